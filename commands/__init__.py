@@ -8,31 +8,28 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from kvproxy.commands import backup, blocks, cache, config, doctor, explain, keys, serve, top, upstreams, warm
-from kvproxy.commands.analyse import audit, calibrate, estimate, lint, simulate
-from kvproxy.commands.command import CommandFunction, CommandGroup
-from kvproxy.commands.journal import log, savings, sessions
+from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.output import print_note
+from kvproxy.doors import COMMAND_PANELS, COMMANDS
 from kvproxy.errors import KvproxyError
 from kvproxy.index.disable_usage_reports import disable_usage_reports
-from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.errors import CacheStoreError, PluginError
 from kvproxy.optional_packages import missing_extra_error
 
-_PANELS: dict[str, tuple[CommandGroup | CommandFunction, ...]] = {
-    "Run": (serve.serve, config.init, config.app, doctor.doctor),
-    "Inspect": (top.top, log.app, explain.explain, sessions.app, savings.savings, cache.app, blocks.app),
-    "Analyse": (estimate.estimate, lint.lint, audit.audit, simulate.simulate, calibrate.calibrate),
-    "Operate": (warm.warm, upstreams.app, keys.app, backup.backup, backup.restore, config.reload),
-}
 app = CommandGroup("kvproxy", help="A caching reverse proxy for LLMs.")
-for panel, members in _PANELS.items():
-    for member in members:
-        if isinstance(member, CommandGroup):
-            app.add_typer(member, rich_help_panel=panel)
+
+
+def _add_commands() -> None:
+    parts = [(panel, name, COMMANDS.load(name)) for panel, names in COMMAND_PANELS.items() for name in names]
+    plugins = COMMANDS.load_plugins(lambda error: print_note(f"kvproxy: {error}"))
+    for panel, name, part in (*parts, *(("Plugins", name, part) for name, part in plugins)):
+        if isinstance(part, CommandGroup):
+            app.add_typer(part, rich_help_panel=panel)
         else:
-            app.subcommand(member, panel)
+            app.subcommand(part, panel, name)
 
 
+_add_commands()
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -69,7 +66,7 @@ def main() -> None:
         # The settings may have several errors, one per line.
         print_note("\n".join(f"kvproxy: {line}" for line in error.message.splitlines()))
         sys.exit(error.exit_code)
-    except CacheStoreError as error:
+    except (CacheStoreError, PluginError) as error:
         print_note(f"kvproxy: {error}")
         sys.exit(1)
     except BrokenPipeError:

@@ -15,8 +15,8 @@ from kvproxy.commands.output import Output, print_facts, print_text, text_output
 from kvproxy.commands.statistics_text import label_statistics
 from kvproxy.commands.tables import Layout, Row, digest_column, print_table, table_output, text_column
 from kvproxy.errors import InvalidRequest, NotFound
-from kvproxy.operations.cache import Rows
 from kvproxy.operations.cache_parameters import EntryQuery, UsageQuery
+from kvproxy.operations.client import Rows
 from kvproxy.units import format_bytes, format_seconds, plural, tenant_name
 
 app = CommandGroup("cache", help="List, show, remove and export stored responses.")

@@ -26,9 +26,11 @@ class CommandGroup(typer.Typer):
             name=name, help=help, no_args_is_help=True, pretty_exceptions_enable=False, context_settings=names
         )
 
-    def subcommand(self, function: CommandFunction, panel: str | None = None) -> CommandFunction:
-        """Add a command with the name of the function."""
-        name = function.__name__.rstrip("_").replace("_", "-")
+    def subcommand(
+        self, function: CommandFunction, panel: str | None = None, name: str | None = None
+    ) -> CommandFunction:
+        """Add a command; its name is by default that of the function."""
+        name = name or function.__name__.rstrip("_").replace("_", "-")
         self.command(name, rich_help_panel=panel)(_command(function))
         return function
 

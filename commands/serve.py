@@ -17,6 +17,7 @@ from kvproxy.commands.options import (
     settings_section,
     size_option,
 )
+from kvproxy.doors import EVICTION
 from kvproxy.units import plural
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ class EngineOptions:
     kv_memory: Annotated[str | None, Option(help="Pool memory: share of the free memory (0.9), or size (2GiB).")] = None
     device: Annotated[str | None, Option(help="Device of the model: auto, cpu, cuda or cuda:N.")] = None
     threads: Annotated[int | None, Option(help="CPU threads of the model.")] = None
-    eviction_policy: Annotated[str | None, Option(help="Evict by lru, s3fifo, or sessions.", show_default="lru")] = None
+    eviction_policy: Annotated[
+        str | None, Option(help=f"Evict by {', '.join(EVICTION.built_in)}, or a plugin's policy.", show_default="lru")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

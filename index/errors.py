@@ -33,3 +33,7 @@ class VerifierError(Exception): ...
 
 def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+class PluginError(ValueError):
+    """A part of another distribution is missing or broken. The message names the distribution and the fix."""

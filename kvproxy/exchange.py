@@ -17,12 +17,12 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.search.lookup_result import Candidate, Lookup
 from kvproxy.settings.access import ClientSettings
 
-Layer = Literal["exact", "semantic", "forward", "bypass", "refused", "disconnected", "error", "revalidated"]
+Layer = Literal["exact", "semantic", "forward", "bypass", "refused", "disconnected", "error", "revalidated", "plugin"]
 """Source of the response.
 
 `exact`, `semantic`: the response cache. `forward`: the backend. `bypass`: the backend, for a request that was not parsed.
 `refused`: the proxy rejected the request. `disconnected`: the client disconnected first. `error`: the proxy or the backend
-failed. `revalidated`: the backend, for a background request that renews a stale response.
+failed. `revalidated`: the backend, for a background request that renews a stale response. `plugin`: a layer of a plugin.
 """
 Stale = Literal["stale-while-revalidate", "stale-if-error"]
 """Reason to serve an expired response (RFC 5861)."""
@@ -162,6 +162,7 @@ class Exchange:
         was_collapsed: the response is shared with an identical request in flight.
         stored: the store committed the response before its head was sent, as the directive `confirm` demands.
         facts: the backend's response; empty facts without one.
+        plugin: name of the plugin's layer that answered.
         failure: reason token (see `journal/reasons.py`) of the error that ended the request.
         exact_done, semantic_done: end of each lookup.
         watch: awaits all steps after the exact lookup, and cancels them when the client disconnects; None never cancels them.
@@ -200,6 +201,8 @@ class Exchange:
     # All layers of flow/layers/cached.py
     lookup_failed: bool = False
     hit: CacheHit | None = None
+    # PluginLayer
+    plugin: str | None = None
     # JoinOrForward
     was_collapsed: bool = False
     forward_reason: ForwardReason | None = None

@@ -5,13 +5,16 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kvproxy.errors import SettingsError
 from kvproxy.index.entry import Entry, new_id
+from kvproxy.index.models.embedder import Embedder
+from kvproxy.index.policies.guards import Guard
+from kvproxy.index.policies.policy import Policy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.store import is_url
 from kvproxy.open_response_cache import open_response_cache
@@ -157,7 +160,9 @@ def open_async_cache(
     where: str | Path,
     settings: CacheSettings | None = None,
     *,
-    embedder: str = "default",
+    embedder: str | Embedder = "default",
+    guards: Sequence[Guard] = (),
+    policy: Policy | None = None,
     encryption: EncryptionSettings | None = None,
     redaction: RedactionSettings | None = None,
 ) -> AsyncCache:
@@ -166,7 +171,9 @@ def open_async_cache(
     Args:
         where: a file, or `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`.
         settings: None uses the defaults of `kvproxy serve`.
-        embedder: `default`, `multilingual`, a folder, or a sentence-transformers id.
+        embedder: an `Embedder`, or its name: `default`, `multilingual`, a plugin's, a folder, or a sentence-transformers id.
+        guards: veto similar questions, in addition to the guards of the settings.
+        policy: decides about similar questions, instead of the policy of the settings, its guards, and its verifier.
         encryption: location of the keys; None does not encrypt.
         redaction: texts to redact before storing; None redacts nothing.
 
@@ -184,6 +191,8 @@ def open_async_cache(
         where,
         settings,
         embedder=embedder,
+        guards=guards,
+        policy=policy,
         encryption=encryption or EncryptionSettings(),
         redaction=redaction or RedactionSettings(),
     )
@@ -194,12 +203,24 @@ def open_cache(
     where: str | Path,
     settings: CacheSettings | None = None,
     *,
-    embedder: str = "default",
+    embedder: str | Embedder = "default",
+    guards: Sequence[Guard] = (),
+    policy: Policy | None = None,
     encryption: EncryptionSettings | None = None,
     redaction: RedactionSettings | None = None,
 ) -> Cache:
     """Open a cache for threads. See `open_async_cache` for the arguments."""
-    return Cache(open_async_cache(where, settings, embedder=embedder, encryption=encryption, redaction=redaction))
+    return Cache(
+        open_async_cache(
+            where,
+            settings,
+            embedder=embedder,
+            guards=guards,
+            policy=policy,
+            encryption=encryption,
+            redaction=redaction,
+        )
+    )
 
 
 def _check_texts(**texts: object) -> None:

@@ -1,16 +1,17 @@
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
 from kvproxy.errors import SettingsError
-from kvproxy.index.errors import CacheStoreError, EmbedderError, VerifierError
-from kvproxy.index.models.embedder import DEFAULT, load_embedder
+from kvproxy.index import doors
+from kvproxy.index.errors import CacheStoreError, EmbedderError, PluginError, VerifierError
+from kvproxy.index.models.embedder import DEFAULT, Embedder, load_embedder
 from kvproxy.index.models.verifier import Verifier, load_verifier
 from kvproxy.index.models.verifier.multilingual import new_words_detector
 from kvproxy.index.policies.checked import CheckedPolicy
-from kvproxy.index.policies.guards import GUARDS
+from kvproxy.index.policies.guards import GUARDS, Guard
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy
@@ -30,7 +31,9 @@ def open_response_cache(
     where: str | Path,
     settings: CacheSettings | None = None,
     *,
-    embedder: str = DEFAULT,
+    embedder: str | Embedder = DEFAULT,
+    guards: Sequence[Guard] = (),
+    policy: Policy | None = None,
     data: Path | None = None,
     clock: Callable[[], float] = time.time,
     encryption: EncryptionSettings = EncryptionSettings(),
@@ -56,11 +59,11 @@ def open_response_cache(
             cipher=load_cipher(encryption),
         )
         try:
-            semantic = _open_semantic_cache(settings, store, embedder, data, random_number)
+            semantic = _open_semantic_cache(settings, store, embedder, guards, policy, data, random_number)
         except BaseException:
             store.close()
             raise
-    except (CacheStoreError, EmbedderError, VerifierError) as error:
+    except (CacheStoreError, EmbedderError, PluginError, VerifierError) as error:
         raise SettingsError(str(error)) from None
     except ModuleNotFoundError as error:
         raise missing_extra_error(error) or error from None
@@ -68,29 +71,42 @@ def open_response_cache(
 
 
 def _open_semantic_cache(
-    settings: CacheSettings, store: Store, embedder: str, data: Path | None, random_number: Callable[[], float]
+    settings: CacheSettings,
+    store: Store,
+    embedder: str | Embedder,
+    guards: Sequence[Guard],
+    policy: Policy | None,
+    data: Path | None,
+    random_number: Callable[[], float],
 ) -> SemanticCache | None:
     if not (settings.enabled and settings.semantic):
         return None
-    model = load_embedder(embedder, data, model_threads())
+    model = load_embedder(embedder, data, model_threads()) if isinstance(embedder, str) else embedder
     # Policies of rules share the verifier, and are created on demand.
     load = cache(load_verifier)
 
-    def named(policy: PolicyName) -> Policy:
-        own = {} if policy == settings.policy else {"policy": policy, "min_similarity": None}
-        return build_policy(settings.model_copy(update=own), store.observations, model.name, data, load)
+    def named(name: PolicyName) -> Policy:
+        own = {} if name == settings.policy else {"policy": name, "min_similarity": None}
+        return build_policy(settings.model_copy(update=own), store.observations, model.name, data, load, guards)
 
     semantic = SemanticCache(
         store,
         model,
-        named(settings.policy),
+        policy or named(settings.policy),
         store.observations,
-        languages=settings.languages_of(embedder),
+        languages=_languages(settings, embedder),
         make_policy=cache(named),
         random_number=random_number,
     )
     semantic.rebuild()
     return semantic
+
+
+def _languages(settings: CacheSettings, embedder: str | Embedder) -> tuple[str, ...]:
+    """Return the languages of the settings, or else of the embedder; an object with an English vocabulary embeds English."""
+    if isinstance(embedder, str) or settings.languages is not None:
+        return settings.languages_of(embedder if isinstance(embedder, str) else embedder.name)
+    return ("*",) if embedder.vocabulary is None else ("en",)
 
 
 def build_policy(
@@ -99,12 +115,14 @@ def build_policy(
     embedder: str | None = None,
     data: Path | None = None,
     load: Callable[..., Verifier] = load_verifier,
+    guards: Sequence[Guard] = (),
 ) -> Policy:
     """Create the policy of the settings, with its verifier. The policy `learned` is trained on `observations`.
 
-    `load` loads the verifier. Raises SettingsError if the policy requires a verifier, but `cache.verifier` is `none`.
+    `load` loads the verifier; `guards` follow those of the settings. Raises SettingsError if the policy requires a verifier, but
+    `cache.verifier` is `none`, and PluginError.
     """
-    guards = GUARDS if settings.guards else ()
+    guards = (*(GUARDS if settings.guards else ()), *map(doors.GUARDS.load, settings.extra_guards), *guards)
     if settings.policy == "threshold":
         return ThresholdPolicy(settings.least_similarity, guards)
     checked = None

@@ -140,12 +140,12 @@ def _reject_options(values: Mapping[str, object], mode: str) -> None:
 
 
 def _parse_policies(text: str) -> list[str]:
-    from kvproxy.analyse.simulate.pool_simulation import POLICY_NAMES
+    from kvproxy.analyse.simulate.pool_simulation import policy_names
 
     chosen = [name.strip() for name in text.split(",")]
-    unknown = [name for name in chosen if name not in POLICY_NAMES]
+    unknown = [name for name in chosen if name not in policy_names()]
     if unknown:
-        raise typer.BadParameter(f"unknown policy {unknown[0]!r}: use {', '.join(POLICY_NAMES)}")
+        raise typer.BadParameter(f"unknown policy {unknown[0]!r}: use {', '.join(policy_names())}")
     return chosen
 
 

@@ -136,6 +136,10 @@ _CACHED_TEXTS = 64
 _RANGE = 3.0  # Assumed largest activation, for int8.
 
 
+def open_embedder(data_folder: Path | None, threads: int | None) -> "MultilingualEmbedder":
+    return MultilingualEmbedder(files=default_onnx_files(data_folder), threads=threads)
+
+
 class MultilingualEmbedder(ThreadedEmbedder):
     """Embeds texts of about 100 languages.
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from kvproxy.index.doors import EMBEDDERS
 from kvproxy.index.errors import EmbedderError, first_line
 
 DEFAULT = "default"
@@ -111,19 +112,15 @@ def load_embedder(name: str = DEFAULT, data_folder: Path | None = None, threads:
     """Load an embedder by name.
 
     Args:
-        name: `default`, `multilingual`, or a folder or id of a sentence-transformers model.
+        name: an embedder of `EMBEDDERS`, or a folder or id of a sentence-transformers model.
         data_folder: folder for the ONNX graph if the user's cache folder is not writable.
 
     Raises:
-        EmbedderError: the message names the fix.
+        EmbedderError, PluginError: the message names the fix.
     """
-    if name in (DEFAULT, MULTILINGUAL):
-        from kvproxy.index.models.e5 import MultilingualEmbedder
-        from kvproxy.index.models.minilm.embedder import MiniLMEmbedder
-        from kvproxy.index.models.minilm.onnx_files import default_onnx_files
-
-        packaged = MultilingualEmbedder if name == MULTILINGUAL else MiniLMEmbedder
-        return packaged(files=default_onnx_files(data_folder), threads=threads)
+    if name in EMBEDDERS.names():
+        embedder: Embedder = EMBEDDERS.create(name, data_folder, threads)
+        return embedder
     from kvproxy.index.models.hugging_face_hub import must_load_from_cache
     from kvproxy.index.models.minilm.weights import check_model_source
 

@@ -22,7 +22,7 @@ from kvproxy.index.search.conversations import last_turn, searched_text
 from kvproxy.index.search.decider import Decider
 from kvproxy.index.search.lookup_queue import LookupQueue, LookupResult, QueueFull, model_threads
 from kvproxy.index.search.lookup_result import FRESH, Lookup, LookupRequest
-from kvproxy.index.search.vector_search import open_vector_search
+from kvproxy.index.search.open_vector_search import open_vector_search
 from kvproxy.index.store import NewEntry, Store, WriteResult
 from kvproxy.index.store.group_commit import WriteBatcher
 from kvproxy.index.store.observations import Observations

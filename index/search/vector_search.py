@@ -44,14 +44,6 @@ class VectorSearch:
     def close(self) -> None: ...
 
 
-def open_vector_search(store: Store, embedder: str, dim: int) -> VectorSearch:
-    if not store.remote:
-        return FaissSearch(store, embedder, dim)
-    from kvproxy.index.store.postgres.vector_search import PostgresSearch
-
-    return PostgresSearch(store, embedder, dim)
-
-
 class FaissSearch(VectorSearch):
     """Vector search with a FAISS index for each large namespace. The store is the source of truth."""
 

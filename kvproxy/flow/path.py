@@ -17,6 +17,7 @@ from typing import NoReturn
 from kvproxy.apis.api_request import ApiRequest, in_thread_if_large, requests_sampling
 from kvproxy.backends.protocol import Backend
 from kvproxy.clients.shared_state import SharedState
+from kvproxy.doors import LAYERS, PREPARE
 from kvproxy.exchange import Answer, CacheKey, Exchange
 from kvproxy.flow.background_requests import BackgroundRequests
 from kvproxy.flow.cache_keys import cache_key
@@ -31,7 +32,7 @@ from kvproxy.flow.layers.cached import (
     UntilDisconnect,
 )
 from kvproxy.flow.layers.forwarded import CallBackend, ChargeQuota, JoinOrForward, Lease, StoreResponse
-from kvproxy.flow.layers.layer import Layer, Metric, Prediction, Rest, Send, SendingLayer
+from kvproxy.flow.layers.layer import Layer, Metric, PathContext, PluginLayer, Prediction, Rest, Send, SendingLayer
 from kvproxy.flow.layers.renewal import Renewal
 from kvproxy.flow.prepare.history_repair import HistoryRepair
 from kvproxy.flow.prepare.keep_warm import KeepWarm, Pin
@@ -44,6 +45,7 @@ from kvproxy.journal.journal import Journal
 from kvproxy.settings import CacheSettings
 from kvproxy.settings.access import AccessSettings
 from kvproxy.settings.journal import PriceSettings
+from kvproxy.settings.path import PathSettings
 from kvproxy.telemetry.process_log import log_access
 
 Observer = Callable[[Exchange], None]
@@ -62,6 +64,10 @@ class RequestPath:
         rules: the operator's rules and edits; None applies none.
         count_request, export_spans: receive each ended exchange, for metrics and OpenTelemetry.
         trace_sample_rate: share of new traces that are sampled; None without OpenTelemetry.
+        plugins: names of the steps and layers of plugins.
+
+    Raises:
+        PluginError: a step or a layer of a plugin cannot be created.
     """
 
     def __init__(
@@ -81,6 +87,7 @@ class RequestPath:
         count_request: Observer = lambda exchange: None,
         export_spans: Observer = lambda exchange: None,
         trace_sample_rate: float | None = None,
+        plugins: PathSettings = PathSettings(),
     ) -> None:
         self.backend = backend
         self.cache = cache
@@ -102,14 +109,21 @@ class RequestPath:
         forward = JoinOrForward(_compose_sending(self._sending), writer, responses)
         background = BackgroundRequests(forward.join, self.compute_key, self.finish, clock)
         self.keep_warm = KeepWarm(background, prices, pin)
+        context = PathContext(backend, cache, settings, clock)
         # These steps change the cache key, so `explain` runs them, too.
-        self._edits: tuple[Step, ...] = (ApplyRule(rules), EditPrompt(rules), RepairHistory(history))
+        self._edits: tuple[Step, ...] = (
+            ApplyRule(rules),
+            EditPrompt(rules),
+            RepairHistory(history),
+            *(PREPARE.create(name, context) for name in plugins.prepare),
+        )
         self._steps: tuple[Step, ...] = (
             *self._edits,
             SetBreakpoints(self.keep_warm),
             AddTraceHeader(trace_sample_rate),
         )
         self._layers: tuple[Layer, ...] = (
+            *(PluginLayer(name, LAYERS.create(name, context)) for name in plugins.layers),
             renewal := Renewal(background),
             ExactHits(cache, responses),
             UntilDisconnect(),

@@ -14,6 +14,9 @@ _MAX_INTEGER = 10**15 - 1  # Of a structured field (RFC 8941, section 3.3.1).
 
 def cache_headers(exchange: Exchange) -> list[tuple[str, str]]:
     hit = exchange.hit
+    if exchange.layer == "plugin":
+        # RFC 9211: only responses from a cache and forwarded ones have the header.
+        return []
     if hit is not None:
         return [("cache-status", _format_hit(hit)), ("age", str(max(0, _integer(hit.age))))]
     return [("cache-status", _format_forward(exchange))]

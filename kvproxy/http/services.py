@@ -211,6 +211,7 @@ def build_services(settings: Settings, clock: Callable[[], float] = time.time) -
         prices=prices,
         shared=shared,
         pin=None if built.worker is None else built.prefix.pin,
+        plugins=settings.path,
     )
     return Services(settings, path, metrics, built, clients, telemetry, shared)
 

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.errors import InvalidRequest, NotFound, StoreUnavailable
-from kvproxy.journal.databases.database import InvalidQuery, JournalFailed, open_to_read
+from kvproxy.journal.databases.database import InvalidQuery, JournalFailed
+from kvproxy.journal.databases.open_database import open_to_read
 from kvproxy.journal.record import BackendPrompt, Record, RecordWithQuestions
 from kvproxy.journal.record_query import Group, RecordQuery, SavingsGroup
 from kvproxy.journal.request_regions import Regions

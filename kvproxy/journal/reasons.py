@@ -3,6 +3,7 @@
 from difflib import get_close_matches
 
 from kvproxy.errors import InvalidRequest, KvproxyError
+from kvproxy.index import doors
 from kvproxy.index.policies.guards import ADDITIONS, GUARDS
 from kvproxy.index.search.lookup_result import Candidate, Lookup
 
@@ -13,6 +14,7 @@ REASONS: dict[str, str] = {
     "stale-while-revalidate": "An expired response was served, and a fresh one is computed in the background.",
     "stale-if-error": "An expired response was served, because the backend failed.",
     "revalidated": "A fresh response was computed in the background after an expired one was served.",
+    "plugin-NAME": "The layer of this name, which a plugin adds, answered.",
     "prefix-N%": "A miss like `miss-new`; the backend reused N percent of the prompt.",
     "miss-new": "The journal has no equal request, and no similar question in the namespace.",
     "miss-expired": "An equal request was stored, but it expired.",
@@ -71,6 +73,7 @@ _STATUSES = {
     499: "disconnected-waiting",
 }
 # Statuses with which an upstream rejects the client's request. 401 and 403 may concern the operator's key instead.
+_WITH_NAMES = ("prefix-", "plugin-")
 INVALID_STATUSES = frozenset({400, 404, 405, 406, 409, 410, 411, 413, 414, 415, 422})
 
 
@@ -101,7 +104,8 @@ def reason_of_neighbour(neighbour: Candidate) -> str | None:
 
 
 def check_reason_prefix(prefix: str | None) -> None:
-    if not prefix or prefix.startswith("prefix-") or any(token.startswith(prefix) for token in REASONS):
+    tokens = (*REASONS, *(f"veto-{name}" for name in doors.GUARDS.names()))
+    if not prefix or prefix.startswith(_WITH_NAMES) or any(token.startswith(prefix) for token in tokens):
         return
     near = get_close_matches(prefix, REASONS, n=1)
     hint = f"did you mean {near[0]}?" if near else "docs/records.md lists them"
@@ -111,4 +115,8 @@ def check_reason_prefix(prefix: str | None) -> None:
 def meaning_of_reason(token: str) -> str:
     if token.startswith("prefix-"):
         return REASONS["prefix-N%"].replace("N percent", f"{token.removeprefix('prefix-').rstrip('%')} percent")
+    if token.startswith("plugin-"):
+        return REASONS["plugin-NAME"].replace("of this name", token.removeprefix("plugin-"))
+    if token.startswith("veto-") and token not in REASONS:
+        return f"The guard `{token.removeprefix('veto-')}` of a plugin vetoed the nearest question."
     return REASONS.get(token, "")

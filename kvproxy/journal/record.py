@@ -132,6 +132,8 @@ def reason_of(exchange: Exchange) -> str:
         return "disconnected-reading"
     if exchange.hit is not None:
         return exchange.hit.stale or f"hit-{exchange.layer}"
+    if exchange.layer == "plugin":
+        return f"plugin-{exchange.plugin}"
     if exchange.layer == "bypass":
         return "bypass-unread"
     if exchange.layer == "refused":

@@ -5,14 +5,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from kvproxy.errors import NotFound
 from kvproxy.operations.cache_parameters import EntryQuery
-from kvproxy.operations.client import ProxyClient, client_of_running_proxy, quote_path_segment
+from kvproxy.operations.client import Document, ProxyClient, Rows, client_of_running_proxy, quote_path_segment
 
 if TYPE_CHECKING:
     from kvproxy.index.store import UsageKey
     from kvproxy.operations.direct_cache import DirectCache
 
-Document = dict[str, Any]
-Rows = list[Document]
 CacheClient: TypeAlias = "RemoteCache | DirectCache"
 
 

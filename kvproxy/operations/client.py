@@ -28,6 +28,8 @@ PATHS: dict[ApiName, str] = {
 }
 API_NAMES = {path: api for api, path in PATHS.items()}
 _OWN_ROUTES = ("/admin/", "/health", "/ready", "/metrics")
+Document = dict[str, Any]
+Rows = list[Document]
 
 
 class ProxyClient:

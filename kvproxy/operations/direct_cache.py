@@ -10,8 +10,8 @@ from kvproxy.index.errors import ImportFailed
 from kvproxy.index.store import EntryFilter, Store, UsageKey
 from kvproxy.index.store.export import export_lines, import_into, read_lines
 from kvproxy.index.store.observations import Observation
-from kvproxy.operations.cache import Rows
 from kvproxy.operations.cache_parameters import EntryQuery
+from kvproxy.operations.client import Rows
 
 
 class DirectCache:

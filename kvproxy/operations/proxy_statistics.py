@@ -6,7 +6,7 @@ from typing import Any
 from kvproxy.errors import NoPrefixCache, NotFound
 from kvproxy.operations.client import ProxyClient
 
-LAYERS = ("exact", "semantic", "forward", "bypass", "refused", "disconnected", "error")
+LAYERS = ("exact", "semantic", "plugin", "forward", "bypass", "refused", "disconnected", "error")
 _LEARNED, _SAVINGS = "kvproxy_learned_policy_", "kvproxy_savings_"
 # By metric: its name in `Snapshot.totals`, and the label that groups its counts.
 _COUNTS = {

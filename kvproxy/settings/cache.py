@@ -1,8 +1,9 @@
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kvproxy.settings.section import Bytes, Seconds, Section
+from kvproxy.index.doors import GUARDS
+from kvproxy.settings.section import Bytes, Seconds, Section, part_of
 
 PolicyName = Literal["learned", "checked", "threshold"]
 # Without a verifier, the cosine similarity alone must be high.
@@ -27,9 +28,13 @@ class CacheSettings(Section):
         description="Minimum cosine of a semantic hit; by default 0.6, or 0.95 for the policy threshold.",
     )
     guards: bool = Field(True, description="Let guards veto semantic hits, for example by negation or numbers.")
+    extra_guards: tuple[Annotated[str, part_of(GUARDS)], ...] = Field(
+        (), description="Guards of plugins by name, in addition to our own."
+    )
     verifier: str = Field(
         "built-in",
-        description="Model that compares questions: built-in, a CrossEncoder's folder or id, or none (not for checked).",
+        description="Model that compares questions: built-in, a plugin's, a CrossEncoder's folder or id, or none (not for"
+        " checked).",
     )
     languages: tuple[str, ...] | None = Field(
         None,

@@ -1,9 +1,10 @@
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kvproxy.settings.section import Bytes, Seconds, Section, ShareOrBytes
+from kvproxy.doors import CHUNK_STORES, EVICTION
+from kvproxy.settings.section import Bytes, Seconds, Section, ShareOrBytes, part_of
 
 
 class EngineSettings(Section):
@@ -41,8 +42,10 @@ class EngineSettings(Section):
     batch_invariant: bool = Field(
         False, description="Compute the same logits with and without cached blocks, bit for bit. Slow."
     )
-    eviction_policy: Literal["lru", "s3fifo", "sessions"] = Field(
-        "lru", description="Eviction policy; sessions evicts the conversation that is least likely to return soon."
+    eviction_policy: Annotated[str, part_of(EVICTION)] = Field(
+        "lru",
+        description="Eviction policy: lru, s3fifo, a plugin's, or sessions, which evicts the conversation that is least likely"
+        " to return soon.",
     )
     cached_windows: Literal["all", "last"] = Field(
         "last",
@@ -69,9 +72,12 @@ class TierSettings(Section):
     redis: str | None = Field(None, repr=False, description="URL of a Redis or Valkey server for chunks.")
     redis_timeout: Seconds = Field(0.5, gt=0, description="Timeout of Redis.")
     redis_ttl: Seconds | None = Field(86_400.0, gt=0, description="Time until a chunk expires in Redis.")
+    stores: tuple[Annotated[str, part_of(CHUNK_STORES)], ...] = Field(
+        (), description="Chunk stores of plugins by name, which are asked after host, disk, and redis."
+    )
     chunk_tokens: int = Field(256, ge=1, description="Tokens in a chunk, a multiple of engine.block_size.")
     load_timeout: Seconds = Field(5.0, gt=0, description="Time without progress until a request computes its blocks.")
 
     @property
     def enabled(self) -> bool:
-        return self.host is not None or self.disk is not None or self.redis is not None
+        return bool(self.stores) or any(each is not None for each in (self.host, self.disk, self.redis))

@@ -1,8 +1,9 @@
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
+from kvproxy.index.doors import Door
 from kvproxy.units import parse_bytes, parse_seconds
 
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
@@ -27,6 +28,11 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
         return re.compile(pattern)
     except re.error as error:
         raise ValueError(f"{pattern!r} is not a regular expression ({error}): correct it") from None
+
+
+def part_of(door: Door[Any]) -> AfterValidator:
+    """Return a validator of names of a door's parts."""
+    return AfterValidator(door.check)
 
 
 class Section(BaseModel):

@@ -32,6 +32,7 @@ from kvproxy.settings.errors import (
 )
 from kvproxy.settings.journal import JournalSettings
 from kvproxy.settings.limits import LimitSettings
+from kvproxy.settings.path import PathSettings
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 from kvproxy.settings.rules import EditSettings, RuleSettings
 from kvproxy.settings.telemetry import LogSettings, TelemetrySettings
@@ -62,10 +63,12 @@ class Settings(BaseSettings):
     upstream: str | None = Field(None, description="OpenAI-compatible server, instead of the embedded engine.")
     upstreams: tuple[UpstreamServer, ...] = Field(
         (),
-        description="Upstreams as URLs, or as tables with url, api_key, authorization, weight, kv_events, kv_replay,"
-        " hash_algorithm and hash_seed, see [routing](routing.md).",
+        description="Upstreams as URLs, or as tables with url, api_key, authorization, weight, kind, kv_events,"
+        " kv_replay, hash_algorithm and hash_seed, see [routing](routing.md).",
     )
-    embedder: str = Field("default", description="default, multilingual, a folder, or a sentence-transformers id.")
+    embedder: str = Field(
+        "default", description="default, multilingual, a plugin's, a folder, or a sentence-transformers id."
+    )
     data: Path = Field(
         default_factory=lambda: Path(platformdirs.user_data_dir("kvproxy")), description="Data folder for all state."
     )
@@ -79,6 +82,7 @@ class Settings(BaseSettings):
         None, repr=False, description="Bearer token of the admin routes; required beyond loopback."
     )
     cache: CacheSettings = CacheSettings()
+    path: PathSettings = PathSettings()
     engine: EngineSettings = EngineSettings()
     tiers: TierSettings = TierSettings()
     forward: UpstreamSettings = UpstreamSettings()

@@ -4,7 +4,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
-from kvproxy.settings.section import Bytes, Seconds, Section
+from kvproxy.doors import UPSTREAMS
+from kvproxy.settings.section import Bytes, Seconds, Section, part_of
 
 
 def _clean_key(value: object) -> object:
@@ -51,6 +52,9 @@ class UpstreamServer(Section):
     kv_replay: str | None = Field(None, description="Address to replay missed KV events, in the same form.")
     hash_algorithm: Literal["sha256_cbor", "xxhash_cbor", "sha256", "xxhash"] = Field(
         "sha256_cbor", description="Its --prefix-caching-hash-algo."
+    )
+    kind: Annotated[str, part_of(UPSTREAMS)] | None = Field(
+        None, description="Kind of server: llama.cpp, or a plugin's; by default detected."
     )
     hash_seed: str | None = Field(None, description="Its PYTHONHASHSEED; by default kvproxy's, or vLLM's fixed seed.")
 

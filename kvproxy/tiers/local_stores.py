@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 
+from kvproxy.errors import SettingsError
+from kvproxy.settings import TierSettings
 from kvproxy.tiers.chunk_store import ChunkData, TierError, TierStats
 
 _SUFFIX = ".chunk"
@@ -203,3 +205,18 @@ class DiskStore(LocalStore):
 
     def _remove(self, key: str) -> None:
         self._path(key).unlink(missing_ok=True)
+
+
+def open_host_store(settings: TierSettings, pin_memory: Callable[[ChunkData], ChunkData] | None) -> HostStore | None:
+    return None if settings.host is None else HostStore(settings.host, pin_memory)
+
+
+def open_disk_store(settings: TierSettings, pin_memory: Callable[[ChunkData], ChunkData] | None) -> DiskStore | None:
+    if settings.disk is None:
+        return None
+    try:
+        return DiskStore(settings.disk, settings.disk_size)
+    except OSError as error:
+        raise SettingsError(
+            f"cannot use tiers.disk {settings.disk} ({error.strerror}): name a writable folder", param="tiers.disk"
+        ) from None

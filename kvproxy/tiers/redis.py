@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from kvproxy.errors import SettingsError
 from kvproxy.optional_packages import install_command
+from kvproxy.settings import TierSettings
 from kvproxy.tiers.chunk_store import ChunkData, TierError, TierStats
 
 T = TypeVar("T")
@@ -136,3 +137,7 @@ class RedisStore:
 
     def close(self) -> None:
         self._client.close()
+
+
+def open_redis_store(settings: TierSettings, pin_memory: object) -> RedisStore | None:
+    return None if settings.redis is None else RedisStore(settings.redis, settings.redis_timeout, settings.redis_ttl)

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from kvproxy.doors import CHUNK_STORES
 from kvproxy.errors import SettingsError
 from kvproxy.privacy.encryption import Cipher, is_encrypted
 from kvproxy.settings import TierSettings
 from kvproxy.tiers.chunk_store import ChunkData, ChunkStore, TierError, TierStats
-from kvproxy.tiers.local_stores import DiskStore, HostStore
-from kvproxy.tiers.redis import RedisStore
+from kvproxy.tiers.local_stores import HostStore
 
 _MAX_REDIS_VALUE = 512 << 20
 _MIN_PENDING_BYTES = 64 << 20
@@ -177,18 +177,9 @@ def build_chain(
         return None
     check_chunk_tokens(settings.chunk_tokens, block_size)
     _check_chunk_fits(settings, settings.chunk_tokens * kv_bytes_per_token)
-    stores: list[ChunkStore] = []
-    if settings.host is not None:
-        stores.append(HostStore(settings.host, pin_memory))
-    if settings.disk is not None:
-        try:
-            stores.append(DiskStore(settings.disk, settings.disk_size))
-        except OSError as error:
-            raise SettingsError(
-                f"cannot use tiers.disk {settings.disk} ({error.strerror}): name a writable folder", param="tiers.disk"
-            ) from None
-    if settings.redis is not None:
-        stores.append(RedisStore(settings.redis, settings.redis_timeout, settings.redis_ttl))
+    names = dict.fromkeys((*CHUNK_STORES.built_in, *settings.stores))
+    opened = [CHUNK_STORES.create(name, settings, pin_memory) for name in names]
+    stores: list[ChunkStore] = [store for store in opened if store is not None]
     # One step is written while the next is computed. With less, long prompts lose chunks in the middle.
     max_pending_bytes = max(_MIN_PENDING_BYTES, 2 * kv_bytes_per_token * max(max_step_tokens, settings.chunk_tokens))
     return TierChain(stores, max_pending_bytes, cipher)

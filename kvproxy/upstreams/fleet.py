@@ -16,7 +16,7 @@ from kvproxy.errors import KvproxyError, NotFound, Overloaded, UpstreamError
 from kvproxy.settings import RoutingSettings
 from kvproxy.upstreams.engine_hints import ResponseLocations, with_hints
 from kvproxy.upstreams.fleet_engine import EnginePrediction, FleetEngine
-from kvproxy.upstreams.mirror.prefix_match import HashedPrompt, compute_hashes
+from kvproxy.upstreams.mirror.prompt_hashes import HashedPrompt, compute_hashes
 from kvproxy.upstreams.prompt_tokenizer import PromptTokenizer
 from kvproxy.upstreams.routing import engine_order, rank_engines
 

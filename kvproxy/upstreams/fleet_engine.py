@@ -9,17 +9,18 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.backends.prefix_cache import EngineMetrics, StreamStatus
 from kvproxy.backends.protocol import RelayedResponse, ServingUpstream
 from kvproxy.blocks.block_hash import BlockHasher
+from kvproxy.doors import UPSTREAMS
 from kvproxy.errors import KvproxyError, SettingsError
-from kvproxy.privacy.encryption import load_cipher
 from kvproxy.settings import Settings, UpstreamServer
 from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.engine_metrics import read_metrics
 from kvproxy.upstreams.generated_tokens import TokenRestorer
 from kvproxy.upstreams.health import Health
-from kvproxy.upstreams.llama.server import LlamaServer
+from kvproxy.upstreams.kind import PrefixView, UpstreamKind
 from kvproxy.upstreams.llama.slots import SlotsStatus
 from kvproxy.upstreams.load_times import LoadTimes
-from kvproxy.upstreams.mirror.prefix_match import HashedPrompt, MirrorMatch
+from kvproxy.upstreams.mirror.prefix_match import MirrorMatch
+from kvproxy.upstreams.mirror.prompt_hashes import HashedPrompt
 from kvproxy.upstreams.mirror_monitor import MirrorMonitor, RecentPredictions, ReuseStats
 from kvproxy.upstreams.pending_prefixes import PendingPrefixes
 from kvproxy.upstreams.routing import EngineCandidate, EngineLoad, engine_order, rank_engines
@@ -132,16 +133,22 @@ class FleetEngine:
         self.mirror = _make_mirror(server)
         self._generated = None if self.mirror is None else TokenRestorer(self.client, self.mirror)
         self.reuse: dict[str, ReuseStats] = {}
-        self.llama: LlamaServer | None = None
-        if self.mirror is None:
-            # A server without KV events may be llama.cpp.
-            cipher = load_cipher(settings.encryption)
-            self.llama = LlamaServer(self.client, settings.slots, settings.data, cipher)
+        self._kind = self._create_kind(server, settings)
         self._monitor = None if self.mirror is None else MirrorMonitor(server, self.mirror)
         self._problems: list[str] = []
         self._metrics: tuple[float, EngineMetrics] | None = None
         self._metrics_timeout = routing.health_timeout
         self._next_metrics = 0.0
+
+    def _create_kind(self, server: UpstreamServer, settings: Settings) -> UpstreamKind:
+        if server.kind is None and self.mirror is not None:
+            return UpstreamKind(self.client, settings)
+        # Our own kind detects its servers.
+        kind: UpstreamKind = UPSTREAMS.create(server.kind or next(iter(UPSTREAMS.built_in)), self.client, settings)
+        return kind
+
+    def prefix_view(self) -> PrefixView | None:
+        return self._kind.prefix_view()
 
     async def start(self) -> None:
         self.client.open()
@@ -151,19 +158,12 @@ class FleetEngine:
     async def close(self) -> None:
         if self.mirror is not None:
             await self.mirror.close()
-        if self.llama is not None:
-            await self.llama.close()
+        await self._kind.close()
         await self.client.close()
 
     async def probe(self) -> None:
         await self.health.probe()
-        if self.llama is None:
-            return
-        if self.health.error is not None:
-            # Another server may start at this URL.
-            self.llama.is_identified = False
-        elif not self.llama.is_identified:
-            await self.llama.identify()
+        await self._kind.probe(self.health.error)
 
     async def with_generated_tokens(self, request: ApiRequest) -> ApiRequest:
         """Restore the tokens that vLLM generated for earlier answers, if the request's rule enables `repair_history`."""
@@ -172,7 +172,7 @@ class FleetEngine:
         return await self._generated.restore(request)
 
     async def send(self, request: ApiRequest) -> RelayedResponse:
-        placement = None if self.llama is None else await self.llama.place(request)
+        placement = await self._kind.place(request)
         if placement is None:
             return await self.client.send(request)
         try:
@@ -284,19 +284,17 @@ class FleetEngine:
             streams=() if mirror is None else tuple(mirror.streams()),
             reuse=self.reuse,
             metrics=self.metrics(),
-            notes=(*self._problems, *(self.llama.problems() if self.llama else ())),
+            notes=(*self._problems, *self._kind.problems()),
             advice=self._advice(),
-            slots=self.llama.status() if self.llama else None,
+            slots=self._kind.slots(),
             offloaded={} if mirror is None else mirror.report().offloaded,
             loaded=dict(self.loaded),
             load_costs=self.load_times.measured(),
         )
 
     def _advice(self) -> tuple[str, ...]:
-        if self.llama is not None:
-            return tuple(self.llama.advice())
         limits = self.reuse_limits()
-        return () if limits is None else (limits,)
+        return (*self._kind.advice(), *(() if limits is None else (limits,)))
 
     def reuse_limits(self) -> str | None:
         """Return which prefixes the model cannot reuse, by its KV events and metrics; None if it can reuse most."""

@@ -21,9 +21,9 @@ from kvproxy.blocks.row_types import BlockContent, BlockRow, ChainRow, PoolRepor
 from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache
 from kvproxy.upstreams.fleet import Fleet
 from kvproxy.upstreams.fleet_engine import FleetEngine
-from kvproxy.upstreams.llama.slot_view import SlotView
+from kvproxy.upstreams.kind import PrefixView
 from kvproxy.upstreams.mirror import pool_rows
-from kvproxy.upstreams.mirror.prefix_match import compute_hashes
+from kvproxy.upstreams.mirror.prompt_hashes import compute_hashes
 from kvproxy.upstreams.prompt_tokenizer import PromptTokenizer
 
 if TYPE_CHECKING:
@@ -101,12 +101,11 @@ class FleetPrefixCache(PrefixCache):
     def _mirror_views(self) -> list[MirrorView]:
         return [MirrorView(engine, mirror, self._fleet.tokenizer) for engine, mirror in self._fleet.mirrored_engines()]
 
-    def _slot_views(self) -> list[SlotView]:
-        engines = self._fleet.engines.values()
-        return [SlotView(engine.llama) for engine in engines if engine.llama is not None and engine.llama.is_active]
+    def _slot_views(self) -> list[PrefixView]:
+        return [view for engine in self._fleet.engines.values() if (view := engine.prefix_view()) is not None]
 
-    def _all_views(self) -> list[MirrorView | SlotView]:
-        views: list[MirrorView | SlotView] = [*self._mirror_views(), *self._slot_views()]
+    def _all_views(self) -> list[MirrorView | PrefixView]:
+        views: list[MirrorView | PrefixView] = [*self._mirror_views(), *self._slot_views()]
         if not views:
             raise no_events_error()
         return views
@@ -161,14 +160,14 @@ class FleetPrefixCache(PrefixCache):
         self._all_views()
         engines: tuple[EngineResetResult, ...] = ()
         if self._fleet.mirrored_engines():
-            others = [each for each in self._fleet.engines.values() if each.llama is None or not each.llama.is_active]
+            others = [each for each in self._fleet.engines.values() if each.prefix_view() is None]
             engines = tuple(await asyncio.gather(*map(reset_engine, others)))
         engines += tuple([await view.reset() for view in self._slot_views()])
         return ResetReport(all(each.reset for each in engines), engines=engines)
 
     async def explain(self, request: ApiRequest) -> PrefixReport | None:
         request = self._fleet.with_hints(request)
-        views: list[MirrorView | SlotView] = [*self._mirror_views(), *self._slot_views()]
+        views: list[MirrorView | PrefixView] = [*self._mirror_views(), *self._slot_views()]
         reports = await asyncio.gather(*(view.explain(request) for view in views))
         known = [report for report in reports if report.engine is not None]
         if not known:

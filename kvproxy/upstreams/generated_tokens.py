@@ -19,7 +19,8 @@ from kvproxy.apis.json import Json, JsonObject, dumps, field
 from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.errors import KvproxyError
 from kvproxy.upstreams.client import UpstreamClient
-from kvproxy.upstreams.mirror.prefix_match import CachedChains, HashedPrompt, compute_hashes
+from kvproxy.upstreams.mirror.prefix_match import CachedChains
+from kvproxy.upstreams.mirror.prompt_hashes import HashedPrompt, compute_hashes
 from kvproxy.upstreams.prompt_tokenizer import cache_salt
 
 if TYPE_CHECKING:

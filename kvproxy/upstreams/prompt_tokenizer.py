@@ -10,7 +10,7 @@ from kvproxy.apis.json import JsonObject
 from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.errors import InvalidRequest, SettingsError, UpstreamError, UpstreamUnreachable
 from kvproxy.upstreams.client import UpstreamClient
-from kvproxy.upstreams.mirror.prefix_match import HashedPrompt
+from kvproxy.upstreams.mirror.prompt_hashes import HashedPrompt
 
 _UPSTREAM = "upstream"
 # vLLM's fields that change the tokens of a prompt.

@@ -1,18 +1,14 @@
 """One small file per format, in its published shape, with requests counted by hand."""
 
 import json
-from collections.abc import Iterator
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvproxy.analyse.log_formats import registry
-from kvproxy.analyse.log_formats.log_format import LogFormat, LoggedRequest, Row, request_of
 from kvproxy.analyse.log_formats.registry import FORMATS
 from kvproxy.analyse.request_log import RequestLog, read_log
-from kvproxy.errors import InvalidRequest, SettingsError
+from kvproxy.errors import InvalidRequest
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "q"}]}
 ANSWER = {
@@ -477,29 +473,6 @@ def test_a_log_of_an_engine_in_a_log_of_docker() -> None:
     line = "INFO Received request cmpl-1: prompt: 'q', params: SamplingParams(n=1), prompt_token_ids: [1].\n"
     log = read(json.dumps({"log": line, "stream": "stderr", "time": TIME}))
     assert ([each.body["prompt"] for each in log.requests], log.format) == (["q"], "requests in Docker's log")
-
-
-def test_a_plugin_adds_a_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    def found(*, group: str) -> list[EntryPoint]:
-        return [EntryPoint("mine", f"{__name__}:MINE", group)] if group == "kvproxy.log_formats" else []
-
-    monkeypatch.setattr(registry, "entry_points", found)
-    log = read('{"ask": "q"}')
-    assert (log.format, log.requests[0].body["messages"]) == ("my log", CHAT["messages"])
-    assert "mine" in registry.format_names()
-    monkeypatch.setattr(registry, "entry_points", lambda group: [EntryPoint("bad", "no.such:thing", group)])
-    with pytest.raises(SettingsError, match=r"no\.such:thing cannot be loaded"):
-        read('{"ask": "q"}')
-    monkeypatch.setattr(registry, "entry_points", lambda group: [EntryPoint("bad", f"{__name__}:CHAT", group)])
-    with pytest.raises(SettingsError, match="is no LogFormat"):
-        read('{"ask": "q"}')
-
-
-def read_mine(row: Row) -> Iterator[LoggedRequest]:
-    yield request_of(row, {"messages": [{"role": "user", "content": row.value["ask"]}]})
-
-
-MINE = LogFormat("mine", "my log", ("ask",), read_mine)
 
 
 def test_text_logs_of_engines() -> None:

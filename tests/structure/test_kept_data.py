@@ -58,7 +58,7 @@ engine/text/detokenizer: _ids
 engine/text/tool_calls: _texts
 flow/backend_response: _body
 flow/single_flight: _chunks _read
-upstreams/mirror/prefix_match: tokens _hashes _contents engine_hashes
+upstreams/mirror/prompt_hashes: tokens _hashes _contents engine_hashes
 upstreams/engine_metrics: values vllm_configs
 # Requests in flight, which settings limit.
 flow/single_flight: _joinable _in_flight

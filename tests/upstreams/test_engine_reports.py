@@ -24,7 +24,7 @@ from kvproxy.upstreams.engine_metrics import read_metrics
 from kvproxy.upstreams.fleet_engine import FleetEngine
 from kvproxy.upstreams.mirror.event_decoder import decode_batch
 from kvproxy.upstreams.mirror.mirror import Mirror
-from kvproxy.upstreams.mirror.prefix_match import HashedPrompt
+from kvproxy.upstreams.mirror.prompt_hashes import HashedPrompt
 from kvproxy.upstreams.mirror_monitor import GRACE_SECONDS, RESTART_REPORT_SECONDS, MirrorMonitor, ReuseStats
 from tests.commands.run import kvproxy
 from tests.plain_upstream import run_plain_upstream

@@ -12,7 +12,7 @@ from kvproxy.settings import UpstreamServer, load_settings
 from kvproxy.upstreams.fleet import with_rank
 from kvproxy.upstreams.fleet_engine import EnginePrediction, FleetEngine
 from kvproxy.upstreams.mirror.event_decoder import EventBatch, StoredEvent
-from kvproxy.upstreams.mirror.prefix_match import HashedPrompt
+from kvproxy.upstreams.mirror.prompt_hashes import HashedPrompt
 from tests.polling import until
 from tests.requests import api_request, chat
 from tests.servers import run_proxy

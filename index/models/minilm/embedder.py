@@ -1,5 +1,6 @@
 from collections.abc import Container
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 
@@ -27,6 +28,10 @@ INT8_NAME = "all-MiniLM-L6-v2-int8.3"
 MAX_TOKENS = 256
 _MAX_READ = MAX_TOKENS // 2
 _CACHED_TEXTS = 64
+
+
+def open_embedder(data_folder: Path | None, threads: int | None) -> "MiniLMEmbedder":
+    return MiniLMEmbedder(files=default_onnx_files(data_folder), threads=threads)
 
 
 class MiniLMEmbedder(ThreadedEmbedder):

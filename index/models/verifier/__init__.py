@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from kvproxy.index.doors import VERIFIERS
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -18,18 +20,15 @@ class Verifier(Protocol):
 
 
 def load_verifier(name: str = BUILT_IN, embedder: str | None = None, data_folder: Path | None = None) -> Verifier:
-    """Load `built-in`, or the folder or id of a sentence-transformers CrossEncoder with one output. Raises a VerifierError.
+    """Load a verifier of `VERIFIERS`, or a sentence-transformers CrossEncoder with one output by its folder or id.
+
+    Raises a VerifierError or PluginError.
 
     `embedder` is the name of the embedder that computes the cosines for `score`; for `data_folder`, see `load_embedder`.
     """
-    if name == BUILT_IN:
-        from kvproxy.index.models.e5 import NAME
-        from kvproxy.index.models.minilm.onnx_files import default_onnx_files
-        from kvproxy.index.models.verifier.built_in import BuiltInVerifier
-        from kvproxy.index.models.verifier.multilingual import MultilingualVerifier
-
-        english = BuiltInVerifier.load(embedder, files=default_onnx_files(data_folder))
-        return MultilingualVerifier(english) if (embedder or "").startswith(NAME) else english
+    if name in VERIFIERS.names():
+        verifier: Verifier = VERIFIERS.create(name, embedder, data_folder)
+        return verifier
     from kvproxy.index.models.verifier.cross_encoder import CrossEncoderVerifier
 
     return CrossEncoderVerifier.load(name)

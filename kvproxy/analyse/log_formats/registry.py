@@ -1,10 +1,12 @@
 """All formats of request logs, the most specific signature first."""
 
-from importlib.metadata import EntryPoint, entry_points
+from typing import NoReturn
 
 from kvproxy.analyse.log_formats import conversations, engines, evaluations, gateways, observability, requests
 from kvproxy.analyse.log_formats.log_format import LogFormat
+from kvproxy.doors import LOG_FORMATS
 from kvproxy.errors import SettingsError
+from kvproxy.index.errors import PluginError
 
 FORMATS: tuple[LogFormat, ...] = (
     *evaluations.FORMATS,
@@ -17,8 +19,6 @@ FORMATS: tuple[LogFormat, ...] = (
 """The formats of kvproxy itself."""
 PROMPTS = "prompts"
 """Value of `--format` for a text file with one prompt per line."""
-GROUP = "kvproxy.log_formats"
-"""Entry point group of plugins; each entry point is a `LogFormat`."""
 
 
 def log_formats() -> tuple[LogFormat, ...]:
@@ -26,19 +26,12 @@ def log_formats() -> tuple[LogFormat, ...]:
 
     If a row matches several formats, the first one reads it, so that a plugin can replace a format.
     """
-    return (*map(_load, sorted(entry_points(group=GROUP), key=lambda each: each.name)), *FORMATS)
+    return (*(log_format for _, log_format in LOG_FORMATS.load_plugins(_refuse)), *FORMATS)
 
 
 def format_names() -> list[str]:
     return [*dict.fromkeys(each.name for each in log_formats() if each.has_requests), PROMPTS]
 
 
-def _load(entry_point: EntryPoint) -> LogFormat:
-    name = entry_point.value
-    try:
-        found = entry_point.load()
-    except Exception as error:
-        raise SettingsError(f"the plugin {name} cannot be loaded ({error!r}): update or uninstall it") from None
-    if not isinstance(found, LogFormat):
-        raise SettingsError(f"the plugin {name} is no LogFormat: update or uninstall it")
-    return found
+def _refuse(error: PluginError) -> NoReturn:
+    raise SettingsError(str(error)) from error

@@ -1,12 +1,12 @@
 import heapq
-from collections import OrderedDict
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from kvproxy.blocks.eviction import POLICIES, EvictionPolicy
+from kvproxy.blocks.eviction import EvictionPolicy
 from kvproxy.blocks.eviction.free_queues import pop_leaf, remove_child
 from kvproxy.blocks.eviction.session_policy import CacheUse, SessionPolicy
 from kvproxy.blocks.reuse_distance import HitCurve
+from kvproxy.doors import EVICTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +60,6 @@ class PoolSimulation:
         return self.hits / self.blocks if self.blocks else 0.0
 
 
-class LRU:
-    def __init__(self, capacity: int) -> None:
-        self._keys: OrderedDict[int, None] = OrderedDict()
-
-    def add(self, key: int) -> None:
-        self._keys[key] = None
-
-    def remove(self, key: int) -> None:
-        del self._keys[key]
-
-    def pop(self) -> int:
-        return self._keys.popitem(last=False)[0]
-
-    def restore(self, key: int) -> None:
-        self._keys[key] = None
-        self._keys.move_to_end(key, last=False)
-
-
 class Belady:
     """The optimal policy: evict the block whose next request is the latest; of several, the block that is last in its prompt."""
 
@@ -115,9 +97,11 @@ class Belady:
         heapq.heappush(self._heap, entry)
 
 
-ONLINE_POLICIES: dict[str, Callable[[int], EvictionPolicy[int]]] = {"lru": LRU, **POLICIES}
 BELADY = "belady"
-POLICY_NAMES = (*ONLINE_POLICIES, BELADY)
+
+
+def policy_names() -> tuple[str, ...]:
+    return (*EVICTION.names(), BELADY)
 
 
 def cached_prefix_length(blocks: Sequence[int], cached: Container[int]) -> int:
@@ -170,15 +154,15 @@ def simulate(requests: Sequence[ChainRequest], capacity: int | None, policy: str
     Args:
         requests: the trace in order of arrival.
         capacity: size of the pool in blocks; None is unlimited.
-        policy: `lru`, `s3fifo`, `sessions`, or `belady`, the optimal policy.
+        policy: a name of `EVICTION`, or `belady`, the optimal policy.
     """
-    if policy not in POLICY_NAMES:
-        raise ValueError(f"unknown policy {policy!r}: use {', '.join(POLICY_NAMES)}")
+    if policy not in policy_names():
+        raise ValueError(f"unknown policy {policy!r}: use {', '.join(policy_names())}")
     if capacity is not None and capacity < 1:
         raise ValueError("the capacity must be at least 1 block")
     blocks = sum(len(request.blocks) + request.partial for request in requests)
     size = capacity if capacity is not None else blocks
-    cache = SimulatedPool(size, Belady(requests) if policy == BELADY else ONLINE_POLICIES[policy](size))
+    cache = SimulatedPool(size, Belady(requests) if policy == BELADY else EVICTION.create(policy, size))
     hits = [cache.serve(request) for request in requests]
     return PoolSimulation(blocks, sum(hit or 0 for hit in hits), sum(hit is None for hit in hits))
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 
 from kvproxy.analyse.simulate.pool_cost import EngineTier
 from kvproxy.analyse.simulate.pool_simulation import (
-    LRU,
     ChainRequest,
     SimulatedPool,
     TraceRequest,
     cached_prefix_length,
 )
+from kvproxy.blocks.eviction import LRU
 from kvproxy.upstreams.routing import EngineCandidate, EngineLoad, RequestLoad, engine_order, rank_engines
 
 SECONDS_PER_OUTPUT_TOKEN = 0.02

@@ -1,15 +1,21 @@
 """The interfaces of layers. A layer answers a request, or asks the rest of the path."""
 
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
+from kvproxy.apis.api_request import ApiRequest
+from kvproxy.apis.json import JsonObject, dumps
+from kvproxy.backends.protocol import Backend
 from kvproxy.exchange import Answer, Exchange, Stale
-from kvproxy.flow.backend_response import BackendResponse
+from kvproxy.flow.backend_response import EVENTS, JSON, BackendResponse
 from kvproxy.index.entry import Entry
+from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.lookup_result import Candidate
+from kvproxy.settings import CacheSettings
 
 Rest: TypeAlias = Callable[[Exchange], Coroutine[Any, Any, Answer]]
 Send: TypeAlias = Callable[[Exchange], Awaitable[BackendResponse]]
@@ -27,7 +33,7 @@ class Prediction:
         match: the question of a semantic hit.
     """
 
-    layer: Literal["exact", "semantic", "shared", "refused"]
+    layer: Literal["exact", "semantic", "shared", "refused", "plugin"]
     entry: Entry | None = None
     match: Candidate | None = None
     stale: Stale | None = None
@@ -53,6 +59,50 @@ class Layer(ABC):
 
     def count(self, metric: Metric, label: str) -> None:
         self.counts.setdefault(metric, Counter())[label] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class PathContext:
+    """The parts of the proxy that layers and steps of plugins may use. `clock` returns seconds since the epoch."""
+
+    backend: Backend
+    cache: ResponseCache
+    settings: CacheSettings
+    clock: Callable[[], float]
+
+
+class PluginLayer(Layer):
+    """A layer of a plugin. If it answers without the rest, the exchange names the plugin."""
+
+    def __init__(self, name: str, layer: Layer) -> None:
+        super().__init__()
+        self.counts = layer.counts
+        self._name = name
+        self._layer = layer
+
+    async def answer(self, exchange: Exchange, rest: Rest) -> Answer:
+        has_asked = False
+
+        async def ask_rest(exchange: Exchange) -> Answer:
+            nonlocal has_asked
+            has_asked = True
+            return await rest(exchange)
+
+        answer = await self._layer.answer(exchange, ask_rest)
+        if not has_asked:
+            exchange.layer, exchange.plugin = "plugin", self._name
+            exchange.status, exchange.first_byte = answer.status, time.perf_counter()
+        return answer
+
+    async def predict(self, exchange: Exchange) -> Prediction | None:
+        return await self._layer.predict(exchange)
+
+
+def answer_with(request: ApiRequest, response: JsonObject) -> Answer:
+    """Return a complete response in the form of the request's API: as JSON, or as the stream that the request demands."""
+    if request.stream:
+        return Answer(200, [EVENTS], b"".join(request.api.replay(response, request.body)))
+    return Answer(200, [JSON], dumps(response))
 
 
 class SendingLayer(Protocol):

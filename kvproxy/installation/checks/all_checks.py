@@ -10,6 +10,7 @@ from kvproxy.errors import KvproxyError, SettingsError
 from kvproxy.index.private_files import is_accessible_to_others
 from kvproxy.installation.checks.configured_store import open_configured_store, store_exists
 from kvproxy.installation.checks.paid_models import check_paid_models
+from kvproxy.installation.checks.plugins import check_plugins
 from kvproxy.installation.checks.servers import check_proxy, check_upstream
 from kvproxy.installation.hugging_face_hub import prefer_cached_models
 from kvproxy.privacy.encryption import is_encrypted, load_cipher
@@ -28,6 +29,7 @@ def all_checks(settings: Settings, url: str, token: str | None = None) -> list[t
     return [
         ("python", lambda: sys.version.split()[0]),
         ("models", lambda: prefer_cached_models(settings)),
+        ("plugins", check_plugins),
         ("faiss", _check_faiss),
         ("data", lambda: _check_data_folder(settings)),
         ("store", lambda: _check_store(settings)),

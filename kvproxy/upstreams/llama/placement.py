@@ -2,9 +2,9 @@
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from kvproxy.apis.api import Api
 from kvproxy.apis.api_request import ApiRequest
@@ -13,12 +13,10 @@ from kvproxy.apis.reported_usage import PrefixReuse, ReuseReader, reported_reuse
 from kvproxy.apis.sse import EventReader
 from kvproxy.backends.protocol import RelayedResponse
 from kvproxy.errors import KvproxyError
-from kvproxy.upstreams.llama.client import SlotState, Tokens
-from kvproxy.upstreams.llama.slot_files import SlotFile
-from kvproxy.upstreams.llama.slots import Slot, SlotChoice
-
-if TYPE_CHECKING:
-    from kvproxy.upstreams.llama.server import LlamaServer
+from kvproxy.upstreams.kind import PlacedRequest
+from kvproxy.upstreams.llama.client import LlamaClient, SlotState, Tokens
+from kvproxy.upstreams.llama.slot_files import SlotFile, SlotSaver
+from kvproxy.upstreams.llama.slots import Slot, SlotChoice, SlotTable
 
 _MAX_CAPTURED_BYTES = 4 * 2**20  # The generated tokens of a longer response stay unknown.
 _POLL_SECONDS, _MAX_POLLS = 0.02, 50
@@ -56,16 +54,27 @@ def _has_more_than_text(response: JsonMap) -> bool:
     return any(field(message, name) for name in ("tool_calls", "reasoning_content", "reasoning"))
 
 
-class Placement:
+class SlotServer(Protocol):
+    """What a placement uses of its server; see `LlamaServer`."""
+
+    client: LlamaClient
+    table: SlotTable
+    saver: SlotSaver | None
+    unplaced_requests: int
+
+    def release(self, slot: Slot) -> None: ...
+
+    def start_task(self, work: Coroutine[None, None, None]) -> None: ...
+
+
+class Placement(PlacedRequest):
     """A request and its locked slot. Call `record_response` or `abandon`; both release the slot.
 
     `predicted_tokens` is the number of prompt tokens that should be reused; None if some tokens of the slot are unknown.
     """
 
-    def __init__(
-        self, server: "LlamaServer", slot: Slot, choice: SlotChoice, prompt: Tokens, request: ApiRequest
-    ) -> None:
-        self.request = add_slot_id(request, slot.id)
+    def __init__(self, server: SlotServer, slot: Slot, choice: SlotChoice, prompt: Tokens, request: ApiRequest) -> None:
+        super().__init__(add_slot_id(request, slot.id))
         self.predicted_tokens = choice.reused if choice.restore or slot.has_known_tokens else None
         self.uncached_tokens = len(prompt) - choice.reused
         self.restored: SlotFile | None = None  # The file that was restored into the slot, if any.

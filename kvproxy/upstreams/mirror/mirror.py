@@ -21,13 +21,13 @@ from kvproxy.upstreams.mirror.apply_events import MirrorState, PoolKey, on_gpu
 from kvproxy.upstreams.mirror.prefix_match import (
     DEFAULT_BLOCK_SIZE,
     CachedChains,
-    HashedPrompt,
     MirrorMatch,
     chains_after_prefix,
     hash_block_size,
     match_prefix,
     reuse_unit,
 )
+from kvproxy.upstreams.mirror.prompt_hashes import HashedPrompt
 from kvproxy.upstreams.mirror.replay_backlog import ReplayBacklog
 from kvproxy.upstreams.mirror.reuse_limits import explain_reuse_limits
 from kvproxy.upstreams.mirror.sequencer import DecodedBatch, Sequencer, decode

@@ -10,14 +10,12 @@ Each engine's own lookup follows one of these rules:
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import lcm
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from kvproxy.blocks.single_type_manager import blocks_in_window, find_longest_common_hit, find_window_hit
 from kvproxy.upstreams.mirror.apply_events import MirroredBlock, MirroredPool, on_gpu
 from kvproxy.upstreams.mirror.event_decoder import Hash
-
-if TYPE_CHECKING:
-    from kvproxy.upstreams.mirror.prefix_match import PromptHashes
+from kvproxy.upstreams.mirror.prompt_hashes import PromptHashes
 
 Continuation = Literal["blocks", "chunks", "from start"]
 MAMBA_WINDOW = 2  # The next token requires only the block of the previous token.
@@ -50,7 +48,7 @@ def attention_window(pool: MirroredPool) -> int | None:
 
 
 def match_tiers(
-    pools: Sequence[MirroredPool], hashes: "PromptHashes", gpu_tokens: int, last_hash: Hash | None
+    pools: Sequence[MirroredPool], hashes: PromptHashes, gpu_tokens: int, last_hash: Hash | None
 ) -> TierMatch:
     """Return what the pools behind the GPU add to a prefix of `gpu_tokens`, whose last block has the hash `last_hash`."""
     gpu = on_gpu(pools)
@@ -81,7 +79,7 @@ class TierLookup:
     def __init__(
         self,
         pools: Sequence[MirroredPool],
-        hashes: "PromptHashes",
+        hashes: PromptHashes,
         block_size: int,
         window_blocks: int | None,
         start: int,
@@ -137,7 +135,7 @@ def _match_source(
     kind: Continuation,
     source: Sequence[MirroredPool],
     gpu: Sequence[MirroredPool],
-    hashes: "PromptHashes",
+    hashes: PromptHashes,
     gpu_tokens: int,
     last_hash: Hash | None,
 ) -> TierMatch:
@@ -172,7 +170,7 @@ def _match_source(
     return _count_by_medium(found[0], lookups[0].block_size, start, gpu_tokens, min(end, length - 1))
 
 
-def _match_chains(source: Sequence[MirroredPool], hashes: "PromptHashes", gpu_tokens: int) -> TierMatch:
+def _match_chains(source: Sequence[MirroredPool], hashes: PromptHashes, gpu_tokens: int) -> TierMatch:
     """Match a prompt from its start in pools with hashes of their own."""
     prompt, size = hashes.prompt, max(pool.block_size for pool in source)
     found: list[StoredBlock] = []
@@ -226,7 +224,7 @@ def _window_blocks(kind: Continuation, pool: MirroredPool, block_size: int) -> i
     return -(-window // block_size) if kind == "chunks" else blocks_in_window(window, block_size)
 
 
-def _hash_before(start: int, hashes: "PromptHashes", gpu: Sequence[MirroredPool]) -> Hash | None:
+def _hash_before(start: int, hashes: PromptHashes, gpu: Sequence[MirroredPool]) -> Hash | None:
     index = start // hashes.block_size - 1
     if index < 0:
         return None

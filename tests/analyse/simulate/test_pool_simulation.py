@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from kvproxy.analyse.simulate.ceilings import ceilings
 from kvproxy.analyse.simulate.pool_simulation import (
-    ONLINE_POLICIES,
-    POLICY_NAMES,
     ChainRequest,
     SimulatedPool,
     TraceRequest,
+    policy_names,
     simulate,
 )
 from kvproxy.analyse.simulate.pool_size_sweep import default_sizes, sweep
 from kvproxy.analyse.simulate.trace_reader import TraceError, read_chains, read_trace
 from kvproxy.blocks.manager import KVCacheManager
+from kvproxy.doors import EVICTION
 from tests.blocks.driver import serve
 
 DATA = Path(__file__).parent / "data"
@@ -55,14 +55,14 @@ def test_a_simulated_pool_hits_what_the_block_cache_hits(policy: str, paths: lis
 def test_nothing_beats_foresight(keys: list[int], capacity: int) -> None:
     requests = chains([[key] for key in keys])
     best = simulate(requests, capacity, "belady").hits
-    assert all(simulate(requests, capacity, policy).hits <= best for policy in POLICY_NAMES)
+    assert all(simulate(requests, capacity, policy).hits <= best for policy in policy_names())
     assert best <= simulate(requests, None, "lru").hits
 
 
 @settings(max_examples=50, deadline=None)
-@given(PATHS, st.integers(6, 12), st.sampled_from(list(ONLINE_POLICIES)))
+@given(PATHS, st.integers(6, 12), st.sampled_from(EVICTION.names()))
 def test_no_parent_goes_before_its_children(paths: list[list[int]], capacity: int, policy: str) -> None:
-    cache = SimulatedPool(capacity, ONLINE_POLICIES[policy](capacity))
+    cache = SimulatedPool(capacity, EVICTION.create(policy, capacity))
     for request in chains(paths):
         cache.serve(request)
         assert len(cache._parents) <= capacity

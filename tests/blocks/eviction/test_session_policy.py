@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.analyse.simulate.pool_simulation import LRU
+from kvproxy.blocks.eviction import LRU
 from kvproxy.blocks.eviction.session_policy import CacheUse, ReturnRates, SessionPolicy
 
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.index.search.vector_search import FaissSearch, VectorSearch, open_vector_search
+from kvproxy.index.search.open_vector_search import open_vector_search
+from kvproxy.index.search.vector_search import FaissSearch, VectorSearch
 from kvproxy.index.store import NewEntry, RemovedEntry, Store, open_store
 from kvproxy.index.store.postgres.vector_search import PostgresSearch
 from tests.index.conftest import MakeStore

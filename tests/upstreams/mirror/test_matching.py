@@ -17,7 +17,8 @@ from kvproxy.blocks.single_type_manager import GroupSpec
 from kvproxy.upstreams.mirror.apply_events import MirrorState
 from kvproxy.upstreams.mirror.event_decoder import ClearedEvent, EventBatch, StoredEvent, decode_batch
 from kvproxy.upstreams.mirror.mirror import Mirror
-from kvproxy.upstreams.mirror.prefix_match import HashedPrompt, compute_hashes, match_prefix
+from kvproxy.upstreams.mirror.prefix_match import match_prefix
+from kvproxy.upstreams.mirror.prompt_hashes import HashedPrompt, compute_hashes
 from tests.reference.integrity import check_integrity
 
 SEED = BlockHasher(seed="0")

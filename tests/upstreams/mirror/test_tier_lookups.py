@@ -11,7 +11,8 @@ import pytest
 
 from kvproxy.upstreams.mirror.apply_events import MirrorState
 from kvproxy.upstreams.mirror.event_decoder import decode_batch
-from kvproxy.upstreams.mirror.prefix_match import HashedPrompt, match_prefix
+from kvproxy.upstreams.mirror.prefix_match import match_prefix
+from kvproxy.upstreams.mirror.prompt_hashes import HashedPrompt
 from tests.upstreams.mirror.offloading_models import SEED, HiCache, StoreBehindVLLM
 
 DATA = Path(__file__).parent / "data"

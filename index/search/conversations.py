@@ -27,6 +27,7 @@ _JOIN = f" {SEPARATOR} "
 _MAX_REWORDED_TURNS = 5
 _MAX_TURN_BYTES = 800
 _MAX_CONTEXTS = 3
+_MAX_COMPARED_CHARACTERS = 32_768  # Of stored conversations in one lookup: about 50 ms.
 _MAX_TOPIC_BYTES = 300
 _MIN_CONTEXT_COSINE, _MIN_CONTEXT_PROBABILITY = 0.7, 0.1
 
@@ -76,6 +77,7 @@ class EarlierTurns:
         self._embed = embed
         self._known: dict[tuple[str, str], bool] = {}
         self._num_contexts = 0
+        self._num_characters = 0
 
     def matches(self, question: str) -> bool:
         """Return whether the earlier turns of a stored `question` call for the same answer.
@@ -120,7 +122,10 @@ class EarlierTurns:
     def _has_equal_context(self, stored: Context) -> bool:
         if len(stored.turns) == 1 or len(self._context.turns) == 1 or not isinstance(self._policy, CheckedPolicy):
             return False
-        if self._num_contexts >= _MAX_CONTEXTS or not have_equal_facts(self._context, stored):
+        self._num_characters += sum(map(len, stored.turns))
+        if self._num_contexts >= _MAX_CONTEXTS or self._num_characters > _MAX_COMPARED_CHARACTERS:
+            return False
+        if not have_equal_facts(self._context, stored):
             return False
         self._num_contexts += 1
         if max(len(self._context.turns), len(stored.turns)) > MAX_TURNS_OF_FREE_WORDING:

@@ -2,14 +2,18 @@
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.policy import Limits, Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.index.search import conversations
+from kvproxy.index.search.conversation_context import Context
 from kvproxy.index.search.conversations import EarlierTurns, join_turns
-from tests.index.doubles import HashEmbedder
+from tests.index.doubles import HashEmbedder, OverlapVerifier
 
 SAME = (
     ("How do I enable 2FA?", "How can I enable 2FA?"),
@@ -76,3 +80,17 @@ def test_a_lookup_compares_few_pairs() -> None:
     stored = [conversation([f"Is it{' ' * number}open?"]) for number in range(2, 9)]
     assert [found.matches(each) for each in stored] == [True] * 5 + [False] * 2
     assert found.matches(stored[0])
+
+
+def test_a_lookup_compares_the_facts_of_few_long_conversations(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = list[str]()
+
+    def have_equal_facts(ours: Context, theirs: Context) -> bool:
+        compared.append(theirs.last)
+        return False
+
+    monkeypatch.setattr(conversations, "have_equal_facts", have_equal_facts)
+    found = earlier(["Is it open?"], CheckedPolicy(OverlapVerifier(), 0.9, 0.6))
+    for _ in range(20):
+        assert not found.matches(join_turns(["Is it far?", "No. " * 1000, "continue"]))
+    assert len(compared) == 8

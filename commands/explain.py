@@ -19,7 +19,7 @@ from kvproxy.telemetry.printable_text import escape_controls
 from kvproxy.units import tenant_name
 
 if TYPE_CHECKING:
-    from kvproxy.operations.journal_operations import RecordExplanation
+    from kvproxy.operations.journal import RecordExplanation
 
 _LISTED_BLOCKS = 12
 _LISTED_CHANGES = 4
@@ -55,7 +55,7 @@ def explain(
     Example: kvproxy explain --request 3f2a
     """
     if request is not None:
-        from kvproxy.operations.journal_operations import explain_record
+        from kvproxy.operations.journal import explain_record
 
         miss = proxy.open().perform(explain_record, RecordName(request))
         return Output(asdict(miss.explained), lambda: _print_miss(miss))

@@ -56,7 +56,7 @@ def show(
     Example: kvproxy sessions show 42
     """
     from kvproxy.journal.sessions.session_reader import summarize_session
-    from kvproxy.operations.journal_operations import show_session
+    from kvproxy.operations.journal import show_session
 
     rows = source.open().perform(show_session, SessionName(session))
 

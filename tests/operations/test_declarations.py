@@ -30,7 +30,7 @@ from kvproxy.commands import app
 from kvproxy.http import admin
 from kvproxy.http.openapi import document
 from kvproxy.operations.client import ProxyClient
-from kvproxy.operations.journal_operations import list_records
+from kvproxy.operations.journal import list_records
 
 sent = []
 client = ProxyClient("http://proxy")

@@ -1,7 +1,9 @@
 """The journal of a proxy on another machine is read over HTTP, with the same results as from its file."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import httpx
@@ -11,8 +13,15 @@ from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.journal.record_query import RecordQuery
 from kvproxy.operations import journal
 from kvproxy.operations.client import ProxyClient
-from kvproxy.operations.journal import DirectJournal, RemoteJournal, open_journal
-from kvproxy.operations.journal_operations import explain_record, report_ledger, report_savings, show_session
+from kvproxy.operations.journal import (
+    DirectJournal,
+    RemoteJournal,
+    explain_record,
+    open_journal,
+    report_ledger,
+    report_savings,
+    show_session,
+)
 from kvproxy.operations.journal_parameters import LedgerQuery, RecordName, SavingsQuery, SessionName, SessionQuery
 from kvproxy.settings import load_settings
 from tests.commands.run import kvproxy, result
@@ -112,3 +121,20 @@ def test_an_unknown_layer_names_the_valid_ones(running: Running) -> None:
 def test_a_condition_in_sql_is_not_sent_to_another_machine(running: Running) -> None:
     with pytest.raises(InvalidRequest, match="where is not available over HTTP"):
         RemoteJournal(ProxyClient(running[0])).records(RecordQuery(where="status = 200"))
+
+
+def test_the_filters_of_the_log_enter_four_files(running: Running) -> None:
+    """Follows the filters from the command to SQL: the functions that receive them."""
+    entered: set[str] = set()
+
+    def follow(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and any(isinstance(value, RecordQuery) for value in frame.f_locals.values()):
+            entered.add(Path(frame.f_code.co_filename).resolve().name)
+
+    sys.setprofile(follow)
+    try:
+        done = kvproxy("log", "--layer", "exact", "--data", running[1])
+    finally:
+        sys.setprofile(None)
+    assert done.stdout.count("hit-exact") == 2
+    assert entered - {"dataclasses.py", "<string>"} == {"log.py", "journal.py", "record_query.py", "reader.py"}

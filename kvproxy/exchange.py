@@ -110,6 +110,8 @@ class ResponseFacts:
         seconds: from the call of the backend until its last chunk.
         usage: numbers of prompt and completion tokens.
         answer_digests: kind and digest of each part of the answer, which identify the next turn; None for several choices.
+        response_id: the backend's id of the response; None if it has none.
+        diagnosis: the provider's explanation why the prefix was not reused, see `apis/cache_diagnoses.py`.
         entry_id: the stored response; None if it is not stored.
         not_stored: why the response is not stored; None if it is stored, if the request is not cacheable, or before its end.
     """
@@ -123,6 +125,8 @@ class ResponseFacts:
     seconds: float | None = None
     usage: TokenCounts = (None, None)
     answer_digests: tuple[tuple[str, bytes], ...] | None = None
+    response_id: str | None = None
+    diagnosis: str | None = None
     entry_id: str | None = None
     not_stored: NotStored | None = None
 

@@ -88,13 +88,26 @@ def _print_ledger(report: "LedgerReport", since: float | None, layout: Layout) -
     written = report.written_5m + report.written_1h
     sentence = f"{report.prompt_tokens:,} prompt tokens"
     sentence += f", {written:,} written to a provider's cache" if written else ""
+    if written and report.unread_writes is not None:
+        sentence += f" (of which {report.unread_writes:,} were not read so far)"
     sentence += f", {report.storage:,.4f} {report.currency} for storage" if report.storage else ""
     print_text(sentence)
     if report.loaded:
         parts = ", ".join(f"{tokens:,} from {medium}" for medium, tokens in report.loaded.items())
         print_text(f"loaded by engines, of the reused tokens that kvproxy predicted: {parts}")
+    if report.diagnoses:
+        _print_diagnoses(report)
     if all(row.cost is None for row in report.rows):
         print_text(_NO_PRICE)
+
+
+def _print_diagnoses(report: "LedgerReport") -> None:
+    agreed = sum(row.agreed for row in report.diagnoses)
+    compared = agreed + sum(row.disagreed for row in report.diagnoses)
+    share = f" ({percent(agreed / compared)})" if compared else ""
+    print_text(f"The provider and the ledger agree on {agreed:,} of {compared:,} compared prompts{share}:")
+    for row in report.diagnoses:
+        print_text(f"  {row.diagnosis}: {plural(row.turns, 'turn')}, {row.disagreed:,} different in the ledger")
 
 
 def _print_savings(report: "SavingsReport", by: str, since: float | None, layout: Layout) -> None:

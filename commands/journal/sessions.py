@@ -13,7 +13,7 @@ from kvproxy.operations.journal_parameters import SessionName, SessionQuery
 from kvproxy.units import format_seconds, tenant_name
 
 if TYPE_CHECKING:
-    from kvproxy.journal.sessions.session_reader import Session, TreeRow
+    from kvproxy.journal.sessions.session_reader import Session, TreeRow, Turn
 
 
 app = CommandGroup("sessions", help="List sessions and their reused and lost tokens.")
@@ -98,6 +98,12 @@ def _session_row(session: "Session") -> Row:
     }
 
 
+def _provider_columns(turn: "Turn") -> Row:
+    said = turn.diagnosis if turn.agrees is not False else f"{turn.diagnosis} (the ledger differs)"
+    columns = {"Provider says": said, "Keep-warm": turn.keep_warm}
+    return {Column(name, is_text=True, is_optional=True): text for name, text in columns.items() if text is not None}
+
+
 def _turn_row(row: "TreeRow") -> Row:
     turn = row.turn
     place = "" if turn.place is None else f", character {turn.place:,}"
@@ -110,5 +116,6 @@ def _turn_row(row: "TreeRow") -> Row:
         text_column("Lost"): ", ".join(f"{cause} {tokens:,}" for cause, tokens in turn.lost.items()),
         "Cost#?": money(turn.cost),
         text_column("First change"): None if turn.region is None else f"{turn.region}{place}",
+        **_provider_columns(turn),
         digest_column("Request", 8, optional=True): turn.request_id,
     }

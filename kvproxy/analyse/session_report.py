@@ -102,7 +102,10 @@ def report_sessions(
     shares = [mean(map(_common_prefix_share, found[1:])) for found in by_session.values() if len(found) > 1]
     return SessionReport(
         sorted(map(summarize_session, by_session.values()), key=lambda each: -(each.cost or 0.0)),
-        ledger_of(tokens, prices, "M input tokens" if is_relative else settings.currency),
+        ledger_of(
+            [(price_of(model, prices), found) for model, found in tokens.items()],
+            "M input tokens" if is_relative else settings.currency,
+        ),
         sorted(regions, key=lambda each: -each.tokens),
         (median(shares), mean(shares)) if shares else None,
         sum(_input_cost(turn, prices) for turn in turns),

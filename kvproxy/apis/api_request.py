@@ -14,6 +14,8 @@ PUBLIC_TENANT = "public"
 BYTES_PER_TOKEN = 4
 """Estimated size of a token in a prompt that is not tokenized."""
 MAX_MODEL_NAME = 256
+BREAKPOINTS_TAG = "breakpoints:"
+"""Beginning of the tag of requests in which the proxy set breakpoints."""
 _LARGE_BYTES = 64 * 1024
 SESSION_HEADERS = (
     "x-session-id",
@@ -39,7 +41,9 @@ class ApiRequest:
         tenant: the client, or one of its users.
         tenant_headers: headers whose values `tenant` contains.
         path: path for the upstream; empty for the path of the API.
-        conversation: digests of the conversation up to each message, if it is kept warm (see `KeepWarm`).
+        conversation: digests of the conversation up to each message, if a step of the rule needs them.
+        unmarked_body: `body` without the fields that the proxy added for the provider's cache, which the model does not read;
+            None if it added no field.
     """
 
     api: Api
@@ -53,6 +57,7 @@ class ApiRequest:
     tenant_headers: Sequence[str] = ()
     path: str = ""
     conversation: Sequence[bytes] = ()
+    unmarked_body: JsonObject | None = None
 
     @property
     def model(self) -> str:
@@ -70,6 +75,19 @@ class ApiRequest:
         """Return the request with another body and more tags."""
         control = replace(self.control, tags=(*self.control.tags, *tags))
         return replace(self, body=body, raw=dumps(body), control=control)
+
+    def with_cache_fields(self, body: JsonObject, *tags: str) -> "ApiRequest":
+        """Return the request with a body to which the proxy added fields for the provider's cache; its key stays the same."""
+        unmarked = self.body if self.unmarked_body is None else self.unmarked_body
+        return replace(self.with_body(body, *tags), unmarked_body=unmarked)
+
+    def without_cache_fields(self) -> "ApiRequest":
+        """Return the request without the fields that the proxy added for the provider's cache."""
+        if self.unmarked_body is None:
+            return self
+        tags = tuple(tag for tag in self.control.tags if not tag.startswith(BREAKPOINTS_TAG))
+        control, body = replace(self.control, tags=tags), self.unmarked_body
+        return replace(self, body=body, raw=dumps(body), control=control, unmarked_body=None)
 
 
 def requests_sampling(body: JsonMap) -> bool:

@@ -95,13 +95,22 @@ def reported_reuse(response: JsonMap) -> PrefixReuse | None:
         return None
 
 
-def _usage_of(response: JsonMap) -> Json:
+def usage_of(response: JsonMap) -> Json:
     usage = response.get("usage")
     return usage if isinstance(usage, dict) else response.get("usageMetadata")
 
 
+def other_completion_tokens(usage: Json) -> int | None:
+    """Return the completion tokens that Bedrock and Gemini report under names of their own; None if they do not."""
+    output = as_token_count(field(usage, "outputTokens"))
+    answer, thoughts = (as_token_count(field(usage, name)) for name in ("candidatesTokenCount", "thoughtsTokenCount"))
+    if answer is None and thoughts is None:
+        return output
+    return (answer or 0) + (thoughts or 0)
+
+
 def _read_reuse(response: JsonMap) -> PrefixReuse | None:
-    usage, timings = _usage_of(response), response.get("timings")
+    usage, timings = usage_of(response), response.get("timings")
     uncached = _first_count(usage, ("input_tokens", "inputTokens"))
     if uncached is not None and (read := _first_count(usage, _READ)) is not None:
         return _reuse_beside_input(usage, uncached, read)
@@ -150,7 +159,7 @@ def _first_count(usage: Json, names: Sequence[str]) -> int | None:
 
 def tokens_used(response: JsonMap) -> int | None:
     """Return the sum of prompt and completion tokens that a response reports; None if it reports none, or impossible ones."""
-    usage = _usage_of(response)
+    usage = usage_of(response)
     reported = [count for name in (*_PROMPT, *_COMPLETION) if (count := field(usage, name)) is not None]
     counts = [count for each in reported if (count := as_token_count(each)) is not None]
     return sum(counts) if counts and len(counts) == len(reported) else None
@@ -158,7 +167,7 @@ def tokens_used(response: JsonMap) -> int | None:
 
 def usage_problem(response: JsonMap, limits: UsageLimits = UsageLimits()) -> str | None:
     """Return why the usage in a response is impossible, such as `prompt_tokens is -1`; None if it is possible."""
-    usage = _usage_of(response)
+    usage = usage_of(response)
     numbers = [(name, field(usage, name), limits.prompt) for name in (*_PROMPT, *_READ, *_WRITTEN, *_CACHED)]
     numbers += [(name, field(usage, name), limits.completion) for name in _COMPLETION]
     numbers += [

@@ -100,7 +100,8 @@ def _relevant_fields(request: ApiRequest) -> JsonObject:
     body: JsonObject = {}
     ignored = request.control.rule.ignore
     marked = _may_contain(request.raw, MARKER_FIELDS)
-    whole = _without_paths(request.body, ignored) if ignored else request.body
+    sent = request.body if request.unmarked_body is None else request.unmarked_body
+    whole = _without_paths(sent, ignored) if ignored else sent
     for name, value in request.api.fields.relevant_items(whole):
         if name in _MARKED and marked:
             value = _without_markers(value, 3)

@@ -3,8 +3,9 @@
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
-from kvproxy.apis.api_request import ApiRequest
+from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
 from kvproxy.apis.json import Json, JsonObject, dumps, field, loads, objects
 from kvproxy.apis.key_fields import MARKER_FIELDS, reads_item_id
 from kvproxy.apis.message_parts import REASONING_BLOCKS
@@ -39,6 +40,15 @@ def conversation_digests(request: ApiRequest, messages: Sequence[JsonObject] | N
             parts = _answer_parts(message, blocks) if role == "assistant" else map(canonical_json, blocks)
             digest = digest_of(digest, dumps(role), *parts)
         yield digest
+
+
+async def with_conversation(request: ApiRequest) -> ApiRequest:
+    """Return the request with the digests of its conversation, computed once."""
+    if request.conversation:
+        return request
+    digests = await in_thread_if_large(len(request.raw), lambda: list(conversation_digests(request)))
+    # Two requests of a client may have one id.
+    return replace(request, conversation=digests)
 
 
 def _answer_parts(message: JsonObject, blocks: list[JsonObject]) -> Iterator[bytes]:

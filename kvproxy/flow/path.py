@@ -34,10 +34,19 @@ from kvproxy.flow.layers.cached import (
 from kvproxy.flow.layers.forwarded import CallBackend, ChargeQuota, JoinOrForward, Lease, StoreResponse
 from kvproxy.flow.layers.layer import Layer, Metric, PathContext, PluginLayer, Prediction, Rest, Send, SendingLayer
 from kvproxy.flow.layers.renewal import Renewal
+from kvproxy.flow.prepare.diagnoses import PreviousResponses
 from kvproxy.flow.prepare.history_repair import HistoryRepair
 from kvproxy.flow.prepare.keep_warm import KeepWarm, Pin
 from kvproxy.flow.prepare.rules import Rules
-from kvproxy.flow.prepare.steps import AddTraceHeader, ApplyRule, EditPrompt, RepairHistory, SetBreakpoints, Step
+from kvproxy.flow.prepare.steps import (
+    AddTraceHeader,
+    ApplyRule,
+    AskForDiagnosis,
+    EditPrompt,
+    RepairHistory,
+    SetBreakpoints,
+    Step,
+)
 from kvproxy.flow.store_response import ResponseWriter
 from kvproxy.flow.tenants import Tenants
 from kvproxy.index.response_cache import ResponseCache
@@ -98,6 +107,7 @@ class RequestPath:
         self.rules = rules
         self.tenants = Tenants(AccessSettings()) if tenants is None else tenants
 
+        previous = PreviousResponses()
         history, responses = HistoryRepair(), StoredResponses(cache.store, clock)
         self._writer = writer = ResponseWriter(cache, settings, backend.name, clock, comparer, journal, history)
         self._sending: tuple[SendingLayer, ...] = (
@@ -108,7 +118,7 @@ class RequestPath:
         )
         forward = JoinOrForward(_compose_sending(self._sending), writer, responses)
         background = BackgroundRequests(forward.join, self.compute_key, self.finish, clock)
-        self.keep_warm = KeepWarm(background, prices, pin)
+        self.keep_warm = KeepWarm(background, prices, pin, journal.record_keep_warm)
         context = PathContext(backend, cache, settings, clock)
         # These steps change the cache key, so `explain` runs them, too.
         self._edits: tuple[Step, ...] = (
@@ -119,7 +129,8 @@ class RequestPath:
         )
         self._steps: tuple[Step, ...] = (
             *self._edits,
-            SetBreakpoints(self.keep_warm),
+            SetBreakpoints(self.keep_warm, clock),
+            AskForDiagnosis(previous),
             AddTraceHeader(trace_sample_rate),
         )
         self._layers: tuple[Layer, ...] = (
@@ -138,6 +149,7 @@ class RequestPath:
             journal.add,
             export_spans,
             self.keep_warm.on_finish,
+            previous.finished,
             self.tenants.record_answer,
             log_access,
         )

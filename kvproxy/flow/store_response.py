@@ -11,6 +11,7 @@ from uuid import uuid4
 
 from kvproxy.apis.api import TokenCounts
 from kvproxy.apis.api_request import ApiRequest
+from kvproxy.apis.cache_diagnoses import reported_diagnosis
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.message_parts import answer_digests
 from kvproxy.apis.not_stored import Cause, NotStored, UnstorableResponse
@@ -297,6 +298,9 @@ class ResponseRecorder:
             facts.usage = self._reported_usage(response, body)
             facts.prefill_seconds = facts.prefill_seconds or reported_prefill_seconds(body)
             facts.answer_digests = answer_digests(body)
+            response_id = body.get("id")
+            facts.response_id = response_id if isinstance(response_id, str) else None
+            facts.diagnosis = reported_diagnosis(request.body, body)
             if request.control.rule.repair_history:
                 await asyncio.to_thread(self._writer.history.remember, request, body)
         finally:

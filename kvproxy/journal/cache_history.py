@@ -41,7 +41,16 @@ class ResponseRemoved:
     time: float
 
 
-Event: TypeAlias = Exchange | ResponseStored | ResponseRemoved
+@dataclass(frozen=True, slots=True)
+class KeepWarmEnded:
+    """What became of the keep-warm requests after a request, such as `2 sent: the session continued`."""
+
+    request: str
+    text: str
+
+
+Change: TypeAlias = ResponseStored | ResponseRemoved | KeepWarmEnded
+Event: TypeAlias = Exchange | Change
 
 
 @dataclass(frozen=True, slots=True)

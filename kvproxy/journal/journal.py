@@ -19,7 +19,7 @@ from kvproxy.index.entry_redaction import Redactor
 from kvproxy.index.errors import SchemaVersionError
 from kvproxy.index.failure_log import FailureLog
 from kvproxy.index.store import is_url
-from kvproxy.journal.cache_history import Event, ResponseRemoved, ResponseStored
+from kvproxy.journal.cache_history import Change, Event, KeepWarmEnded, ResponseRemoved, ResponseStored
 from kvproxy.journal.databases.database import InvalidQuery, JournalDatabase, JournalFailed
 from kvproxy.journal.databases.sqlite import open_or_replace
 from kvproxy.journal.reader import JournalReader
@@ -70,7 +70,7 @@ class _JournalEventQueue:
             self._bytes += size
         return True
 
-    def put_changes(self, changes: Iterable[ResponseStored | ResponseRemoved]) -> None:
+    def put_changes(self, changes: Iterable[Change]) -> None:
         # Even if the queue is full. Without a change, a miss is explained less exactly.
         with self._lock:
             for change in changes:
@@ -107,6 +107,9 @@ class Journal:
         """Wait at most a second while many records wait to be written: a proxy at full load must not lose records."""
 
     def record_stored(self, entry: Entry) -> None: ...
+
+    def record_keep_warm(self, request_id: str, text: str) -> None:
+        """Record what became of the keep-warm requests after a request."""
 
     def read(self, work: Callable[[JournalReader], T], default: T | None = None) -> T:
         """Return the result of `work`, or `default` if the journal is disabled.
@@ -172,6 +175,9 @@ class StoredJournal(Journal):
 
     def record_stored(self, entry: Entry) -> None:
         self._queue.put_changes([ResponseStored(entry.key, entry.id, entry.expires, self._clock(), entry.request_id)])
+
+    def record_keep_warm(self, request_id: str, text: str) -> None:
+        self._queue.put_changes([KeepWarmEnded(request_id, text)])
 
     def record_removed(self, entries: Iterable[ResponseRemoved]) -> None:
         self._queue.put_changes(entries)

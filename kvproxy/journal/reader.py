@@ -100,15 +100,15 @@ class TimeSeries:
 
 @dataclass(frozen=True, slots=True)
 class TotalRow:
-    """Sums over the requests of a group with the same layer, model, and tenant.
-
-    `saved_seconds` is the duration of original responses minus that of their hits; `unreported` requests have unknown tokens.
+    """Sums over the requests of a group with one layer, model, tenant, and UTC day; `unreported` ones have unknown tokens.
+    `saved_seconds` is the duration of original responses minus that of their hits.
     """
 
     name: str
     layer: str
     model: str
     tenant: str
+    day: str
     requests: int
     prompt_tokens: int
     completion_tokens: int
@@ -245,9 +245,9 @@ class JournalReader:
 
     def totals(self, by: SavingsGroup, first_day: str | None) -> list[TotalRow]:
         """Return sums from the UTC day `first_day`, such as 2026-11-21, on; None sums all days."""
-        sums = ", ".join(f"sum({column.name})" for column in fields(TotalRow)[4:])
+        sums = ", ".join(f"sum({column.name})" for column in fields(TotalRow)[5:])
         counted = "tag <> ''" if by == "tag" else "tag = ''"
-        sql = f"select {by}, layer, model, tenant, {sums} from totals where {counted} and day >= ? group by 1, 2, 3, 4"
+        sql = f"select {by}, layer, model, tenant, day, {sums} from totals where {counted} and day >= ? group by 1, 2, 3, 4, 5"
         return [TotalRow(*row) for row in self.rows(sql, [first_day or ""])]
 
     def last_uses(self) -> dict[str, float]:

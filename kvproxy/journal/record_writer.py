@@ -8,7 +8,16 @@ from dataclasses import replace
 from kvproxy.exchange import CacheKey, Exchange
 from kvproxy.index.entry_redaction import RedactionFailed, Redactor, redact_json
 from kvproxy.index.search.conversations import last_turn
-from kvproxy.journal.cache_history import CacheHistory, Event, PromptRecord, ResponseRemoved, ResponseStored, Tombstone
+from kvproxy.journal.cache_history import (
+    CacheHistory,
+    Change,
+    Event,
+    KeepWarmEnded,
+    PromptRecord,
+    ResponseRemoved,
+    ResponseStored,
+    Tombstone,
+)
 from kvproxy.journal.daily_sums import DailySums
 from kvproxy.journal.databases.database import JournalDatabase, JournalFailed
 from kvproxy.journal.record import Record, is_warmed_by_backend, reason_of_unexplained_miss, record_of
@@ -110,7 +119,10 @@ class RecordWriter:
         )
         self._totals.write()
 
-    def _write_change(self, change: ResponseStored | ResponseRemoved, records: Mapping[int, Record]) -> None:
+    def _write_change(self, change: Change, records: Mapping[int, Record]) -> None:
+        if isinstance(change, KeepWarmEnded):
+            self._turns.set_keep_warm(change.request, change.text)
+            return
         self._prompts.pop(change.key, None)
         if isinstance(change, ResponseRemoved):
             self._history.add_removal(change)

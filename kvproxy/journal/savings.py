@@ -9,12 +9,13 @@ from datetime import UTC, datetime
 import numpy as np
 
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
+from kvproxy.journal.priced_requests import PricedRequest, requests_with_other_prices
 from kvproxy.journal.reader import CACHES, JournalReader
 from kvproxy.journal.record_query import SavingsGroup
 from kvproxy.journal.sessions.ledger import REPEATED
 from kvproxy.journal.sessions.session_reader import SessionReader
-from kvproxy.providers.prices import ModelPrices
-from kvproxy.settings.journal import MILLION, JournalSettings, PriceSettings, hit_price, price_of, storage_price
+from kvproxy.providers.prices import ModelPrices, price_on
+from kvproxy.settings.journal import MILLION, JournalSettings, PriceSettings, hit_price, storage_price
 
 _MAX_SAMPLED = 5_000
 MIN_REQUESTS = 20
@@ -22,6 +23,7 @@ _MAX_REQUESTS = 400
 _MIN_SPREAD = 16  # Tokens between the 10% and 90% quantiles. With less, noise would hide the slope.
 _WINDOWS = 4
 _Z = 1.645
+_NO_SHARES = (0.0, 0.0)
 _LOST_PREFIXES = ("evicted", "expired", "moved", "minimum", "unmarked", "unreported")
 
 
@@ -138,12 +140,17 @@ def savings(
     """
     found: dict[str, Saving] = {}
     costs, cached_shares = prefill_costs(reader), _provider_cached_share_bounds(reader)
+    most_wrong = 1.0 if wrong_interval is None else wrong_interval.most
     for row in reader.totals(by, first_day):
-        price = price_of(row.model, prices)
+        price = price_on(row.model, prices, row.day)
+        tokens = Tokens(row.prompt_tokens, row.completion_tokens, row.reused_tokens)
+        shares = cached_shares.get((row.tenant, row.model, row.layer), _NO_SHARES)
+        wrong = most_wrong if row.layer == "semantic" else 0.0
         if row.layer == "warming":
             if price is not None:
-                paid = hit_price(price, row.prompt_tokens, row.reused_tokens, row.completion_tokens)
-                found.setdefault(row.name, Saving(row.name)).add_money(-paid, -paid)
+                found.setdefault(row.name, Saving(row.name)).add_money(
+                    *_saved_money(row.layer, price, tokens, shares, wrong)
+                )
             continue
         if row.layer == "refused":
             continue
@@ -169,28 +176,82 @@ def savings(
         if price is None:
             saving.unpriced_hits += row.requests if is_hit else 0
             saving.unpriced_reused_tokens += reused
-        else:
-            if not is_hit:
-                money = reused * (price.input - price.price_of_reuse) / MILLION
-                saving.add_money(money, money)
-                continue
-            shares = cached_shares[row.tenant, row.model, row.layer]
+            continue
+        saving.add_money(*_saved_money(row.layer, price, tokens, shares, wrong))
+        if is_hit:
             cached = [round(row.prompt_tokens * share) for share in shares]
             if price.cached is not None:
                 saving.cached_tokens += cached[0]
                 saving.priced_tokens += row.prompt_tokens
             if cached[0] < cached[1] or (cached[1] and price.cached is None):
                 saving.uncertain_tokens += row.prompt_tokens
-            most, least = (hit_price(price, row.prompt_tokens, each, row.completion_tokens) for each in cached)
-            # A discount that is not known could be the whole price.
-            least -= cached[1] * price.input / MILLION if price.cached is None else 0.0
-            wrong = 0.0 if row.layer != "semantic" else 1.0 if wrong_interval is None else wrong_interval.most
-            saving.add_money(most, least * (1 - wrong))
     _subtract_writes(reader, by, prices, first_day, found)
+    _correct_prices(reader, by, prices, first_day, found, cached_shares, most_wrong)
     order = sorted(found.values(), key=lambda each: each.name)
     if by == "day":
         return order
     return sorted(order, key=lambda each: (each.money or 0.0, each.seconds, each.prompt_tokens), reverse=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Numbers of tokens of requests. `reused` is a part of `prompt`."""
+
+    prompt: int
+    completion: int
+    reused: int
+
+
+def _saved_money(
+    layer: str, price: PriceSettings, tokens: Tokens, shares: tuple[float, float], wrong: float
+) -> tuple[float, float]:
+    """Return the money that a layer saved, and the least that it saved if the share `wrong` of its hits is wrong.
+
+    `shares` are bounds of the share of the prompt that the provider's cache would have reused.
+    """
+    if layer == "warming":
+        paid = hit_price(price, tokens.prompt, tokens.reused, tokens.completion)
+        return -paid, -paid
+    if layer not in CACHES:
+        money = tokens.reused * (price.input - price.price_of_reuse) / MILLION
+        return money, money
+    cached = [round(tokens.prompt * share) for share in shares]
+    most, least = (hit_price(price, tokens.prompt, each, tokens.completion) for each in cached)
+    # A discount that is not known could be the whole price.
+    least -= cached[1] * price.input / MILLION if price.cached is None else 0.0
+    return most, least * (1 - wrong)
+
+
+def _correct_prices(
+    reader: JournalReader,
+    by: SavingsGroup,
+    prices: Mapping[str, PriceSettings],
+    first_day: str | None,
+    found: dict[str, Saving],
+    cached_shares: Mapping[tuple[str, str, str], tuple[float, float]],
+    most_wrong: float,
+) -> None:
+    """Add what requests with the price of an hour or of long prompts saved beyond the day's usual price."""
+    if not isinstance(prices, ModelPrices):
+        return
+    for request, usual, own in requests_with_other_prices(reader, prices, first_day):
+        tokens = Tokens(request.prompt_tokens, request.completion_tokens, request.reused_tokens)
+        shares = cached_shares.get((request.tenant, request.model, request.layer), _NO_SHARES)
+        wrong = most_wrong if request.layer == "semantic" else 0.0
+        before, after = (_saved_money(request.layer, each, tokens, shares, wrong) for each in (usual, own))
+        groups = _groups_of(request, by)
+        for name in groups:
+            found.setdefault(name, Saving(name)).add_money(after[0] - before[0], after[1] - before[1])
+        if by != "tag":
+            name = "prefix" if by == "layer" else groups[0]
+            writes = [_write_surcharge(each, request.written_5m, request.written_1h) for each in (usual, own)]
+            found.setdefault(name, Saving(name)).add_money(writes[0] - writes[1], writes[0] - writes[1])
+
+
+def _groups_of(request: PricedRequest, by: SavingsGroup) -> list[str]:
+    if by == "tag":
+        return [tag for tag in request.tags.split(",") if tag]
+    return [{"day": request.day, "layer": request.layer, "model": request.model, "tenant": request.tenant}[by]]
 
 
 def _provider_cached_share_bounds(reader: JournalReader) -> dict[tuple[str, str, str], tuple[float, float]]:
@@ -227,14 +288,17 @@ def _subtract_writes(
     if by == "tag":
         return
     rows = SessionReader(reader, prices).provider_writes("'prefix'" if by == "layer" else by, since)
-    for name, model, short, long, hours in rows:
-        price = price_of(model, prices)
+    for name, model, day, short, long, hours in rows:
+        price = price_on(model, prices, day)
         if price is not None:
-            paid = (
-                short * (price.price_of_5m_write - price.input) + long * (price.price_of_1h_write - price.input)
-            ) / MILLION
-            paid += storage_price(price, hours)
+            paid = _write_surcharge(price, short, long) + storage_price(price, hours)
             found.setdefault(name, Saving(name)).add_money(-paid, -paid)
+
+
+def _write_surcharge(price: PriceSettings, written_5m: int, written_1h: int) -> float:
+    """Return what writing tokens to the provider's cache costs beyond reading them without a cache."""
+    paid = written_5m * (price.price_of_5m_write - price.input) + written_1h * (price.price_of_1h_write - price.input)
+    return paid / MILLION
 
 
 def _wrong_hit_interval(counts: Mapping[str, int] | None) -> WrongHitInterval | None:

@@ -38,13 +38,19 @@ TABLES = (
     " primary key (day, tenant, model, layer, tag)) without rowid",
     "create table turns (number integer primary key, session integer not null, turn integer not null,"
     " parent integer, name integer, pause float, written_5m integer, written_1h integer, region integer, place integer,"
-    f" {', '.join(f'{cause} integer' for cause in CAUSES)})",
+    f" {', '.join(f'{cause} integer' for cause in CAUSES)}, diagnosis integer, agrees integer, keep_warm integer)",
     "create index turns_session on turns (session)",
     "create table prompt_sizes (prompt integer primary key, sizes blob not null)",
     "create table prompt_tokens (day text not null, tenant text not null, model text not null,"
     " result text not null, tokens integer not null, primary key (day, tenant, model, result)) without rowid",
 )
-ADDED_COLUMNS = (("records", "not_stored integer"), ("totals", "unreported integer not null default 0"))
+ADDED_COLUMNS = (
+    ("records", "not_stored integer"),
+    ("totals", "unreported integer not null default 0"),
+    ("turns", "diagnosis integer"),
+    ("turns", "agrees integer"),
+    ("turns", "keep_warm integer"),
+)
 """Columns of `TABLES` that a journal of an older version lacks; it is opened for writing with them."""
 STRINGS = (
     "tenant",
@@ -60,6 +66,7 @@ STRINGS = (
     "not_stored",
     "proxy",
 )
+TURN_STRINGS = ("name", "region", "diagnosis", "keep_warm")
 _DIGESTS = ("entry", "near", "key")
 OF_PROMPT = ("key", "text")
 _KEY_BYTES = 16
@@ -164,7 +171,7 @@ class StringIds:
 def unused_names_condition(stored: Sequence[str]) -> str:
     """Return the SQL condition that nothing refers to a row of `names`. `stored` is `JournalDatabase.stored`."""
     columns = [f"select {name} from records where {name} is not null" for name in STRINGS if name in stored]
-    columns += [f"select {name} from turns where {name} is not null" for name in ("name", "region")]
+    columns += [f"select {name} from turns where {name} is not null" for name in TURN_STRINGS]
     columns.append("select shape from prompts where shape is not null")
     return f"number not in ({' union '.join(columns)})"
 

@@ -28,6 +28,10 @@ _PRIOR_WEIGHT = 500.0  # Number of pauses that a prior distribution counts as.
 TYPICAL_PAUSES: Sequence[int] = (3537, 70, 31, 15, 2, 8, 9, 0, 1, 5, 6, 1, 0, 72)
 
 
+HEADLESS_PAUSES: Sequence[int] = (TYPICAL_PAUSES[0], *(0,) * (len(TYPICAL_PAUSES) - 2), TYPICAL_PAUSES[-1])
+"""`TYPICAL_PAUSES` without the pauses of users: a run without a user continues at once, or ends."""
+
+
 @dataclass(frozen=True, slots=True)
 class SurvivalFunction:
     """For each of `PAUSE_BOUNDS`, the probability that a pause is longer."""

@@ -9,18 +9,22 @@ from types import MappingProxyType
 from typing import Literal
 
 ANTHROPIC_DOCS = "https://platform.claude.com/docs/en/build-with-claude/prompt-caching"
-OPENAI_DOCS = "https://platform.openai.com/docs/guides/prompt-caching"
+OPENAI_DOCS = "https://developers.openai.com/api/docs/guides/prompt-caching"
 GEMINI_DOCS = "https://ai.google.dev/gemini-api/docs/caching"
 DEEPSEEK_DOCS = "https://api-docs.deepseek.com/guides/kv_cache"
-XAI_DOCS = "https://docs.x.ai/docs/models"
-MISTRAL_DOCS = "https://docs.mistral.ai/capabilities/completion/"
+XAI_DOCS = "https://docs.x.ai/developers/advanced-api-usage/prompt-caching"
+MISTRAL_DOCS = "https://docs.mistral.ai/studio-api/conversations/advanced/prompt-caching"
 
 _MINUTE, _HOUR = 60.0, 3_600.0
 ANTHROPIC_LIFETIMES: Mapping[str, float] = MappingProxyType({"5m": 5 * _MINUTE, "1h": _HOUR})
-_VERIFIED = date(2026, 11, 28)
+# The days on which the text of a page was last compared with the rules below.
+_ANTHROPIC_DATE = date(2026, 10, 8)
+_OPENAI_DATE = date(2026, 9, 23)
+_GEMINI_DATE = date(2026, 10, 13)
+_OTHER_DATE = date(2026, 10, 27)
 _MAX_AGE_DAYS = 183
 _VENDOR = re.compile(r"^(?:anthropic|openai|google|deepseek|x-ai|mistralai)/")
-_BEDROCK = re.compile(r"^(?:[a-z-]+\.)?anthropic\.")
+_BEDROCK = re.compile(r"^(?:[a-z-]+\.)?(?:anthropic|openai)\.")
 _VERSION_DOT = re.compile(r"(?<=\d)\.(?=\d)")
 
 
@@ -38,6 +42,8 @@ class CacheRule:
         mark_field: field on a content block that ends a cached prefix; None if the cache is only automatic.
         max_marks: prefixes that a request may write.
         lookback: blocks before a mark (Anthropic), or latest breakpoints (OpenAI), where the provider finds a cached prefix.
+        fills_cache: a request for no output is accepted, and reads or writes the cache like any other request.
+        diagnoses: the provider explains on request why a prefix was not reused.
         step_tokens: cached prefixes are multiples of this number of tokens.
         usage: names of the fields that report cached and written tokens.
         source, verified: where the rule is published, and the day on which it was last compared.
@@ -51,10 +57,12 @@ class CacheRule:
     write_ratios: Mapping[str, float]
     usage: Sequence[str]
     source: str
-    verified: date = _VERIFIED
+    verified: date
     mark_field: Literal["cache_control", "prompt_cache_breakpoint"] | None = None
     max_marks: int = 0
     lookback: int = 0
+    fills_cache: bool = False
+    diagnoses: bool = False
     step_tokens: int = 1
 
     @property
@@ -80,20 +88,24 @@ def _anthropic(models: str, minimum_tokens: int, read_ratio: float = 0.1, write_
         MappingProxyType({"5m": write_5m_ratio, "1h": 2.0}),
         ("cache_read_input_tokens", "cache_creation_input_tokens", "cache_creation.ephemeral_1h_input_tokens"),
         ANTHROPIC_DOCS,
+        _ANTHROPIC_DATE,
         mark_field="cache_control",
         max_marks=4,
         lookback=20,
+        fills_cache=True,
+        diagnoses=True,
     )
 
 
 _ANTHROPIC_MODELS = (
     _anthropic("claude-opus-5-5*", 512, 0.05),
-    _anthropic("claude-opus-5*", 512),
-    _anthropic("claude-fable-5-[12]*", 512, 0.025),
-    _anthropic("claude-fable-5*", 512),
-    _anthropic("claude-mythos-5-2*", 1_024, 0.025),
-    _anthropic("claude-sonnet-5-5*", 1_024, 0.05),
-    _anthropic("claude-opus-4-7*", 2_048),
+    _anthropic("claude-sonnet-5-5*", 512, 0.05),
+    *(_anthropic(f"claude-{name}-5-[12]*", 512, 0.025) for name in ("fable", "mythos")),
+    *(
+        _anthropic(models, 512)
+        for models in ("claude-opus-5*", "claude-fable-5*", "claude-mythos-5*", "claude-haiku-5-5*")
+    ),
+    *(_anthropic(models, 2_048) for models in ("claude-opus-4-7*", "claude-mythos-preview*")),
     _anthropic("claude-opus-4-[56]*", 4_096),
     _anthropic("claude-haiku-4-5*", 4_096),
     _anthropic("claude-haiku-3*", 2_048),
@@ -110,7 +122,8 @@ def _openai_with_breakpoints(models: str, read_ratio: float = 0.1) -> CacheRule:
         "openai",
         models,
         1_024,
-        MappingProxyType({"30m": 30 * _MINUTE}),
+        # Only the Responses API accepts 12h.
+        MappingProxyType({"30m": 30 * _MINUTE, "12h": 12 * _HOUR}),
         read_ratio,
         MappingProxyType({"30m": 1.25}),
         (
@@ -119,25 +132,41 @@ def _openai_with_breakpoints(models: str, read_ratio: float = 0.1) -> CacheRule:
             "input_tokens_details.cache_write_tokens",
         ),
         OPENAI_DOCS,
+        _OPENAI_DATE,
         mark_field="prompt_cache_breakpoint",
         max_marks=4,
-        lookback=80,
+        # The first 2 and the latest 50 explicit breakpoints, by the guide; the latest 80, by the reference.
+        lookback=50,
+        diagnoses=True,
     )
 
 
 def _openai(models: str) -> CacheRule:
     # In memory, OpenAI keeps prefixes for 5 to 60 minutes.
     lifetimes = MappingProxyType({"in_memory": 5 * _MINUTE, "24h": 24 * _HOUR})
+    # The minimum depends on the request; an earlier version of the guide gives 1,024.
+    writes: Mapping[str, float] = MappingProxyType({})
     return CacheRule(
-        "openai", models, 1_024, lifetimes, None, MappingProxyType({}), _OPENAI_DETAILS, OPENAI_DOCS, step_tokens=128
+        "openai", models, 1_024, lifetimes, None, writes, _OPENAI_DETAILS, OPENAI_DOCS, _OPENAI_DATE, step_tokens=128
     )
 
 
 def _automatic(
-    provider: str, models: str, usage: Sequence[str], source: str, minimum: int | None = None, step: int = 1
+    provider: str,
+    models: str,
+    usage: Sequence[str],
+    source: str,
+    verified: date = _OTHER_DATE,
+    minimum: int | None = None,
+    step: int = 1,
+    lifetime: float = 5 * _MINUTE,
+    read_ratio: float | None = None,
 ) -> CacheRule:
-    lifetimes = MappingProxyType({"automatic": 5 * _MINUTE})
-    return CacheRule(provider, models, minimum, lifetimes, None, MappingProxyType({}), usage, source, step_tokens=step)
+    lifetimes = MappingProxyType({"automatic": lifetime})
+    writes: Mapping[str, float] = MappingProxyType({})
+    return CacheRule(
+        provider, models, minimum, lifetimes, read_ratio, writes, usage, source, verified, step_tokens=step
+    )
 
 
 _GEMINI_USAGE = ("usageMetadata.cachedContentTokenCount",)
@@ -149,16 +178,18 @@ CACHE_RULES: Sequence[CacheRule] = (
     _openai_with_breakpoints("gpt-6.1-*", 0.05),
     *map(_openai_with_breakpoints, ("gpt-5.[6-9]*", "gpt-5-[6-9]*", "gpt-[6-9]*")),
     *map(_openai, ("gpt-3.5*", "gpt-4*", "gpt-5", "gpt-5-*", "gpt-5.*", "chatgpt-*", "o[134]", "o[134]-*", "codex-*")),
-    _automatic("google", "gemini-*-pro*", _GEMINI_USAGE, GEMINI_DOCS, minimum=4_096),
-    _automatic("google", "gemini-*", _GEMINI_USAGE, GEMINI_DOCS, minimum=1_024),
+    _automatic("google", "gemini-2.5-*", _GEMINI_USAGE, GEMINI_DOCS, _GEMINI_DATE, minimum=2_048),
+    _automatic("google", "gemini-*", _GEMINI_USAGE, GEMINI_DOCS, _GEMINI_DATE, minimum=4_096),
     *(
-        _automatic("deepseek", models, _DEEPSEEK_USAGE, DEEPSEEK_DOCS, minimum=64, step=64)
-        for models in ("deepseek-chat", "deepseek-reasoner", "deepseek-v4-*")
+        # Unused prefixes stay for hours to days.
+        _automatic("deepseek", models, _DEEPSEEK_USAGE, DEEPSEEK_DOCS, minimum=64, step=64, lifetime=3 * _HOUR)
+        for models in ("deepseek-chat", "deepseek-reasoner", "deepseek-flash", "deepseek-v4-*")
     ),
-    *(_automatic("x-ai", f"grok-{models}*", _CACHED_TOKENS, XAI_DOCS) for models in ("[2-9]", "code")),
+    # xAI publishes neither a minimum nor a lifetime; reported numbers are multiples of 128.
+    *(_automatic("x-ai", f"grok-{models}*", _CACHED_TOKENS, XAI_DOCS, step=128) for models in ("[2-9]", "code")),
     # Without a version, these names are also names of open weights.
     *(
-        _automatic("mistral", f"{family}-{version}", _CACHED_TOKENS, MISTRAL_DOCS)
+        _automatic("mistral", f"{family}-{version}", _CACHED_TOKENS, MISTRAL_DOCS, read_ratio=0.1)
         for family in ("mistral-*", "magistral-*", "codestral", "devstral-*", "ministral-*", "pixtral-*")
         for version in ("latest", "[0-9][0-9][0-9][0-9]")
     ),
@@ -174,6 +205,7 @@ ASSUMED_RULE = CacheRule(
     MappingProxyType({}),
     (),
     "an assumption",
+    _OTHER_DATE,
     step_tokens=128,
 )
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from functools import lru_cache
 
 from kvproxy.providers.cache_rules import CacheRule, cache_rule, cache_rule_or_assumption, rule_of_marks
@@ -11,6 +11,13 @@ from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
 
 LIST_CURRENCY = "USD"
 _FIRST_PRICES = datetime(2020, 1, 1, tzinfo=UTC).timestamp()
+_NOON = time(12)
+_PRICED = ("input_mtok", "cache_read_mtok", "cache_write_mtok", "cache_write_1h_mtok", "output_mtok")
+# From this day on, DeepSeek bills V4 at the lower price on weekends in Beijing. Source: api-docs.deepseek.com, October 2026.
+_FIRST_WEEKEND = datetime(2026, 8, 22, 16, tzinfo=UTC)
+_BEIJING = timezone(timedelta(hours=8))
+_SATURDAY = 5
+_DEEPSEEK_V4 = ("deepseek-v4", "deepseek-flash")
 # Dates and revisions, such as -20251101, -2026-07-01, -latest, @20251101, -v1:0, -preview-05-06, and -001.
 _REVISION = re.compile(
     r"(?:[-@](?:\d{8}|\d{4}-\d\d-\d\d|latest|default|preview(?:-\d\d-\d(?:\d|\d{3}))?|\d{3,4}|v\d+(?::\d+)?))+$"
@@ -38,6 +45,10 @@ class ModelPrices(Mapping[str, PriceSettings]):
         """Return the price of a request; see `list_price` for the arguments."""
         price = price_of(model, self._configured)
         return list_price(model, moment, prompt_tokens) if price is None and self._has_list_prices else price
+
+    def is_configured(self, model: str) -> bool:
+        """Whether the settings have a price of the model, which does not depend on the request."""
+        return price_of(model, self._configured) is not None or not self._has_list_prices
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._configured)
@@ -82,6 +93,8 @@ def list_price(model: str, moment: datetime | None = None, prompt_tokens: int = 
         # Names of open weights on other servers may equal names of hosted models.
         return None
     now = datetime.now(UTC).replace(hour=12) if moment is None else moment
+    if _DEEPSEEK_V4[0] in model or _DEEPSEEK_V4[1] in model:
+        now = _without_weekend_peaks(now)
     # The hours of a price begin and end at half hours.
     listed = _listed_prices(model, rule, now.replace(minute=now.minute // 30 * 30, second=0, microsecond=0))
 
@@ -106,13 +119,43 @@ def list_price(model: str, moment: datetime | None = None, prompt_tokens: int = 
     )
 
 
-def price_at(model: str, prices: Mapping[str, PriceSettings], time: float, prompt_tokens: int) -> PriceSettings | None:
+def _without_weekend_peaks(moment: datetime) -> datetime:
+    is_weekend = moment >= _FIRST_WEEKEND and moment.astimezone(_BEIJING).weekday() >= _SATURDAY
+    return datetime.combine(moment.date(), _NOON, UTC) if is_weekend else moment
+
+
+def price_at(
+    model: str, prices: Mapping[str, PriceSettings], seconds: float, prompt_tokens: int
+) -> PriceSettings | None:
     """Return the price of a request at a time in seconds since the epoch; see `list_price`."""
     if isinstance(prices, ModelPrices):
         # Traces may count from their own start.
-        moment = datetime.fromtimestamp(time, UTC) if time > _FIRST_PRICES else None
+        moment = datetime.fromtimestamp(seconds, UTC) if seconds > _FIRST_PRICES else None
         return prices.at(model, moment, prompt_tokens)
     return price_of(model, prices)
+
+
+def price_on(model: str, prices: Mapping[str, PriceSettings], day: str) -> PriceSettings | None:
+    """Return the price of a short request at noon of a UTC day, such as 2026-11-21."""
+    return price_at(model, prices, datetime.combine(date.fromisoformat(day), _NOON, UTC).timestamp(), 0)
+
+
+@lru_cache(maxsize=4_096)
+def least_priced_otherwise(model: str) -> int | None:
+    """Return the least prompt tokens of requests whose list price may differ from `price_on`: 0 if the price has hours.
+
+    None if no request has another price on the same day.
+    """
+    rule = cache_rule(model)
+    if rule is None:
+        return None
+    now = datetime.now(UTC)
+    today = [datetime.combine(now.date(), time(hour, minute), UTC) for hour in range(24) for minute in (0, 30)]
+    listed = [_listed_prices(model, rule, moment) for moment in today]
+    if any(each != listed[0] for each in listed):
+        return 0
+    starts = [tier.start for name in _PRICED for tier in getattr(getattr(listed[0], name, None), "tiers", ())]
+    return min(starts) + 1 if starts else None
 
 
 def _gateway(model: str) -> str | None:

@@ -43,7 +43,12 @@ class RuleSettings(Section):
     breakpoints: Literal["5m", "1h", "auto"] | None = Field(
         None,
         description="Lifetime of breakpoints (cache_control) to place in requests to /v1/messages; auto follows the"
-        " pauses of sessions. By default only the client's.",
+        " pauses of sessions. For models of OpenAI with prompt_cache_breakpoint, each value places them. By default only the"
+        " client's.",
+    )
+    diagnoses: bool = Field(
+        False,
+        description="Ask Anthropic and OpenAI (Responses) why they did not reuse a prefix, and compare the ledger with it.",
     )
     keep_warm_tokens: int | None = Field(None, ge=0, description="Tokens that keep-warm requests may read per hour.")
     keep_warm_money: float | None = Field(

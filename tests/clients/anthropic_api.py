@@ -2,9 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -43,12 +44,49 @@ class _Thread:
     continued: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Fingerprint:
+    """The parts of a request that the provider compares for its diagnosis, each as the texts that the model reads."""
+
+    model: str
+    tools: Sequence[str]
+    system: Sequence[str]
+    messages: Sequence[Sequence[str]]
+    parameters: str
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> "_Fingerprint":
+        parameters = [body.get(name) for name in ("tool_choice", "thinking", "output_config")]
+        return cls(
+            body["model"],
+            [_read_text(tool) for tool in body.get("tools", [])],
+            [_read_text(block) for block in _content_blocks(body.get("system", []))],
+            [
+                [message["role"], *(_read_text(block) for block in _content_blocks(message["content"]))]
+                for message in body["messages"]
+            ],
+            json.dumps(parameters),
+        )
+
+    def difference(self, previous: "_Fingerprint") -> str | None:
+        """Return the first part in which this request does not continue the previous one."""
+        for name in ("model", "tools", "system"):
+            if getattr(self, name) != getattr(previous, name):
+                return f"{name}_changed"
+        if self.parameters != previous.parameters:
+            return "unavailable"
+        is_continued = self.messages[: len(previous.messages)] == previous.messages
+        return None if is_continued else "messages_changed"
+
+
 @dataclass(slots=True)
 class AnthropicApi:
     """Answers requests by a script, and bills their prompts.
 
     Attributes:
         pause: seconds after the first event of each stream.
+        answers: contents of the next answers, which replace those of the script.
+        reports_cache: the usage has the tokens that were read and written.
         bodies: bodies of the requests to `/v1/messages`.
         usages: prompt tokens of each answered request.
         errors: messages of the refused requests.
@@ -57,10 +95,15 @@ class AnthropicApi:
     script: Script
     pause: float = 0.0
     cache: PromptCache = field(default_factory=PromptCache)
+    answers: list[list[dict[str, Any]]] = field(default_factory=list)
+    reports_cache: bool = True
     bodies: list[dict[str, Any]] = field(default_factory=list)
     usages: list[PromptUsage] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     _threads: dict[str, _Thread] = field(default_factory=dict)
+    _fingerprints: dict[str, "_Fingerprint"] = field(default_factory=dict)
+    _thoughts: set[str] = field(default_factory=set)
+    _name: str = field(default_factory=lambda: uuid4().hex[:6])
     _count: int = 0
 
     async def answer(self, request: Request) -> Response:
@@ -97,10 +140,11 @@ class AnthropicApi:
         if continued is not None:
             held = {name: continued.body[name] for name in _THREAD_FIELDS if name in continued.body}
             whole = body | held | {"messages": [*continued.messages, *body["messages"]]}
-        _check_signatures(whole["messages"])
+        _check_signatures(whole["messages"], self._thoughts)
+        _check_empty_output(body)
         account = request.headers.get("x-api-key") or request.headers.get("authorization", "")
         blocks = list(blocks_of(whole))
-        _check_marks(whole)
+        check_marks(whole)
         try:
             usage = self.cache.use(rules_of(body["model"]), blocks, f"{account}\0{body['model']}")
         except InvalidMarksError as error:
@@ -108,8 +152,11 @@ class AnthropicApi:
         if continued is not None:
             continued.continued = True
         self.usages.append(usage)
-        content = [*_thinking(body), *self._content(whole)]
-        message_id = f"msg_{self._count:06}"
+        content = self.answers.pop(0) if self.answers else [*_thinking(body), *self._content(whole)]
+        self._thoughts |= {block["signature"] for block in content if block["type"] == "thinking"}
+        if body["max_tokens"] == 0:
+            content = []
+        message_id = f"msg_{self._name}{self._count:06}"
         if "thread" in body:
             messages = [*whole["messages"], {"role": "assistant", "content": content}]
             self._threads[message_id] = _Thread(whole, messages)
@@ -119,10 +166,27 @@ class AnthropicApi:
             "role": "assistant",
             "model": body["model"],
             "content": content,
-            "stop_reason": "tool_use" if content[-1]["type"] == "tool_use" else "end_turn",
+            "stop_reason": _stop_reason(content),
             "stop_sequence": None,
-            "usage": usage_of(usage, sum(len(json.dumps(block)) for block in content) // 4),
+            "usage": self._usage(usage, sum(len(json.dumps(block)) for block in content) // 4),
+            **self._diagnosis(whole, message_id),
         }
+
+    def _usage(self, usage: PromptUsage, output_tokens: int) -> dict[str, Any]:
+        if self.reports_cache:
+            return usage_of(usage, output_tokens)
+        return {"input_tokens": usage.total, "output_tokens": output_tokens}
+
+    def _diagnosis(self, body: Mapping[str, Any], message_id: str) -> dict[str, Any]:
+        if "diagnostics" not in body:
+            return {}
+        fingerprint = self._fingerprints[message_id] = _Fingerprint.of(body)
+        previous_id = body["diagnostics"]["previous_message_id"]
+        if previous_id is None:
+            return {"diagnostics": None}
+        previous = self._fingerprints.get(previous_id)
+        reason = "previous_message_not_found" if previous is None else fingerprint.difference(previous)
+        return {"diagnostics": None if reason is None else {"cache_miss_reason": {"type": reason}}}
 
     def _continued_thread(self, body: Mapping[str, Any], betas: str) -> _Thread | None:
         if "thread" not in body:
@@ -177,8 +241,7 @@ def blocks_of(body: Mapping[str, Any]) -> Iterator[Block]:
     automatic = body.get("cache_control")
     for place, (block, scope, role) in enumerate(raw):
         mark = block.get("cache_control") or (automatic if place == len(raw) - 1 else None)
-        text = role + json.dumps({name: value for name, value in block.items() if name not in _HIDDEN})
-        yield Block(text, (mark.get("ttl") or "5m") if mark else None, scope=scope)
+        yield Block(role + _read_text(block), (mark.get("ttl") or "5m") if mark else None, scope=scope)
 
 
 def conversation_of(body: Mapping[str, Any]) -> Conversation:
@@ -201,7 +264,29 @@ def _content_blocks(content: Any) -> list[dict[str, Any]]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _check_marks(body: Mapping[str, Any]) -> None:
+def _read_text(block: Mapping[str, Any]) -> str:
+    return json.dumps({name: value for name, value in block.items() if name not in _HIDDEN})
+
+
+def _stop_reason(content: Sequence[Mapping[str, Any]]) -> str:
+    if not content:
+        return "max_tokens"
+    return "tool_use" if content[-1]["type"] == "tool_use" else "end_turn"
+
+
+def _check_empty_output(body: Mapping[str, Any]) -> None:
+    """Check the limits of requests that only fill the cache."""
+    requires_output = (
+        body.get("stream")
+        or body.get("thinking", {}).get("type") == "enabled"
+        or body.get("output_config", {}).get("format")
+        or body.get("tool_choice", {}).get("type") in ("any", "tool")
+    )
+    if body["max_tokens"] == 0 and requires_output:
+        raise ApiError("max_tokens: 0 is not supported with this request")
+
+
+def check_marks(body: Mapping[str, Any]) -> None:
     blocks = [*body.get("tools", []), *_content_blocks(body.get("system", []))]
     for message in body["messages"]:
         blocks += _content_blocks(message["content"])
@@ -225,10 +310,11 @@ def _signature(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _check_signatures(messages: Sequence[Mapping[str, Any]]) -> None:
+def _check_signatures(messages: Sequence[Mapping[str, Any]], issued: Container[str]) -> None:
     for place, message in enumerate(messages):
         for block in _content_blocks(message["content"]):
-            if block["type"] == "thinking" and block["signature"] != _signature(block["thinking"]):
+            is_thought = block["type"] == "thinking" and block["signature"] not in issued
+            if is_thought and block["signature"] != _signature(block["thinking"]):
                 raise ApiError(f"messages.{place}: Invalid `signature` in `thinking` block")
 
 

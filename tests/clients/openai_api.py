@@ -38,6 +38,7 @@ class OpenAIApi:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     usages: list[PromptUsage] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    _fingerprints: dict[str, dict[str, Any]] = field(default_factory=dict)
     _responses: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = field(default_factory=dict)
     _count: int = 0
 
@@ -72,8 +73,11 @@ class OpenAIApi:
         marked = any(block.lifetime for block in blocks)
         scope = f"{request.headers.get('authorization', '')}\0{body['model']}"
         if rules.kind == "breakpoints":
-            # Without the same key, these models rarely find a prefix.
-            scope += f"\0{body.get('prompt_cache_key')}"
+            # The key separates the cache. The output's format and the effort are rendered before the prompt.
+            settings = [
+                body.get(name) for name in ("prompt_cache_key", "text", "reasoning", "reasoning_effort", "verbosity")
+            ]
+            scope += f"\0{json.dumps(settings)}"
         elif options or marked:
             raise ApiError(f"prompt_cache_options and prompt_cache_breakpoint are not supported with {body['model']}")
         implicit = options.get("mode", "implicit") == "implicit"
@@ -160,12 +164,32 @@ class OpenAIApi:
             "truncation": "disabled",
             "usage": _usage(usage, _tokens(output), "input", "output"),
             "metadata": body.get("metadata") or {},
+            **self._diagnosis(body, items, f"resp_{self._count:06}"),
         }
         if body.get("store", True):
             self._responses[whole["id"]] = whole, [*items, *output]
         if body.get("stream"):
             return event_stream(_response_events(whole), pause=self.pause)
         return JSONResponse(whole)
+
+    def _diagnosis(self, body: Mapping[str, Any], items: Sequence[Mapping[str, Any]], id: str) -> dict[str, Any]:
+        """Return the field with the comparison that the request asks for, if its model has diagnoses."""
+        if rules_of(body["model"]).kind != "breakpoints":
+            return {}
+        own = self._fingerprints[id] = _fingerprint(body, items)
+        previous_id = (body.get("prompt_cache_options") or {}).get("comparison_response_id")
+        if previous_id is None:
+            return {}
+        previous = self._fingerprints.get(previous_id)
+        if previous is None:
+            return {"prompt_cache_diagnostics": {"type": "comparison_response_not_found"}}
+        changed = [name for name, value in own.items() if name != "input" and value != previous[name]]
+        if not changed and own["input"][: len(previous["input"])] != previous["input"]:
+            changed = ["input"]
+        if not changed:
+            return {"prompt_cache_diagnostics": {"type": "cache_hit"}}
+        missed = {"type": "cache_miss", "reason": f"{changed[0]}_changed", "cache_missed_tokens": _tokens(items)}
+        return {"prompt_cache_diagnostics": missed}
 
     def _output(self, body: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         if "reasoning.encrypted_content" in (body.get("include") or ()):
@@ -209,6 +233,24 @@ class OpenAIApi:
         return JSONResponse({"object": "list", "data": data, "model": body["model"], "usage": usage})
 
 
+def _fingerprint(body: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the parts of a request that OpenAI compares, by the name of its diagnosis, in the order of its checks."""
+    text = body.get("text") or {}
+    return {
+        "model": body["model"],
+        "service_tier": body.get("service_tier"),
+        "prompt_cache_key": body.get("prompt_cache_key"),
+        "text_format": json.dumps(text.get("format")),
+        "verbosity": text.get("verbosity"),
+        "reasoning_effort": (body.get("reasoning") or {}).get("effort"),
+        "tools": json.dumps(body.get("tools")),
+        "input": [
+            body.get("instructions"),
+            *([block.text for block in _message_blocks(items, i)] for i in range(len(items))),
+        ],
+    }
+
+
 def _tokens(value: object) -> int:
     return max(1, len(json.dumps(value)) // 4)
 
@@ -241,21 +283,46 @@ def _content_text(content: Any) -> str:
     return "".join(part.get("text", "") for part in _content_parts(content))
 
 
-def _message_blocks(message: Mapping[str, Any]) -> Iterator[Block]:
+def _ends_prefix(messages: Sequence[Mapping[str, Any]], place: int) -> bool:
+    """Whether OpenAI may place its breakpoint at the end of a message."""
+
+    def kind(index: int) -> str:
+        if not 0 <= index < len(messages):
+            return ""
+        message = messages[index]
+        is_result = message.get("role") == "tool" or str(message.get("type", "")).endswith("_output")
+        return "tool" if is_result else str(message.get("role"))
+
+    instructions = ("system", "developer")
+    if kind(place) in instructions:
+        return all(kind(index) in instructions for index in range(place)) and kind(place + 1) not in instructions
+    return kind(place) == "user" or (kind(place) == "tool" and kind(place + 1) != "tool")
+
+
+def _message_blocks(messages: Sequence[Mapping[str, Any]], place: int) -> Iterator[Block]:
     """Yield the blocks of a message: its content parts, and the rest of its fields."""
-    content, breakpoint_name = message.get("content"), "prompt_cache_breakpoint"
-    rest = json.dumps({name: value for name, value in message.items() if name not in ("content", "id")})
+    message, may_end = messages[place], _ends_prefix(messages, place)
+    name = "output" if "output" in message and "content" not in message else "content"
+    content, breakpoint_name = message.get(name), "prompt_cache_breakpoint"
+    rest = json.dumps({key: value for key, value in message.items() if key not in (name, "id")})
     parts = content if isinstance(content, list) else [{"text": content or ""}]
-    for place, part in enumerate(parts):
-        text = rest * (place == 0) + json.dumps({name: part[name] for name in part if name != breakpoint_name})
-        lifetime = "30m" if breakpoint_name in part else None
-        yield Block(text, lifetime, may_be_implicit=place == len(parts) - 1)
+    for number, part in enumerate(parts):
+        read = {key: part[key] for key in part if key not in (breakpoint_name, "type")}
+        mark = part.get(breakpoint_name)
+        lifetime = None if mark is None else mark.get("ttl", "30m")
+        text = rest * (number == 0) + json.dumps(read)
+        yield Block(text, lifetime, may_be_implicit=may_end and number == len(parts) - 1)
+
+
+def billed_blocks(body: Mapping[str, Any]) -> Iterator[Block]:
+    """Yield the blocks of the prompt of a request to Chat Completions or Responses."""
+    return _chat_blocks(body) if "messages" in body else _response_blocks(body, _input_items(body))
 
 
 def _chat_blocks(body: Mapping[str, Any]) -> Iterator[Block]:
     yield from (Block(json.dumps(tool)) for tool in body.get("tools") or ())
-    for message in body["messages"]:
-        yield from _message_blocks(message)
+    for place in range(len(body["messages"])):
+        yield from _message_blocks(body["messages"], place)
 
 
 def _chat_conversation(body: Mapping[str, Any]) -> Conversation:
@@ -302,9 +369,9 @@ def _input_items(body: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _response_blocks(body: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
     yield from (Block(json.dumps(tool)) for tool in body.get("tools") or ())
     if body.get("instructions"):
-        yield Block(body["instructions"], may_be_implicit=True)
-    for item in items:
-        yield from _message_blocks(item)
+        yield Block(body["instructions"])
+    for place in range(len(items)):
+        yield from _message_blocks(items, place)
 
 
 def _response_conversation(body: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> Conversation:

@@ -25,7 +25,8 @@ class CacheRules:
         lifetimes: seconds from the last use, by name.
         default: name of the lifetime of a mark without one.
         max_marks: prefixes that a request may write.
-        lookback: number of blocks before a mark (`marks`), or of breakpoints (`breakpoints`), where a cached prefix is found.
+        lookback: number of blocks before a mark (`marks`), or of the latest breakpoints (`breakpoints`), where a cached prefix is
+            found.
         step: granularity of prefixes in tokens (`steps`).
     """
 
@@ -42,16 +43,26 @@ def _anthropic(minimum: int) -> CacheRules:
     return CacheRules("marks", minimum, {"5m": 5 * _MINUTE, "1h": 60 * _MINUTE}, "5m")
 
 
+_OPENAI = CacheRules("breakpoints", 1_024, {"30m": 30 * _MINUTE, "12h": 720 * _MINUTE}, "30m", lookback=50)
+_FIRST_BREAKPOINTS = 2
+_EARLIER_ENDINGS = 20
+
+
 # The first pattern that matches a model applies. Sources: platform.claude.com/docs/en/build-with-claude/prompt-caching and
-# developers.openai.com/api/docs/guides/prompt-caching, November 2026.
+# developers.openai.com/api/docs/guides/prompt-caching, as read on 2026-10-08 and 2026-09-23.
 RULES: Mapping[str, CacheRules] = {
     "claude-opus-5*": _anthropic(512),
     "claude-fable-5*": _anthropic(512),
+    "claude-mythos-5*": _anthropic(512),
+    "claude-sonnet-5-5*": _anthropic(512),
+    "claude-haiku-5-5*": _anthropic(512),
+    "claude-mythos-preview*": _anthropic(2_048),
     "claude-opus-4-7*": _anthropic(2_048),
     "claude-opus-4-[56]*": _anthropic(4_096),
     "claude-haiku-4-5*": _anthropic(4_096),
-    "claude-*": _anthropic(1_024),
-    "gpt-5.[6-9]*": CacheRules("breakpoints", 1_024, {"30m": 30 * _MINUTE}, "30m", lookback=80),
+    "claude*": _anthropic(1_024),
+    "gpt-5.[6-9]*": _OPENAI,
+    "gpt-6*": _OPENAI,
     # In memory, prefixes stay for 5 to 60 minutes.
     "*": CacheRules("steps", 1_024, {"in_memory": 10 * _MINUTE, "24h": 24 * 60 * _MINUTE}, "in_memory", step=128),
 }
@@ -68,7 +79,7 @@ class Block:
     Attributes:
         text: canonical text that the model reads.
         lifetime: name of the lifetime if the block ends with a mark.
-        may_be_implicit: the block is the last one of a message, where a provider may place its implicit breakpoint.
+        may_be_implicit: the block ends a message at which a provider may place its implicit breakpoint.
         scope: parameters of the request that change the cached state from this block on.
     """
 
@@ -139,7 +150,10 @@ class PromptCache:
         marks = list(_marks(rules, blocks, implicit=implicit))
         prefixes = list(self._prefixes(blocks, scope))
         ends = _running_sums(block.tokens for block in blocks)
-        read = max((self._longest(rules, blocks, prefixes, ends, place) for place, _ in marks), default=0)
+        if rules.kind == "marks":
+            read = max((self._longest(rules, prefixes, ends, place) for place, _ in marks), default=0)
+        else:
+            read = self._longest_boundary(rules, blocks, prefixes, ends, implicit=implicit)
         end, written = read, dict.fromkeys(rules.lifetimes, 0)
         for place, name in marks:
             if ends[place] >= rules.minimum and ends[place] > end:
@@ -148,16 +162,29 @@ class PromptCache:
                 end = ends[place]
         return PromptUsage((ends[-1] if ends else 0) - end, read, written)
 
-    def _longest(
-        self, rules: CacheRules, blocks: Sequence[Block], prefixes: Sequence[str], ends: Sequence[int], mark: int
-    ) -> int:
+    def _longest(self, rules: CacheRules, prefixes: Sequence[str], ends: Sequence[int], mark: int) -> int:
         """Return the tokens of the longest cached prefix that a mark finds, and refresh its lifetime."""
-        if rules.kind == "marks":
-            places = range(mark, max(-1, mark - rules.lookback - 1), -1)
-        else:
-            candidates = [at for at in range(mark, -1, -1) if blocks[at].may_be_implicit or blocks[at].lifetime]
-            places = candidates[: rules.lookback]  # type: ignore[assignment]
-        for place in places:
+        for place in range(mark, max(-1, mark - rules.lookback - 1), -1):
+            if self._read(prefixes[place]):
+                return ends[place]
+        return 0
+
+    def _longest_boundary(
+        self,
+        rules: CacheRules,
+        blocks: Sequence[Block],
+        prefixes: Sequence[str],
+        ends: Sequence[int],
+        *,
+        implicit: bool,
+    ) -> int:
+        """Return the tokens of the longest cached prefix at a breakpoint, or, if implicit, at the end of a message."""
+        explicit = [place for place, block in enumerate(blocks) if block.lifetime]
+        places = {*explicit[:_FIRST_BREAKPOINTS], *explicit[-rules.lookback :]}
+        if implicit:
+            endings = [place for place, block in enumerate(blocks) if block.may_be_implicit]
+            places |= {*endings[:1], *endings[-_EARLIER_ENDINGS - 1 :]}
+        for place in sorted(places, reverse=True):
             if self._read(prefixes[place]):
                 return ends[place]
         return 0

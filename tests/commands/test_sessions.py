@@ -92,3 +92,25 @@ def test_a_session_is_shown_by_turns(data: Path) -> None:
     assert "expired 10,000" in shown
     missing = kvproxy("sessions", "show", 99, "--data", data)
     assert (missing.returncode, "no session '99'" in missing.stderr) == (3, True)
+
+
+def test_the_ledger_counts_unread_writes_and_compares_diagnoses(tmp_path: Path) -> None:
+    sessions = Sessions(str(tmp_path / "journal.db"), m=PRICE)
+    paid = provider()
+    changed = [SYSTEM, user("How does another cache work?"), *SECOND[2:]]
+    sessions.add(
+        request(FIRST, PROMPT_1, 0, 0, written=(PROMPT_1, 0), **paid),
+        request(SECOND, PROMPT_2, PROMPT_1, 60, written=(200, 0), diagnosis="unchanged", **paid),
+        request(changed, PROMPT_2, 0, 90, written=(PROMPT_2, 0), diagnosis="messages_changed", **paid),
+        request(SECOND, PROMPT_2, PROMPT_2, 95, written=(0, 0), diagnosis="tools_changed", **paid),
+    )
+    sessions.journal.record_keep_warm("r95", "none sent: the session was too unlikely to continue")
+    sessions.close()
+    shown = kvproxy("savings", "--ledger", "--data", tmp_path).stdout
+    written = PROMPT_1 + 200 + PROMPT_2
+    assert f"{written:,} written to a provider's cache (of which {PROMPT_2:,} were not read so far)" in shown
+    assert "The provider and the ledger agree on 2 of 3 compared prompts (66.7%):" in shown
+    assert "  tools_changed: 1 turn, 1 different in the ledger" in shown
+    tree = kvproxy("sessions", "show", 1, "--data", tmp_path).stdout
+    assert "tools_changed (the ledger differs)" in tree
+    assert "none sent: the session was too unlikely to continue" in tree

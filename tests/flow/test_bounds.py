@@ -2,21 +2,28 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
-from unittest.mock import Mock
+from typing import Any, cast
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.reported_usage import PrefixReuse
+from kvproxy.backends.protocol import RelayedResponse
 from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.flow import compare_responses, tenants
 from kvproxy.flow.compare_responses import Comparison, ComparisonQueue, ResponseComparer
-from kvproxy.flow.prepare import history_repair, keep_warm
+from kvproxy.flow.conversation_digests import with_conversation
+from kvproxy.flow.prepare import continuations, diagnoses, history_repair, keep_warm, refused_cache_fields
+from kvproxy.flow.prepare.continuations import Continuations
+from kvproxy.flow.prepare.diagnoses import PreviousResponses
 from kvproxy.flow.prepare.history_repair import HistoryRepair
 from kvproxy.flow.prepare.keep_warm import KeepWarm
+from kvproxy.flow.prepare.refused_cache_fields import RefusedCacheFields
 from kvproxy.flow.tenants import Tenants
 from kvproxy.providers import cache_policy
 from kvproxy.providers.cache_policy import PauseTimes
+from kvproxy.providers.cache_rules import rule_of_marks
 from kvproxy.settings import load_settings
 from kvproxy.settings.access import AccessSettings
 from tests.requests import api_request, chat
@@ -125,3 +132,49 @@ async def test_namespaces_with_a_warning_are_remembered_to_the_bound(monkeypatch
 def test_the_queue_of_comparisons_has_its_bound_in_a_proxy(tmp_path: Path) -> None:
     comparer = ResponseComparer(Mock(), Mock(), load_settings(data=tmp_path).cache)
     assert comparer._queue._limit == compare_responses._MAX_QUEUED
+
+
+def _asked(number: int, model: str = "claude-sonnet-5") -> ApiRequest:
+    question = {"role": "user", "content": f"question {number}"}
+    body: Any = {"model": model, "max_tokens": 9, "system": f"You are agent {number}.", "messages": [question]}
+    return asyncio.run(with_conversation(api_request(body, "messages")))
+
+
+def test_requests_that_may_continue_are_kept_to_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(continuations, "_MAX_WAITING", 50)
+    monkeypatch.setattr(continuations, "_MAX_KINDS", 20)
+    now = 1_000.0
+    found = Continuations(lambda: now)
+    for number in range(100):
+        asked = _asked(number)
+        found.expects_another(asked, asked.conversation, rule_of_marks("claude-sonnet-5"))
+    assert len(found._waiting) == 50
+    now += 100_000
+    found.expects_another(asked, asked.conversation, rule_of_marks("claude-sonnet-5"))
+    assert (len(found._waiting), len(found._kinds)) == (1, 20)
+
+
+def test_models_whose_upstream_refuses_breakpoints_are_kept_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refused_cache_fields, "_MAX_MODELS", 20)
+    found = RefusedCacheFields()
+
+    async def send(request: ApiRequest) -> RelayedResponse:
+        reply = Mock(spec=RelayedResponse, status=200 if request.unmarked_body is None else 400, close=AsyncMock())
+        return cast("RelayedResponse", reply)
+
+    for number in range(60):
+        request = _asked(number, f"model {number}")
+        marked = request.with_cache_fields({**request.body, "prompt_cache_key": "x"})
+        asyncio.run(found.send(marked, send))
+    assert len(found._models) == 20
+
+
+def test_responses_to_compare_are_kept_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnoses, "_MAX_RESPONSES", 50)
+    found = PreviousResponses()
+    for number in range(200):
+        request = found.ask(_asked(number))
+        exchange = Exchange("messages", f"{number}", "public", request=request)
+        exchange.facts.response_id = f"msg_{number}"
+        found.finished(exchange)
+    assert len(found._ids) == 50

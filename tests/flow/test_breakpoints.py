@@ -12,7 +12,7 @@ from kvproxy.apis.json import dumps
 from kvproxy.apis.request_directives import RequestDirectives
 from kvproxy.flow.prepare.breakpoints import with_breakpoints
 from kvproxy.settings.rules import RuleSettings
-from tests.anthropic_upstream import _blocks, _broken_rule
+from tests.anthropic_upstream import broken_rule
 
 LONG = "word " * 2_000
 MODEL = "claude-test"
@@ -86,8 +86,8 @@ def test_badly_placed_breakpoints_are_corrected() -> None:
     whole = with_breakpoints(request(body | {"system": many, "cache_control": {"type": "ephemeral"}})).body
     assert len(marks(whole)) == 3
     assert marks(changed) == ["system.2", "system.3", "system.4", "messages.0.0"]
-    assert _broken_rule(list(_blocks(changed))) is None
-    assert all(block["cache_control"]["ttl"] == "1h" for block, _ in _blocks(changed) if "cache_control" in block)
+    assert broken_rule(changed) is None
+    assert json.dumps(changed).count('"cache_control"') == json.dumps(changed).count('"ttl": "1h"') == 4
 
 
 def test_well_placed_breakpoints_of_the_client_stay() -> None:
@@ -132,5 +132,28 @@ def test_the_rules_of_the_provider_hold_and_the_prompt_is_unchanged(
     body = chat(*contents, system=system, tools=tools)
     changed = with_breakpoints(request(body, lifetime))
     if changed.body is not body:
-        assert _broken_rule(list(_blocks(changed.body))) is None
+        assert broken_rule(changed.body) is None
     assert unmarked(changed.body) == unmarked(body)
+
+
+def test_the_end_of_the_tools_replaces_a_mark_of_the_client_shortly_after_it() -> None:
+    mark = {"cache_control": {"type": "ephemeral"}}
+    system = [
+        {"type": "text", "text": "x-anthropic-billing-header: cc_version=2"},
+        {"type": "text", "text": "You are an agent.", **mark},
+        {"type": "text", "text": LONG, **mark},
+    ]
+    body = chat("one", "answer", [{"type": "text", "text": "two", **mark}], system=system)
+    assert marks(with_breakpoints(request(body)).body) == ["tools.0", "system.2", "messages.0.0", "messages.2.0"]
+
+
+def test_a_request_that_nobody_continues_has_no_mark_at_its_end() -> None:
+    mark = {"cache_control": {"type": "ephemeral"}}
+    body = chat("one", "answer", [{"type": "text", "text": "Summarise.", **mark}], cache_control={"type": "ephemeral"})
+    changed = with_breakpoints(request(body), is_continued=False)
+    assert marks(changed.body) == ["tools.0", "system.0", "messages.0.0"]
+    assert "cache_control" not in changed.body
+    title = with_breakpoints(
+        request(chat([{"type": "text", "text": LONG, **mark}], system="short", tools=[])), is_continued=False
+    )
+    assert marks(title.body) == []

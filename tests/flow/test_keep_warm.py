@@ -21,10 +21,12 @@ from kvproxy.http.services import Services, build_services
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.record_query import RecordQuery
 from kvproxy.journal.savings import savings
+from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.providers.cache_policy import HOUR, KEEP_WARM_MARGIN, KEEP_WARM_SECONDS, PauseTimes
 from kvproxy.settings import load_settings
 from kvproxy.settings.rules import RuleSettings
 from tests.anthropic_upstream import AnthropicUpstream
+from tests.clients.anthropic_api import THREADS_BETA
 from tests.polling import until, until_async
 from tests.requests import api_request
 from tests.servers import run_proxy, run_server, run_upstream
@@ -84,7 +86,7 @@ def sessions(services: Services) -> list[Any]:
 
 
 def pings(upstream: AnthropicUpstream) -> list[dict[str, Any]]:
-    return [body for body in upstream.bodies if body["max_tokens"] == 1]
+    return [body for body in upstream.bodies if body["max_tokens"] == 0]
 
 
 def test_a_paused_session_is_kept_warm_until_it_continues(tmp_path: Path) -> None:
@@ -204,6 +206,92 @@ def test_a_prefix_that_the_provider_lost_is_not_kept_warm(tmp_path: Path) -> Non
     assert len(pings(upstream)) == 1
 
 
+def outcomes(data: Path) -> list[str | None]:
+    with contextlib.closing(JournalReader(data / "journal.db")) as reader:
+        return [turn.keep_warm for turn in SessionReader(reader, {}).all_turns()]
+
+
+@pytest.mark.parametrize(
+    ("pause", "more", "rule", "expected"),
+    [
+        (10, {}, {}, "none sent: the session was too unlikely to continue"),
+        (900, {}, {"keep_warm_tokens": 0}, "none sent: the rule's budget was used up"),
+        (900, {}, {"breakpoints": None}, "none sent: the request had no breakpoint"),
+        (
+            900,
+            {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+            {},
+            "none sent: a request with thinking.type = enabled requires output",
+        ),
+    ],
+)
+def test_sessions_show_why_no_keep_warm_request_was_sent(
+    tmp_path: Path, pause: float, more: Any, rule: Any, expected: str
+) -> None:
+    upstream, clock = AnthropicUpstream(), Clock()
+    rule = {"breakpoints": "5m", "keep_warm_tokens": 10**9} | rule
+    rule = {name: value for name, value in rule.items() if value is not None}
+    with proxied(tmp_path, upstream, pause, clock=clock, **rule) as (client, services):
+        ask(client, "one", **more)
+        until(lambda: sessions(services))
+        clock.now += KEEP_WARM_SECONDS
+        until(lambda: outcomes(tmp_path) == [expected])
+    assert pings(upstream) == []
+
+
+class _RequiresOutput(AnthropicUpstream):
+    """A gateway that refuses requests for no output."""
+
+    async def answer(self, request: Request) -> Response:
+        if b'"max_tokens":0' in await request.body():
+            self.empty += 1
+            return JSONResponse({"type": "error", "error": {"type": "invalid_request_error", "message": "no"}}, 400)
+        return await super().answer(request)
+
+    empty = 0
+
+
+def test_one_token_is_requested_where_the_upstream_requires_output(tmp_path: Path) -> None:
+    upstream, clock = _RequiresOutput(), Clock()
+    rule = {"breakpoints": "5m", "keep_warm_tokens": 10**9}
+    with proxied(tmp_path, upstream, 900, clock=clock, **rule) as (client, services):
+        ask(client, "one")
+        until(lambda: sessions(services))
+        for sent in (1, 2):
+            clock.now += KEEP_WARM_SECONDS
+            until(lambda sent=sent: len(upstream.bodies) == 1 + sent and sessions(services)[0].sent == sent)
+    assert [body["max_tokens"] for body in upstream.bodies] == [9, 1, 1]
+    assert upstream.empty == 1
+
+
+def test_structured_output_is_kept_warm_with_one_token(tmp_path: Path) -> None:
+    upstream, clock = AnthropicUpstream(), Clock()
+    rule = {"breakpoints": "5m", "keep_warm_tokens": 10**9}
+    with proxied(tmp_path, upstream, 900, clock=clock, **rule) as (client, services):
+        ask(client, "one", output_config={"format": {"type": "json_schema", "schema": {}}})
+        until(lambda: sessions(services))
+        clock.now += KEEP_WARM_SECONDS
+        until(lambda: len(upstream.bodies) == 2)
+    assert [body["max_tokens"] for body in upstream.bodies] == [9, 1]
+
+
+def test_runs_without_a_person_are_not_kept_warm_and_have_their_own_pauses(tmp_path: Path) -> None:
+    upstream, clock = AnthropicUpstream(), Clock()
+    rule = {"breakpoints": "5m", "keep_warm_tokens": 10**9}
+    with proxied(tmp_path, upstream, 900, clock=clock, **rule) as (client, services):
+        client.headers["user-agent"] = "claude-cli/2.1.197 (external, sdk-cli)"
+        ask(client, "one")
+        until(lambda: outcomes(tmp_path) == ["none sent: the session was too unlikely to continue"])
+        until(lambda: sessions(services))
+        clock.now += HOUR
+        keep_warm = services.path.keep_warm
+        until(lambda: not sessions(services))
+        assert sum(keep_warm.headless_pauses._counts[()]) == 1
+        assert sum(keep_warm.pauses._counts[()]) == 1
+    with contextlib.closing(JournalReader(tmp_path / "journal.db")) as reader:
+        assert [pause[3] for pause in SessionReader(reader, {}).pauses(clock.now + HOUR)] == [True]
+
+
 def _lifetimes(body: dict[str, Any]) -> list[str]:
     blocks = [*body["system"], *(block for message in body["messages"] for block in message["content"])]
     return [
@@ -271,6 +359,7 @@ def test_requests_that_a_provider_accepts_once_are_not_repeated(tmp_path: Path, 
     upstream = AnthropicUpstream(clock=clock)
     rule = {"breakpoints": "5m", "keep_warm_tokens": 10**9}
     with proxied(tmp_path, upstream, 10, 900, clock=clock, **rule) as (client, services):
+        client.headers["anthropic-beta"] = THREADS_BETA
         ask(client, "one", **field)
         ask(client, "two")
         until(lambda: sessions(services))

@@ -14,6 +14,7 @@ from kvproxy.journal.journal import StoredJournal, _JournalEventQueue, open_stor
 from kvproxy.journal.request_regions import Regions
 from kvproxy.journal.savings import savings
 from kvproxy.journal.sessions import session_matching, turn_writer
+from kvproxy.journal.sessions.marked_regions import MAX_MARKS
 from kvproxy.journal.sessions.session_matching import KnownTurn, SessionIndex, chain_of
 from kvproxy.settings.journal import JournalSettings
 from tests.journal.test_file import finished
@@ -202,6 +203,18 @@ def test_first_messages_of_sub_agents_are_kept_to_the_bound(place: str, monkeypa
     journal.close()
 
 
+def test_turns_that_wait_for_keep_warm_requests_are_kept_to_the_bound(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn_writer, "_MAX_REQUEST_IDS", 20)
+    journal = open_stored_journal(place, JournalSettings())
+    for number in range(60):
+        journal.add(finished(f"question {number}", f"{number}"))
+    journal.flush()
+    assert len(journal._writer._turns._numbers) == 20
+    journal.close()
+
+
 def test_few_breakpoints_of_a_prompt_are_kept(place: str) -> None:
     journal = open_stored_journal(place, JournalSettings())
     block = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
@@ -212,5 +225,5 @@ def test_few_breakpoints_of_a_prompt_are_kept(place: str) -> None:
     journal.add(asked)
     journal.flush()
     (turn,) = set(journal._writer._turns._index._prefixes.values())
-    assert turn.marked_regions == tuple(range(502 - turn_writer.MAX_MARKS, 502))
+    assert turn.marked_regions == tuple(range(502 - MAX_MARKS, 502))
     journal.close()

@@ -18,8 +18,11 @@ _CONTAINERS = {"dict", "list", "set", "deque", "OrderedDict", "defaultdict", "Co
 # Module: the containers in attributes of its objects. Each holds a bounded number of items for a reason that the line names.
 BOUNDED = """
 # A constant in docs/limits.md.
-flow/prepare/keep_warm: _sessions _fixed_models
+flow/prepare/keep_warm: _sessions _fixed_models _models_with_output
 providers/cache_policy: _counts
+flow/prepare/continuations: _kinds _waiting
+flow/prepare/diagnoses: _ids
+flow/prepare/refused_cache_fields: _models
 flow/prepare/history_repair: _originals
 flow/compare_responses: _queue _warned
 journal/record_writer: _prompts _stored_responses _without_entry
@@ -28,7 +31,7 @@ journal/cache_history: _regions
 journal/daily_sums: _values _rows
 journal/journal: _events
 journal/sessions/session_matching: _contents
-journal/sessions/turn_writer: _roots reuse_curves _block_sizes
+journal/sessions/turn_writer: _roots reuse_curves _block_sizes _numbers
 flow/tenants: _digests
 upstreams/mirror/apply_events: blocks _children _by_content pools unknown_names
 upstreams/mirror/sequencer: _fingerprints _held
@@ -132,7 +135,14 @@ journal.sessions.session_matching:_MAX_CONTENT_BYTES
     journal/sessions/test_recognition.py::test_the_oldest_contents_are_dropped
 journal.sessions.turn_writer:_MAX_ROOTS
     journal/test_bounds.py::test_first_messages_of_sub_agents_are_kept_to_the_bound
-journal.sessions.turn_writer:MAX_MARKS journal/test_bounds.py::test_few_breakpoints_of_a_prompt_are_kept
+journal.sessions.turn_writer:_MAX_REQUEST_IDS
+    journal/test_bounds.py::test_turns_that_wait_for_keep_warm_requests_are_kept_to_the_bound
+flow.prepare.continuations:_MAX_WAITING flow/test_bounds.py::test_requests_that_may_continue_are_kept_to_the_bounds
+flow.prepare.continuations:_MAX_KINDS flow/test_bounds.py::test_requests_that_may_continue_are_kept_to_the_bounds
+flow.prepare.refused_cache_fields:_MAX_MODELS
+    flow/test_bounds.py::test_models_whose_upstream_refuses_breakpoints_are_kept_to_the_bound
+flow.prepare.diagnoses:_MAX_RESPONSES flow/test_bounds.py::test_responses_to_compare_are_kept_to_the_bound
+journal.sessions.marked_regions:MAX_MARKS journal/test_bounds.py::test_few_breakpoints_of_a_prompt_are_kept
 apis.message_parts:MAX_PARTS apis/test_message_parts.py::test_an_answer_is_the_only_message_of_a_response
 flow.tenants:_MAX_REMEMBERED flow/test_bounds.py::test_cookies_that_upstreams_set_are_remembered_to_the_bound
 flow.prepare.keep_warm:_MAX_SESSIONS flow/test_bounds.py::test_sessions_are_kept_warm_to_the_bound

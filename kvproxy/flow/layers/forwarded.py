@@ -15,6 +15,7 @@ from kvproxy.exchange import Answer, Exchange, ForwardReason
 from kvproxy.flow.backend_response import BackendResponse, open_response, stored_response, why_headers_forbid_storing
 from kvproxy.flow.layers.cached import StoredResponses
 from kvproxy.flow.layers.layer import Layer, Prediction, Rest, Send
+from kvproxy.flow.prepare.refused_cache_fields import RefusedCacheFields
 from kvproxy.flow.quota_charges import send_charged
 from kvproxy.flow.single_flight import SharedRequest, SharedRequests
 from kvproxy.flow.store_response import ResponseRecorder, ResponseWriter
@@ -196,12 +197,13 @@ class StoreResponse:
 
 
 class CallBackend:
-    """Sends the request to the backend."""
+    """Sends the request to the backend, without the proxy's fields for the provider's cache if the backend refuses them."""
 
     def __init__(self, backend: Backend, max_bytes: int) -> None:
         self._backend = backend
+        self._refused = RefusedCacheFields()
         self._max_bytes = max_bytes
 
     async def send(self, exchange: Exchange, rest: Send) -> BackendResponse:
-        request = exchange.api_request
-        return open_response(request, await self._backend.send(request), self._max_bytes)
+        exchange.request, reply = await self._refused.send(exchange.api_request, self._backend.send)
+        return open_response(exchange.request, reply, self._max_bytes)

@@ -1,4 +1,4 @@
-"""Sets Anthropic's cache breakpoints (`cache_control`) on content blocks.
+"""Sets the cache breakpoints of providers on content blocks: Anthropic's `cache_control`; see `openai_breakpoints.py`.
 
 Anthropic caches the prefix that ends at a breakpoint: tools, system prompt, and messages, in this order. Blocks of some types
 accept no breakpoint. Anthropic does not cache short prefixes, and searches for a cached prefix only a few blocks before a
@@ -9,14 +9,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest
+from kvproxy.apis.api_request import BREAKPOINTS_TAG, BYTES_PER_TOKEN, ApiRequest
 from kvproxy.apis.json import Json, JsonObject, dumps, field, objects
 from kvproxy.apis.message_parts import REASONING_BLOCKS
 from kvproxy.flow.conversation_digests import BREAKPOINT_FIELD, content_blocks
-from kvproxy.providers.cache_rules import CacheRule, rule_of_marks
+from kvproxy.flow.prepare.openai_breakpoints import with_openai_breakpoints
+from kvproxy.providers.cache_rules import CacheRule, cache_rule, rule_of_marks
 
 Lifetime = Literal["5m", "1h"]
 _EVERY_MESSAGE = 2**31
+_ADJACENT_BYTES = 512 * BYTES_PER_TOKEN
 _SECTIONS = ("tools", "system", "messages")
 
 
@@ -29,20 +31,37 @@ class _BlockPosition:
     is_marked: bool  # The client set a breakpoint on the block.
 
 
-def with_breakpoints(request: ApiRequest, last_one_hour_message: int = -1) -> ApiRequest:
+def rule_for_breakpoints(request: ApiRequest) -> CacheRule | None:
+    """Return the rule of the provider whose breakpoints the API and the model accept; None without such a rule."""
+    if request.api.name == "messages":
+        return rule_of_marks(request.model)
+    rule = cache_rule(request.model) if request.api.name in ("chat", "responses") else None
+    return rule if rule is not None and rule.mark_field == "prompt_cache_breakpoint" else None
+
+
+def with_breakpoints(request: ApiRequest, last_one_hour_message: int = -1, *, is_continued: bool = True) -> ApiRequest:
     """Return the request with the breakpoints that its rule requires.
 
     With the rule `breakpoints = "auto"`, blocks up to the message with index `last_one_hour_message` are cached for one hour,
     and later blocks for five minutes. With -1, all blocks are cached for five minutes.
+
+    If no later request continues the conversation (`is_continued`), the prompt's end is not cached.
     """
-    lifetime = request.control.rule.breakpoints
-    if lifetime is None or request.api.name != "messages" or not _is_well_formed(request.body):
+    lifetime, rule = request.control.rule.breakpoints, rule_for_breakpoints(request)
+    if lifetime is None or rule is None or not _is_well_formed(request.body):
         return request
+    if rule.mark_field == "prompt_cache_breakpoint":
+        return with_openai_breakpoints(request, rule, is_continued=is_continued)
     positions = list(_find_positions(request.body))
-    chosen = _choose_breakpoints(request.body, positions, rule_of_marks(request.model), last_one_hour_message)
+    chosen = _choose_breakpoints(request.body, positions, rule, last_one_hour_message, is_continued=is_continued)
     if lifetime != "auto":
         last_one_hour_message = _EVERY_MESSAGE if lifetime == "1h" else -1
-    body = _set_breakpoints(request.body, chosen, last_one_hour_message)
+    body = (
+        request.body
+        if is_continued
+        else {name: request.body[name] for name in request.body if name != BREAKPOINT_FIELD}
+    )
+    body = _set_breakpoints(body, chosen, last_one_hour_message)
     if body == request.body:
         return request
     # For listings, the journal, and savings.
@@ -50,7 +69,7 @@ def with_breakpoints(request: ApiRequest, last_one_hour_message: int = -1) -> Ap
     counts = [f"{sections.count(name)} {name}" for name in _SECTIONS if name in sections]
     long = sum(_block_lifetime(position.section, position.item, last_one_hour_message) == "1h" for position in chosen)
     counts += [f"{long} for 1h"] if long else []
-    return request.with_body(body, f"breakpoints:{' + '.join(counts) or 'none'}")
+    return request.with_cache_fields(body, f"{BREAKPOINTS_TAG}{' + '.join(counts) or 'none'}")
 
 
 def _is_well_formed(body: JsonObject) -> bool:
@@ -77,25 +96,42 @@ def _accepts_breakpoint(block: JsonObject) -> bool:
 
 
 def _choose_breakpoints(
-    body: JsonObject, positions: list[_BlockPosition], rule: CacheRule, last_one_hour_message: int
+    body: JsonObject,
+    positions: list[_BlockPosition],
+    rule: CacheRule,
+    last_one_hour_message: int,
+    *,
+    is_continued: bool,
 ) -> set[_BlockPosition]:
     answers = [item for item, message in enumerate(objects(body.get("messages"))) if message.get("role") == "assistant"]
+    earlier = [
+        position for position in positions if position.section != "messages" or position.item < max(answers, default=0)
+    ]
+    if not is_continued:
+        positions = earlier
     messages, system, tools = (
         [position for position in positions if position.section == name] for name in _SECTIONS[::-1]
     )
     wanted = [
         *messages[-1:],
         *[position for position in messages if position.item <= last_one_hour_message][-1:],
-        *[position for position in messages if answers and position.item < answers[-1]][-1:],
+        *[position for position in earlier if position.section == "messages"][-1:],
         *[position for position in reversed(positions) if position.is_marked],
         *system[-1:],
         *tools[-1:],
     ]
     # A breakpoint of the body itself counts, too.
-    most = rule.max_marks - 1 if isinstance(body.get(BREAKPOINT_FIELD), dict) else rule.max_marks
+    is_automatic = is_continued and isinstance(body.get(BREAKPOINT_FIELD), dict)
+    most = rule.max_marks - is_automatic
     minimum = (rule.minimum_tokens or 0) * BYTES_PER_TOKEN
-    long_enough = dict.fromkeys(position for position in wanted if position.end >= minimum)
-    return set(list(long_enough)[:most])
+    long_enough = list(dict.fromkeys(position for position in wanted if position.end >= minimum))
+    chosen = long_enough[:most]
+    for end in tools[-1:]:
+        # Other sessions have the same tools. A mark of the client shortly after them adds little.
+        near = [each for each in chosen if each.section == "system" and each.end - end.end <= _ADJACENT_BYTES]
+        if end in long_enough[most:] and near:
+            chosen[chosen.index(near[0])] = end
+    return set(chosen)
 
 
 def _block_lifetime(section: str, item: int, last_one_hour_message: int) -> Lifetime:

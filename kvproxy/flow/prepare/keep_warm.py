@@ -7,22 +7,24 @@ method. `providers/cache_policy.py` decides from the lengths of earlier pauses w
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from kvproxy.apis.agent_requests import HEADLESS_TAG, is_headless
 from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, in_thread_if_large
 from kvproxy.apis.json import JsonObject, as_object, dumps, field, loads
 from kvproxy.clients.quotas import TokenBucket
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange
 from kvproxy.flow.background_requests import BackgroundRequests
-from kvproxy.flow.conversation_digests import BREAKPOINT_FIELD, conversation_digests
+from kvproxy.flow.conversation_digests import BREAKPOINT_FIELD, with_conversation
 from kvproxy.flow.prepare.breakpoints import find_last_one_hour_message
 from kvproxy.flow.single_flight import cancel_tasks
 from kvproxy.journal.sessions.turn_writer import KEEP_WARM_TAG
 from kvproxy.providers.cache_policy import (
+    HEADLESS_PAUSES,
     HOUR,
     KEEP_WARM_MARGIN,
     KEEP_WARM_SECONDS,
@@ -31,6 +33,7 @@ from kvproxy.providers.cache_policy import (
     pause_quantile,
     should_cache_for_an_hour,
 )
+from kvproxy.providers.cache_rules import rule_of_marks
 from kvproxy.providers.prices import relative_prices
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_of
 
@@ -38,6 +41,7 @@ Pin = Callable[[str, float | None, ApiRequest], Awaitable[int]]
 _MAX_SESSIONS = 256
 _MAX_BYTES = 32 * 2**20
 MAX_FIXED_MODELS = 1_000
+_FORCED_TOOLS = ("any", "tool")
 _log = logging.getLogger("kvproxy")
 
 
@@ -51,6 +55,8 @@ class _Session:
     last_one_hour_message: int  # Index of the last message that the provider caches for one hour, or -1.
     one_hour_tokens: int  # Tokens up to the end of this message.
     pin: str
+    is_headless: bool
+    sent: int = 0  # Keep-warm requests in this pause.
     task: "asyncio.Task[None] | None" = None
 
     @property
@@ -64,26 +70,42 @@ class KeepWarm:
     Args:
         prices: prices by model, for the policy and for rules that limit the costs of keep-warm requests.
         pin: see `PrefixCache.pin`; None if the backend has no pins.
+        report: receives the id of a session's last request, and what became of the keep-warm requests that followed it.
+
+    Attributes:
+        pauses, headless_pauses: pauses of sessions with people, and of runs without.
     """
 
-    def __init__(self, background: BackgroundRequests, prices: Mapping[str, PriceSettings], pin: Pin | None) -> None:
+    def __init__(
+        self,
+        background: BackgroundRequests,
+        prices: Mapping[str, PriceSettings],
+        pin: Pin | None,
+        report: Callable[[str, str], None] = lambda request_id, text: None,
+    ) -> None:
         self._background = background
         self._clock = background.clock
         self._model_prices = prices
         self.interval = KEEP_WARM_SECONDS
-        self.pauses = PauseTimes()
+        self.pauses, self.headless_pauses = PauseTimes(), PauseTimes(HEADLESS_PAUSES)
         self._pin = pin
+        self._report = report
         self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
         self._bytes = 0
         self._is_closed = False
         self._budgets: dict[tuple[str, str], TokenBucket] = {}
         # Models whose provider writes the whole prefix again if the lifetime of a breakpoint changes.
         self._fixed_models: set[str] = set()
+        # Models whose provider refuses requests for no output.
+        self._models_with_output: set[str] = set()
 
-    def add_pauses(self, pauses: Iterable[tuple[float, str, float]]) -> None:
-        """Add recorded pauses of sessions: duration in seconds, tenant, and begin in seconds since the epoch."""
-        for seconds, tenant, begin in pauses:
-            self.pauses.add(seconds, tenant, datetime.fromtimestamp(begin).hour)
+    def add_pauses(self, pauses: Iterable[tuple[float, str, float, bool]]) -> None:
+        """Add recorded pauses: seconds, tenant, begin in seconds since the epoch, and whether the run was headless."""
+        for seconds, tenant, begin, headless in pauses:
+            self._pauses(headless).add(seconds, tenant, datetime.fromtimestamp(begin).hour)
+
+    def _pauses(self, headless: bool) -> PauseTimes:
+        return self.headless_pauses if headless else self.pauses
 
     async def on_request(self, request: ApiRequest) -> tuple[ApiRequest, int]:
         """Stop the session's keep-warm requests. Return the request with the digests of its conversation.
@@ -92,29 +114,33 @@ class KeepWarm:
         """
         if not self._is_tracked(request):
             return request, -1
-        digests = await in_thread_if_large(len(request.raw), lambda: list(conversation_digests(request)))
-        # Two requests of a client may have one id.
-        request = replace(request, conversation=digests)
+        request = await with_conversation(request)
+        if is_headless(request) and HEADLESS_TAG not in request.control.tags:
+            request = replace(request, control=replace(request.control, tags=(*request.control.tags, HEADLESS_TAG)))
+        digests = request.conversation
         session = self._find_session(digests)
         if session is None:
             return request, -1
         if session.task is not None:
             session.task.cancel()
             session.task = None
+            if session.sent:
+                self._report_end(session, "the session continued")
         if request.model in self._fixed_models:
             return request, -1
         tokens = max(session.tokens, len(request.raw) // BYTES_PER_TOKEN)
         is_alive = self._clock() - session.used < self.interval
         kept = session.one_hour_tokens if self._clock() - session.used < HOUR else 0
         new = tokens - (session.tokens if is_alive else kept)
-        survival, prices = self.pauses.survival(*session.tenant_and_hour), self._prices_of(request.model)
+        pauses, prices = self._pauses(session.is_headless), self._prices_of(request.model)
+        survival = pauses.survival(*session.tenant_and_hour)
         if should_cache_for_an_hour(new, tokens - kept, survival, prices):
             return request, len(digests) - 1
         return request, session.last_one_hour_message if kept else -1
 
     def on_finish(self, exchange: Exchange) -> None:
         request, prefix = exchange.request, exchange.facts.prefix
-        digests = [] if request is None else list(request.conversation)
+        digests = [] if request is None or not self._is_tracked(request) else list(request.conversation)
         succeeded = exchange.status == 200 and exchange.failure is None and exchange.hit is None
         before = self._find_session(digests)
         if request is None or not digests or prefix is None or not succeeded or exchange.was_collapsed:
@@ -124,7 +150,8 @@ class KeepWarm:
         until = find_last_one_hour_message(request.body)
         if before is not None:
             self._remove(before)
-            self.pauses.add(max(0.0, exchange.arrived - before.ended), *before.tenant_and_hour)
+            pause = max(0.0, exchange.arrived - before.ended)
+            self._pauses(before.is_headless).add(pause, *before.tenant_and_hour)
             is_rewritten = exchange.arrived - before.used < self.interval and 2 * prefix.cached_tokens < before.tokens
             if is_rewritten and until != before.last_one_hour_message and request.model not in self._fixed_models:
                 if len(self._fixed_models) >= MAX_FIXED_MODELS:
@@ -142,6 +169,7 @@ class KeepWarm:
             until,
             one_hour_tokens if until >= 0 else 0,
             f"session-{request.request_id}" if before is None else before.pin,
+            is_headless(request),
         )
         self._sessions[digests[-1]] = session
         self._bytes += len(request.raw)
@@ -170,7 +198,7 @@ class KeepWarm:
         is_pinned = rule.pin_sessions and self._pin is not None
         return is_pinned or (request.api.name == "messages" and rule.keeps_provider_prefixes)
 
-    def _find_session(self, digests: list[bytes]) -> _Session | None:
+    def _find_session(self, digests: Sequence[bytes]) -> _Session | None:
         return next((self._sessions[digest] for digest in reversed(digests) if digest in self._sessions), None)
 
     def _remove(self, session: _Session) -> None:
@@ -183,22 +211,39 @@ class KeepWarm:
     async def _keep_prefix(self, session: _Session) -> None:
         if session.request.control.rule.pin_sessions:
             await self._pin_prompt(session)
-        kept = session.one_hour_tokens / session.tokens if session.tokens else 0.0
+        pauses, end = self._pauses(session.is_headless), "failed"
         try:
-            survival, prices = self.pauses.survival(*session.tenant_and_hour), self._prices_of(session.model)
-            for _ in range(keep_warm_requests(survival, prices, kept)):
-                await self._sleep_until(session.used + self.interval)
-                if self._clock() >= session.used + self.interval + KEEP_WARM_MARGIN:
-                    # After the response or a suspension of the machine, the prefix has expired: a request would write it.
-                    break
-                if not self._charge_budgets(session) or not await self._send(session):
-                    break
+            end = await self._send_while_it_pays(session, pauses)
         except Exception:
             _log.exception("a session was not kept warm")
+        if end:
+            self._report_end(session, end)
         await self._sleep_until(session.ended + HOUR)
-        self.pauses.add(float("inf"), *session.tenant_and_hour)
+        pauses.add(float("inf"), *session.tenant_and_hour)
         session.task = None
         self._remove(session)
+
+    async def _send_while_it_pays(self, session: _Session, pauses: PauseTimes) -> str:
+        """Send keep-warm requests. Return why no further one is sent; empty if the rule does not allow them."""
+        rule = session.request.control.rule
+        if rule.keep_warm_tokens is None and rule.keep_warm_money is None:
+            return ""
+        kept = session.one_hour_tokens / session.tokens if session.tokens else 0.0
+        survival, prices = pauses.survival(*session.tenant_and_hour), self._prices_of(session.model)
+        for _ in range(keep_warm_requests(survival, prices, kept)):
+            await self._sleep_until(session.used + self.interval)
+            if self._clock() >= session.used + self.interval + KEEP_WARM_MARGIN:
+                # After the response or a suspension of the machine, the prefix has expired: a request would write it.
+                return "the prefix had expired"
+            if not self._charge_budgets(session):
+                return "the rule's budget was used up"
+            if problem := await self._send(session):
+                return problem
+            session.sent += 1
+        return "the session was too unlikely to continue"
+
+    def _report_end(self, session: _Session, end: str) -> None:
+        self._report(session.request.request_id, f"{session.sent or 'none'} sent: {end}")
 
     async def _sleep_until(self, time: float) -> None:
         await asyncio.sleep(time - self._clock())
@@ -235,22 +280,42 @@ class KeepWarm:
             budget = self._budgets[rule, unit] = TokenBucket(per_minute, self._clock)
         return budget
 
-    async def _send(self, session: _Session) -> bool:
-        body = await asyncio.to_thread(_keep_warm_body, session.request.raw)
-        if body is None:
-            return False
+    async def _send(self, session: _Session) -> str | None:
+        """Send a keep-warm request. Return why the prefix is not cached now; None if it is."""
+        takes_none = session.model not in self._models_with_output
+        body = await asyncio.to_thread(_keep_warm_body, session.request.raw, session.model, takes_none)
+        if isinstance(body, str):
+            return body
+        exchange = await self._send_body(session, body)
+        if exchange.status == 400 and body["max_tokens"] == 0:
+            if len(self._models_with_output) >= MAX_FIXED_MODELS:
+                self._models_with_output.clear()
+            self._models_with_output.add(session.model)
+            exchange = await self._send_body(session, {**body, "max_tokens": 1})
+        prefix = exchange.facts.prefix
+        if exchange.failure is not None or exchange.status != 200:
+            return f"the provider answered with status {exchange.status or 'unknown'}"
+        is_read = prefix is not None and 2 * prefix.cached_tokens > session.tokens
+        return None if is_read else "the provider had dropped the prefix"
+
+    async def _send_body(self, session: _Session, body: JsonObject) -> Exchange:
         control = replace(session.request.control, no_cache=True, no_store=True, warming=True, tags=(KEEP_WARM_TAG,))
         id = f"{KEEP_WARM_TAG}-{session.request.request_id}"
-        request = replace(session.request, body=body, raw=dumps(body), control=control, request_id=id, conversation=())
+        request = replace(
+            session.request,
+            body=body,
+            raw=dumps(body),
+            control=control,
+            request_id=id,
+            conversation=(),
+            unmarked_body=None,
+        )
         exchange = Exchange(request.api.name, id, request.tenant, self._clock(), request=request)
         session.used = exchange.arrived
-        try:
+        with suppress(KvproxyError):
             exchange.key = await self._background.compute_key(request)
             await self._background.send(exchange, "forward")
-        except KvproxyError:
-            return False
-        prefix = exchange.facts.prefix
-        return prefix is not None and 2 * prefix.cached_tokens > session.tokens
+        return exchange
 
     async def close(self) -> None:
         # A request may end later, and must not begin keep-warm requests.
@@ -258,8 +323,17 @@ class KeepWarm:
         await cancel_tasks(session.task for session in self._sessions.values() if session.task is not None)
 
 
-def _keep_warm_body(raw: bytes) -> JsonObject | None:
+def _keep_warm_body(raw: bytes, model: str, takes_no_output: bool) -> JsonObject | str:
+    """Return the body of a keep-warm request, or why the request cannot be repeated."""
     body = as_object(loads(raw))
-    if BREAKPOINT_FIELD.encode() not in raw or field(body.get("thinking"), "type") == "enabled":
-        return None
-    return {name: value for name, value in body.items() if name != "stream"} | {"max_tokens": 1}
+    if BREAKPOINT_FIELD.encode() not in raw:
+        return "the request had no breakpoint"
+    if field(body.get("thinking"), "type") == "enabled":
+        return "a request with thinking.type = enabled requires output"
+    requires_output = (
+        field(body.get("output_config"), "format") is not None
+        or field(body.get("tool_choice"), "type") in _FORCED_TOOLS
+        or body.get("compaction") is not None
+    )
+    least = 0 if rule_of_marks(model).fills_cache and takes_no_output and not requires_output else 1
+    return {name: value for name, value in body.items() if name != "stream"} | {"max_tokens": least}

@@ -1,12 +1,16 @@
 """The steps that prepare a request for its layers."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
 from kvproxy.apis.api_request import in_thread_if_large
 from kvproxy.apis.trace_context import TRACE_HEADER, Trace
 from kvproxy.exchange import Exchange
-from kvproxy.flow.prepare.breakpoints import with_breakpoints
+from kvproxy.flow.conversation_digests import with_conversation
+from kvproxy.flow.prepare.breakpoints import rule_for_breakpoints, with_breakpoints
+from kvproxy.flow.prepare.continuations import Continuations
+from kvproxy.flow.prepare.diagnoses import PreviousResponses, asks_for_diagnosis
 from kvproxy.flow.prepare.history_repair import HistoryRepair
 from kvproxy.flow.prepare.keep_warm import KeepWarm
 from kvproxy.flow.prepare.rules import Rules
@@ -55,16 +59,34 @@ class RepairHistory:
 class SetBreakpoints:
     """Ends the pause of the request's session, and sets breakpoints for the provider's cache, if the rule says so."""
 
-    def __init__(self, keep_warm: KeepWarm) -> None:
+    def __init__(self, keep_warm: KeepWarm, clock: Callable[[], float]) -> None:
         self._keep_warm = keep_warm
+        self._continuations = Continuations(clock)
 
     async def prepare(self, exchange: Exchange) -> None:
         request, last_one_hour_message = await self._keep_warm.on_request(exchange.api_request)
-        exchange.request = request
-        if request.control.rule.breakpoints is not None:
-            exchange.request = await in_thread_if_large(
-                len(request.raw), lambda: with_breakpoints(request, last_one_hour_message)
+        rule = None if request.control.rule.breakpoints is None else rule_for_breakpoints(request)
+        if rule is not None:
+            request = await with_conversation(request)
+            is_continued = self._continuations.expects_another(request, request.conversation, rule)
+            request = await in_thread_if_large(
+                len(request.raw),
+                lambda: with_breakpoints(request, last_one_hour_message, is_continued=is_continued),
             )
+        exchange.request = request
+
+
+class AskForDiagnosis:
+    """Asks the provider why it does not reuse the prefix of the previous request, if the rule says so."""
+
+    def __init__(self, responses: PreviousResponses) -> None:
+        self._responses = responses
+
+    async def prepare(self, exchange: Exchange) -> None:
+        request = exchange.api_request
+        if request.control.rule.diagnoses and asks_for_diagnosis(request):
+            request = await with_conversation(request)
+            exchange.request = self._responses.ask(request)
 
 
 class AddTraceHeader:

@@ -11,7 +11,7 @@ CAUSES = {
     "moved": "Another upstream had the prefix.",
     "retokenised": "The engine had other tokens for the same answer.",
     "minimum": "The prefix is shorter than the provider's minimum.",
-    "unmarked": "The request had no `cache_control` to store the prefix.",
+    "unmarked": "No breakpoint (`cache_control`, `prompt_cache_breakpoint`) ended the prefix in a request that sent it.",
     "unreported": "The backend did not report its reuse.",
 }
 """Causes why prompt tokens were not reused ("lost"), and their meanings."""
@@ -21,6 +21,8 @@ STORED_TOKEN_HOURS = "stored"
 """Name of the ledger's row for storage in the provider's cache: reused tokens times hours."""
 LOADED = "loaded_"
 """Start of the names `loaded_MEDIUM` of ledger rows: reused tokens that an engine loaded from a medium besides its GPU."""
+UNREAD_WRITES = "unread_writes"
+"""Name of the ledger's row for tokens written to the provider's cache, minus the written tokens that were read since."""
 BLOCK = 16  # Tokens in a block, if the backend does not report it. Incomplete blocks are not cached.
 _ESTIMATE_ERROR = 0.125  # Assumed maximum error of an estimated prefix length, as a fraction of the length.
 

@@ -14,7 +14,10 @@ _MAX_CONTENT_BYTES = 16 * 2**20
 _CONTENT_OVERHEAD = 200  # Bytes of memory for each content.
 _MAX_CONTENT = 256 * 1024
 # Regions that precede the messages in the chain, because a change of one of them changes the whole prefix.
-_HEAD = ("model", "cache_salt", "tools", "system", "instructions", "tool_choice", "thinking")
+_HEAD = (
+    *("model", "cache_salt", "reasoning", "reasoning_effort", "text", "verbosity"),
+    *("tools", "system", "instructions", "tool_choice", "thinking"),
+)
 _INSTRUCTIONS = ("system", "developer")
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -87,6 +90,7 @@ class KnownTurn:
         answer: kind and digest of each part of its answer; None if unknown.
         prompt_hash: hash of its whole prompt; `SessionIndex.add` sets it.
         cached: prompt tokens that the backend reused.
+        unread: tokens of `stored` at its end that no later request has read.
         marked_regions: numbers of regions of the prefixes that end at its `cache_control` breakpoints; None if unknown.
     """
 
@@ -105,7 +109,16 @@ class KnownTurn:
     answer: tuple[tuple[str, bytes], ...] | None = None
     prompt_hash: int = 0
     cached: int = 0
+    unread: int = 0
     marked_regions: tuple[int, ...] | None = None
+
+    def count_read(self, tokens: int) -> int:
+        """Note that a later request read the first tokens of the prompt; return the number that were unread before."""
+        if self.stored is None:
+            return 0
+        read = max(0, min(tokens, self.stored) - (self.stored - self.unread))
+        self.unread -= read
+        return read
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,26 +1,31 @@
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from math import inf
 from typing import Any
 
+from kvproxy.apis.agent_requests import HEADLESS_TAG
 from kvproxy.errors import NotFound
 from kvproxy.journal.reader import JournalReader
-from kvproxy.journal.sessions.ledger import CAUSES, LOADED, STORED_TOKEN_HOURS
-from kvproxy.providers.prices import price_at
-from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_lost_per_token, price_of, storage_price
+from kvproxy.journal.sessions.ledger import CAUSES, LOADED, STORED_TOKEN_HOURS, UNREAD_WRITES
+from kvproxy.providers.prices import price_at, price_on
+from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_lost_per_token, storage_price
 
 _TURNS = (
     "select t.number, t.session, t.turn, t.parent, (select name from names where number = t.name), r.request_id, r.time,"
     " coalesce(r.total_ms, 0) / 1000.0, t.pause, r.tenant, r.model, r.upstream, r.prompt_tokens,"
     " r.reused_tokens, r.completion_tokens, t.written_5m, t.written_1h, (select name from names where number = t.region),"
-    f" t.place, {', '.join(f't.{cause}' for cause in CAUSES)} from turns t join requests r on r.number = t.number"
+    " t.place, (select name from names where number = t.diagnosis), t.agrees,"
+    " (select name from names where number = t.keep_warm),"
+    f" {', '.join(f't.{cause}' for cause in CAUSES)} from turns t join requests r on r.number = t.number"
 )
+_IS_HEADLESS = f"case when ',' || coalesce(r.tags, '') || ',' like '%,{HEADLESS_TAG},%' then 1 else 0 end"
 _PAUSES = (
-    "select t.pause, r.tenant, r.time - t.pause from turns t join requests r on r.number = t.number"
+    f"select t.pause, r.tenant, r.time - t.pause, {_IS_HEADLESS} from turns t join requests r on r.number = t.number"
     " where t.pause is not null and r.api = 'messages' and coalesce(r.tags, '') != 'keep-warm'"
-    " union all select ?, max(r.tenant), max(r.time) from turns t join requests r on r.number = t.number"
+    f" union all select ?, max(r.tenant), max(r.time), max({_IS_HEADLESS}) from turns t join requests r on r.number = t.number"
     " where r.api = 'messages' group by t.session having max(r.time) < ?"
     " order by 3 desc limit ?"
 )
@@ -48,6 +53,9 @@ class Turn:
         written_5m, written_1h: tokens written to the provider's cache for five minutes and for one hour.
         region, place: the first changed region (see `Regions`), such as `messages[0] system`, and the index of its first changed
             character; None if no tokens were lost to `changed`.
+        diagnosis: the provider's own explanation (see `apis/cache_diagnoses.py`); None if none was requested.
+        agrees: whether the diagnosis names the part that changed by our comparison; None if the provider compared nothing.
+        keep_warm: what became of the keep-warm requests after the turn; None if none were planned, or before their end.
         lost: prompt tokens that were not reused, by cause (see `CAUSES`).
         cost: price of prompt and response; None if the model has no price.
     """
@@ -73,6 +81,9 @@ class Turn:
     place: int | None
     lost: dict[str, int]
     cost: float | None
+    diagnosis: str | None = None
+    agrees: bool | None = None
+    keep_warm: str | None = None
 
     def with_cost(self, prices: Mapping[str, PriceSettings]) -> "Turn":
         price = price_at(self.model, prices, self.time, self.prompt_tokens)
@@ -139,12 +150,28 @@ class LedgerRow:
 
 
 @dataclass(frozen=True, slots=True)
+class DiagnosisRow:
+    """Turns with one diagnosis of the provider.
+
+    Attributes:
+        agreed, disagreed: turns whose change, by our comparison, is and is not the one that the provider names.
+    """
+
+    diagnosis: str
+    turns: int
+    agreed: int
+    disagreed: int
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerReport:
     """Prompt tokens by result.
 
     Attributes:
         storage: price of storing reused tokens in the provider's cache.
         loaded: reused tokens that engines loaded from media besides their GPU, by medium, where the reuse was predicted.
+        unread_writes: tokens written to the provider's cache that no later request has read so far; None if unknown.
+        diagnoses: the provider's own explanations of recorded requests, most frequent first.
     """
 
     prompt_tokens: int
@@ -154,6 +181,8 @@ class LedgerReport:
     currency: str
     storage: float = 0.0
     loaded: dict[str, int] = field(default_factory=dict)
+    unread_writes: int | None = None
+    diagnoses: list[DiagnosisRow] = field(default_factory=list)
 
 
 class SessionReader:
@@ -207,42 +236,57 @@ class SessionReader:
     def all_turns(self) -> list[Turn]:
         return self._turns("?", [True])
 
-    def pauses(self, now: float) -> list[tuple[float, str, float]]:
-        """Return the latest pauses in sessions with the Anthropic API, as length in seconds, tenant, and start time.
+    def pauses(self, now: float) -> list[tuple[float, str, float, bool]]:
+        """Return the latest pauses in sessions with the Anthropic API: seconds, tenant, start time, and whether headless.
 
         A session without a request for an hour ends with an infinite pause. Times are seconds since the epoch.
         """
-        return [(row[0], row[1], row[2]) for row in self._reader.rows(_PAUSES, [inf, now - 3_600, _MAX_PAUSES])]
+        rows = self._reader.rows(_PAUSES, [inf, now - 3_600, _MAX_PAUSES])
+        return [(seconds, tenant, start, bool(headless)) for seconds, tenant, start, headless in rows]
 
     def turn(self, record_number: int) -> Turn | None:
         return next(iter(self._turns("t.number = ?", [record_number])), None)
 
     def ledger(self, currency: str, since: str | None = None) -> LedgerReport:
-        sql = "select model, result, sum(tokens) from prompt_tokens where day >= ? group by 1, 2"
-        models: dict[str, Counter[str]] = {}
-        for model, result, tokens in self._reader.rows(sql, [since or ""]):
-            models.setdefault(model, Counter())[result] = tokens
-        return ledger_of(models, self._prices, currency)
+        sql = "select model, day, result, sum(tokens) from prompt_tokens where day >= ? group by 1, 2, 3"
+        groups: dict[tuple[str, str], Counter[str]] = {}
+        for model, day, result, tokens in self._reader.rows(sql, [since or ""]):
+            groups.setdefault((model, day), Counter())[result] = tokens
+        unread = sum(found[UNREAD_WRITES] for found in groups.values())
+        priced = [(price_on(model, self._prices, day), found) for (model, day), found in groups.items()]
+        report = ledger_of(priced, currency)
+        return replace(report, unread_writes=max(0, unread), diagnoses=self._diagnoses(since))
 
-    def provider_writes(self, by: str, first_day: str | None) -> list[tuple[str, str, int, int, int]]:
+    def _diagnoses(self, since: str | None) -> list[DiagnosisRow]:
+        first = 0.0 if since is None else datetime.fromisoformat(since).replace(tzinfo=UTC).timestamp()
+        sql = (
+            "select n.name, count(*), sum(case when t.agrees = 1 then 1 else 0 end),"
+            " sum(case when t.agrees = 0 then 1 else 0 end) from turns t join names n on n.number = t.diagnosis"
+            " join records r on r.number = t.number where r.time >= ? group by n.name order by 2 desc, 1"
+        )
+        return [DiagnosisRow(*row) for row in self._reader.rows(sql, [first])]
+
+    def provider_writes(self, by: str, first_day: str | None) -> list[tuple[str, str, str, int, int, int]]:
         """Return sums of the tokens in a provider's cache, from the UTC day `first_day` on, grouped by an SQL expression.
 
-        An item has the group, the model, tokens written for five minutes and for one hour, and tokens times stored hours.
+        An item has the group, the model, the UTC day, tokens written for five minutes and for one hour, and tokens times stored
+        hours.
         """
         results = ("written_5m", "written_1h", STORED_TOKEN_HOURS)
         sums = ", ".join(f"sum(case when result = '{name}' then tokens else 0 end)" for name in results)
-        sql = f"select {by}, model, {sums} from prompt_tokens where day >= ? and result in {results} group by 1, 2"
+        sql = f"select {by}, model, day, {sums} from prompt_tokens where day >= ? and result in {results} group by 1, 2, 3"
         rows = self._reader.rows(sql, [first_day or ""])
-        return [(name, model, short, long, hours) for name, model, short, long, hours in rows]
+        return [(name, model, day, short, long, hours) for name, model, day, short, long, hours in rows]
 
     def _turns(self, condition: str, values: Sequence[object]) -> list[Turn]:
         rows = self._reader.rows(f"{_TURNS} where {condition} order by t.number", values) if values else []
         return [self._turn(row) for row in rows]
 
     def _turn(self, row: Sequence[Any]) -> Turn:
-        values, tokens = row[: -len(CAUSES)], row[-len(CAUSES) :]
+        (*values, diagnosis, agrees, keep_warm), tokens = row[: -len(CAUSES)], row[-len(CAUSES) :]
         lost = {cause: count for cause, count in zip(CAUSES, tokens, strict=True) if count}
-        return Turn(*(*values, lost, None)).with_cost(self._prices)
+        agreement = None if agrees is None else bool(agrees)
+        return Turn(*(*values, lost, None, diagnosis, agreement, keep_warm)).with_cost(self._prices)
 
 
 def turn_tree(turns: Sequence[Turn]) -> list[TreeRow]:
@@ -267,19 +311,16 @@ def turn_tree(turns: Sequence[Turn]) -> list[TreeRow]:
     return rows
 
 
-def ledger_of(
-    models: Mapping[str, Mapping[str, int]], prices: Mapping[str, PriceSettings], currency: str
-) -> LedgerReport:
-    """Return a ledger from numbers of tokens by model and by result.
+def ledger_of(groups: Iterable[tuple[PriceSettings | None, Mapping[str, int]]], currency: str) -> LedgerReport:
+    """Return a ledger from groups of requests with one price: numbers of tokens by result.
 
     A result is `reused`, one of `CAUSES`, `written_5m`, `written_1h`, `loaded_MEDIUM`, or `STORED_TOKEN_HOURS`.
     """
     storage = 0.0
     tokens: Counter[str] = Counter()
     costs: dict[str, float] = {}
-    for model, found in models.items():
+    for price, found in groups:
         tokens.update(found)
-        price = price_of(model, prices)
         if price is None:
             continue
         counts = Counter(found)

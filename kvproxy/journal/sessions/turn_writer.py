@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from kvproxy.apis.api_request import ApiRequest, session_name
-from kvproxy.apis.json import Json, JsonObject, field, loads, objects
-from kvproxy.apis.key_fields import MARKER_FIELDS
+from kvproxy.apis.api_request import session_name
+from kvproxy.apis.cache_diagnoses import agrees_with
+from kvproxy.apis.json import Json, field, loads, objects
 from kvproxy.apis.message_parts import call_arguments, part_digests
 from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.blocks.divergence import common_prefix_length, reusable_tokens
@@ -28,9 +28,11 @@ from kvproxy.journal.sessions.ledger import (
     LOADED,
     REPEATED,
     STORED_TOKEN_HOURS,
+    UNREAD_WRITES,
     ExpectedReuse,
     lost_tokens,
 )
+from kvproxy.journal.sessions.marked_regions import marked_regions
 from kvproxy.journal.sessions.session_matching import (
     CommonPrefix,
     KnownTurn,
@@ -47,14 +49,13 @@ KEEP_WARM_TAG = "keep-warm"
 _HOUR = 3_600.0
 _MAX_RESTORED = 1_000
 _MAX_ROOTS = 4_096
-MAX_MARKS = 64
-"""Most breakpoints of a prompt that are considered; providers allow four."""
 _MAX_CURVES = 64
 _MAX_BLOCK_SIZES = 1_024
+_MAX_REQUEST_IDS = 4_096
 _MIN_PROMPT = 20
 _INSERT = (
-    "insert into turns (number, session, turn, parent, name, pause, written_5m, written_1h, region, place,"
-    f" {', '.join(CAUSES)}) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?{', ?' * len(CAUSES)})"
+    "insert into turns (number, session, turn, parent, name, pause, written_5m, written_1h, region, place, diagnosis, agrees,"
+    f" {', '.join(CAUSES)}) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?{', ?' * len(CAUSES)})"
 )
 # The first eleven columns are the first fields of KnownTurn.
 _LATEST = (
@@ -74,6 +75,7 @@ class _PromptChange:
     region: str | None = None  # The first changed region; None if one prompt continues the other.
     place: int | None = None  # Index of its first different character; None if unknown.
     repeated: int = 0  # Tokens after the difference whose text is also in the earlier prompt.
+    is_known: bool = True  # An earlier prompt was compared.
 
 
 class TurnWriter:
@@ -97,6 +99,7 @@ class TurnWriter:
         """Reuse by pool size for the prompts of each upstream; a size is in bytes of prompts."""
         self._tokens = DailySums(database, "prompt_tokens", ("tenant", "model", "result"), ("tokens",))
         self._block_sizes: dict[str, int] = {}  # By model, as the backend reports them.
+        self._numbers: OrderedDict[str, int] = OrderedDict()  # Of the last turns, by the id of their request.
         self._newest: int | None = None
         self._is_current = False
 
@@ -132,10 +135,13 @@ class TurnWriter:
         limits = cache_limits(record.model, self._prices)
         parent, session = self._index.find_parent(chain, tenant, name)
         known = self._index.find_longest_prefix(chain, prompt_tokens)
+        is_keep_warm = record.tags == KEEP_WARM_TAG
         closest = parent or self._index.latest_session_start(tenant)
         if known is not None and known.regions > (0 if parent is None else chain.first) and _has_text(chain, known):
             closest = known.turn
         change = self._prompt_change(chain, closest, record)
+        diagnosis = exchange.facts.diagnosis
+        agrees = agrees_with(diagnosis, change.region) if diagnosis is not None and change.is_known else None
         earlier, region = self._expected_reuse_and_region(exchange, record, chain, known, limits, change.repeated)
         if region is not None:
             change = _PromptChange(region, None, change.repeated)
@@ -156,19 +162,27 @@ class TurnWriter:
             ttl=_prefix_ttl(use, known, limits.lifetime),
             answer=exchange.facts.answer_digests,
             cached=use.cached_tokens,
-            marked_regions=_marked_regions(exchange.request, chain),
+            unread=(use.written_5m or 0) + (use.written_1h or 0),
+            marked_regions=marked_regions(exchange.request, chain),
         )
         pause = None if parent is None else record.time - parent.ended
         where = (change.region, change.place) if "changed" in lost else (None, None)
-        self._insert_turn(turn, (name, pause, use.written_5m, use.written_1h, *where), lost)
+        facts = (name, pause, use.written_5m, use.written_1h, *where, diagnosis, agrees)
+        self._insert_turn(turn, record.request_id, facts, lost)
         written = {"written_5m": use.written_5m, "written_1h": use.written_1h}
         stored = round((record.reused_tokens or 0) * (pause or 0.0) / _HOUR)
+        read = 0 if known is None or is_keep_warm else known.turn.count_read(use.cached_tokens)
         upstream = exchange.facts.served_by
         media = {} if upstream is None else upstream.loaded_tokens(record.reused_tokens)
-        loaded = {LOADED + medium: tokens for medium, tokens in media.items()}
-        counts = {"reused": record.reused_tokens, **written, STORED_TOKEN_HOURS: stored, **loaded, **lost}
-        self._add_tokens(record, counts)
-        if record.tags == KEEP_WARM_TAG and known is not None:
+        sums = {
+            "reused": record.reused_tokens,
+            **written,
+            STORED_TOKEN_HOURS: stored,
+            UNREAD_WRITES: turn.unread - read,
+            **{LOADED + medium: tokens for medium, tokens in media.items()},
+        }
+        self._add_tokens(record, {**sums, **lost})
+        if is_keep_warm and known is not None:
             # The next request continues the turn that it repeats.
             known.turn.time = record.time
             return
@@ -198,7 +212,16 @@ class TurnWriter:
             curve.block_tokens = block_tokens or curve.block_tokens
             curve.add(chain.prefixes, list(accumulate(chain.sizes)), tokens, reused)
 
-    def _insert_turn(self, turn: KnownTurn, values: Sequence[object], lost: Mapping[str, int]) -> None:
+    def set_keep_warm(self, request_id: str, text: str) -> None:
+        """Record what became of the keep-warm requests after a turn."""
+        if (number := self._numbers.get(request_id)) is not None:
+            sql = "update turns set keep_warm = ? where number = ?"
+            self._database.execute(sql, [self._strings.id_of(text), number])
+
+    def _insert_turn(self, turn: KnownTurn, request_id: str, values: Sequence[object], lost: Mapping[str, int]) -> None:
+        self._numbers[request_id] = turn.number
+        if len(self._numbers) > _MAX_REQUEST_IDS:
+            self._numbers.popitem(last=False)
         stored = [self._strings.id_of(value) if isinstance(value, str) else value for value in values]
         row = [turn.number, turn.session, turn.turn, turn.parent, *stored, *(lost.get(cause) for cause in CAUSES)]
         self._database.execute(_INSERT, row)
@@ -261,7 +284,7 @@ class TurnWriter:
     def _prompt_change(self, chain: PromptChain, earlier: KnownTurn | None, record: Record) -> _PromptChange:
         regions = None if earlier is None else self._history.regions(earlier.prompt)
         if regions is None or record.prompt_tokens is None:
-            return _PromptChange()
+            return _PromptChange(is_known=False)
         other = chain_of(regions, record.tenant)
         shared = common_prefix_length(chain.digests, other.digests)
         if shared in (len(chain.names), len(other.names)):
@@ -314,7 +337,10 @@ class TurnWriter:
         for row in reversed(self._database.rows(_LATEST, [self._newest, _MAX_RESTORED])):
             known, (written_1h, tenant, model, name, reused, *stored) = KnownTurn(*row[:11]), row[11:]
             known.ttl = _HOUR if written_1h else cache_limits(model, self._prices).lifetime
+            known.unread = max(0, (known.stored or 0) - (reused or 0))
             chain = chain_of(self._strings.regions(*stored), tenant)
+            if (prefix := self._index.find_longest_prefix(chain, known.prompt_tokens)) is not None:
+                prefix.turn.count_read(reused or 0)
             self._index.add(known, chain, tenant, name)
             if not is_start:
                 self._add_to_curve(chain, known.upstream, known.prompt_tokens, reused)
@@ -334,28 +360,6 @@ def _is_turn(exchange: Exchange, record: Record) -> bool:
 
 def _has_text(chain: PromptChain, prefix: CommonPrefix) -> bool:
     return chain.names[prefix.regions - 1] != "model"
-
-
-def _marked_regions(request: ApiRequest, chain: PromptChain) -> tuple[int, ...] | None:
-    """Return the numbers of regions of the prefixes that end at `cache_control` breakpoints; None if the API has none."""
-    if request.api.name != "messages":
-        return None
-    messages = objects(request.body.get("messages"))
-    contents = {"tools": request.body.get("tools"), "system": request.body.get("system")}
-    marked = {name for name, content in contents.items() if _has_mark(content)}
-    marked |= {f"messages[{index}]" for index, message in enumerate(messages) if _has_mark(message.get("content"))}
-    counts = [count for count, name in enumerate(chain.names, 1) if name.partition(" ")[0] in marked]
-    if _is_marked(request.body):
-        counts.append(len(chain.names))
-    return tuple(counts[-MAX_MARKS:])
-
-
-def _has_mark(content: Json) -> bool:
-    return any(_is_marked(block) or _has_mark(block.get("content")) for block in objects(content))
-
-
-def _is_marked(value: JsonObject) -> bool:
-    return any(name in value for name in MARKER_FIELDS)
 
 
 def _prefix_ttl(use: PrefixReuse, common_prefix: CommonPrefix | None, lifetime: float) -> float:

@@ -1,0 +1,57 @@
+"""Reads recorded requests whose price depends on their hour or on the length of their prompt."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from kvproxy.journal.reader import JournalReader
+from kvproxy.providers.prices import ModelPrices, least_priced_otherwise, price_at, price_on
+from kvproxy.settings.journal import PriceSettings
+
+_MODELS = "select distinct model from totals order by 1"
+_REQUESTS = (
+    "select r.time, r.layer, r.model, r.tenant, coalesce(r.tags, ''), r.prompt_tokens, coalesce(r.completion_tokens, 0),"
+    " coalesce(case when r.status = 200 then r.reused_tokens end, 0), coalesce(t.written_5m, 0), coalesce(t.written_1h, 0)"
+    " from requests r left join turns t on t.number = r.number where r.model = ? and r.prompt_tokens >= ? and r.time >= ?"
+)
+_UNCOUNTED = ("refused", "revalidated")
+
+
+@dataclass(frozen=True, slots=True)
+class PricedRequest:
+    """A request whose price may differ from that of other requests on the same day; see `least_priced_otherwise`."""
+
+    time: float
+    layer: str
+    model: str
+    tenant: str
+    tags: str
+    prompt_tokens: int
+    completion_tokens: int
+    reused_tokens: int
+    written_5m: int
+    written_1h: int
+
+    @property
+    def day(self) -> str:
+        """The UTC day, such as 2026-11-21."""
+        return datetime.fromtimestamp(self.time, UTC).date().isoformat()
+
+
+def requests_with_other_prices(
+    reader: JournalReader, prices: ModelPrices, first_day: str | None
+) -> Iterator[tuple[PricedRequest, PriceSettings, PriceSettings]]:
+    """Yield recorded requests from a UTC day on with the day's usual price and their own one, if the two differ."""
+    since = 0.0 if first_day is None else datetime.fromisoformat(first_day).replace(tzinfo=UTC).timestamp()
+    for (model,) in reader.rows(_MODELS, []):
+        least = None if prices.is_configured(model) else least_priced_otherwise(model)
+        if least is None:
+            continue
+        for row in reader.rows(_REQUESTS, [model, least, since]):
+            request = PricedRequest(*row)
+            usual, own = (
+                price_on(model, prices, request.day),
+                price_at(model, prices, request.time, request.prompt_tokens),
+            )
+            if usual is not None and own is not None and usual != own and request.layer not in _UNCOUNTED:
+                yield request, usual, own

@@ -1,0 +1,52 @@
+"""Finds the prefixes of a prompt that end at a breakpoint, where a provider stores them."""
+
+from kvproxy.apis.api_request import ApiRequest
+from kvproxy.apis.json import Json, JsonObject, field, objects
+from kvproxy.apis.key_fields import MARKER_FIELDS
+from kvproxy.journal.sessions.session_matching import PromptChain
+from kvproxy.providers.cache_rules import cache_rule
+
+MAX_MARKS = 64
+"""Most breakpoints of a prompt that are considered; providers allow four."""
+
+
+def marked_regions(request: ApiRequest, chain: PromptChain) -> tuple[int, ...] | None:
+    """Return the numbers of regions of the prefixes that end at breakpoints; None without such a provider.
+
+    OpenAI itself places a breakpoint at the latest message of the user or of a tool.
+    """
+    rule = None if request.api.name == "messages" else cache_rule(request.model)
+    if rule is not None and rule.mark_field == "prompt_cache_breakpoint":
+        name = "input" if request.api.name == "responses" else "messages"
+        turns, options = objects(request.body.get(name)), request.body.get("prompt_cache_options")
+        marked = {f"{name}[{index}]" for index, turn in enumerate(turns) if _has_marked_part(turn)}
+        if field(options, "mode") != "explicit":
+            ends = [index for index, turn in enumerate(turns) if _may_end_prefix(turn)]
+            marked |= {f"{name}[{index}]" for index in ends[-1:]} or {name}
+    elif request.api.name == "messages":
+        messages = objects(request.body.get("messages"))
+        contents = {"tools": request.body.get("tools"), "system": request.body.get("system")}
+        marked = {name for name, content in contents.items() if _has_mark(content)}
+        marked |= {f"messages[{index}]" for index, message in enumerate(messages) if _has_mark(message.get("content"))}
+    else:
+        return None
+    counts = [count for count, name in enumerate(chain.names, 1) if name.partition(" ")[0] in marked]
+    if _is_marked(request.body):
+        counts.append(len(chain.names))
+    return tuple(counts[-MAX_MARKS:])
+
+
+def _has_marked_part(turn: JsonObject) -> bool:
+    return _has_mark(turn.get("content")) or _has_mark(turn.get("output"))
+
+
+def _may_end_prefix(turn: JsonObject) -> bool:
+    return turn.get("role") in ("user", "tool") or str(turn.get("type", "")).endswith("_output")
+
+
+def _has_mark(content: Json) -> bool:
+    return any(_is_marked(block) or _has_mark(block.get("content")) for block in objects(content))
+
+
+def _is_marked(value: JsonObject) -> bool:
+    return any(name in value for name in MARKER_FIELDS)

@@ -41,9 +41,9 @@ _DEMONSTRATIVE = re.compile(
     r"\bthat\b(?! (?:i|you|we|they|he|she|it|is|are|can|was|were|has|have|do|does)\b)", re.IGNORECASE
 )
 _OWN_STATE = re.compile(
-    r"\b(?:(?:have|did|was|am|will) i|i (?:have|was|did|need|get)|do i (?:still|now))\b", re.IGNORECASE
+    r"\b(?:(?:have|did|was|am|will) i|(?<!how do )i (?:have|was|did|need|get)|do i (?:still|now))\b", re.IGNORECASE
 )
-_COMPARATIVE = re.compile(r"\binstead of\b|\bat the same time\b", re.IGNORECASE)
+_COMPARATIVE = re.compile(r"\binstead of\b|\bat the same time\b|\b(?:to|from) another\b", re.IGNORECASE)
 _TOKEN = re.compile(r"[\w'’-]+|[^\w\s]")
 _COMPLEMENTS = frozenset("of for to in at from between on with about than".split())
 _MAX_COMPLEMENT_DISTANCE = 5

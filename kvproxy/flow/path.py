@@ -188,7 +188,10 @@ class RequestPath:
             request = replace(request, control=replace(request.control, no_cache=True))
             exchange.request = request
         exchange.cacheable = self.settings.enabled and request.api.is_cacheable(request.body)
-        exchange.storable = exchange.cacheable and not request.control.no_store and self._writer.lifetime(request) > 0
+        control = request.control
+        # The settings' lifetime is positive.
+        lasts = (control.ttl is None and control.rule.ttl is None) or self._writer.lifetime(request) > 0
+        exchange.storable = exchange.cacheable and not control.no_store and lasts
         if not exchange.cacheable:
             exchange.bypass_reason = "uncacheable"
         elif request.control.rule.cache is False:

@@ -101,7 +101,7 @@ class Worker(threading.Thread):
     def run(self) -> None:
         # A server that ends or reloads may close a kept connection while a request is on its way.
         limits = httpx.Limits(max_keepalive_connections=0)
-        with httpx.Client(timeout=3 * _TIMEOUT, limits=limits) as client:
+        with httpx.Client(timeout=3 * _TIMEOUT + _DELIVERY_SECONDS, limits=limits) as client:
             while not self.stopped.wait(_PAUSE_SECONDS):
                 with self._finding.catch(f"a request to {self._urls}"):
                     began = time.monotonic()
@@ -217,7 +217,7 @@ def _round(
             worker.join()
     acknowledged = [each for worker in workers for each in worker.stored]
     finding.counts["acknowledged"] += len(acknowledged)
-    with httpx.Client(timeout=3 * _TIMEOUT) as client:
+    with httpx.Client(timeout=3 * _TIMEOUT + _DELIVERY_SECONDS) as client:
         for url in fleet.urls:
             # A proxy makes no new attempt to reach the server for five seconds.
             until(lambda url=url: stored(ask(client, url, keys[0], time.time_ns())), _RECOVERY_SECONDS, interval=0.5)

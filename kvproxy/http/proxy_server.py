@@ -26,6 +26,8 @@ _ERROR_SECONDS = 1.0
 """At shutdown, time for sending errors to the remaining requests before their connections are aborted."""
 _UNSENT_BYTES = 128 * 1024
 """Maximum bytes per connection that the kernel buffers before it sends them."""
+ACCEPTS_PER_TURN = 16
+"""Connections that one turn of the event loop accepts. libuv accepts one per turn and listening socket."""
 OVERRIDDEN = "handle_exit", "main_loop", "shutdown", "startup"
 """Methods of uvicorn's server that `ProxyServer` overrides."""
 USED = "_captured_signals", "force_exit", "server_state"
@@ -91,7 +93,9 @@ class ProxyServer(uvicorn.Server):
             if hasattr(socket, "TCP_NOTSENT_LOWAT"):
                 # Connections inherit it. The kernel would buffer megabytes for each client that does not read.
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
-        await super().startup(sockets)
+        # Under load, a turn takes milliseconds, and a burst of new connections would wait for seconds.
+        copies = [each.dup() for each in sockets or [] for _ in range(ACCEPTS_PER_TURN - 1)]
+        await super().startup([*sockets, *copies] if sockets else None)
 
     async def main_loop(self) -> None:
         looking = asyncio.create_task(self._check_connections())

@@ -95,6 +95,12 @@ def decisive_neighbour(lookup: Lookup | None) -> Candidate | None:
     return None if lookup is None else lookup.decisive_candidate("not compared", "expired")
 
 
+def reason_of_decisive_neighbour(lookup: Lookup | None) -> str | None:
+    """Return the reason token for the question that decided a semantic lookup, see `reason_of_neighbour`."""
+    near = decisive_neighbour(lookup)
+    return None if near is None else reason_of_neighbour(near)
+
+
 def reason_of_neighbour(neighbour: Candidate) -> str | None:
     """Return the reason token for a similar question whose response was not served; None if no token exists."""
     if neighbour.verdict == "vetoed":

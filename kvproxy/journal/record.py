@@ -7,7 +7,7 @@ from kvproxy.apis.json import as_token_count, field
 from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.exchange import Layer as ExchangeLayer
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
-from kvproxy.journal.reasons import INVALID_STATUSES, decisive_neighbour, reason_of_neighbour, reason_of_status
+from kvproxy.journal.reasons import INVALID_STATUSES, decisive_neighbour, reason_of_decisive_neighbour, reason_of_status
 from kvproxy.journal.request_regions import Regions
 from kvproxy.settings.access import CLIENT_PREFIX
 
@@ -152,7 +152,7 @@ def reason_of(exchange: Exchange) -> str:
 
 
 def reason_of_unexplained_miss(exchange: Exchange, *, asked_before: bool, computed_before: bool) -> str:
-    """Return the reason token of a miss without a removed response and without a similar earlier request.
+    """Return the reason token of a miss that neither a removed response nor a changed request explains.
 
     Args:
         asked_before: an earlier equal request is in the journal.
@@ -164,8 +164,7 @@ def reason_of_unexplained_miss(exchange: Exchange, *, asked_before: bool, comput
         return "miss-hidden"
     if computed_before:
         return "miss-unstored"
-    near = decisive_neighbour(exchange.lookup)
-    token = None if near is None else reason_of_neighbour(near)
+    token = reason_of_decisive_neighbour(exchange.lookup)
     if token is not None:
         return token
     if asked_before:
@@ -173,8 +172,9 @@ def reason_of_unexplained_miss(exchange: Exchange, *, asked_before: bool, comput
     prefix = exchange.facts.prefix
     if prefix is not None and prefix.cached_tokens and prefix.prompt_tokens:
         return f"prefix-{100 * prefix.cached_tokens // prefix.prompt_tokens}%"
-    body = None if exchange.key is None else exchange.key.parts.get("body")
-    return "bypass-tools" if isinstance(body, dict) and field(body, "tools") else "miss-new"
+    if exchange.lookup is not None or exchange.key is None:
+        return "miss-new"
+    return "bypass-tools" if field(exchange.key.parts["body"], "tools") else "miss-new"
 
 
 def is_warmed_by_backend(exchange: Exchange) -> bool:

@@ -20,6 +20,7 @@ from kvproxy.journal.cache_history import (
 )
 from kvproxy.journal.daily_sums import DailySums
 from kvproxy.journal.databases.database import JournalDatabase, JournalFailed
+from kvproxy.journal.reasons import reason_of_decisive_neighbour
 from kvproxy.journal.record import Record, is_warmed_by_backend, reason_of_unexplained_miss, record_of
 from kvproxy.journal.request_regions import Regions, regions_as_json, regions_of
 from kvproxy.journal.schema import StringIds, record_row, short_key
@@ -196,16 +197,23 @@ class RecordWriter:
         if stored is None or stored.time < record.time:
             earlier_removal = self._history.last_removal(prompt, tombstone, record.time)
         if earlier_removal is not None:
-            record.reason, record.removed_at = f"miss-{earlier_removal[0]}", earlier_removal[1]
-            return
+            record.removed_at = earlier_removal[1]
         computed = prompt is not None and prompt.seconds is not None
         # An equal request without a stored response explains the miss better than a similar one.
-        change = None if computed else self._history.closest_change(short_key(key), regions)
+        change = None if computed or earlier_removal else self._history.closest_change(short_key(key), regions)
         if change is not None:
-            record.reason, record.changed = "miss-changed", ",".join(change.regions)
-            record.against = change.earlier_prompt
-            return
-        record.reason = reason_of_unexplained_miss(exchange, asked_before=prompt is not None, computed_before=computed)
+            record.changed, record.against = ",".join(change.regions), change.earlier_prompt
+        neighbour = reason_of_decisive_neighbour(exchange.lookup)
+        if neighbour == "shadow":
+            record.reason = neighbour
+        elif earlier_removal is not None:
+            record.reason = f"miss-{earlier_removal[0]}"
+        elif change is not None and neighbour in (None, "low-similarity"):
+            record.reason = "miss-changed"
+        else:
+            record.reason = reason_of_unexplained_miss(
+                exchange, asked_before=prompt is not None, computed_before=computed
+            )
 
     def _set_or_defer_entry(self, key: str, exchange: Exchange, record: Record) -> None:
         stored, _ = self._stored_responses.get(key, (None, None))

@@ -18,7 +18,7 @@ from kvproxy.index.search.lookup_result import Candidate, Lookup
 from kvproxy.journal.journal import StoredJournal, open_stored_journal
 from kvproxy.journal.record_query import RecordQuery
 from kvproxy.settings.journal import JournalSettings
-from tests.flow.proxies import CLOSE, QUESTION, ask, proxy
+from tests.flow.proxies import CLOSE, QUESTION, ask, checked, proxy
 from tests.journal.sessions.requests import START
 from tests.journal.test_file import finished
 from tests.servers import until_stored
@@ -131,3 +131,31 @@ def test_stored_questions_go_with_the_last_record_of_a_hit(place: str) -> None:
     with closing(journal.reader()) as reader:
         assert reader.rows("select text from prompts", []) == []
     journal.close()
+
+
+@pytest.mark.parametrize(
+    ("earlier", "level", "reason"),
+    [
+        ({"system": "Be brief."}, 0.8, "shadow"),
+        ({"system": "Be brief."}, 0.999, "low-probability"),
+        ({"namespace": "b"}, 0.8, "shadow"),
+    ],
+    ids=["changed, accepted", "changed, scored", "of another namespace"],
+)
+def test_a_compared_neighbour_is_the_reason_and_the_change_a_column(
+    tmp_path: Path, earlier: dict[str, str], level: float, reason: str
+) -> None:
+    """The same question with another beginning was asked before, as in a proxy that changes to shadow mode."""
+    with proxy(tmp_path, checked(level), shadow=True) as (url, services, _):
+        messages = [{"role": "system", "content": earlier["system"]}] if "system" in earlier else []
+        body = {"model": "m", "messages": [*messages, {"role": "user", "content": CLOSE}]}
+        headers = {"cache-control": "confirm", "x-kvproxy-namespace": earlier.get("namespace", "a")}
+        httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers).raise_for_status()
+        for question in (QUESTION, CLOSE):
+            ask(url, question, "confirm")
+        journal = services.answerer.journal
+        assert isinstance(journal, StoredJournal)
+        journal.flush()
+        newest = httpx.get(f"{url}/admin/log").json()[0]
+    assert (newest["question"], newest["reason"]) == (CLOSE, reason)
+    assert newest["changed"]

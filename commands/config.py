@@ -1,10 +1,17 @@
+import json
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from typer import Option
+
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.options import Data, ProxyOptions, load_settings
 from kvproxy.commands.output import Output, text_output
+from kvproxy.commands.tables import Layout, Row, print_table
 from kvproxy.errors import InvalidRequest
 from kvproxy.units import plural
 
-app = CommandGroup("config", help="Check the settings.")
+app = CommandGroup("config", help="Check the settings, or show where each comes from.")
 
 
 @app.subcommand
@@ -20,6 +27,30 @@ def check(data: Data = None) -> Output:
     check_files(settings)
     rules = [rule.name for rule in settings.rules]
     return text_output({"rules": rules}, f"the settings are valid; rules: {', '.join(rules) or 'none'}")
+
+
+@app.subcommand
+def show(
+    changed: Annotated[bool, Option("--changed", help="Only settings that are not the default.")] = False,
+    layout: Layout = Layout(),
+    data: Data = None,
+) -> Output:
+    """Show each setting with its value and its source.
+
+    A source is a line of kvproxy.toml, an environment variable, or the default. Secrets are not shown. Flags of a running
+    proxy are not included.
+    """
+    from kvproxy.settings.sources import setting_sources
+
+    found = setting_sources(load_settings(data=data), data)
+    found = [each for each in found if each.source != "default"] if changed else found
+    rows: list[Row] = [{"Setting": each.name, "Value": _format(each.value), "Source": each.source} for each in found]
+    empty = "all settings have their defaults"
+    return Output([asdict(each) for each in found], lambda: print_table(rows, empty=empty, layout=layout))
+
+
+def _format(value: Any) -> object:
+    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def init(data: Data = None) -> Output:

@@ -24,6 +24,11 @@ from tests.redis_server import RedisServer, run_redis
 from tests.servers import run_proxy
 
 _EXAMPLES = float(os.environ.get("KVPROXY_EXAMPLES", "0.4"))
+# Variables that select tests. A command would refuse them as unknown settings.
+_SWITCHES = (
+    *("KVPROXY_CHATS", "KVPROXY_DEPLOY", "KVPROXY_ENGINES", "KVPROXY_EXAMPLES"),
+    *("KVPROXY_PREDICTIONS", "KVPROXY_SEED", "KVPROXY_STREAMS"),
+)
 _LONGEST = (
     "tests/ui/",
     "tests/faults/test_harnesses",
@@ -130,6 +135,7 @@ def isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             "KVPROXY_CONFIG",
             "KVPROXY_DATA",
             "KVPROXY_ADMIN_TOKEN",
+            *_SWITCHES,
             "OPENAI_API_KEY",
             "PYTHONHASHSEED",
             "SSL_CERT_FILE",

@@ -39,10 +39,10 @@ def explain_invalid_settings(
 
     `flags` are values of command-line flags, nested by section. The file is kvproxy.toml, which may be missing.
     """
-    numbers = _line_numbers(file.read_text() if file.is_file() else "")
+    numbers = line_numbers(file.read_text() if file.is_file() else "")
     lines = []
     for path, reason in islice(_find_problems(error, settings), _MAX_PROBLEMS):
-        origin = _find_flag(path, flags) or _find_variable(path)
+        origin = _find_flag(path, flags) or find_variable(path)
         if origin is None and (line := _find_line(numbers, path)) is not None:
             origin = f"{file}, line {line}"
         lines.append(f"setting {'.'.join(map(str, path))}: {reason}{f' ({origin})' if origin else ''}")
@@ -53,10 +53,11 @@ def explain_invalid_settings(
 
 def line_of(text: str, path: Sequence[str | int]) -> int | None:
     """Return the line number, from 1, of a setting in a TOML text, or else of its table; None if both are missing."""
-    return _find_line(_line_numbers(text), path)
+    return _find_line(line_numbers(text), path)
 
 
-def _line_numbers(text: str) -> dict[SettingPath, int]:
+def line_numbers(text: str) -> dict[SettingPath, int]:
+    """Return the line numbers, from 1, of the settings and tables in a TOML text."""
     table: SettingPath = ()
     counts: Counter[str] = Counter()
     lines: dict[SettingPath, int] = {}
@@ -106,14 +107,18 @@ def _find_problems(error: ValidationError, settings: Sequence[str]) -> Iterator[
 
 
 def _suggest(path: SettingPath, settings: Sequence[str]) -> str:
+    name = _closest_name(path, settings)
+    return f"did you mean {name}?" if name else "docs/configuration.md lists all settings"
+
+
+def _closest_name(path: SettingPath, settings: Sequence[str]) -> str | None:
     names = sorted({*settings, *(name.rpartition(".")[0] for name in settings)} - {""})
     wanted = ".".join(part for part in path if isinstance(part, str))
     section = wanted.rpartition(".")[0]
     # A setting of another section has the same last name.
     elsewhere = [name for name in names if name.rpartition(".")[2] == wanted.rpartition(".")[2]]
     near = difflib.get_close_matches(wanted, [name for name in names if name.rpartition(".")[0] == section], n=1)
-    found = elsewhere[:1] or near or difflib.get_close_matches(wanted, names, n=1)
-    return f"did you mean {found[0]}?" if found else "docs/configuration.md lists all settings"
+    return next(iter(elsewhere[:1] or near or difflib.get_close_matches(wanted, names, n=1)), None)
 
 
 def _find_flag(path: SettingPath, flags: Mapping[str, Any]) -> str | None:
@@ -128,23 +133,24 @@ def _find_flag(path: SettingPath, flags: Mapping[str, Any]) -> str | None:
     return found or "--" + "-".join(map(str, names)).replace("_", "-")
 
 
-def _find_variable(path: SettingPath) -> str | None:
+def find_variable(path: SettingPath) -> str | None:
+    """Return the name of the environment variable that sets a setting or its section; None if there is none."""
     given = {name.upper() for name in os.environ}
     names = (PREFIX + "__".join(map(str, path[:end])).upper() for end in range(len(path), 0, -1))
     return next((name for name in names if name in given), None)
 
 
-def misspelt_variables(settings: Sequence[str], other_variables: Sequence[str]) -> list[str]:
-    """Return a message for each unknown variable `KVPROXY_NAME` that resembles a setting without a section, such as `data`.
+def unknown_variables(settings: Sequence[str], other_variables: Sequence[str]) -> list[str]:
+    """Return a message for each variable `KVPROXY_NAME` without a section that is no setting, such as `data`.
 
-    `other_variables` have another use; their names are in lower case, without `KVPROXY_`.
+    `other_variables` have another use. pydantic reports variables such as `KVPROXY_CACHE__NAME`.
     """
-    lines, simple = [], [name for name in settings if "." not in name]
+    lines, known = [], {PREFIX + name.upper() for name in settings if "." not in name} | set(other_variables)
     for variable in sorted(os.environ):
-        name = variable.removeprefix(PREFIX).lower()
-        if variable.startswith(PREFIX) and "__" not in name and name not in {*simple, *other_variables}:
-            near = difflib.get_close_matches(name, simple, n=1, cutoff=0.7)
-            lines += [f"there is no setting for {variable}: did you mean {PREFIX}{each.upper()}?" for each in near]
+        if variable.startswith(PREFIX) and "__" not in variable and variable not in known:
+            name = _closest_name((variable.removeprefix(PREFIX).lower(),), settings)
+            meant = f"did you mean {PREFIX}{name.upper().replace('.', '__')}?" if name else "unset it"
+            lines.append(f"there is no setting for {variable}: {meant}")
     return lines
 
 

@@ -27,8 +27,8 @@ from kvproxy.settings.errors import (
     SettingConflict,
     SettingConflicts,
     explain_invalid_settings,
-    misspelt_variables,
     undecodable_variable,
+    unknown_variables,
 )
 from kvproxy.settings.journal import JournalSettings
 from kvproxy.settings.limits import LimitSettings
@@ -44,6 +44,8 @@ from kvproxy.settings.upstreams import (
     UpstreamSettings,
     parse_upstream_url,
 )
+
+_OTHER_VARIABLES = "KVPROXY_CONFIG", "KVPROXY_DEBUG", "KVPROXY_URL"
 
 
 class Settings(BaseSettings):
@@ -222,10 +224,11 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         data = init_settings.init_kwargs.get("data") if isinstance(init_settings, InitSettingsSource) else None
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, _config_file(data))
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, config_file(data))
 
 
-def _config_file(data: Path | str | None) -> Path:
+def config_file(data: Path | str | None) -> Path:
+    """Return the path of kvproxy.toml for a data folder, which may be missing."""
     named = os.environ.get("KVPROXY_CONFIG")
     folder = data or os.environ.get("KVPROXY_DATA") or platformdirs.user_data_dir("kvproxy")
     return Path(named) if named else Path(folder) / "kvproxy.toml"
@@ -237,16 +240,18 @@ def load_settings(**flags: Any) -> Settings:
     if named and not Path(named).is_file():
         raise SettingsError(f"KVPROXY_CONFIG is {named}, which is not a file: create it, or unset the variable")
     given = {name: value for name, value in flags.items() if value is not None}
-    file, names = _config_file(given.get("data")), list(_setting_names(Settings))
-    problems = misspelt_variables(names, [*Settings.model_fields, "config", "debug", "url"])
+    file, names = config_file(given.get("data")), list(_setting_names(Settings))
+    problems, others = list[str](), list[str]()
     try:
         settings = Settings(**given)
+        others = [settings.encryption.key_env or ""]
     except ValidationError as error:
         problems += explain_invalid_settings(error, names, given, file)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         problems.append(f"cannot read {file}: {error}")
     except ValueError as error:
         problems.append(undecodable_variable(error))
+    problems += unknown_variables([*names, *Settings.model_fields], [*_OTHER_VARIABLES, *others])
     if problems:
         raise SettingsError("\n".join(problems)) from None
     return settings

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 FOLDER = os.environ.get("KVPROXY_ENGINES")
+CHATS = int(os.environ.get("KVPROXY_CHATS", "1000"))
+SEED = int(os.environ.get("KVPROXY_SEED", "0"))
 if not FOLDER:
     collect_ignore_glob = ["test_*.py"]
 
@@ -22,12 +24,12 @@ def engines() -> Path:
 
 @pytest.fixture(scope="session")
 def chats() -> int:
-    return int(os.environ.get("KVPROXY_CHATS", "1000"))
+    return CHATS
 
 
 @pytest.fixture(scope="session")
 def seed() -> int:
-    return int(os.environ.get("KVPROXY_SEED", "0"))
+    return SEED
 
 
 @pytest.fixture

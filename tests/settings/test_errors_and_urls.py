@@ -1,6 +1,7 @@
 """Errors in settings are reported at once with their sources; URLs of upstreams and their credentials."""
 
 import base64
+import re
 import time
 from pathlib import Path
 from urllib.parse import quote
@@ -219,3 +220,21 @@ def test_many_errors_are_explained_in_the_time_of_few(tmp_path: Path) -> None:
     assert "kvproxy.toml, line 3)" in lines[0]
     assert "line 150)" in lines[49]
     assert rest == "and 2,950 more errors: correct these first"
+
+
+@pytest.mark.parametrize(
+    ("variable", "fix"),
+    [
+        ("KVPROXY_TTL", "did you mean KVPROXY_CACHE__TTL?"),
+        ("KVPROXY_UPSTREM", "did you mean KVPROXY_UPSTREAM?"),
+        ("KVPROXY_QZX", "unset it"),
+    ],
+)
+def test_an_unknown_variable_is_an_error(
+    variable: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "5")
+    with pytest.raises(SettingsError, match=f"^there is no setting for {variable}: {re.escape(fix)}$"):
+        load_settings(data=tmp_path)
+    # A setting may name a variable.
+    load_settings(data=tmp_path, encryption={"key_env": variable}, journal={"text": "none"})

@@ -153,7 +153,7 @@ def test_a_compared_neighbour_is_the_reason_and_the_change_a_column(
         httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers).raise_for_status()
         for question in (QUESTION, CLOSE):
             ask(url, question, "confirm")
-        journal = services.answerer.journal
+        journal = services.journal
         assert isinstance(journal, StoredJournal)
         journal.flush()
         newest = httpx.get(f"{url}/admin/log").json()[0]

@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 import time
 from datetime import datetime
@@ -6,6 +7,8 @@ from typing import Any
 
 from kvproxy.telemetry.printable_text import escape_controls, escape_json_controls
 from kvproxy.units import format_seconds
+
+_GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?%?")
 
 
 def format_age(created: float) -> str:
@@ -55,6 +58,16 @@ def one_line(value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return escape_controls(" ".join(str(value).split()))
+
+
+def raw_text(value: object, *, is_number: bool) -> str:
+    """Format a value of a column for programs: numbers without thousands separators, None and "" as an empty text."""
+    if value is None or value == "" or (is_number and value == "-"):
+        return ""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    text = one_line(value)
+    return text.replace(",", "") if is_number and _GROUPED.fullmatch(text) else text
 
 
 def json_text(value: Any) -> str:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Option
 
-from kvproxy.commands.formatting import one_line
+from kvproxy.commands.formatting import one_line, raw_text
 from kvproxy.commands.output import Output, print_note
 from kvproxy.errors import InvalidRequest
 
@@ -135,7 +135,14 @@ def build_table(rows: Iterable[Row], width: int) -> Table:
 def _parse_rows(rows: Iterable[Row]) -> tuple[list[Column], Cells]:
     given = list(rows)
     columns = [_parse_name(column) if isinstance(column, str) else column for column in (given[0] if given else ())]
-    return columns, [[one_line(value) for value in row.values()] for row in given]
+    for_people = sys.stdout.isatty()
+    return columns, [
+        [
+            one_line(value) if for_people else raw_text(value, is_number=column.is_number)
+            for column, value in zip(columns, row.values(), strict=True)
+        ]
+        for row in given
+    ]
 
 
 def _parse_name(name: str) -> Column:

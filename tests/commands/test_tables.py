@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from kvproxy.commands.formatting import escape_controls, json_text, local_time, one_line
+from kvproxy.commands.formatting import escape_controls, json_text, local_time, one_line, raw_text
 from kvproxy.commands.tables import Column, Layout, digest_column, print_table, text_column
 from kvproxy.errors import InvalidRequest
 
@@ -144,3 +144,24 @@ def test_an_empty_text_is_shown_as_a_dash() -> None:
 def test_a_moment_beyond_the_calendar_stays_a_number() -> None:
     assert local_time(1e300) == "1e+300"
     assert local_time(0)[:3] in ("197", "196")
+
+
+@pytest.mark.parametrize(
+    ("value", "is_number", "text"),
+    [
+        (16361, True, "16361"),
+        ("9,127.0", True, "9127.0"),
+        ("1,234,567", True, "1234567"),
+        ("-1,234.5%", True, "-1234.5%"),
+        ("1,2", True, "1,2"),
+        ("1,234 blocks", True, "1,234 blocks"),
+        ("1,234", False, "1,234"),
+        (None, True, ""),
+        (None, False, ""),
+        ("-", True, ""),
+        ("-", False, "-"),
+        (True, False, "True"),
+    ],
+)
+def test_numbers_are_raw_and_unknown_values_empty_in_a_pipe(value: object, is_number: bool, text: str) -> None:
+    assert raw_text(value, is_number=is_number) == text

@@ -72,14 +72,14 @@ def print_table(
 
     Raises InvalidRequest if a selected column does not exist.
     """
-    columns, cells = _parse_rows(rows)
+    console = Console(file=sys.stdout)
+    columns, cells = _parse_rows(rows, raw=not console.is_terminal)
     if not cells:
         typer.echo(empty, err=True)
         return
     chosen, cells = _select_columns(columns, cells, layout)
     if title is not None:
         typer.echo(title)
-    console = Console(file=sys.stdout)
     if not console.is_terminal:
         _print_lines([[column.name for column in chosen], *cells])
         return
@@ -97,7 +97,7 @@ def print_table(
 
 def print_rows_without_names(rows: Iterable[Row], layout: Layout) -> None:
     """Print rows without column names, separated by tabs."""
-    _print_lines(_select_columns(*_parse_rows(rows), layout)[1])
+    _print_lines(_select_columns(*_parse_rows(rows, raw=True), layout)[1])
 
 
 def _print_lines(cells: Iterable[Sequence[str]]) -> None:
@@ -132,13 +132,12 @@ def build_table(rows: Iterable[Row], width: int) -> Table:
     return _fit_table(*_parse_rows(rows), width)[0]
 
 
-def _parse_rows(rows: Iterable[Row]) -> tuple[list[Column], Cells]:
+def _parse_rows(rows: Iterable[Row], *, raw: bool = False) -> tuple[list[Column], Cells]:
     given = list(rows)
     columns = [_parse_name(column) if isinstance(column, str) else column for column in (given[0] if given else ())]
-    for_people = sys.stdout.isatty()
     return columns, [
         [
-            one_line(value) if for_people else raw_text(value, is_number=column.is_number)
+            raw_text(value, is_number=column.is_number) if raw else one_line(value)
             for column, value in zip(columns, row.values(), strict=True)
         ]
         for row in given

@@ -70,7 +70,7 @@ def test_a_terminal_truncates_text_columns_only(rows: list[tuple[object, ...]], 
 def test_line_ends_and_markup_are_printed_literally() -> None:
     rows = [("a", None, "b\tc", "one\n\n two\u2028three [red]x[/red]")]
     with terminal():
-        assert printed(COLUMNS, rows)[0][1] == "a\t-\tb c\tone two three [red]x[/red]"
+        assert printed(COLUMNS, rows)[0][1] == "a\t\tb c\tone two three [red]x[/red]"
     with terminal(80):
         assert "[red]x[/red]" in printed(COLUMNS, rows)[0][1]
 

@@ -177,7 +177,8 @@ def test_unreadable_lines_are_reported_and_the_rest_is_sent() -> None:
         1,
         "read as requests\n"
         "skipped 2 rows without a request: 1 comment, 1 not JSON (line 4)\n"
-        "lines 3, 6, 7, 8, 9 and 2 more: this is not a JSON object\n",
+        "lines 3, 6, 7, 8, 9 and 2 more: this is not a JSON object"
+        " (unexpected end of data: line 1 column 15 (char 14))\n",
     )
     counts = json.loads(done.stdout)
     assert (counts["computed_not_stored"], counts["skipped"], counts["invalid"], counts["failed"]) == (2, 2, 1, 0)

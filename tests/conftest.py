@@ -12,7 +12,7 @@ import httpx
 import hypothesis
 import pytest
 
-import kvproxy.open_response_cache as response_cache
+import kvproxy.library.configured_cache as response_cache
 from kvproxy.analyse import calibration
 from kvproxy.http.services import Services
 from kvproxy.index.models.embedder import DEFAULT, MULTILINGUAL, Embedder, load_embedder

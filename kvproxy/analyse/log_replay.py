@@ -22,7 +22,7 @@ from kvproxy.flow.compare_responses import ResponseComparer, answer_text
 from kvproxy.flow.path import RequestPath
 from kvproxy.flow.prepare.rules import Rules
 from kvproxy.flow.tenants import tenant_of
-from kvproxy.open_response_cache import open_response_cache
+from kvproxy.library.configured_cache import open_response_cache
 from kvproxy.settings import Settings
 
 T = TypeVar("T")

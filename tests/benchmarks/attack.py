@@ -31,7 +31,7 @@ from kvproxy.index.models.languages import can_match
 from kvproxy.index.policies.guards import ADDITIONS, GUARDS
 from kvproxy.index.policies.policy import Decision, Neighbour
 from kvproxy.index.search.decider import RefusalBudget
-from kvproxy.open_response_cache import build_policy
+from kvproxy.library.configured_cache import build_policy
 from kvproxy.settings import CacheSettings, load_settings
 from tests.benchmarks.options import read_options
 from tests.index.policies.directions import make_rewordings, read_pairs

@@ -28,7 +28,7 @@ from kvproxy.exchange import CacheKey
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 from kvproxy.index.evaluation.labelled_pairs import read_pairs
-from kvproxy.open_response_cache import open_response_cache
+from kvproxy.library.configured_cache import open_response_cache
 from kvproxy.settings import CacheSettings
 from tests.benchmarks.options import read_options
 from tests.index.entries import make_entry

@@ -22,7 +22,7 @@ from kvproxy.apis.json import JsonObject
 from kvproxy.exchange import CacheKey
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.open_response_cache import open_response_cache
+from kvproxy.library.configured_cache import open_response_cache
 from kvproxy.settings import CacheSettings
 from tests.benchmarks.options import read_options
 from tests.index.entries import make_entry

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvproxy.index.models.embedder import load_embedder
 from kvproxy.index.policies.policy import Neighbour
-from kvproxy.open_response_cache import build_policy
+from kvproxy.library.configured_cache import build_policy
 from kvproxy.settings import CacheSettings
 from tests.benchmarks.options import read_options
 from tests.index.policies.directions import make_rewordings, make_swaps, read_pairs

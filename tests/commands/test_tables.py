@@ -47,7 +47,7 @@ def test_a_pipe_receives_complete_cells(rows: list[tuple[object, ...]]) -> None:
         lines, note = printed(COLUMNS, rows)
     assert note == ""
     assert lines[0].split("\t") == ["id", "age", "name", "prompt"]
-    expected = [[id, f"{age:,}", name, prompt] for id, age, name, prompt in rows]
+    expected = [[id, str(age), name, prompt] for id, age, name, prompt in rows]
     assert [line.split("\t") for line in lines[1:]] == expected
 
 

@@ -182,7 +182,9 @@ def test_unreadable_lines_are_reported_and_the_rest_is_sent() -> None:
     )
     counts = json.loads(done.stdout)
     assert (counts["computed_not_stored"], counts["skipped"], counts["invalid"], counts["failed"]) == (2, 2, 1, 0)
-    assert counts["failures"] == [{"line": 3, "message": "this is not a JSON object"}]
+    assert counts["failures"] == [
+        {"line": 3, "message": "this is not a JSON object (unexpected end of data: line 1 column 15 (char 14))"}
+    ]
 
 
 @pytest.mark.parametrize("top", [1, 9])

@@ -12,7 +12,7 @@ import httpx
 
 from kvproxy.index.private_files import make_private_folder
 from kvproxy.installation.checks.all_checks import _check_data_folder
-from kvproxy.open_response_cache import open_response_cache
+from kvproxy.library.configured_cache import open_response_cache
 from kvproxy.settings import CacheSettings, load_settings
 from tests.commands.run import kvproxy
 from tests.index.entries import make_entry

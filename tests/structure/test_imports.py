@@ -19,34 +19,32 @@ index errors units:
 # The library's names are imported at their first use.
 parameters: units
 kvproxy: analyse blocks commands index library settings
-optional_packages: errors
 doors: index
 settings: doors errors index units
 apis: errors index settings units
 demo: errors
 blocks: doors errors
 providers: settings
-privacy: errors index optional_packages settings
+privacy: errors index settings
 clients: errors index settings
-tiers: blocks doors errors optional_packages privacy settings
+tiers: blocks doors errors privacy settings
 backends: apis blocks errors tiers
-open_response_cache: errors index optional_packages privacy settings
-library: errors index open_response_cache settings units
+library: errors index privacy settings units
 exchange: apis backends clients index settings
-engine: apis backends blocks demo errors optional_packages privacy settings tiers
-journal: apis blocks errors exchange index optional_packages parameters providers settings units
+engine: apis backends blocks demo errors privacy settings tiers
+journal: apis blocks errors exchange index parameters providers settings units
 telemetry: apis errors exchange index journal settings
-flow: apis backends clients doors errors exchange index journal open_response_cache providers settings telemetry
-upstreams: apis backends blocks demo doors engine errors index optional_packages privacy settings tiers
+flow: apis backends clients doors errors exchange index journal library providers settings telemetry
+upstreams: apis backends blocks demo doors engine errors index privacy settings tiers
 installation: blocks demo doors engine errors index journal privacy providers settings tiers units upstreams
 # Replays request logs through the flow, with the tokenizer of mirrored upstreams.
-analyse: apis backends blocks demo doors errors exchange flow index journal open_response_cache providers settings units
+analyse: apis backends blocks demo doors errors exchange flow index journal library providers settings units
     upstreams
-http: apis backends blocks clients engine errors exchange flow index installation journal open_response_cache operations
-    optional_packages parameters privacy providers settings telemetry tiers units upstreams
+http: apis backends blocks clients engine errors exchange flow index installation journal library operations
+    parameters privacy providers settings telemetry tiers units upstreams
 # Access to a proxy for its operator: over HTTP, or through its files.
 operations: analyse apis clients errors flow index installation journal parameters privacy providers settings units upstreams
-commands: analyse apis clients doors errors http index installation journal operations optional_packages parameters settings
+commands: analyse apis clients doors errors http index installation journal operations parameters settings
     telemetry units upstreams
 """
 

@@ -12,7 +12,7 @@ from kvproxy.index.models.verifier.built_in import BuiltInVerifier
 from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Neighbour, Policy
-from kvproxy.open_response_cache import build_policy
+from kvproxy.library.configured_cache import build_policy
 from kvproxy.settings import CacheSettings
 from tests.index.policies.directions import make_rewordings, make_swaps, read_pairs
 from tests.index.policies.learned.test_replay import cluster_stream

@@ -17,7 +17,7 @@ from kvproxy.index.policies.guards import Guard
 from kvproxy.index.policies.policy import Policy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.store import is_url
-from kvproxy.open_response_cache import open_response_cache
+from kvproxy.library.configured_cache import open_response_cache
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 from kvproxy.units import parse_seconds

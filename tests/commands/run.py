@@ -67,7 +67,7 @@ def kvproxy(
             code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     done = Done(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))
     assert "Traceback" not in done.stderr, done.stderr
-    assert "unexpected" not in done.stderr, done.stderr
+    assert "kvproxy: unexpected" not in done.stderr, done.stderr
     return done
 
 

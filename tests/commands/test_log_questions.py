@@ -93,7 +93,7 @@ def test_requests_are_listed_in_the_order_of_their_arrival(tmp_path: Path, monke
         journal.add(Exchange("chat", id, arrived=999.0, status=200))
         journal.flush()
 
-    monkeypatch.setattr("kvproxy.commands.log.time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr("kvproxy.commands.journal.log.time", SimpleNamespace(sleep=sleep))
     followed = kvproxy("log", "-f", "--json", "-n", 2, "--data", tmp_path).stdout.splitlines()
     assert [json.loads(line)["request_id"] for line in followed] == ["long", "short", "later"]
     journal.close()

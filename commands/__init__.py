@@ -14,7 +14,7 @@ from kvproxy.doors import COMMAND_PANELS, COMMANDS
 from kvproxy.errors import KvproxyError
 from kvproxy.index.disable_usage_reports import disable_usage_reports
 from kvproxy.index.errors import CacheStoreError, PluginError
-from kvproxy.settings.optional_packages import missing_extra_error
+from kvproxy.optional_packages import missing_extra_error
 
 app = CommandGroup("kvproxy", help="A caching reverse proxy for LLMs.")
 

@@ -24,7 +24,7 @@ def doctor(
     """
     from kvproxy.installation.checks.all_checks import all_checks
     from kvproxy.installation.checks.servers import CheckWarning
-    from kvproxy.settings.optional_packages import missing_extra_error
+    from kvproxy.optional_packages import missing_extra_error
 
     settings = load_settings(
         data=proxy.data, store=store, model=model, upstreams=upstream or None, embedder=embedder, tiers=tiers.settings()

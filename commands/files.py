@@ -13,7 +13,7 @@ from pathlib import Path
 from kvproxy.analyse.charts import Chart, save
 from kvproxy.analyse.simulate.file_kinds import describe_binary
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
-from kvproxy.settings.optional_packages import require_package
+from kvproxy.optional_packages import require_package
 
 _PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 

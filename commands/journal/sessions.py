@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,10 @@ from kvproxy.units import format_seconds, tenant_name
 if TYPE_CHECKING:
     from kvproxy.journal.sessions.session_reader import Session, TreeRow, Turn
 
+_PROVIDER_COLUMNS = (
+    Column("Provider says", is_text=True, is_optional=True),
+    Column("Keep-warm", is_text=True, is_optional=True),
+)
 
 app = CommandGroup("sessions", help="List sessions and their reused and lost tokens.")
 
@@ -72,7 +77,7 @@ def show(
                 *((f"lost to {cause}", f"{tokens:,}") for cause, tokens in found.lost.items()),
             ]
         )
-        print_table(map(_turn_row, rows), layout=layout)
+        print_table(_turn_rows(rows), layout=layout)
 
     return Output([asdict(row) for row in rows], show)
 
@@ -98,10 +103,15 @@ def _session_row(session: "Session") -> Row:
     }
 
 
-def _provider_columns(turn: "Turn") -> Row:
-    said = turn.diagnosis if turn.agrees is not False else f"{turn.diagnosis} (the ledger differs)"
-    columns = {"Provider says": said, "Keep-warm": turn.keep_warm}
-    return {Column(name, is_text=True, is_optional=True): text for name, text in columns.items() if text is not None}
+def _turn_rows(rows: "Sequence[TreeRow]") -> list[Row]:
+    found = [_turn_row(row) for row in rows]
+    # Most sessions have no diagnoses and no keep-warm requests.
+    empty = {column for column in _PROVIDER_COLUMNS if all(row[column] is None for row in found)}
+    return [{column: value for column, value in row.items() if column not in empty} for row in found]
+
+
+def _diagnosis(turn: "Turn") -> str | None:
+    return turn.diagnosis if turn.agrees is not False else f"{turn.diagnosis} (the ledger differs)"
 
 
 def _turn_row(row: "TreeRow") -> Row:
@@ -116,6 +126,6 @@ def _turn_row(row: "TreeRow") -> Row:
         text_column("Lost"): ", ".join(f"{cause} {tokens:,}" for cause, tokens in turn.lost.items()),
         "Cost#?": money(turn.cost),
         text_column("First change"): None if turn.region is None else f"{turn.region}{place}",
-        **_provider_columns(turn),
+        **dict(zip(_PROVIDER_COLUMNS, (_diagnosis(turn), turn.keep_warm), strict=True)),
         digest_column("Request", 8, optional=True): turn.request_id,
     }

@@ -17,8 +17,8 @@ from kvproxy.errors import ShuttingDown
 from kvproxy.http import client_connection
 from kvproxy.http.client_connection import LimitedProtocol
 from kvproxy.http.deadlines_and_disconnects import Deadlines
+from kvproxy.optional_packages import require_names
 from kvproxy.settings.limits import LimitSettings
-from kvproxy.settings.optional_packages import require_names
 
 _CHECK_SECONDS = 1.0
 """Maximum interval between two checks of all connections."""

@@ -30,9 +30,9 @@ from kvproxy.journal.pool_forecast import PoolForecast, forecast_hit_rates
 from kvproxy.journal.savings import prefill_costs
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.library.configured_cache import open_response_cache
+from kvproxy.optional_packages import install_command
 from kvproxy.privacy.pattern_redaction import load_redactor
 from kvproxy.settings import Settings
-from kvproxy.settings.optional_packages import install_command
 from kvproxy.settings.telemetry import TelemetrySettings
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from kvproxy.index.search.lookup_queue import model_threads
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, Store, open_store
 from kvproxy.index.store.observations import Observations
+from kvproxy.optional_packages import missing_extra_error
 from kvproxy.privacy.encryption import load_cipher
 from kvproxy.privacy.pattern_redaction import load_redactor
 from kvproxy.settings.cache import CacheSettings, PolicyName
-from kvproxy.settings.optional_packages import missing_extra_error
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 
 

@@ -11,8 +11,8 @@ import os
 from collections.abc import Sequence
 
 from kvproxy.errors import SettingsError
+from kvproxy.optional_packages import install_command
 from kvproxy.settings import EncryptionSettings
-from kvproxy.settings.optional_packages import install_command
 
 _MAGIC = b"\x00kvs\x01"  # No unencrypted data begins with it.
 _KEY, _NAME, _NONCE = 32, 4, 12

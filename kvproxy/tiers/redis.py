@@ -6,8 +6,8 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from kvproxy.errors import SettingsError
+from kvproxy.optional_packages import install_command
 from kvproxy.settings import TierSettings
-from kvproxy.settings.optional_packages import install_command
 from kvproxy.tiers.chunk_store import ChunkData, TierError, TierStats
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from yarl import URL
 
 from kvproxy.backends.protocol import Body, Headers, RelayedResponse
 from kvproxy.errors import InvalidRequest, UpstreamError, UpstreamProtocolError, UpstreamTimeout, UpstreamUnreachable
-from kvproxy.settings.optional_packages import require_names
+from kvproxy.optional_packages import require_names
 
 # RFC 9110, section 7.6.1.
 _HOP_BY_HOP = frozenset("connection keep-alive te trailer transfer-encoding upgrade http2-settings host expect".split())

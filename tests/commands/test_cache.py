@@ -179,7 +179,7 @@ def test_the_first_key_closes_the_proxy_and_rotation_shows_the_end_of_the_old_on
     assert second.stderr == ""
     kvproxy("keys", "rotate", "two", "--grace", "7d", "--data", tmp_path)
     rows = [line.split("\t") for line in kvproxy("keys", "ls", "--data", tmp_path).stdout.splitlines()]
-    assert [row[-1] for row in rows[:2]] == ["Old key until", "-"]
+    assert [row[-1] for row in rows[:2]] == ["Old key until", ""]
     ends = datetime.fromisoformat(rows[2][-1]).timestamp()
     narrow = kvproxy("keys", "ls", "--data", tmp_path, columns=80)
     shown = [re.sub(r"\x1b\[\d*m", "", line) for line in narrow.stdout.splitlines()]

@@ -56,7 +56,7 @@ def test_a_semantic_hit_shows_both_questions(tmp_path: Path, text: str, shadow: 
     first, second = (json.loads(line) for line in done.stdout.splitlines())
     assert (first["question"], first["stored_question"]) == (STORED, None)
     assert (second["question"], second["stored_question"]) == (ASKED if text == "hits" else None, STORED)
-    assert table[-1].endswith(f"\t{ASKED if text == 'hits' else '-'}\t{STORED}")
+    assert table[-1].endswith(f"\t{ASKED if text == 'hits' else ''}\t{STORED}")
 
 
 def test_followed_requests_have_the_chosen_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

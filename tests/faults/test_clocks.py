@@ -67,11 +67,10 @@ async def test_a_clock_that_is_set_sends_no_more_keep_warm_requests(jump: float,
     for pause in (10.0, 900.0):
         keep_warm.pauses.add(pause)
 
-    async def send(session: Any) -> bool:
+    async def send(session: Any) -> None:
         nonlocal sent
         sent += 1
         session.used = warm.now
-        return True
 
     keep_warm._send = send  # type: ignore[method-assign]
     await warm.finish("a paused session")

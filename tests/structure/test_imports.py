@@ -20,32 +20,33 @@ index errors units:
 parameters: units
 kvproxy: analyse blocks commands index library settings
 doors: index
+optional_packages: errors
 settings: doors errors index units
 apis: errors index settings units
 demo: errors
 blocks: doors errors
 providers: settings
-privacy: errors index settings
+privacy: errors index optional_packages settings
 clients: errors index settings
-tiers: blocks doors errors privacy settings
+tiers: blocks doors errors optional_packages privacy settings
 backends: apis blocks errors tiers
-library: errors index privacy settings units
+library: errors index optional_packages privacy settings units
 exchange: apis backends clients index settings
-engine: apis backends blocks demo errors privacy settings tiers
-journal: apis blocks errors exchange index parameters providers settings units
+engine: apis backends blocks demo errors optional_packages privacy settings tiers
+journal: apis blocks errors exchange index optional_packages parameters providers settings units
 telemetry: apis errors exchange index journal settings
 flow: apis backends clients doors errors exchange index journal library providers settings telemetry
-upstreams: apis backends blocks demo doors engine errors index privacy settings tiers
+upstreams: apis backends blocks demo doors engine errors index optional_packages privacy settings tiers
 installation: blocks demo doors engine errors index journal privacy providers settings tiers units upstreams
 # Replays request logs through the flow, with the tokenizer of mirrored upstreams.
-analyse: apis backends blocks demo doors errors exchange flow index journal library providers settings units
-    upstreams
+analyse: apis backends blocks demo doors errors exchange flow index journal library providers settings units upstreams
 http: apis backends blocks clients engine errors exchange flow index installation journal library operations
-    parameters privacy providers settings telemetry tiers units upstreams
+    optional_packages parameters privacy providers settings telemetry tiers units upstreams
 # Access to a proxy for its operator: over HTTP, or through its files.
-operations: analyse apis clients errors flow index installation journal parameters privacy providers settings units upstreams
-commands: analyse apis clients doors errors http index installation journal operations parameters settings
-    telemetry units upstreams
+operations: analyse apis clients errors flow index installation journal parameters privacy providers settings units
+    upstreams
+commands: analyse apis clients doors errors http index installation journal operations optional_packages parameters
+    settings telemetry units upstreams
 """
 
 

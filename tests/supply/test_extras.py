@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.settings import optional_packages
-from kvproxy.settings.optional_packages import missing_extra_error
+from kvproxy import optional_packages
+from kvproxy.optional_packages import missing_extra_error
 
 ROOT = Path(__file__).resolve().parents[2]
 FRONT = ["serve", "--upstream", "http://127.0.0.1:9", "--port", "0"]
@@ -53,8 +53,6 @@ def test_a_missing_package_is_one_line_with_its_extra(tmp_path: Path) -> None:
 
 
 def test_an_installed_package_names_the_extra_of_the_registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(
-        optional_packages, "__file__", str(tmp_path / "site-packages/kvproxy/settings/optional_packages.py")
-    )
+    monkeypatch.setattr(optional_packages, "__file__", str(tmp_path / "site-packages/kvproxy/optional_packages.py"))
     assert optional_packages.install_command("plot") == "pip install 'kvproxy[plot]'"
     assert missing_extra_error(ModuleNotFoundError(name="a_module_of_the_user")) is None

@@ -20,7 +20,7 @@ from kvproxy.engine.step_errors import first_line
 from kvproxy.engine.text.tokenizer import ChatTokenizer
 from kvproxy.engine.worker.kv_pool import KVShape
 from kvproxy.errors import InvalidRequest, ModelUnsupported
-from kvproxy.settings.optional_packages import install_command
+from kvproxy.optional_packages import install_command
 
 _log = logging.getLogger("kvproxy")
 _MIN_BFLOAT16_WEIGHTS = 100_000_000  # on a CPU, a model with fewer weights runs faster in float32

@@ -6,7 +6,7 @@ from kvproxy.errors import KvproxyError, StoreUnavailable
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import is_url
 from kvproxy.journal.databases.database import JournalDatabase, JournalFailed
-from kvproxy.settings.optional_packages import install_command
+from kvproxy.optional_packages import install_command
 
 
 def open_to_read(location: str | Path) -> JournalDatabase:

@@ -119,7 +119,13 @@ def _merged(events: list[Any]) -> list[dict[str, Any]]:
 
 def converse(client: Any, model: Path, messages: list[Any]) -> Any:
     while True:
-        whole = client.chat.completions.create(model=str(model), messages=messages, temperature=2, max_tokens=60)
+        whole = client.chat.completions.create(
+            model=str(model),
+            messages=messages,
+            temperature=2,
+            max_tokens=60,
+            extra_headers={"cache-control": "no-cache"},
+        )
         # This model may end its reasoning twice or never.
         if (content := whole.choices[0].message.content) and "</think>" not in content:
             return whole

@@ -270,7 +270,7 @@ def test_a_session_without_reports_has_no_reused_tokens(sessions: Sessions, tmp_
     sessions.add(request([SYSTEM, user("What is a block?")], 150, None, 0))
     assert [each.reused_tokens for each in sessions.list()] == [None]
     shown = kvproxy("sessions", "--columns", "Input,Reused,Share", "--data", tmp_path).stdout.splitlines()
-    assert shown[1].split("\t") == ["150", "-", "-"]
+    assert shown[1].split("\t") == ["150", "", ""]
     assert "150 tokens, not reported how many reused" in kvproxy("sessions", "show", "1", "--data", tmp_path).stdout
 
 

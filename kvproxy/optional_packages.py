@@ -25,7 +25,7 @@ _EXTRAS = {
 
 
 def install_command(extra: str) -> str:
-    clone = Path(__file__).resolve().parents[2]
+    clone = Path(__file__).resolve().parents[1]
     package = f"-e '{clone}[{extra}]'" if (clone / "pyproject.toml").is_file() else f"'kvproxy[{extra}]'"
     return f"pip install {package}"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from kvproxy.http.request_bodies import FREE_BYTES
 from kvproxy.http.services import Services
 from tests.plain_upstream import run_plain_upstream
 from tests.polling import until
@@ -21,12 +22,17 @@ PATH = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Services]]:
     limits = {"items": 1000, "in_flight_bytes": 2**20, "in_flight_items": 1500, "body_bytes": 500_000}
     with run_plain_upstream() as upstream:
         data: Path = tmp_path_factory.mktemp("budget")
-        with run_front(data, upstream, limits=limits) as (found, _):
+        with run_front(data, upstream, limits=limits) as found:
             yield found
+
+
+@pytest.fixture
+def url(proxy: tuple[str, Services]) -> str:
+    return proxy[0]
 
 
 @pytest.mark.parametrize(
@@ -64,15 +70,18 @@ def unfinished(url: str, size: int) -> Iterator[None]:
         yield
 
 
-def test_unfinished_bodies_share_one_budget_which_small_requests_do_not_need(url: str) -> None:
+def test_unfinished_bodies_share_one_budget_which_small_requests_do_not_need(proxy: tuple[str, Services]) -> None:
+    url, services = proxy
+
     def ask(size: int) -> httpx.Response:
         return httpx.post(url + PATH, json=chat("x" * size))
 
     with contextlib.ExitStack() as opened:
         for _ in range(4):
             opened.enter_context(unfinished(url, 300_000))
-        until(lambda: ask(400_000).status_code == 503)
+        until(lambda: services.bodies.bytes == 4 * (300_000 - FREE_BYTES))
         refused = ask(400_001)
+        assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) >= 1
         assert "limits.in_flight_bytes" in refused.json()["error"]["message"]
         assert ask(10).status_code == 200

@@ -1,6 +1,7 @@
 """What a path of requests keeps of clients and upstreams is filled to its bound. `docs/limits.md` lists the bounds."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import AsyncMock, Mock
@@ -54,7 +55,7 @@ class Warmed:
         block = {"type": "text", "text": text + "x" * size, "cache_control": mark}
         body: Any = {"model": model, "max_tokens": 9, "messages": [{"role": "user", "content": [block]}]}
         request = api_request(body, "messages")
-        object.__setattr__(request.control, "rule", self._rule)
+        request = replace(request, control=replace(request.control, rule=self._rule))
         request, _ = await self.keep_warm.on_request(request)
         exchange = Exchange("messages", text, "public", self.now, request=request, status=200)
         exchange.facts = ResponseFacts(prefix=PrefixReuse(100, cached))

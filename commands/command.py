@@ -29,7 +29,7 @@ class CommandGroup(typer.Typer):
     def subcommand(
         self, function: CommandFunction, panel: str | None = None, name: str | None = None
     ) -> CommandFunction:
-        """Add a command; its name is by default that of the function."""
+        """Add a command. Its default name is the function's name."""
         name = name or function.__name__.rstrip("_").replace("_", "-")
         self.command(name, rich_help_panel=panel)(_command(function))
         return function

@@ -132,6 +132,12 @@ def build_table(rows: Iterable[Row], width: int) -> Table:
     return _fit_table(*_parse_rows(rows), width)[0]
 
 
+def table_texts(rows: Iterable[Row]) -> tuple[list[str], Cells]:
+    """Return the names of the columns, and the cells as a terminal shows them, without truncation."""
+    columns, cells = _parse_rows(rows)
+    return [column.name for column in columns], cells
+
+
 def _parse_rows(rows: Iterable[Row], *, raw: bool = False) -> tuple[list[Column], Cells]:
     given = list(rows)
     columns = [_parse_name(column) if isinstance(column, str) else column for column in (given[0] if given else ())]

@@ -1,4 +1,4 @@
-"""Doors: kinds of parts that other distributions add by entry points. Our own parts stand in the same tables."""
+"""Doors: kinds of parts that other distributions add by entry points. Built-in parts are in the same tables."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -9,7 +9,7 @@ import typer
 from typer import Argument, Option
 
 from kvproxy.commands.output import print_note
-from kvproxy.commands.tables import Row
+from kvproxy.commands.tables import Row, table_texts
 from kvproxy.units import plural
 
 _LISTED_ERRORS = 5
@@ -96,9 +96,8 @@ def report_table(rows: Sequence[Row], title: str) -> "Table":
     """Return a table of a report with the cells of a printed table."""
     from kvproxy.analyse.report import Table
 
-    head = [str(name).rstrip("#?") for name in (rows[0] if rows else ())]
-    cells = [[f"{cell:,}" if isinstance(cell, int) else str(cell or "-") for cell in row.values()] for row in rows]
-    return Table(head, cells, title)
+    names, cells = table_texts(rows)
+    return Table(names, cells, title)
 
 
 def save_report(report: "Report", path: Path) -> None:

@@ -142,7 +142,7 @@ def _replace_file(source: Path, target: Path) -> None:
 
 
 class _Manifest(BaseModel):
-    """The file of an archive that describes the others; `sha256` has their digests by name."""
+    """The manifest of an archive; `sha256` has their digests by name."""
 
     version: str = Field(pattern=r"^[0-9A-Za-z.+-]{1,64}$")
     created: float = Field(strict=True, ge=0, le=2**40, allow_inf_nan=False)

@@ -29,7 +29,7 @@ TYPICAL_PAUSES: Sequence[int] = (3537, 70, 31, 15, 2, 8, 9, 0, 1, 5, 6, 1, 0, 72
 
 
 HEADLESS_PAUSES: Sequence[int] = (TYPICAL_PAUSES[0], *(0,) * (len(TYPICAL_PAUSES) - 2), TYPICAL_PAUSES[-1])
-"""`TYPICAL_PAUSES` without the pauses of users: a run without a user continues at once, or ends."""
+"""`TYPICAL_PAUSES` without the pauses of users: without a user, a run continues immediately or ends."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class EngineStatus:
 
 @dataclass(frozen=True, slots=True)
 class EnginePrediction:
-    """What an engine should reuse of a prompt.
+    """The tokens of a prompt that an engine should reuse.
 
     Attributes:
         tokens: prompt tokens that it has in all media; None if unknown.
@@ -210,7 +210,7 @@ class FleetEngine:
         return replace(metrics, age=round(time.monotonic() - reported_at, 1), engine=self.url)
 
     def predict(self, prompt: HashedPrompt | None, affinity: bytes) -> EnginePrediction:
-        """Predict what this engine reuses of a prompt. `affinity` is the key of `engine_order`. Call `compute_hashes` first."""
+        """Predict this engine's reuse of a prompt. `affinity` is the key of `engine_order`. Call `compute_hashes` first."""
         mirror = self.mirror
         if mirror is None or prompt is None:
             return EnginePrediction()

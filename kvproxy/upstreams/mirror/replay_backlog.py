@@ -34,7 +34,7 @@ class ReplayBacklog:
             await asyncio.sleep(0)
 
     async def get(self, timeout: float) -> tuple[bytes, bytes] | None:
-        """Return the next message; None if none arrives within `timeout` seconds."""
+        """Return the next message, or None after `timeout` seconds without a message."""
         try:
             async with asyncio.timeout(timeout):
                 number, payload = await self._messages.get()

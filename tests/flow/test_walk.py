@@ -19,10 +19,10 @@ PACKAGE = Path(sys.modules["kvproxy"].__file__ or "").parent
 
 
 class Walk:
-    """Records the file and the function of each call that receives an exchange or its record as an argument."""
+    """Records the thread, the file, and the function of each call that receives an exchange or its record as an argument."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str, str]] = []
+        self.calls: list[tuple[int, str, str]] = []
         self._frames: set[FrameType] = set()  # A coroutine's frame is entered again after each wait.
 
     def profile(self, frame: FrameType, event: str, argument: Any) -> None:
@@ -32,13 +32,16 @@ class Walk:
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         if any(isinstance(frame.f_locals.get(name), Exchange | Record) for name in names if name != "self"):
             self._frames.add(frame)
-            self.calls.append((str(Path(code.co_filename).relative_to(PACKAGE)), code.co_name))
+            file = str(Path(code.co_filename).relative_to(PACKAGE))
+            self.calls.append((threading.get_ident(), file, code.co_name))
 
     def files(self, first: str, last: str) -> list[str]:
-        """Return the files in order, from the call of the function `first` to that of `last`, without repetitions in a row."""
-        names = [name for _, name in self.calls]
+        """Return the files of one thread in order, from the first call of `first` to that of `last`, each run of a file once."""
+        thread = next(thread for thread, _, name in self.calls if name == first)
+        calls = [(file, name) for of, file, name in self.calls if of == thread]
+        names = [name for _, name in calls]
         start = names.index(first)
-        return [file for file, _ in groupby(file for file, _ in self.calls[start : names.index(last, start) + 1])]
+        return [file for file, _ in groupby(file for file, _ in calls[start : names.index(last, start) + 1])]
 
 
 def num_returns(files: Sequence[str]) -> int:
@@ -52,7 +55,7 @@ def walk(tmp_path: Path) -> Walk:
     try:
         with proxy(tmp_path, checked()) as (url, _, _):
             assert ask(url, QUESTION).status_code == 200
-            until(lambda: any(name == "record_row" for _, name in recorded.calls))
+            until(lambda: any(name == "record_row" for _, _, name in recorded.calls))
     finally:
         threading.setprofile(None)
     return recorded

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _MAX_MODELS = 64
 _OTHER_MODELS = "others"
 _METRICS_RETRY_SECONDS = 300.0
+_MISSING_METRICS_RETRY_SECONDS = 86_400.0  # Of servers that also lack `/health`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class FleetEngine:
         self.url = server.url
         self.weight = server.weight
         self.client = UpstreamClient(server, settings.forward, settings.limits)
-        self.health = Health(self.client, routing.eject_after, routing.health_timeout)
+        self.health = Health(self.client, routing.eject_after, routing.health_timeout, routing.health_interval)
         self.load = EngineLoad()
         self.sent = 0
         self.loaded: Counter[str] = Counter()
@@ -162,6 +163,8 @@ class FleetEngine:
         await self.client.close()
 
     async def probe(self) -> None:
+        if not self.health.is_probe_due:
+            return
         await self.health.probe()
         await self._kind.probe(self.health.error)
 
@@ -193,15 +196,18 @@ class FleetEngine:
             except KvproxyError:
                 pass  # Keep the last metrics; their age is shown.
             except ValueError:
-                self._next_metrics = time.monotonic() + _METRICS_RETRY_SECONDS
+                self._next_metrics = time.monotonic() + self._metrics_retry_seconds()
             else:
                 self._metrics = None if found is None else (time.monotonic(), found)
                 if self.mirror is not None and found is not None and found.match_unit is not None:
                     self.mirror.match_unit = found.match_unit
-                self._next_metrics = 0.0 if found is not None else time.monotonic() + _METRICS_RETRY_SECONDS
+                self._next_metrics = 0.0 if found is not None else time.monotonic() + self._metrics_retry_seconds()
         if self._monitor is not None:
             up = not self.health.failures
             self._problems = self._monitor.find_problems(is_up=up, metrics=self.metrics(), reuse=self.reuse)
+
+    def _metrics_retry_seconds(self) -> float:
+        return _MISSING_METRICS_RETRY_SECONDS if self.health.lacks_route else _METRICS_RETRY_SECONDS
 
     def metrics(self) -> EngineMetrics | None:
         if self._metrics is None:

@@ -53,7 +53,7 @@ def test_without_prefixes_the_load_is_bounded(loads: list[int], tokens: int) -> 
 
 
 def test_ejection_needs_consecutive_failures_and_ends_with_a_success() -> None:
-    health = Health(CLIENT, eject_after=2, timeout=1.0)
+    health = Health(CLIENT, eject_after=2, timeout=1.0, interval=2.0)
     for outcome in ("yes", "no", "yes", "no"):
         health.record_failure("x") if outcome == "no" else health.record_success()
     assert health.available
@@ -67,7 +67,7 @@ def test_ejection_needs_consecutive_failures_and_ends_with_a_success() -> None:
 
 
 def test_an_engine_that_never_responded_is_ejected_at_once() -> None:
-    health = Health(CLIENT, eject_after=3, timeout=1.0)
+    health = Health(CLIENT, eject_after=3, timeout=1.0, interval=2.0)
     health.record_failure("nothing there")
     assert (health.state, health.ejections) == ("ejected", 1)
     health.record_success()

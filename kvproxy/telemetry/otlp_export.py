@@ -131,21 +131,21 @@ class _PresetIds(IdGenerator):
 
 
 class Exporter:
-    """Exports finished exchanges. OpenTelemetry sends them in batches from its own threads."""
+    """Exports finished exchanges. OpenTelemetry sends them in batches from its own threads, each within `timeout` seconds."""
 
-    def __init__(self, settings: TelemetrySettings) -> None:
+    def __init__(self, settings: TelemetrySettings, timeout: float = _TIMEOUT_SECONDS) -> None:
         endpoint = str(settings.endpoint).rstrip("/")
         self._sample_rate = settings.sample_rate
         resource = Resource.create({"service.name": settings.service, "service.version": __version__})
         self._ids = _PresetIds()
         self._spans = TracerProvider(resource=resource, id_generator=self._ids, shutdown_on_exit=False)
-        sender = OTLPSpanExporter(f"{endpoint}/v1/traces", timeout=_TIMEOUT_SECONDS, session=CollectorSession())
+        sender = OTLPSpanExporter(f"{endpoint}/v1/traces", timeout=timeout, session=CollectorSession())
         self._spans.add_span_processor(
             BatchSpanProcessor(sender, schedule_delay_millis=settings.interval * 1000, export_timeout_millis=5000)
         )
         self._tracer = self._spans.get_tracer("kvproxy", __version__)
         reader = PeriodicExportingMetricReader(
-            OTLPMetricExporter(f"{endpoint}/v1/metrics", timeout=_TIMEOUT_SECONDS, session=CollectorSession()),
+            OTLPMetricExporter(f"{endpoint}/v1/metrics", timeout=timeout, session=CollectorSession()),
             export_interval_millis=settings.interval * 1000,
         )
         self._metrics = MeterProvider([reader], resource=resource, shutdown_on_exit=False)

@@ -222,7 +222,7 @@ def test_a_collector_that_is_away_harms_nobody(upstream: tuple[str, Upstream], t
 )
 def test_a_collector_neither_fills_the_memory_nor_delays_the_end(status: str, body: str) -> None:
     with run_endless(body, status) as (url, asked):
-        exporter = Exporter(TelemetrySettings(endpoint=url, interval=0.05))
+        exporter = Exporter(TelemetrySettings(endpoint=url, interval=0.05), timeout=0.5)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         add_exchanges(exporter)
         until(lambda: set(asked) == {"/v1/traces", "/v1/metrics"})
@@ -236,7 +236,8 @@ def test_a_collector_neither_fills_the_memory_nor_delays_the_end(status: str, bo
 
 def test_a_collector_that_accepts_and_never_answers_does_not_delay_the_end() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
-        exporter = Exporter(TelemetrySettings(endpoint=f"http://127.0.0.1:{listener.getsockname()[1]}", interval=0.05))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        exporter = Exporter(TelemetrySettings(endpoint=url, interval=0.05), timeout=0.5)
         add_exchanges(exporter)
         began = time.monotonic()
         exporter.close()

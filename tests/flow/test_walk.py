@@ -36,8 +36,8 @@ class Walk:
             self.calls.append((threading.get_ident(), file, code.co_name))
 
     def files(self, first: str, last: str) -> list[str]:
-        """Return the files of one thread in order, from the first call of `first` to that of `last`, each run of a file once."""
-        thread = next(thread for thread, _, name in self.calls if name == first)
+        """Return the files of the thread that calls `last`, in order, from the call of `first`, each run of a file once."""
+        thread = next(thread for thread, _, name in self.calls if name == last)
         calls = [(file, name) for of, file, name in self.calls if of == thread]
         names = [name for _, name in calls]
         start = names.index(first)

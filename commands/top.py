@@ -11,7 +11,7 @@ from rich.text import Text
 from typer import Option
 
 from kvproxy.commands.blocks.engine_lines import engine_line, tier_line
-from kvproxy.commands.formatting import local_time, milliseconds, percent
+from kvproxy.commands.formatting import local_time, milliseconds, money, percent
 from kvproxy.commands.options import Json, ProxyOptions, duration_option
 from kvproxy.commands.statistics_text import policy_sentences
 from kvproxy.commands.tables import Column, Row, build_table, text_column
@@ -181,6 +181,7 @@ def _request_row(row: Mapping[str, Any]) -> Row:
         "Time": local_time(row["time"]).rpartition(" ")[2],
         "Layer": row["layer"],
         "Reason": row["reason"],
+        "Cost#": money(row.get("cost")),
         "ms#": milliseconds(row["total_ms"]),
         text_column("Question"): row["question"] or None,
     }

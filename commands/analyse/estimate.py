@@ -20,11 +20,19 @@ from kvproxy.commands.analyse.options import (
     report_table,
     save_report,
 )
-from kvproxy.commands.analyse.session_report import SessionsOption, print_costs, read_session_report, with_prices
+from kvproxy.commands.analyse.session_report import (
+    SessionsOption,
+    print_costs,
+    read_session_report,
+    read_spending,
+    with_prices,
+)
 from kvproxy.commands.formatting import money, percent
+from kvproxy.commands.journal.spending import spending_output
 from kvproxy.commands.options import Data, Plot, load_settings
 from kvproxy.commands.output import Output, print_text, progress_bar
-from kvproxy.commands.tables import Row, print_table
+from kvproxy.commands.tables import Layout, Row, print_table
+from kvproxy.journal.record_query import SpendingGroup
 from kvproxy.units import plural
 
 if TYPE_CHECKING:
@@ -52,6 +60,7 @@ def estimate(
     report: Annotated[Path | None, Option(help="Write a report to this .html file.")] = None,
     draws: Annotated[int, Option(help="Replays of a log with responses; exploration varies.", min=1)] = 3,
     sessions: SessionsOption = False,
+    by: Annotated[SpendingGroup | None, Option(help="Sum what the requests in transcripts cost by this field.")] = None,
     format: FormatOption = None,
     data: Data = None,
 ) -> Output:
@@ -67,7 +76,12 @@ def estimate(
 
     Example: kvproxy estimate requests.jsonl --report estimate.html
 
+    With --by, it lists what they were charged for input and output by local day, project (the folder), model, or client, with
+    the share of cached input and the price of lost reuse. Files of resumed sessions repeat requests, which count once.
+
     Example: kvproxy estimate ~/.claude/projects
+
+    Example: kvproxy estimate ~/.claude/projects --by day
     """
     import asyncio
 
@@ -77,6 +91,11 @@ def estimate(
     from kvproxy.commands.files import check_writable, save_charts
 
     check_writable(report, (".html",))
+    if by is not None:
+        if report is not None or plot is not None:
+            raise typer.BadParameter("--by prints a table: it has no --report and no --plot")
+        settings = with_prices(load_settings(data=data), _command_line_prices(price))
+        return spending_output(read_spending(log, sessions, model, settings, format, by), Layout())
     costs = read_session_report(log, sessions, model, data, format, _command_line_prices(price))
     if costs is not None:
         if report is not None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvproxy.analyse.session_report import SessionReport
+    from kvproxy.journal.record_query import SpendingGroup
+    from kvproxy.journal.spending import SpendingReport
     from kvproxy.settings import Settings
     from kvproxy.settings.journal import PriceSettings
 
@@ -30,6 +32,24 @@ def with_prices(settings: "Settings", prices: "Mapping[str, PriceSettings] | Non
     if prices is None:
         return settings
     return settings.model_copy(update={"journal": settings.journal.model_copy(update={"prices": dict(prices)})})
+
+
+def read_spending(
+    log: Path, sessions: bool, model: str, settings: "Settings", format: str | None, by: "SpendingGroup"
+) -> "SpendingReport":
+    """Sum what the requests in transcripts, or in a log with usage if `sessions`, cost. Raises KvproxyError."""
+    from kvproxy.analyse.session_report import report_spending
+    from kvproxy.analyse.transcripts import read_transcripts, transcript_files
+    from kvproxy.errors import InvalidRequest
+
+    files = None if str(log) == "-" else transcript_files(log)
+    if files is None and not sessions:
+        raise InvalidRequest(f"--by sums the usage in transcripts of agents; {log} is a log: give --sessions, too")
+    with progress_bar("reading sessions") as progress:
+        requests, traces = (
+            (read_requests(log, model, format).requests, []) if files is None else read_transcripts(files)
+        )
+        return report_spending(requests, traces, by, settings.journal, progress)
 
 
 def read_session_report(

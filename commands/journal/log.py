@@ -10,7 +10,7 @@ from typer import Argument, Option
 from kvproxy.analyse.charts import Chart, ChartLine
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.files import checked_plot, save_charts
-from kvproxy.commands.formatting import local_time, milliseconds, percent, table_time
+from kvproxy.commands.formatting import local_time, milliseconds, money, percent, table_time
 from kvproxy.commands.journal.export import export
 from kvproxy.commands.options import JournalOptions, LimitOrAll
 from kvproxy.commands.output import Output, print_charts, print_facts, print_note
@@ -172,6 +172,7 @@ def _record_row(record: "RecordWithQuestions", *, shows_stored_question: bool = 
         digest_column("Tenant", 16, optional=True): tenant_name(record.tenant),
         "Tokens#?": None if record.prompt_tokens is None else record.prompt_tokens + (record.completion_tokens or 0),
         "Reused#?": record.reused_tokens,
+        "Cost#?": money(record.cost),
         "ms#": milliseconds(record.total_ms),
         digest_column("Request", 8): record.request_id,
         text_column("Question"): record.question,
@@ -183,7 +184,7 @@ def _record_row(record: "RecordWithQuestions", *, shows_stored_question: bool = 
 def _record_fields(record: "RecordWithQuestions") -> Row:
     found: dict[Column | str, object] = {}
     for name, value in asdict(record).items():
-        if name not in ("time", "layer", "reason", "model", "tenant", "question", "stored_question"):
+        if name not in ("time", "layer", "reason", "model", "tenant", "cost", "question", "stored_question"):
             is_number = isinstance(value, int | float)
             found[Column(name, is_number=is_number)] = f"{value:,.3f}" if isinstance(value, float) else value
     return found

@@ -122,7 +122,8 @@ def _print_savings(report: "SavingsReport", by: str, since: float | None, layout
             "Response tokens#?": row.completion_tokens if _has_tokens(row) else None,
             "Reused tokens#": row.reused_tokens,
             "Seconds#": _seconds_text(row),
-            **({f"{report.currency}#": _money_text(row)} if has_price else {}),
+            **({f"Spent {report.currency}#": _spent_text(row)} if has_price and by != "tag" else {}),
+            **({f"{'Saved ' if by != 'tag' else ''}{report.currency}#": _money_text(row)} if has_price else {}),
             **({f"At least {report.currency}#?": money(row.least_money)} if has_price else {}),
         }
         for row in [*report.rows, *total]
@@ -132,6 +133,10 @@ def _print_savings(report: "SavingsReport", by: str, since: float | None, layout
     _print_first_counted_day(since)
     if report.rows:
         _print_notes(report, has_price=has_price)
+
+
+def _spent_text(row: "Saving") -> str | None:
+    return money(row.spent, leaves_out_models=row.unpriced_requests > 0)
 
 
 def _money_text(row: "Saving") -> str | None:
@@ -181,6 +186,8 @@ def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
             f"{plural(unreported, 'hit')} without reported tokens: tokens and money do not include"
             f" {'it' if unreported == 1 else 'them'}, because the upstream did not report the usage."
         )
+    if has_price and (unreported := sum(row.unreported_requests for row in report.rows)):
+        print_text(f"Spent does not include {plural(unreported, 'request')} without reported usage.")
     if any(row.uncertain_tokens and not row.unreported_hits for row in report.rows):
         print_text("At most: the share of cached tokens is not reported, or the model has no price of cached tokens.")
     if not has_price:

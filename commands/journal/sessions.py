@@ -2,15 +2,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument
+import typer
+from typer import Argument, Option
 
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.formatting import money, percent, table_time
+from kvproxy.commands.journal.spending import spending_output
 from kvproxy.commands.options import JournalOptions, LimitOrAll
 from kvproxy.commands.output import Output, print_facts
 from kvproxy.commands.tables import Column, Layout, Row, digest_column, print_table, table_output, text_column
+from kvproxy.journal.record_query import SpendingGroup
 from kvproxy.journal.sessions.ledger import main_cause
-from kvproxy.operations.journal_parameters import SessionName, SessionQuery
+from kvproxy.operations.journal_parameters import SessionName, SessionQuery, SpendingQuery
 from kvproxy.units import format_seconds, tenant_name
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ app = CommandGroup("sessions", help="List sessions and their reused and lost tok
 @app.default
 def sessions(
     *,
+    by: Annotated[SpendingGroup | None, Option(help="Sum what the requests cost by this field instead.")] = None,
     limit: LimitOrAll = 20,
     selection: SessionQuery,
     layout: Layout,
@@ -34,12 +38,22 @@ def sessions(
 ) -> Output:
     """List the last sessions: their turns, tokens, and tokens that were not reused.
 
-    A session is a conversation: requests that continue each other, or that name the same session.
+    A session is a conversation: requests that continue each other, or that name the same session. With --by, list what the
+    providers charged for input and output, also for requests without a session. A day is a local day. The project is the tag
+    project:NAME of a request, and the client the name of its key.
+
+    Example: kvproxy sessions --by day --since 7d
 
     Example: kvproxy sessions --turns 2
 
     Example: kvproxy sessions --since 2h --json
     """
+    if by is not None:
+        from kvproxy.operations.journal import report_spending
+
+        if selection.turns != 1:
+            raise typer.BadParameter("--by sums requests, so --turns does not apply")
+        return spending_output(source.open().perform(report_spending, SpendingQuery(by, selection.since)), layout)
     # One more row than the limit shows whether there are more.
     found = source.open().sessions(replace(selection, limit=limit + 1 if limit else None))
     listed = found[: limit or None]

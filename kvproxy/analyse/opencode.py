@@ -160,7 +160,9 @@ def _request(
             details["cache_write_tokens"] = written
         usage = {"prompt_tokens": fresh + read + written, "completion_tokens": output, "prompt_tokens_details": details}
         response, api = {"usage": usage}, APIS["chat"]
-    yield LoggedRequest(0, api, body, session, start, response, max(0.0, (end or start) - start))
+    project = str(field(info.get("path"), "cwd") or "")
+    seconds = max(0.0, (end or start) - start)
+    yield LoggedRequest(0, api, body, session, start, response, seconds, project, "opencode")
 
 
 def _history(earlier: Sequence[_Message], time: float) -> list[Json]:

@@ -20,6 +20,7 @@ from kvproxy.flow.cache_keys import cache_key
 from kvproxy.flow.tenants import tenant_of
 from kvproxy.journal.journal import open_stored_journal
 from kvproxy.journal.reader import JournalReader
+from kvproxy.journal.record_query import SpendingGroup
 from kvproxy.journal.schema import FILE
 from kvproxy.journal.sessions.ledger import ExpectedReuse, lost_tokens
 from kvproxy.journal.sessions.session_reader import (
@@ -30,6 +31,7 @@ from kvproxy.journal.sessions.session_reader import (
     ledger_of,
     summarize_session,
 )
+from kvproxy.journal.spending import PaidRequest, SpendingReport, spending_report
 from kvproxy.providers.cache_policy import PauseTimes
 from kvproxy.providers.prices import ModelPrices, RelativePrices, cache_limits
 from kvproxy.settings.journal import JournalSettings, PriceSettings, input_price, price_of
@@ -113,6 +115,42 @@ def report_sessions(
         _pause_costs(list(by_session.values()), prices),
         without_usage,
         is_relative,
+    )
+
+
+def report_spending(
+    requests: Sequence[LoggedRequest],
+    traces: Sequence[TraceSession],
+    by: SpendingGroup,
+    settings: JournalSettings,
+    progress: Callable[[float], None] = lambda share: None,
+) -> SpendingReport:
+    """Sum what the requests of sessions cost by group, with the causes of lost reuse."""
+    prices = ModelPrices(settings)
+    turns, without_usage = _turns_of_requests(requests, prices, progress)
+    paid = [_paid_request(turn, requests[int(turn.request_id) - 1]) for turn in turns]
+    for trace in traces:
+        found = _trace_turns(trace, _FIRST_TRACE_NUMBER + len(turns), prices)
+        turns += found
+        paid += [_paid_request(turn, None) for turn in found]
+    report = spending_report(paid, by, prices, settings.currency)
+    report.total.unreported += without_usage
+    return report
+
+
+def _paid_request(turn: Turn, request: LoggedRequest | None) -> PaidRequest:
+    return PaidRequest(
+        time=turn.time,
+        model=turn.model,
+        project="" if request is None else request.project,
+        client="" if request is None else request.client,
+        prompt_tokens=turn.prompt_tokens,
+        completion_tokens=turn.completion_tokens,
+        reused_tokens=turn.reused_tokens or 0,
+        written_5m=turn.written_5m or 0,
+        written_1h=turn.written_1h or 0,
+        stored_hours=(turn.pause or 0.0) / 3_600,
+        lost=turn.lost,
     )
 
 

@@ -41,9 +41,13 @@ def _is_transcript(path: Path) -> bool:
 
 
 def read_transcripts(files: Iterable[Path]) -> tuple[list[LoggedRequest], list[TraceSession]]:
-    """Return the requests of transcripts in order of time, and the sessions of agent traces."""
+    """Return the requests of transcripts in order of time, and the sessions of agent traces.
+
+    A resumed session of Claude Code begins with a copy of the earlier one; copied requests count once.
+    """
     requests: list[LoggedRequest] = []
     traces: list[TraceSession] = []
+    answered: set[tuple[str, str]] = set()
     for file in files:
         if is_opencode_file(file, read_text(file, _HEAD_CHARACTERS)):
             requests += opencode_requests(file)
@@ -54,7 +58,7 @@ def read_transcripts(files: Iterable[Path]) -> tuple[list[LoggedRequest], list[T
             continue
         lines = list(_json_lines(text))
         is_codex = any(line.get("type") == "session_meta" for line in lines[:5])
-        requests += _codex_requests(lines) if is_codex else _claude_requests(lines)
+        requests += _codex_requests(lines) if is_codex else _claude_requests(lines, answered)
     return sorted(requests, key=lambda each: each.time or 0.0), traces
 
 
@@ -64,14 +68,19 @@ def _json_lines(text: str) -> Iterator[JsonObject]:
             yield as_object(json.loads(line))
 
 
-def _claude_requests(lines: Sequence[JsonObject]) -> list[LoggedRequest]:
+def _claude_requests(lines: Sequence[JsonObject], answered: set[tuple[str, str]]) -> list[LoggedRequest]:
+    """Return the requests of a transcript, except those in `answered`: ids of responses and requests, which it extends."""
     by_id = {line["uuid"]: line for line in lines if isinstance(line.get("uuid"), str)}
     answers: dict[Json, list[JsonObject]] = {}
     for line in lines:
         if line.get("type") == "assistant" and isinstance(key := field(line.get("message"), "id"), str):
             answers.setdefault(key, []).append(line)
     found = []
-    for parts in answers.values():
+    project = next((str(line["cwd"]) for line in lines if line.get("cwd")), "")
+    for id, parts in answers.items():
+        identity = (str(id), str(parts[-1].get("requestId", "")))
+        if identity in answered:
+            continue
         message, before = as_object(parts[-1]["message"]), by_id.get(parts[0].get("parentUuid"))
         usage, end = message.get("usage"), logged_time(parts[-1])
         if not isinstance(usage, dict) or end is None or message.get("model") == "<synthetic>":
@@ -80,7 +89,11 @@ def _claude_requests(lines: Sequence[JsonObject]) -> list[LoggedRequest]:
         body: JsonObject = {"model": message.get("model"), "messages": list[Json](_messages_up_to(before, by_id))}
         response: JsonObject = {**message, "type": "message", "content": _contents(parts)}
         headers = {"x-claude-code-session-id": str(parts[-1].get("sessionId", ""))}
-        found.append(LoggedRequest(0, APIS["messages"], body, headers, start, response, end - start))
+        request = LoggedRequest(
+            0, APIS["messages"], body, headers, start, response, end - start, project, "Claude Code"
+        )
+        found.append(request)
+        answered.add(identity)
     return found
 
 
@@ -112,11 +125,11 @@ def _contents(parts: Sequence[JsonObject]) -> list[Json]:
 def _codex_requests(lines: Sequence[JsonObject]) -> list[LoggedRequest]:
     items: list[Json] = []
     found: list[LoggedRequest] = []
-    name, model, answer, start, reported = "", "", None, None, None
+    name, model, project, answer, start, reported = "", "", "", None, None, None
     for line in lines:
         payload, kind = line.get("payload"), line.get("type")
         if kind == "session_meta":
-            name = str(field(payload, "id") or "")
+            name, project = str(field(payload, "id") or ""), str(field(payload, "cwd") or "")
         elif kind == "turn_context":
             model = str(field(payload, "model") or model)
         elif kind == "compacted":
@@ -138,6 +151,9 @@ def _codex_requests(lines: Sequence[JsonObject]) -> list[LoggedRequest]:
                 "usage": {**usage, "input_tokens_details": {"cached_tokens": usage.get("cached_input_tokens", 0)}}
             }
             began = min(end, start or end)
-            found.append(LoggedRequest(0, APIS["responses"], body, {"session-id": name}, began, response, end - began))
+            headers = {"session-id": name}
+            found.append(
+                LoggedRequest(0, APIS["responses"], body, headers, began, response, end - began, project, "Codex")
+            )
             answer = None
     return found

@@ -65,10 +65,14 @@ class Record:
 
 @dataclass(slots=True)
 class RecordWithQuestions(Record):
-    """A record with its question, and the stored question that was compared with it; None if unknown."""
+    """A record with its question, and the stored question that was compared with it; None if unknown.
+
+    `cost` is the provider's price of prompt and response: 0 for a hit, and None if a price or the usage is unknown.
+    """
 
     question: str | None = None
     stored_question: str | None = None
+    cost: float | None = None
 
 
 def record_of(exchange: Exchange) -> Record:

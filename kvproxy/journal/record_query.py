@@ -11,6 +11,7 @@ from kvproxy.units import parse_seconds
 
 Group = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "api", "upstream"]
 SavingsGroup = Literal["layer", "tenant", "model", "tag", "day"]
+SpendingGroup = Literal["day", "project", "model", "client"]
 
 
 @dataclass(frozen=True, slots=True)

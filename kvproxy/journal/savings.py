@@ -47,6 +47,10 @@ class Saving:
         seconds: durations of original responses minus durations of hits, plus the prefill time of reused tokens.
         least_seconds, most_seconds: bounds of `seconds`.
         unmeasured_tokens: reused tokens whose prefill time is unknown; `seconds` does not include it.
+        spent: what the provider charged for the requests that reached it; None if no model has a price, and for tags, because
+            the tokens written to its cache are not counted by tag.
+        unpriced_requests, unreported_requests: such requests of models without a price, and without reported tokens; `spent`
+            excludes them.
         money: saved money, at least `least_money`; None if no model has a price.
         priced_tokens: prompt tokens of hits on models with a price of cached tokens.
         cached_tokens: part of `priced_tokens` that the provider's cache would have reused; counted at the price of reuse.
@@ -65,6 +69,9 @@ class Saving:
     least_seconds: float = 0.0
     most_seconds: float = 0.0
     unmeasured_tokens: int = 0
+    spent: float | None = None
+    unpriced_requests: int = 0
+    unreported_requests: int = 0
     money: float | None = None
     least_money: float | None = None
     priced_tokens: int = 0
@@ -77,6 +84,9 @@ class Saving:
     def add_money(self, money: float, least_money: float) -> None:
         self.money = (self.money or 0.0) + money
         self.least_money = (self.least_money or 0.0) + least_money
+
+    def add_spent(self, money: float) -> None:
+        self.spent = (self.spent or 0.0) + money
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +158,9 @@ def savings(
         wrong = most_wrong if row.layer == "semantic" else 0.0
         if row.layer == "warming":
             if price is not None:
-                found.setdefault(row.name, Saving(row.name)).add_money(
-                    *_saved_money(row.layer, price, tokens, shares, wrong)
-                )
+                saving = found.setdefault(row.name, Saving(row.name))
+                saving.add_money(*_saved_money(row.layer, price, tokens, shares, wrong))
+                saving.add_spent(_spent_money(row.layer, price, tokens))
             continue
         if row.layer == "refused":
             continue
@@ -170,6 +180,9 @@ def savings(
             saving.unreported_hits += row.unreported
             saving.prompt_tokens += row.prompt_tokens
             saving.completion_tokens += row.completion_tokens
+        else:
+            saving.unreported_requests += row.unreported
+            saving.unpriced_requests += row.requests - row.unreported if price is None else 0
         if is_hit and row.unreported == row.requests:
             # Nothing is known about their money.
             continue
@@ -178,6 +191,7 @@ def savings(
             saving.unpriced_reused_tokens += reused
             continue
         saving.add_money(*_saved_money(row.layer, price, tokens, shares, wrong))
+        saving.add_spent(_spent_money(row.layer, price, tokens))
         if is_hit:
             cached = [round(row.prompt_tokens * share) for share in shares]
             if price.cached is not None:
@@ -187,6 +201,9 @@ def savings(
                 saving.uncertain_tokens += row.prompt_tokens
     _subtract_writes(reader, by, prices, first_day, found)
     _correct_prices(reader, by, prices, first_day, found, cached_shares, most_wrong)
+    if by == "tag":
+        for saving in found.values():
+            saving.spent = None
     order = sorted(found.values(), key=lambda each: each.name)
     if by == "day":
         return order
@@ -222,6 +239,10 @@ def _saved_money(
     return most, least * (1 - wrong)
 
 
+def _spent_money(layer: str, price: PriceSettings, tokens: Tokens) -> float:
+    return 0.0 if layer in CACHES else hit_price(price, tokens.prompt, tokens.reused, tokens.completion)
+
+
 def _correct_prices(
     reader: JournalReader,
     by: SavingsGroup,
@@ -241,11 +262,15 @@ def _correct_prices(
         before, after = (_saved_money(request.layer, each, tokens, shares, wrong) for each in (usual, own))
         groups = _groups_of(request, by)
         for name in groups:
-            found.setdefault(name, Saving(name)).add_money(after[0] - before[0], after[1] - before[1])
+            saving = found.setdefault(name, Saving(name))
+            saving.add_money(after[0] - before[0], after[1] - before[1])
+            saving.add_spent(_spent_money(request.layer, own, tokens) - _spent_money(request.layer, usual, tokens))
         if by != "tag":
             name = "prefix" if by == "layer" else groups[0]
             writes = [_write_surcharge(each, request.written_5m, request.written_1h) for each in (usual, own)]
-            found.setdefault(name, Saving(name)).add_money(writes[0] - writes[1], writes[0] - writes[1])
+            saving = found.setdefault(name, Saving(name))
+            saving.add_money(writes[0] - writes[1], writes[0] - writes[1])
+            saving.add_spent(writes[1] - writes[0])
 
 
 def _groups_of(request: PricedRequest, by: SavingsGroup) -> list[str]:
@@ -292,7 +317,9 @@ def _subtract_writes(
         price = price_on(model, prices, day)
         if price is not None:
             paid = _write_surcharge(price, short, long) + storage_price(price, hours)
-            found.setdefault(name, Saving(name)).add_money(-paid, -paid)
+            saving = found.setdefault(name, Saving(name))
+            saving.add_money(-paid, -paid)
+            saving.add_spent(paid)
 
 
 def _write_surcharge(price: PriceSettings, written_5m: int, written_1h: int) -> float:

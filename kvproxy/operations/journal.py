@@ -24,6 +24,7 @@ from kvproxy.journal.record_query import Group, RecordQuery
 from kvproxy.journal.request_regions import request_body_of
 from kvproxy.journal.savings import SavingsReport, first_utc_day, savings_report
 from kvproxy.journal.sessions.session_reader import LedgerReport, Session, SessionReader, TreeRow, turn_tree
+from kvproxy.journal.spending import SpendingReport, record_costs, recorded_requests, spending_report
 from kvproxy.operations.client import ProxyClient, client_of_running_proxy, configured_url
 from kvproxy.operations.journal_parameters import (
     LedgerQuery,
@@ -32,6 +33,7 @@ from kvproxy.operations.journal_parameters import (
     SeriesQuery,
     SessionName,
     SessionQuery,
+    SpendingQuery,
 )
 from kvproxy.operations.operation import NoParameters, Operation, Parameters, Result, RowLimits, operation
 from kvproxy.providers.prices import ModelPrices
@@ -67,7 +69,11 @@ class JournalAccess:
         return {}
 
     def with_questions(self, records: Sequence[Record]) -> list[RecordWithQuestions]:
-        return self.reader.with_questions(records, self.stored_questions)
+        rows = self.reader.with_questions(records, self.stored_questions)
+        costs = record_costs(self.reader, rows, ModelPrices(self.settings))
+        for row in rows:
+            row.cost = costs.get(row.number)
+        return rows
 
     def find(self, id_or_number: str) -> RecordWithQuestions:
         """Return a record, see `JournalReader.find`. Raises NotFound."""
@@ -108,7 +114,7 @@ class RecordExplanation:
     """A record, and the cause of its miss.
 
     Attributes:
-        question, stored_question: see `RecordWithQuestions`.
+        question, stored_question, cost: see `RecordWithQuestions`.
         sentences: the explanation for people; it quotes requests without escaping them.
     """
 
@@ -117,6 +123,7 @@ class RecordExplanation:
     stored_question: str | None
     meaning: str
     sentences: list[str]
+    cost: float | None = None
 
 
 @operation("GET", "/log/{id}")
@@ -128,7 +135,7 @@ def explain_record(journal: JournalAccess, name: RecordName) -> RecordExplanatio
         explained = explain_miss(journal.reader, record, region_loader(journal.reader, store))
     sentences = explain_in_sentences(explained, journal.format_time)
     meaning = meaning_of_reason(record.reason)
-    return RecordExplanation(explained, row.question, row.stored_question, meaning, sentences)
+    return RecordExplanation(explained, row.question, row.stored_question, meaning, sentences, row.cost)
 
 
 @operation("GET", "/savings")
@@ -141,6 +148,14 @@ def report_savings(journal: JournalAccess, query: SavingsQuery) -> SavingsReport
 def report_ledger(journal: JournalAccess, query: LedgerQuery) -> LedgerReport:
     """Return the sums of reused prompt tokens, and of computed prompt tokens by cause."""
     return journal.sessions.ledger(journal.settings.currency, first_utc_day(query.since))
+
+
+@operation("GET", "/spending")
+def report_spending(journal: JournalAccess, query: SpendingQuery) -> SpendingReport:
+    """Report what the recorded requests of the last `since` cost, by local day, project, model, or client."""
+    start = None if query.since is None else time.time() - query.since
+    settings = journal.settings
+    return spending_report(recorded_requests(journal.reader, start), query.by, ModelPrices(settings), settings.currency)
 
 
 @operation("GET", "/sessions", rows=_ROWS)
@@ -159,7 +174,7 @@ def show_session(journal: JournalAccess, name: SessionName) -> list[TreeRow]:
 # Routes with names before those with a parameter.
 JOURNAL_OPERATIONS = (
     *(list_records, count_records, list_reasons, explain_record),
-    *(report_savings, report_ledger, list_sessions, show_session),
+    *(report_savings, report_ledger, report_spending, list_sessions, show_session),
 )
 
 
@@ -259,7 +274,9 @@ class RemoteJournal:
         found = self.perform(explain_record, RecordName(request))
         record = found.explained.record
         values = {field.name: getattr(record, field.name) for field in fields(record)}
-        return RecordWithQuestions(**values, question=found.question, stored_question=found.stored_question)
+        return RecordWithQuestions(
+            **values, question=found.question, stored_question=found.stored_question, cost=found.cost
+        )
 
     def sessions(self, query: SessionQuery) -> list[Session]:
         # A session that continues meanwhile moves to the beginning.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from kvproxy.journal.record_query import SavingsGroup
+from kvproxy.journal.record_query import SavingsGroup, SpendingGroup
 from kvproxy.parameters import Parameter, duration
 
 _SINCE_DAY = "Whole UTC days since this duration ago, such as 7d."
@@ -31,6 +31,12 @@ class SavingsQuery:
 @dataclass(frozen=True, slots=True)
 class LedgerQuery:
     since: Annotated[float | None, duration(_SINCE_DAY)] = None
+
+
+@dataclass(frozen=True, slots=True)
+class SpendingQuery:
+    by: Annotated[SpendingGroup, Parameter("Group requests by this field.")] = "day"
+    since: Annotated[float | None, duration("Only requests within this duration, such as 7d.")] = None
 
 
 @dataclass(frozen=True, slots=True)

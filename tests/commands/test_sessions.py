@@ -4,6 +4,7 @@ import contextlib
 import re
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,6 +49,46 @@ def test_sessions_are_listed_with_their_losses_and_costs(data: Path) -> None:
     assert (row["Turns"], row["Input"], row["Share"], row["Lost most to"]) == ("2", "20200", "0.0%", "expired")
     assert (row["Longest pause"], row["Upstream"]) == ("10m", "https://api.example")
     assert float(row["Cost"]) == pytest.approx(cost, abs=0.001)
+
+
+def test_requests_are_billed_by_day_project_model_and_client(tmp_path: Path) -> None:
+    sessions = Sessions(str(tmp_path / "journal.db"), m=PRICE)
+    paid, day = provider(), 86_400
+    tagged = {"x-kvproxy-tags": "x,project:shop"}
+    sessions.add(
+        request(FIRST, PROMPT_1, 0, 0, written=(PROMPT_1, 0), completion=OUTPUT, headers=tagged, **paid),
+        request(SECOND, PROMPT_2, 0, 600, written=(PROMPT_2, 0), completion=OUTPUT, headers=tagged, **paid),
+        request([user("Hi.")], 100, 50, day, completion=1, tenant="client:ann", **paid),
+        request([user("Ho.")], 100, 0, day, body={"model": "free"}, **paid),
+        request([user("Ha.")], 0, None, day + 1, usage=(None, None), **paid),
+        request([user("Hi.")], 100, None, day + 2, layer="exact"),
+    )
+    sessions.close()
+    (tmp_path / "kvproxy.toml").write_text(
+        "[journal.prices.m]\ninput = 3\ncached = 0.3\nwrite_5m = 3.75\nwrite_1h = 6\noutput = 15\n"
+    )
+    written, output = (PROMPT_1 + PROMPT_2) * 3.75 / 1e6, 2 * OUTPUT * 15 / 1e6
+    small = (50 * 3 + 50 * 0.3 + 15) / 1e6
+
+    def rows(by: str) -> dict[str, dict[str, Any]]:
+        (report,) = [result("sessions", "--by", by, "--data", tmp_path)]
+        assert report["total"]["cost"] == pytest.approx(written + output + small)
+        assert (report["total"]["unpriced"], report["total"]["unreported"]) == (1, 1)
+        return {row["name"]: row for row in report["rows"]}
+
+    first, second = rows("day").values()
+    assert (first["input_cost"], first["output_cost"]) == pytest.approx((written, output))
+    # What was written before, and expired, could have been read.
+    assert first["lost"]["expired"] == pytest.approx(PROMPT_1, abs=20)
+    assert first["lost_cost"] == pytest.approx(PROMPT_1 * 3.45 / 1e6, rel=0.01)
+    assert (second["requests"], second["cost"]) == (3, pytest.approx(small))
+    assert {name: row["requests"] for name, row in rows("project").items()} == {"shop": 2, "": 3}
+    assert rows("model")["free"]["cost"] is None
+    assert rows("client")["ann"]["cost"] == pytest.approx(small)
+    shown = kvproxy("sessions", "--by", "model", "--data", tmp_path)
+    assert "1 request of models without a price" in shown.stderr
+    assert "1 request without reported usage" in shown.stderr
+    assert kvproxy("sessions", "--by", "day", "--turns", 2, "--data", tmp_path).returncode == 2
 
 
 def test_a_cost_without_unpriced_turns_is_marked(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ DECLARED = {
     "get /admin/cache/{id}": ["id"],
     "delete /admin/cache/{id}": ["id", "soft"],
     "get /admin/savings/ledger": ["since"],
+    "get /admin/spending": ["by", "since"],
     "get /admin/sessions": ["since", "turns", "limit", "offset"],
     "get /admin/sessions/{id}": ["id"],
 }

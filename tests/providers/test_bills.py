@@ -23,6 +23,7 @@ from kvproxy.http.services import build_services
 from kvproxy.journal.journal import StoredJournal
 from kvproxy.journal.savings import savings
 from kvproxy.journal.sessions.session_reader import SessionReader
+from kvproxy.journal.spending import recorded_requests, spending_report
 from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings import load_settings
 from kvproxy.settings.journal import JournalSettings
@@ -143,6 +144,8 @@ def test_savings_and_sessions_report_what_the_provider_bills(tmp_path: Path, pro
             prices = ModelPrices(JournalSettings())
             saved = {row.name: row.money for row in savings(reader, "model", prices)}
             by_day = sum(row.money or 0.0 for row in savings(reader, "day", prices))
+            spent = {row.name: row.spent for row in savings(reader, "model", prices)}
+            requests = list(recorded_requests(reader))
             costs: dict[str, float] = {}
             for turn in SessionReader(reader, prices).all_turns():
                 assert turn.cost is not None, turn.model
@@ -150,7 +153,13 @@ def test_savings_and_sessions_report_what_the_provider_bills(tmp_path: Path, pro
     assert set(costs) == set(upstream.paid)
     for model, paid in upstream.paid.items():
         assert costs[model] == pytest.approx(paid, rel=1e-3), model
+        assert spent[model] == pytest.approx(paid, rel=1e-3), model
         expected = upstream.uncached[model] - paid
         assert saved[model] == pytest.approx(expected, rel=1e-3, abs=1e-9), model
     total = sum(upstream.uncached.values()) - sum(upstream.paid.values())
     assert by_day == pytest.approx(total, rel=1e-3)
+    by_model = spending_report(requests, "model", prices, "USD")
+    assert {row.name: row.cost for row in by_model.rows} == pytest.approx(upstream.paid, rel=1e-3)
+    days = spending_report(requests, "day", prices, "USD")
+    assert days.total.cost == pytest.approx(sum(upstream.paid.values()), rel=1e-3)
+    assert sum(row.requests for row in days.rows) == COUNT

@@ -45,6 +45,8 @@ class LoggedRequest:
         time: arrival in seconds since the epoch; None if not logged.
         response: response body, or only its text; None if not logged.
         seconds: duration until the response ended; 0 if unknown.
+        project: folder in which the client ran; empty if not logged.
+        client: name of the program that sent it; empty if unknown.
     """
 
     line: int
@@ -54,6 +56,8 @@ class LoggedRequest:
     time: float | None = None
     response: JsonObject | str | None = None
     seconds: float = 0.0
+    project: str = ""
+    client: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import { button, choice, field, fill, h } from "./dom.js";
 import { csvButton } from "./csv.js";
 import { Feed, all } from "./feed.js";
-import { clock, count, digest, line, ms, tenantName } from "./format.js";
+import { clock, count, digest, line, money, ms, tenantName } from "./format.js";
 import { Grid } from "./grid.js";
 import { LAYERS, layerName, reason } from "./layers.js";
 import { story } from "./story.js";
@@ -16,6 +16,7 @@ const COLUMNS = [
   { title: "tenant", spare: true, width: "minmax(6ch, 16ch)", kind: "long", cell: (row) => digest(tenantName(row.tenant), 16) },
   { title: "tokens", width: "8ch", kind: "number", cell: (row) => count(tokens(row)) },
   { title: "reused", spare: true, width: "8ch", kind: "number", cell: (row) => count(row.reused_tokens) },
+  { title: "cost", spare: true, width: "9ch", kind: "number", cell: (row) => money(row.cost) },
   { title: "time taken", width: "10ch", kind: "number", cell: (row) => ms(row.total_ms) },
   { title: "question", width: "minmax(8ch, 1fr)", kind: "long", cell: (row) => line(row.question) || "–" },
 ];

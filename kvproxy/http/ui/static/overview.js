@@ -6,7 +6,7 @@ import { button, fill, h, section, table, tabs } from "./dom.js";
 import { firstRequest } from "./first_request.js";
 import { clock, count, duration, money, ms, percent, short } from "./format.js";
 import { CACHED, GROUPS, grouped, mark } from "./layers.js";
-import { priceNote, savings } from "./savings.js";
+import { priceNote, savings, spentNote } from "./savings.js";
 
 const SPANS = [["300", "5 min"], ["3600", "1 h"], ["86400", "24 h"], ["604800", "7 d"]];
 const BARS = 60; // At most.
@@ -14,7 +14,7 @@ const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10
 const MOST_REASONS = 12;
 const TILES = [
   ["requests", "Requests"], ["cached", "From a cache"], ["reused", "Prefix reuse"], ["tokens", "Tokens saved"], ["seconds", "Time saved"],
-  ["money", "Money saved"], ["entries", "Stored responses"], ["pool", "Pool in use"],
+  ["spent", "Money spent"], ["money", "Money saved"], ["entries", "Stored responses"], ["pool", "Pool in use"],
 ];
 const sum = (values) => values.reduce((all, value) => all + value, 0);
 
@@ -95,6 +95,7 @@ export function overview(root, params, { api, signal, remember }) {
     const tokens = total.prompt_tokens + total.completion_tokens + total.reused_tokens;
     put("tokens", tokens ? short(tokens) : null, "since the journal began");
     put("seconds", total.seconds ? duration(total.seconds) : null, total.unmeasured_tokens ? "prefix reuse not measured yet" : "since the journal began");
+    put("spent", total.spent === null ? null : `${money(total.spent)} ${currency}`, spentNote(total));
     put("money", total.money ? `${money(total.money)} ${currency}` : null, priceNote(total));
   };
 

@@ -14,7 +14,7 @@ const MOST = 30;
 
 const cells = (row) => [
   count(row.requests), count(row.answered), count(tokens(row, row.prompt_tokens)), count(tokens(row, row.completion_tokens)), count(row.reused_tokens),
-  time(row), price(row), money(row.least_money),
+  time(row), spent(row), price(row), money(row.least_money),
 ];
 
 /** A number of tokens; null if no hit of the row has reported tokens. */
@@ -28,6 +28,14 @@ function time(row) {
   const [least, most] = [duration(row.least_seconds), duration(row.most_seconds)];
   return least === most ? duration(row.seconds) : `${duration(row.seconds)} (${least} to ${most})`;
 }
+
+/** What the provider charged; without models that have no price. */
+function spent(row) {
+  return money(row.spent) + (row.spent !== null && row.unpriced_requests ? " (priced)" : "");
+}
+
+/** What the sum of the provider's charges is, where the figure alone must be short. */
+export const spentNote = (row) => (row.unpriced_requests ? "models with a price" : row.unreported_requests ? "of reported tokens" : "since the journal began");
 
 /** The money; it may be a bound, or leave out models without a price. */
 function price(row) {
@@ -57,7 +65,7 @@ export function savings(api, signal, onTotal) {
     const shown = rows.slice(0, MOST).map((row) => [name(row), ...cells(row)]);
     // A request with two tags is counted under both: there is no sum of tags.
     if (found.total !== null && shown.length > 1) shown.push(["all", ...cells(found.total)]);
-    fill(place, shown.length ? table("What the caches saved", [[by, ""], ...COLUMNS, [found.currency, "number"], [`at least ${found.currency}`, "number"]], shown) : h("p", {}, "No request yet."));
+    fill(place, shown.length ? table("What the caches saved", [[by, ""], ...COLUMNS, [`spent ${found.currency}`, "number"], [`saved ${found.currency}`, "number"], [`at least ${found.currency}`, "number"]], shown) : h("p", {}, "No request yet."));
     note.textContent = sentences(found).join(" ");
   };
 

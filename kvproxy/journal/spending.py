@@ -1,0 +1,210 @@
+"""What requests cost at their providers, and what lost reuse added, by day, project, model, or client."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from kvproxy.journal.reader import BACKEND, CACHES, JournalReader
+from kvproxy.journal.record import Record
+from kvproxy.journal.record_query import SpendingGroup
+from kvproxy.journal.sessions.ledger import CAUSES
+from kvproxy.providers.prices import price_at
+from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_lost_per_token, storage_price
+from kvproxy.units import tenant_name
+
+PROJECT_TAG = "project:"
+"""Start of the tag that names the project of a request."""
+_FREE = ("new", "unreported")
+# A stream that broke off was paid, too, if its usage arrived.
+_PAID = f"r.layer in {(*BACKEND, 'warming', 'disconnected', 'error')} and r.status = 200 and r.reason not like 'hit-%'"
+_REQUESTS = (
+    "select r.time, r.model, r.tenant, r.client, r.tags, r.prompt_tokens, r.completion_tokens, r.reused_tokens,"
+    f" t.written_5m, t.written_1h, t.pause, {', '.join(f't.{cause}' for cause in CAUSES)}"
+    f" from requests r left join turns t on t.number = r.number where {_PAID} and r.number >= ? and r.time >= ?"
+)
+_MAX_NUMBERS = 500  # SQLite limits the number of parameters.
+
+
+@dataclass(frozen=True, slots=True)
+class PaidRequest:
+    """A request that a provider answered.
+
+    Attributes:
+        time: arrival in seconds since the epoch.
+        project, client: names; empty if unknown.
+        prompt_tokens, completion_tokens: None if the provider did not report them.
+        stored_hours: hours for which the provider stored the reused tokens.
+        lost: prompt tokens that were not reused, by cause; see `CAUSES`.
+    """
+
+    time: float
+    model: str
+    project: str
+    client: str
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    reused_tokens: int = 0
+    written_5m: int = 0
+    written_1h: int = 0
+    stored_hours: float = 0.0
+    lost: Mapping[str, int] = field(default_factory=dict)
+
+    def group_name(self, by: SpendingGroup) -> str:
+        """Return the name of the request's group; for `day` the local day, such as 2026-11-21."""
+        match by:
+            case "day":
+                return datetime.fromtimestamp(self.time).date().isoformat()
+            case "project":
+                return self.project
+            case "model":
+                return self.model
+            case "client":
+                return self.client
+
+    def input_cost(self, price: PriceSettings) -> float:
+        written = (self.written_5m, self.written_1h)
+        paid = input_price(price, self.prompt_tokens or 0, self.reused_tokens, *written)
+        return paid + storage_price(price, self.reused_tokens * self.stored_hours)
+
+    def output_cost(self, price: PriceSettings) -> float:
+        return (self.completion_tokens or 0) * price.output / MILLION
+
+    def cost(self, prices: Mapping[str, PriceSettings]) -> float | None:
+        """Return the price of prompt and response; None if the model has no price, or the usage is unknown."""
+        price = price_at(self.model, prices, self.time, self.prompt_tokens or 0)
+        if price is None or (self.prompt_tokens is None and self.completion_tokens is None):
+            return None
+        return self.input_cost(price) + self.output_cost(price)
+
+    def lost_cost(self, price: PriceSettings) -> float:
+        """Return what reuse of the lost tokens would have saved."""
+        written = (self.written_5m, self.written_1h)
+        above = price_lost_per_token(price, self.prompt_tokens or 0, self.reused_tokens, *written)
+        return above * sum(count for cause, count in self.lost.items() if cause not in _FREE)
+
+
+@dataclass(slots=True)
+class Spending:
+    """What the requests of a group cost.
+
+    Attributes:
+        input_tokens: all prompt tokens, including `reused_tokens` and `written_tokens` of the provider's cache.
+        lost: prompt tokens that were not reused, by cause; see `CAUSES`.
+        cost: money; None if no model has a price. The sum of `input_cost`, of which `lost_cost` is a part, and `output_cost`.
+        unpriced: number of requests of models without a price, which the money excludes.
+        unreported: number of requests without reported usage, which tokens and money exclude.
+    """
+
+    name: str
+    requests: int = 0
+    input_tokens: int = 0
+    reused_tokens: int = 0
+    written_tokens: int = 0
+    output_tokens: int = 0
+    lost: dict[str, int] = field(default_factory=dict)
+    cost: float | None = None
+    input_cost: float | None = None
+    output_cost: float | None = None
+    lost_cost: float | None = None
+    unpriced: int = 0
+    unreported: int = 0
+
+    def add(self, request: PaidRequest, price: PriceSettings | None) -> None:
+        self.requests += 1
+        if request.prompt_tokens is None and request.completion_tokens is None:
+            self.unreported += 1
+            return
+        self.input_tokens += request.prompt_tokens or 0
+        self.reused_tokens += request.reused_tokens
+        self.written_tokens += request.written_5m + request.written_1h
+        self.output_tokens += request.completion_tokens or 0
+        self.lost = dict(Counter(self.lost) + Counter(request.lost))
+        if price is None:
+            self.unpriced += 1
+            return
+        self.input_cost = (self.input_cost or 0.0) + request.input_cost(price)
+        self.output_cost = (self.output_cost or 0.0) + request.output_cost(price)
+        self.lost_cost = (self.lost_cost or 0.0) + request.lost_cost(price)
+        self.cost = self.input_cost + self.output_cost
+
+
+@dataclass(frozen=True, slots=True)
+class SpendingReport:
+    """Spending by group: days in order, other groups with the most expensive first."""
+
+    by: SpendingGroup
+    rows: list[Spending]
+    total: Spending
+    currency: str
+
+
+def spending_report(
+    requests: Iterable[PaidRequest], by: SpendingGroup, prices: Mapping[str, PriceSettings], currency: str
+) -> SpendingReport:
+    """Sum the requests by group, each at the price of its time and length."""
+    rows: dict[str, Spending] = {}
+    total = Spending("all")
+    for request in requests:
+        name = request.group_name(by)
+        price = price_at(request.model, prices, request.time, request.prompt_tokens or 0)
+        for row in (rows.setdefault(name, Spending(name)), total):
+            row.add(request, price)
+    found = sorted(rows.values(), key=lambda row: row.name)
+    if by != "day":
+        found.sort(key=lambda row: (row.cost or 0.0, row.input_tokens), reverse=True)
+    return SpendingReport(by, found, total, currency)
+
+
+def recorded_requests(reader: JournalReader, since: float | None = None) -> Iterator[PaidRequest]:
+    """Yield the journal's requests that reached a provider, from a time in seconds since the epoch on."""
+    first = 0 if since is None else reader.first_number_since(since)
+    for row in reader.rows(_REQUESTS, [first, since or 0.0]):
+        time, model, tenant, client, tags, prompt, completion, reused, short, long, pause, *lost = row
+        projects = [tag for tag in (tags or "").split(",") if tag.startswith(PROJECT_TAG)]
+        yield PaidRequest(
+            time=time,
+            model=model,
+            project=projects[0].removeprefix(PROJECT_TAG) if projects else "",
+            client=client or tenant_name(tenant),
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            reused_tokens=reused or 0,
+            written_5m=short or 0,
+            written_1h=long or 0,
+            stored_hours=(pause or 0.0) / 3_600,
+            lost={cause: count for cause, count in zip(CAUSES, lost, strict=True) if count},
+        )
+
+
+def record_costs(
+    reader: JournalReader, records: Sequence[Record], prices: Mapping[str, PriceSettings]
+) -> dict[int, float]:
+    """Return the costs of records by number: 0 for hits, and no cost if a price or the usage is unknown."""
+    turns: dict[int, tuple[int | None, int | None, float | None]] = {}
+    numbers = [record.number for record in records]
+    for start in range(0, len(numbers), _MAX_NUMBERS):
+        batch = numbers[start : start + _MAX_NUMBERS]
+        sql = f"select number, written_5m, written_1h, pause from turns where number in ({', '.join('?' * len(batch))})"
+        turns |= {number: (short, long, pause) for number, short, long, pause in reader.rows(sql, batch)}
+    costs: dict[int, float] = {}
+    for record in records:
+        if record.layer in CACHES or record.reason.startswith("hit-"):
+            costs[record.number] = 0.0
+        elif record.status == 200:
+            short, long, pause = turns.get(record.number, (None, None, None))
+            paid = PaidRequest(
+                time=record.time,
+                model=record.model,
+                project="",
+                client="",
+                prompt_tokens=record.prompt_tokens,
+                completion_tokens=record.completion_tokens,
+                reused_tokens=record.reused_tokens or 0,
+                written_5m=short or 0,
+                written_1h=long or 0,
+                stored_hours=(pause or 0.0) / 3_600,
+            )
+            if (cost := paid.cost(prices)) is not None:
+                costs[record.number] = cost
+    return costs

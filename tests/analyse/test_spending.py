@@ -1,0 +1,109 @@
+"""What the requests in transcripts cost by day, project, model, and client, compared with ccusage."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.commands.run import kvproxy
+
+MODELS = ("claude-sonnet-4-5-20250929", "claude-opus-4-5-20251101", "claude-haiku-4-5-20251001")
+# By `ccusage daily --offline --json` and `ccusage daily --instances --offline --json` (npm package, 17.2.1): requests' tokens
+# (uncached, written, read, output) and US dollars.
+CCUSAGE_DAYS = {
+    "2026-11-21": (308, 39_649, 281_488, 15_545, 0.36221015),
+    "2026-11-22": (295, 33_050, 316_584, 13_631, 0.6015393),
+}
+CCUSAGE_PROJECTS = {"/home/ann/shop": 0.5380165, "/home/ann/blog": 0.42573295}
+CCUSAGE_MODELS = dict(zip(MODELS, (0.18221235, 0.68138825, 0.10014885), strict=True))
+
+
+def write_transcripts(folder: Path) -> None:
+    """Write two sessions in each of two projects of Claude Code. The second one resumes the first, and repeats its lines."""
+    random, number = Random(3), 0
+    for project in ("shop", "blog"):
+        lines: list[dict[str, Any]] = []
+        parent: str | None = None
+        for session in ("5e55-1", "5e55-2"):
+            lines = [line | {"sessionId": session} for line in lines]
+            time = datetime(2026, 11, 20 + int(session[-1]), 10, tzinfo=UTC)
+            common = {"cwd": f"/home/ann/{project}", "sessionId": session, "version": "2.1.197"}
+            for _ in range(5):
+                number += 1
+                time += timedelta(seconds=random.randint(10, 500))
+                line = common | {"uuid": f"u{number}", "parentUuid": parent, "timestamp": _text(time), "type": "user"}
+                lines.append(line | {"message": {"role": "user", "content": f"question {number}"}})
+                time += timedelta(seconds=5)
+                usage = {
+                    "input_tokens": random.randint(1, 50),
+                    "cache_creation_input_tokens": random.randint(0, 8_000),
+                    "cache_read_input_tokens": random.randint(0, 60_000),
+                    "output_tokens": random.randint(10, 3_000),
+                }
+                parent, model = f"u{number}", random.choice(MODELS)
+                # Each block of an answer has a line with the same usage.
+                for block in range(random.randint(1, 3)):
+                    answer = {"id": f"msg_{number}", "type": "message", "role": "assistant", "model": model}
+                    content = [{"type": "text", "text": f"answer {number}, {block}"}]
+                    line = common | {"uuid": f"a{number}-{block}", "parentUuid": parent, "timestamp": _text(time)}
+                    message = answer | {"content": content, "usage": usage}
+                    lines.append(line | {"type": "assistant", "requestId": f"req_{number}", "message": message})
+                    parent = f"a{number}-{block}"
+            file = folder / f"-home-ann-{project}" / f"{session}.jsonl"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def _text(time: datetime) -> str:
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def spending(folder: Path, *options: str) -> Any:
+    return json.loads(kvproxy("estimate", folder, "--json", *options).stdout)
+
+
+def test_days_projects_and_models_cost_what_ccusage_reports(tmp_path: Path) -> None:
+    write_transcripts(tmp_path)
+    for row in (days := spending(tmp_path, "--by", "day"))["rows"]:
+        uncached, written, read, output, cost = CCUSAGE_DAYS[row["name"]]
+        assert (row["written_tokens"], row["reused_tokens"], row["output_tokens"]) == (written, read, output)
+        assert row["input_tokens"] == uncached + written + read
+        assert row["cost"] == pytest.approx(cost, rel=1e-6)
+        assert row["input_cost"] + row["output_cost"] == pytest.approx(row["cost"])
+    assert (days["total"]["requests"], len(days["rows"])) == (20, 2)
+    for by, expected in (("project", CCUSAGE_PROJECTS), ("model", CCUSAGE_MODELS)):
+        rows = spending(tmp_path, "--by", by)["rows"]
+        assert {row["name"]: row["cost"] for row in rows} == pytest.approx(expected, rel=1e-6)
+        # The most expensive first, and the losses beside it.
+        assert [row["name"] for row in rows] == sorted(expected, key=lambda name: -expected[name])
+        assert all(0 <= row["lost_cost"] <= row["input_cost"] for row in rows)
+    (client,) = spending(tmp_path, "--by", "client")["rows"]
+    assert client["name"] == "Claude Code"
+
+
+def test_a_model_without_a_price_has_no_money_and_a_given_price_counts(tmp_path: Path) -> None:
+    write_transcripts(tmp_path)
+    for file in tmp_path.rglob("*.jsonl"):
+        file.write_text(file.read_text().replace(MODELS[0], "my-own-model"))
+    rows = {row["name"]: row for row in spending(tmp_path, "--by", "model")["rows"]}
+    own, known = rows.pop("my-own-model"), rows
+    assert (own["cost"], own["input_cost"], own["lost_cost"], own["unpriced"]) == (None, None, None, own["requests"])
+    assert all(row["cost"] and not row["unpriced"] for row in known.values())
+    # The table has an empty cell, and names the requests.
+    lines = kvproxy("estimate", tmp_path, "--by", "model").stdout.splitlines()
+    (line,) = (line for line in lines if line.startswith("my-own-model"))
+    assert line.split("\t")[6:9] == ["", "", ""]
+    total = spending(tmp_path, "--by", "model", "--price", "2,10,1")["total"]
+    uncached = total["input_tokens"] - total["reused_tokens"]
+    assert total["cost"] == pytest.approx((2 * uncached + total["reused_tokens"] + 10 * total["output_tokens"]) / 1e6)
+
+
+def test_a_log_without_sessions_has_no_sums(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}]}))
+    done = kvproxy("estimate", log, "--by", "day")
+    assert done.returncode == 2
+    assert "--sessions" in done.stderr

@@ -25,7 +25,7 @@ DOCS := $(VENV)/docs
 WORKERS ?= 4
 
 # Real engines: which are set up (in a folder that git ignores), which of their tests run, and with how many random chats.
-ENGINES ?= vllm gemma llama
+ENGINES ?= vllm vllm-tests families gemma llama
 TESTS ?=
 CHATS ?= 1000
 SEED ?= 0

@@ -81,7 +81,7 @@ class KVCacheManager:
                 self.pool,
                 group_id=index if len(specs) > 1 else None,
                 hash_block_size=self.hash_block_size,
-                alignment_tokens=self._block_alignment if len(specs) > 1 else None,
+                alignment_tokens=self._block_alignment,
             )
             for index, spec in enumerate(specs)
         )

@@ -28,7 +28,7 @@ class GroupSpec:
         window: size of the sliding window, or of the chunk, in tokens; 0 for full attention.
         retention_interval: None caches every sliding window at which a hit can end. N tokens cache one window per N
             tokens, and 0 caches none of these. Both also cache the last window of each prompt, and of each prefix that
-            several prompts share. vLLM's `prefix_cache_retention_interval`; other kinds of attention ignore it.
+            several prompts share. Only for sliding windows. vLLM's `prefix_cache_retention_interval`.
     """
 
     kind: GroupKind = "full"
@@ -43,13 +43,15 @@ class GroupSpec:
             raise ValueError(f"a {self.kind} group needs a window of 1 token or more")
         if self.retention_interval is not None and self.retention_interval < 0:
             raise ValueError(f"retention_interval is {self.retention_interval}: use 0 or more tokens, or None")
+        if self.retention_interval and self.kind != "sliding_window":
+            raise ValueError(f"a {self.kind} group has no windows to retain: use retention_interval None")
 
 
 class SingleTypeKVCacheManager:
     """Block tables of a group with full attention. Subclasses implement sliding windows and chunked local attention.
 
     `hash_block_size` is the number of tokens per block hash, a divisor of the group's block size. `alignment_tokens`
-    divides the length of each hit of the model; None if the model has one group.
+    divides the length of each hit of the model.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class SingleTypeKVCacheManager:
         *,
         group_id: int | None,
         hash_block_size: int,
-        alignment_tokens: int | None,
+        alignment_tokens: int,
     ) -> None:
         self.spec = spec
         self.block_size = spec.block_size
@@ -233,8 +235,6 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
         self, request: CacheRequest, table: list[KVCacheBlock], first: int, end: int
     ) -> list[KVCacheBlock]:
         blocks, alignment, interval = table[first:end], self._alignment_tokens, self.spec.retention_interval
-        if alignment is None:
-            return blocks
         window, null = blocks_in_window(self.spec.window, self.block_size), self.pool.null_block
         segment_tokens = alignment if interval is None else interval
         segment = segment_tokens // self.block_size

@@ -177,6 +177,18 @@ def test_block_hashes_may_be_finer_than_blocks() -> None:
 def test_a_retention_interval_fits_the_block_sizes() -> None:
     with pytest.raises(ValueError, match="use a multiple of 8 tokens"):
         KVCacheManager(100, groups=[GroupSpec("full", 8), GroupSpec("sliding_window", 4, 9, 12)])
+    with pytest.raises(ValueError, match="no windows to retain"):
+        GroupSpec("full", 8, retention_interval=16)
+
+
+@pytest.mark.parametrize(("interval", "cached"), [(None, range(16)), (64, [3, 7, 11, 14, 15]), (0, [14])])
+def test_a_model_with_windows_only_retains_the_same_windows(interval: int | None, cached: Sequence[int]) -> None:
+    """As in vLLM's test_pure_swa_retention_interval_caches_sparse_tails."""
+    manager = KVCacheManager(100, groups=[GroupSpec("sliding_window", 16, 16, interval)])
+    request = begin(manager, "a", range(256))
+    (window,) = manager.groups
+    found = [at for at, digest in enumerate(request.block_hashes) if window.get_cached_block(digest) is not None]
+    assert found == list(cached)
 
 
 def test_evicted_blocks_are_computed_again() -> None:

@@ -66,7 +66,8 @@ def window(size: int = 16, tokens: int = 40) -> GroupSpec:
 
 SHAPES: list[tuple[tuple[GroupSpec, ...], tuple[int | None, ...]]] = [
     ((full(),), (None,)),
-    ((window(),), (None,)),
+    ((window(),), (None, 0, 64)),
+    ((window(tokens=1),), (None, 0)),
     ((GroupSpec("chunked_local", 16, 64),), (None,)),
     ((full(), full()), (None,)),
     ((full(), GroupSpec("chunked_local", 16, 64)), (None,)),

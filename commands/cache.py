@@ -1,8 +1,11 @@
+"""`kvproxy cache`: the stored responses."""
+
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -15,13 +18,23 @@ from kvproxy.commands.output import Output, print_facts, print_text, text_output
 from kvproxy.commands.statistics_text import label_statistics
 from kvproxy.commands.tables import Layout, Row, digest_column, print_table, table_output, text_column
 from kvproxy.errors import InvalidRequest, NotFound
-from kvproxy.operations.cache_parameters import EntryQuery, UsageQuery
-from kvproxy.operations.client import Rows
+from kvproxy.operations.cache_parameters import (
+    EntryName,
+    EntryPage,
+    EntryQuery,
+    EntryRemoval,
+    NamedRemoval,
+    QueuePage,
+    UsageQuery,
+)
+from kvproxy.operations.operation import NoParameters
 from kvproxy.units import format_bytes, format_seconds, plural, tenant_name
+
+if TYPE_CHECKING:
+    from kvproxy.operations.cache_results import ListedResponse, PinnedResponse, ShownResponse
 
 app = CommandGroup("cache", help="List, show, remove and export stored responses.")
 
-Id = Annotated[str, Argument(help="Id of the response, or its first digits.")]
 Question = Annotated[str | None, Option(help="Question for which the response was served; the policy learns.")]
 
 _EMPTY = "no response is stored"
@@ -42,52 +55,55 @@ def ls(*, limit: LimitOrAll = 100, where: EntryQuery, layout: Layout, responses:
 
     Example: kvproxy cache ls --search block
     """
+    from kvproxy.operations.cache import list_responses
+
     with responses.open() as cache:
-        entries, total = cache.entries(where, limit=limit)
+        page = cache.perform(list_responses, EntryPage(**where.filters, limit=limit))
     empty = "no stored response matches these options" if where.filters else _EMPTY
-    return table_output(entries, _entry_rows(entries), empty=empty, layout=layout, total=total)
+    return table_output(page.rows, _response_rows(page.rows), empty=empty, layout=layout, total=page.total)
 
 
-def _entry_rows(entries: Rows) -> list[Row]:
-    has_tenants = any(entry["tenant"] != "public" for entry in entries)
-    has_pins = any(entry["pinned"] for entry in entries)
+def _response_rows(responses: "Sequence[ListedResponse | ShownResponse]") -> list[Row]:
+    has_tenants = any(response.tenant != "public" for response in responses)
+    has_pins = any(response.pinned for response in responses)
     return [
         {
-            digest_column("Id"): entry["id"],
-            "Age#": format_age(entry["created"]),
-            "Hits#": entry["hits"],
-            "Model?": entry["model"],
-            **({"Tenant?": tenant_name(entry["tenant"])} if has_tenants else {}),
-            **({"Pinned?": "yes" if entry["pinned"] else None} if has_pins else {}),
-            digest_column("Namespace", 8, optional=True): entry["namespace"],
-            text_column("Prompt"): entry["prompt"],
+            digest_column("Id"): response.id,
+            "Age#": format_age(response.created),
+            "Hits#": response.hits,
+            "Model?": response.model,
+            **({"Tenant?": tenant_name(response.tenant)} if has_tenants else {}),
+            **({"Pinned?": "yes" if response.pinned else None} if has_pins else {}),
+            digest_column("Namespace", 8, optional=True): response.namespace,
+            text_column("Prompt"): response.prompt,
         }
-        for entry in entries
+        for response in responses
     ]
 
 
 @app.subcommand
-def show(id: Id, responses: StoreOptions) -> Output:
+def show(name: EntryName, responses: StoreOptions) -> Output:
     """Show a stored response with its request."""
+    from kvproxy.operations.cache import show_response
+
     with responses.open() as cache:
-        entry = cache.entry(id)
+        response = cache.perform(show_response, name)
 
     def show() -> None:
         texts = ("request", "response")
-        print_facts(
-            (_field_label(name), _format_field_value(name, value)) for name, value in entry.items() if name not in texts
-        )
+        values = asdict(response)
+        print_facts((_field_label(name), _field_text(name, values[name])) for name in values if name not in texts)
         for name in texts:
-            typer.echo(f"{_field_label(name)}\n{json_text(entry[name])}")
+            typer.echo(f"{_field_label(name)}\n{json_text(values[name])}")
 
-    return Output(entry, show)
+    return Output(response, show)
 
 
 def _field_label(name: str) -> str:
     return _LABELS.get(name) or name.replace("_", " ").capitalize()
 
 
-def _format_field_value(name: str, value: Any) -> Any:
+def _field_text(name: str, value: Any) -> Any:
     if name in ("created", "expires", "last_hit") and value is not None:
         return local_time(value)
     if name.startswith("stale_"):
@@ -101,9 +117,7 @@ def _format_field_value(name: str, value: Any) -> Any:
 def rm(
     *,
     ids: Annotated[list[str] | None, Argument(help="Ids, or their first digits.")] = None,
-    everything: Annotated[bool, Option("--all", help="Remove all responses.")] = False,
-    where: EntryQuery,
-    soft: Annotated[bool, Option("--soft", help="Expire the responses instead; stale serving still applies.")] = False,
+    removal: EntryRemoval,
     dry_run: Annotated[bool, Option("--dry-run", help="List the responses, and change nothing.")] = False,
     yes: Annotated[bool, Option("--yes", "-y", help="Remove without confirmation.")] = False,
     responses: StoreOptions,
@@ -114,7 +128,9 @@ def rm(
 
     Example: kvproxy cache rm --model demo --soft --dry-run
     """
-    is_bulk = everything or bool(where.filters)
+    from kvproxy.operations.cache import list_responses, remove_response, remove_responses, show_response
+
+    is_bulk = removal.all or bool(removal.filters)
     if bool(ids) == is_bulk:
         raise typer.BadParameter(
             "give ids, or some of --all, --namespace, --key, --model, --tag, --prompt, --search, --older-than, --tenant"
@@ -125,23 +141,28 @@ def rm(
         typer.confirm("Remove all responses that match?", abort=True)
     with responses.open() as cache:
         if dry_run and ids:
-            found = list({entry["id"]: entry for entry in map(cache.entry, ids)}.values())
-            return _preview(found[:_LISTED], len(found))
+            named = (cache.perform(show_response, EntryName(id)) for id in ids)
+            chosen = list({response.id: response for response in named}.values())
+            return _preview(chosen[:_LISTED], len(chosen))
         if dry_run:
-            return _preview(*cache.entries(where, limit=_LISTED))
-        count = sum(cache.remove(id, soft=soft) for id in ids) if ids else cache.remove_many(where, soft=soft)
-    action = "expired" if soft else "removed"
+            page = cache.perform(list_responses, EntryPage(**removal.filters, limit=_LISTED))
+            return _preview(page.rows, page.total)
+        if ids:
+            done = [cache.perform(remove_response, NamedRemoval(id, removal.soft)) for id in ids]
+        else:
+            done = [cache.perform(remove_responses, removal)]
+    action, count = "expired" if removal.soft else "removed", sum(sum(counts.values()) for counts in done)
     return text_output({action: count}, f"{action} {plural(count, 'response')}")
 
 
-def _preview(entries: Rows, total: int) -> Output:
+def _preview(responses: "Sequence[ListedResponse | ShownResponse]", total: int) -> Output:
     def show() -> None:
-        if entries:
-            print_table(_entry_rows(entries))
-        rest = f"; the newest {len(entries)} are listed" if total > len(entries) else ""
+        if responses:
+            print_table(_response_rows(responses))
+        rest = f"; the newest {len(responses)} are listed" if total > len(responses) else ""
         print_text(f"would remove {plural(total, 'response')}{rest}; nothing was changed")
 
-    return Output({"would_remove": total, "ids": [entry["id"] for entry in entries]}, show)
+    return Output({"would_remove": total, "ids": [response.id for response in responses]}, show)
 
 
 @app.subcommand
@@ -152,9 +173,11 @@ def stats(responses: StoreOptions) -> Output:
 
     Example: kvproxy cache stats --json
     """
+    from kvproxy.operations.cache import cache_statistics
+
     with responses.open() as cache:
-        found = cache.stats()
-    return Output(found, lambda: print_facts(label_statistics(found, "cache")))
+        statistics = cache.perform(cache_statistics, NoParameters())
+    return Output(statistics, lambda: print_facts(label_statistics(statistics, "cache")))
 
 
 @app.subcommand
@@ -167,24 +190,21 @@ def usage(
 
     Example: kvproxy cache usage --by model
     """
+    from kvproxy.operations.cache import sum_usage
+
     with responses.open() as cache:
-        rows = cache.usage(query.by)
+        groups = cache.perform(sum_usage, query)
     by = query.by
-    shown: list[Row] = [
+    rows: list[Row] = [
         {
-            "Responses#": row["entries"],
-            "Size#": format_bytes(row["bytes"]),
-            "Hits#": row["hits"],
-            text_column(by.capitalize()): tenant_name(row["name"]) if by == "tenant" else row["name"],
+            "Responses#": group.entries,
+            "Size#": format_bytes(group.bytes),
+            "Hits#": group.hits,
+            text_column(by.capitalize()): tenant_name(group.name) if by == "tenant" else group.name,
         }
-        for row in rows
+        for group in groups
     ]
-    return table_output(rows, shown, empty="no stored response has a tag" if by == "tag" else _EMPTY)
-
-
-def _tokens(entry: dict[str, Any]) -> int | None:
-    counts = (entry["prompt_tokens"], entry["completion_tokens"])
-    return None if None in counts else sum(counts)
+    return table_output(groups, rows, empty="no stored response has a tag" if by == "tag" else _EMPTY)
 
 
 @app.subcommand
@@ -195,71 +215,80 @@ def queue(*, limit: Limit = 20, layout: Layout, responses: StoreOptions) -> Outp
 
     Example: kvproxy cache queue --limit 5
     """
+    from kvproxy.operations.cache import list_eviction_queue
+
     with responses.open() as cache:
-        entries = cache.eviction_queue(limit)
+        queued = cache.perform(list_eviction_queue, QueuePage(limit)).rows
     rows: list[Row] = [
         {
-            digest_column("Id"): entry["id"],
-            "Reason": entry["reason"],
-            "Value#?": f"{entry['priority']:.4g}",
-            "Age#?": format_age(entry["created"]),
-            "Expires in#": format_seconds(entry["expires"] - time.time()),
-            "Hits#": entry["hits"],
-            "Tokens#?": _tokens(entry),
-            "Size#": format_bytes(entry["bytes"]),
-            "Model?": entry["model"],
-            text_column("Prompt"): entry["prompt"],
+            digest_column("Id"): response.id,
+            "Reason": response.reason,
+            "Value#?": f"{response.priority:.4g}",
+            "Age#?": format_age(response.created),
+            "Expires in#": format_seconds(response.expires - time.time()),
+            "Hits#": response.hits,
+            "Tokens#?": response.tokens,
+            "Size#": format_bytes(response.bytes),
+            "Model?": response.model,
+            text_column("Prompt"): response.prompt,
         }
-        for entry in entries
+        for response in queued
     ]
-    return table_output(entries, rows, empty=_EMPTY, layout=layout)
+    return table_output(queued, rows, empty=_EMPTY, layout=layout)
 
 
 @app.subcommand
-def pin(id: Id, responses: StoreOptions) -> Output:
+def pin(name: EntryName, responses: StoreOptions) -> Output:
     """Pin a stored response, so that it is evicted last.
 
     A pinned response expires as before.
     """
-    return _pin(id, responses, pinned=True)
+    from kvproxy.operations.cache import pin_response
 
-
-@app.subcommand
-def unpin(id: Id, responses: StoreOptions) -> Output:
-    """Remove the pin of a stored response."""
-    return _pin(id, responses, pinned=False)
-
-
-def _pin(id: str, responses: StoreOptions, *, pinned: bool) -> Output:
     with responses.open() as cache:
-        done = cache.set_pinned(id, pinned=pinned)
-    return text_output(done, f"{'pinned' if pinned else 'unpinned'} {done['id'][:12]}")
+        return _pin_output(cache.perform(pin_response, name))
 
 
 @app.subcommand
-def reject(*, id: Id, question: Question = None, responses: StoreOptions) -> Output:
+def unpin(name: EntryName, responses: StoreOptions) -> Output:
+    """Remove the pin of a stored response."""
+    from kvproxy.operations.cache import unpin_response
+
+    with responses.open() as cache:
+        return _pin_output(cache.perform(unpin_response, name))
+
+
+def _pin_output(response: "PinnedResponse") -> Output:
+    return text_output(response, f"{'pinned' if response.pinned else 'unpinned'} {response.id[:12]}")
+
+
+@app.subcommand
+def reject(*, name: EntryName, question: Question = None, responses: StoreOptions) -> Output:
     """Stop serving a response for similar questions.
 
     Identical requests still receive it. Undo this with approve.
     """
-    return _send_verdict(id, question, responses, right=False)
+    return _send_verdict(name, question, responses, right=False)
 
 
 @app.subcommand
-def approve(*, id: Id, question: Question = None, responses: StoreOptions) -> Output:
+def approve(*, name: EntryName, question: Question = None, responses: StoreOptions) -> Output:
     """Undo a rejection.
 
     With --question, the policy learns that the response was right for this question.
 
     Example: kvproxy cache approve 3f2a --question "What is a KV block?"
     """
-    return _send_verdict(id, question, responses, right=True)
+    return _send_verdict(name, question, responses, right=True)
 
 
-def _send_verdict(id: str, question: str | None, responses: StoreOptions, *, right: bool) -> Output:
+def _send_verdict(name: EntryName, question: str | None, responses: StoreOptions, *, right: bool) -> Output:
+    from kvproxy.operations.cache import judge_response
+    from kvproxy.operations.cache_results import Verdict
+
     with responses.open() as cache:
-        done = cache.feedback(id, right=right, question=question)
-    return text_output(done, f"{'approved' if right else 'rejected'} {done['id'][:12]}")
+        done = cache.perform(judge_response, name, Verdict(right, question))
+    return text_output(done, f"{'approved' if right else 'rejected'} {done.id[:12]}")
 
 
 @app.subcommand
@@ -273,12 +302,12 @@ def export(
     count = 0
     with responses.open() as cache:
         if file is None or str(file) == "-":
-            sys.stdout.buffer.writelines(cache.export())
+            sys.stdout.buffer.writelines(cache.export_responses())
             return None
 
         def counted() -> Iterator[bytes]:
             nonlocal count
-            for chunk in cache.export():
+            for chunk in cache.export_responses():
                 count += chunk.count(b"\n")
                 yield chunk
 
@@ -289,10 +318,12 @@ def export(
 @app.subcommand
 def import_(file: Annotated[Path, Argument(help="File of export; - is stdin.")], responses: StoreOptions) -> Output:
     """Import exported responses, and skip those already stored."""
+    from kvproxy.operations.cache import import_responses
+
     lines = read_bytes(file)
     with responses.open(create=True) as cache:
-        done = cache.import_(lines)
-    return text_output(done, f"imported {plural(done['imported'], 'response')}, skipped {done['skipped']:,}")
+        done = cache.perform(import_responses, NoParameters(), lines)
+    return text_output(done, f"imported {plural(done.imported, 'response')}, skipped {done.skipped:,}")
 
 
 @app.subcommand

@@ -3,12 +3,12 @@
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from inspect import Parameter
 from typing import Annotated, Any, TypeAlias
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
 from kvproxy.commands.options import Json, parser_of
 from kvproxy.commands.output import Output, print_charts, print_json
@@ -92,7 +92,7 @@ def _options_of_group(group: Any) -> list[Parameter]:
         Parameter(
             field.name,
             Parameter.KEYWORD_ONLY,
-            default=field.default,
+            default=Parameter.empty if field.default is MISSING else field.default,
             annotation=_annotation(declared[field.name]) if field.name in declared else field.type,
         )
         for field in fields(group)
@@ -101,12 +101,17 @@ def _options_of_group(group: Any) -> list[Parameter]:
 
 
 def _annotation(declared: DeclaredParameter) -> Any:
-    """Return the annotation from which Typer makes an option."""
+    """Return the annotation from which Typer makes an option or an argument."""
     metadata = declared.metadata
     values = declared.type | None if declared.default is None else declared.type
-    if metadata.parse is None:
-        least = 0 if declared.type in (int, float) else None
-        return Annotated[values, Option(help=metadata.help, min=least)]
-    return Annotated[
-        values, Option(help=metadata.help, parser=parser_of(metadata.parse), metavar=metadata.metavar or "TEXT")
-    ]
+    if metadata.is_argument:
+        return Annotated[values, Argument(help=metadata.help)]
+    if metadata.parse is not None:
+        parser, metavar = parser_of(metadata.parse), metadata.metavar or "TEXT"
+        shown = metadata.default_text or True
+        return Annotated[values, Option(help=metadata.help, parser=parser, metavar=metavar, show_default=shown)]
+    if declared.type is bool:
+        # With a name, Typer adds no option `--no-NAME`.
+        return Annotated[values, Option(f"--{declared.name.replace('_', '-')}", help=metadata.help)]
+    least = metadata.least if declared.type in (int, float) else None
+    return Annotated[values, Option(help=metadata.help, min=least)]

@@ -2,6 +2,7 @@ import json
 import re
 import sys
 import time
+from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
@@ -71,4 +72,10 @@ def raw_text(value: object, *, is_number: bool) -> str:
 
 
 def json_text(value: Any) -> str:
-    return escape_json_controls(json.dumps(value, indent=2, ensure_ascii=False))
+    """Format JSON, which may contain dataclasses."""
+    return escape_json_controls(json.dumps(value, indent=2, ensure_ascii=False, default=_fields_of))
+
+
+def _fields_of(value: Any) -> dict[str, Any]:
+    # `asdict` would copy values recursively.
+    return {field.name: getattr(value, field.name) for field in fields(value)}

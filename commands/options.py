@@ -12,8 +12,8 @@ from typer import Option
 
 from kvproxy.commands.files import checked_plot
 from kvproxy.commands.formatting import local_time
-from kvproxy.operations.cache import CacheClient, open_cache
 from kvproxy.operations.client import ProxyClient, configured_token, configured_url
+from kvproxy.operations.open_cache import CacheClient, open_cache
 from kvproxy.units import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from kvproxy.units import parse_seconds
+from kvproxy.units import parse_bytes, parse_seconds
 
 _MAX_NUMBER = 2.0**31
 
@@ -22,13 +22,19 @@ class Parameter:
         help: one sentence for people.
         parse: converts text; raises ValueError or InvalidRequest. None converts to the type of the field.
         metavar: name of the value in the help of a command; None derives it from the type.
-        is_option: commands have an option for it.
+        least: minimum of a number.
+        default_text: the default value in the help of a command; None shows the value.
+        is_argument: commands have an argument for it, not an option.
+        is_option: commands have an option or an argument for it.
         is_remote: the route accepts it; otherwise only commands with access to the files have it.
     """
 
     help: str
     parse: Callable[[str], Any] | None = None
     metavar: str | None = None
+    least: int = 0
+    default_text: str | None = None
+    is_argument: bool = False
     is_option: bool = True
     is_remote: bool = True
 
@@ -51,7 +57,7 @@ class DeclaredParameter:
         if self.type is bool:
             return text == "true"
         if self.type in (int, float):
-            return self.type(_parse_number(text))
+            return self.type(_parse_number(text, self.metadata.least))
         return text
 
     @property
@@ -60,13 +66,23 @@ class DeclaredParameter:
         if get_origin(self.type) is Literal:
             return {"type": "string", "enum": list(get_args(self.type))}
         if self.metadata.parse is None and self.type in (int, float):
-            return {"type": "number", "minimum": 0}
+            return {"type": "number", "minimum": self.metadata.least}
         return {"type": "boolean" if self.type is bool else "string"}
 
 
-def duration(help: str) -> Parameter:
+def duration(help: str, default_text: str | None = None) -> Parameter:
     """Describe a duration such as `90s` or `7d`; its value is in seconds."""
-    return Parameter(help, parse_seconds, "DURATION")
+    return Parameter(help, parse_seconds, "DURATION", default_text=default_text)
+
+
+def size(help: str) -> Parameter:
+    """Describe a size such as `2GiB`; its value is in bytes."""
+    return Parameter(help, parse_bytes, "SIZE")
+
+
+def argument(help: str) -> Parameter:
+    """Describe a text that is an argument of commands."""
+    return Parameter(help, is_argument=True)
 
 
 def declared_parameters(kind: type[Any]) -> Iterator[DeclaredParameter]:
@@ -80,13 +96,13 @@ def declared_parameters(kind: type[Any]) -> Iterator[DeclaredParameter]:
                 yield DeclaredParameter(field.name, types[0] if is_optional else declared, field.default, metadata)
 
 
-def _parse_number(text: str) -> float:
+def _parse_number(text: str, least: int) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 <= value <= _MAX_NUMBER:
-        raise ValueError(f"must be a number of at least 0, not {text[:40]!r}")
+    if not least <= value <= _MAX_NUMBER:
+        raise ValueError(f"must be a number of at least {least}, not {text[:40]!r}")
     return value
 
 

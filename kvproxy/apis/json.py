@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from typing import TypeAlias
 
 import orjson
@@ -31,16 +32,27 @@ def loads(data: bytes) -> Json:
 
 
 def dumps(value: object, *, sort_keys: bool = False) -> bytes:
-    """Serialise a value; integers may exceed 64 bits. Raises ValueError for too deep nesting and lone surrogates."""
+    """Serialise a value, which may contain dataclasses; integers may exceed 64 bits.
+
+    Raises ValueError for too deep nesting and lone surrogates.
+    """
     try:
         # orjson's result has a buffer of at least 4 KiB, which a copy does not keep in memory.
         return bytes(memoryview(orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort_keys else None)))
     except TypeError:
         # Integers beyond 64 bits, or more than 254 levels.
         try:
-            return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=sort_keys).encode()
+            return json.dumps(
+                value, ensure_ascii=False, separators=(",", ":"), sort_keys=sort_keys, default=_fields_of
+            ).encode()
         except RecursionError:
             raise ValueError("nested too deeply") from None
+
+
+def _fields_of(value: object) -> dict[str, object]:
+    if not is_dataclass(value):
+        raise TypeError(f"{type(value).__name__} is no JSON")
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def as_object(value: Json) -> JsonObject:

@@ -20,7 +20,6 @@ Schema = dict[str, Any]
 _JSON, _LINES, _EVENTS = "application/json", "application/jsonl", "text/event-stream"
 _TEXT: Schema = {"type": "string"}
 _NUMBER: Schema = {"type": "number", "minimum": 0}
-_YES: Schema = {"type": "boolean"}
 _OBJECT: Schema = {"type": "object"}
 
 
@@ -33,7 +32,6 @@ _BODIES: dict[str, Schema] = {
     f"{MESSAGES.path}/count_tokens": _OBJECT,
     "/admin/explain": _OBJECT,
     "/admin/blocks/pins": _OBJECT,
-    "/admin/cache/{id}/feedback": _object(["right"], right=_YES, question=_TEXT),
 }
 """Schemas of JSON bodies by the path of a POST route."""
 
@@ -55,6 +53,7 @@ def document(routes: Sequence[BaseRoute]) -> Schema:
         if (found := declared.get((method, path))) is not None:
             written["parameters"] = found.get("parameters", [])
             written["responses"]["200"]["content"] = found["responses"]["200"].get("content", {})
+            written |= {name: found[name] for name in ("requestBody",) if name in found}
             if path in _MEDIA_TYPES:
                 written["responses"]["200"]["content"] = {_MEDIA_TYPES[path]: {}}
     return {
@@ -110,9 +109,7 @@ def _operation(method: str, path: str, summary: str) -> Schema:
             },
         },
     }
-    if key == "post /admin/cache/import":
-        written["requestBody"] = {"required": True, "content": {_LINES: {"schema": _TEXT}}}
-    elif method == "post" and path in _BODIES:
+    if method == "post" and path in _BODIES:
         written["requestBody"] = {"required": True, "content": {_JSON: {"schema": _BODIES[path]}}}
     return written
 

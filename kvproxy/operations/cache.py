@@ -1,99 +1,198 @@
-import contextlib
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+"""The operations on stored responses (entries); the proxy performs them for its routes, and commands on the store's files.
 
-from kvproxy.errors import NotFound
-from kvproxy.operations.cache_parameters import EntryQuery
-from kvproxy.operations.client import Document, ProxyClient, Rows, client_of_running_proxy, quote_path_segment
+An id may be abbreviated to a unique prefix.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
+from kvproxy.operations.cache_parameters import (
+    EntryName,
+    EntryPage,
+    EntryQuery,
+    EntryRemoval,
+    NamedRemoval,
+    QueuePage,
+    UsageQuery,
+)
+from kvproxy.operations.cache_results import (
+    ChangedResponses,
+    ImportedResponses,
+    JudgedResponse,
+    ListedResponse,
+    PinnedResponse,
+    QueuedResponse,
+    ResponseUsage,
+    ShownResponse,
+    Verdict,
+)
+from kvproxy.operations.operation import CountedRows, NoParameters, async_operation
+from kvproxy.parameters import declared_parameters
 
 if TYPE_CHECKING:
-    from kvproxy.index.store import UsageKey
-    from kvproxy.operations.direct_cache import DirectCache
-
-CacheClient: TypeAlias = "RemoteCache | DirectCache"
+    from kvproxy.index.entry import Entry
+    from kvproxy.index.store import EntryFilter, Store
 
 
-class RemoteCache:
-    """The stored responses (entries) of a running proxy. An id may be abbreviated to a unique prefix."""
+class CacheAccess(Protocol):
+    """The stored responses of a proxy, or those in a store that a command opened."""
 
-    def __init__(self, client: ProxyClient) -> None:
-        self._client = client
+    @property
+    def store(self) -> "Store": ...
+    async def wait_for_writes(self) -> None: ...
+    async def remove(self, ids: Sequence[str]) -> int: ...
+    async def expire_now(self, ids: Sequence[str]) -> int: ...
+    async def judge(self, entry: "Entry", verdict: Verdict) -> None: ...
+    async def import_entries(self, entries: "Sequence[Entry]") -> int:
+        """Store the entries whose keys are not stored yet, and return their number."""
 
-    def entries(self, where: EntryQuery, *, limit: int) -> tuple[Rows, int]:
-        """Return matching entries, newest first, and the number of all matching entries. A limit of 0 returns all."""
-        return self._client.rows("/admin/cache", limit=limit, **where.filters)
-
-    def eviction_queue(self, limit: int) -> Rows:
-        return cast("Rows", self._client.get("/admin/cache/queue", limit=limit))
-
-    def usage(self, by: "UsageKey") -> Rows:
-        """Return `name`, `entries`, `bytes`, and `hits` of each group, the largest group first."""
-        return cast("Rows", self._client.get("/admin/cache/usage", by=by))
-
-    def entry(self, id: str) -> Document:
-        document = self._client.get(f"/admin/cache/{quote_path_segment(id)}")
-        if "request" not in document or not document["id"].startswith(id):
-            # The id is another route, such as stats or export.
-            raise NotFound(f"no stored response {id!r}: list them with kvproxy cache ls")
-        return cast("Document", document)
-
-    def remove(self, id: str, *, soft: bool = False) -> int:
-        """Remove an entry, or expire it if `soft`; return 0 if nothing changed."""
-        return self._delete(f"/admin/cache/{quote_path_segment(id)}", soft, {})
-
-    def remove_many(self, where: EntryQuery, *, soft: bool = False) -> int:
-        """Remove all matching entries, or expire them if `soft`. Return the number of changed entries."""
-        return self._delete("/admin/cache", soft, where.filters or {"all": "true"})
-
-    def _delete(self, path: str, soft: bool, where: Mapping[str, Any]) -> int:
-        reply = self._client.delete(path, **where, soft="true" if soft else None)
-        return int(reply["expired" if soft else "removed"])
-
-    def feedback(self, id: str, *, right: bool, question: str | None) -> Document:
-        """Record a person's verdict on a response for a similar `question`; None stands for all similar questions."""
-        body = {"right": right} | ({"question": question} if question is not None else {})
-        return cast("Document", self._client.post(f"/admin/cache/{quote_path_segment(id)}/feedback", body))
-
-    def set_pinned(self, id: str, *, pinned: bool) -> Document:
-        path = f"/admin/cache/{quote_path_segment(id)}/pin"
-        return cast("Document", self._client.post(path) if pinned else self._client.delete(path))
-
-    def stats(self) -> Document:
-        return cast("Document", self._client.get("/admin/cache/stats"))
-
-    def export(self) -> Iterator[bytes]:
-        """Stream an export (JSON lines) in chunks, which may end within a line."""
-        return self._client.stream("/admin/cache/export")
-
-    def import_(self, lines: bytes) -> dict[str, int]:
-        """Import an export. Return the number of entries by `imported` and `skipped`."""
-        return cast("dict[str, int]", self._client.post("/admin/cache/import", lines))
+    def semantic_statistics(self) -> dict[str, Any]: ...
+    async def record_change(self, change: str) -> None:
+        """Record an operator's change of the responses."""
 
 
-@contextlib.contextmanager
-def open_cache(
-    url: str, token: str | None, store: str | None, data: Path | None, *, create: bool = False
-) -> Iterator[CacheClient]:
-    """Open the stored responses of `store`, or of the data folder `data`. Raises ProxyUnreachable or NotFound.
+@async_operation("GET", "/cache")
+async def list_responses(cache: CacheAccess, page: EntryPage) -> CountedRows[ListedResponse]:
+    """List the responses that match the filters, newest first; a `limit` of 0 lists all.
 
-    If both are None, open the responses of the proxy at the URL. If the URL is `configured_url` and no proxy answers, open
-    the configured store. `create` creates a missing store of `store` or `data`.
+    The header `x-total-count` has the number of matches.
     """
-    is_named = store is not None or data is not None
-    if not is_named and (client := client_of_running_proxy(url, token)) is not None:
-        yield RemoteCache(client)
-        return
-    from kvproxy.installation.checks.configured_store import open_configured_store, store_exists
-    from kvproxy.operations.direct_cache import DirectCache
-    from kvproxy.privacy.pattern_redaction import load_redactor
-    from kvproxy.settings import load_settings
+    store, where = cache.store, _filter(page)
+    entries = await asyncio.to_thread(store.list_entries, where, limit=page.limit or None, offset=page.offset)
+    total = len(entries)
+    if page.offset or (page.limit and total == page.limit):
+        total = await asyncio.to_thread(lambda: len(store.ids(where)) if page.filters else store.count())
+    pinned = set(await asyncio.to_thread(store.pinned_ids))
+    return CountedRows([ListedResponse(**entry.summary(), pinned=entry.id in pinned) for entry in entries], total)
 
-    settings = load_settings(store=store, data=data)
-    if not store_exists(settings) and not (create and is_named):
-        missing = f"there is no store {settings.store_path}"
-        if is_named:
-            raise NotFound(f"{missing}: check the path")
-        raise NotFound(f"no proxy answers at {url}, and {missing}: start a proxy, or give --store")
-    with open_configured_store(settings) as opened:
-        yield DirectCache(opened, load_redactor(settings.redaction))
+
+@async_operation("GET", "/cache/queue")
+async def list_eviction_queue(cache: CacheAccess, page: QueuePage) -> CountedRows[QueuedResponse]:
+    """List the responses in eviction order. The header `x-total-count` has the number of all responses."""
+    queued = await asyncio.to_thread(cache.store.eviction_order, page.limit, offset=page.offset)
+    rows = [QueuedResponse(**each.summary()) for each in queued]
+    return CountedRows(rows, await asyncio.to_thread(cache.store.count))
+
+
+@async_operation("GET", "/cache/usage")
+async def sum_usage(cache: CacheAccess, query: UsageQuery) -> list[ResponseUsage]:
+    """Sum the stored bytes by tenant, model, endpoint, or tag, the largest group first."""
+    return [ResponseUsage(**asdict(row)) for row in await asyncio.to_thread(cache.store.usage, query.by)]
+
+
+@async_operation("GET", "/cache/stats")
+async def cache_statistics(cache: CacheAccess, nothing: NoParameters) -> dict[str, Any]:
+    """Return statistics of the stored responses."""
+    statistics = await asyncio.to_thread(cache.store.stats)
+    return statistics | {"semantic": await asyncio.to_thread(cache.semantic_statistics)}
+
+
+@async_operation("GET", "/cache/{id}")
+async def show_response(cache: CacheAccess, name: EntryName) -> ShownResponse:
+    """Show a response, given its id or the beginning of its id."""
+    entry = await _find_entry(cache, name.id)
+    pinned = await asyncio.to_thread(cache.store.pinned_ids)
+    try:
+        return ShownResponse(**entry.document(), pinned=entry.id in pinned)
+    except RecursionError:
+        raise KvproxyError(f"{entry.id} is nested too deeply to be shown: use kvproxy cache export") from None
+
+
+@async_operation("DELETE", "/cache/{id}")
+async def remove_response(cache: CacheAccess, removal: NamedRemoval) -> ChangedResponses:
+    """Remove a response, given its id or the beginning of its id; `soft=true` expires it instead."""
+    entry = await _find_entry(cache, removal.id)
+    return await _remove(cache, [entry.id], f"id={entry.id}", soft=removal.soft)
+
+
+@async_operation("DELETE", "/cache")
+async def remove_responses(cache: CacheAccess, removal: EntryRemoval) -> ChangedResponses:
+    """Remove all responses that match the filters; `soft=true` expires them instead."""
+    if not removal.filters and not removal.all:
+        names = ", ".join(each.name for each in declared_parameters(EntryQuery))
+        raise InvalidRequest(f"say what to remove: all=true, or one of {names}")
+    # A purged response must not appear afterwards.
+    await cache.wait_for_writes()
+    where = _filter(removal)
+    ids = await asyncio.to_thread(cache.store.ids, where)
+    return await _remove(cache, ids, str(where), soft=removal.soft)
+
+
+async def _remove(cache: CacheAccess, ids: list[str], selection: str, *, soft: bool) -> ChangedResponses:
+    done: ChangedResponses = {"expired": await cache.expire_now(ids)} if soft else {"removed": await cache.remove(ids)}
+    for change, count in done.items():
+        await cache.record_change(f"{change} {count} stored responses: {selection}")
+    return done
+
+
+@async_operation("POST", "/cache/{id}/feedback")
+async def judge_response(cache: CacheAccess, name: EntryName, verdict: Verdict) -> JudgedResponse:
+    """Report whether a response was right, so that semantic matching learns. A wrong response is used for exact hits only.
+
+    If the body has the `question` of a semantic hit, the policy `learned` also learns from this hit.
+    """
+    entry = await _find_entry(cache, name.id)
+    await cache.judge(entry, verdict)
+    return JudgedResponse(entry.id, verdict.right)
+
+
+@async_operation("POST", "/cache/{id}/pin")
+async def pin_response(cache: CacheAccess, name: EntryName) -> PinnedResponse:
+    """Pin a response: it is evicted last until it expires."""
+    return await _set_pinned(cache, name.id, pinned=True)
+
+
+@async_operation("DELETE", "/cache/{id}/pin")
+async def unpin_response(cache: CacheAccess, name: EntryName) -> PinnedResponse:
+    """Unpin a response."""
+    return await _set_pinned(cache, name.id, pinned=False)
+
+
+async def _set_pinned(cache: CacheAccess, id: str, *, pinned: bool) -> PinnedResponse:
+    entry = await _find_entry(cache, id)
+    await asyncio.to_thread(cache.store.pin, entry.id, pinned=pinned)
+    await cache.record_change(f"{'pinned' if pinned else 'unpinned'} {entry.id}")
+    return PinnedResponse(entry.id, pinned)
+
+
+@async_operation("POST", "/cache/import")
+async def import_responses(cache: CacheAccess, nothing: NoParameters, lines: bytes) -> ImportedResponses:
+    """Import the lines of an export, except those whose keys are already stored."""
+    from kvproxy.index.errors import ImportFailed
+    from kvproxy.index.store.export import read_lines
+
+    try:
+        entries = await asyncio.to_thread(read_lines, lines)
+    except ImportFailed as error:
+        raise InvalidRequest(str(error)) from None
+    imported = await cache.import_entries(entries)
+    return ImportedResponses(imported, len(entries) - imported)
+
+
+# Routes with names before those with a parameter.
+CACHE_OPERATIONS = (
+    *(list_responses, remove_responses, list_eviction_queue, sum_usage, cache_statistics, import_responses),
+    *(judge_response, pin_response, unpin_response, show_response, remove_response),
+)
+
+
+async def _find_entry(cache: CacheAccess, prefix: str) -> "Entry":
+    """Return the response whose id begins with `prefix`. Raises NotFound, or InvalidRequest if several ids do."""
+    store = cache.store
+    await asyncio.to_thread(store.flush)
+    ids = await asyncio.to_thread(store.ids_with_prefix, prefix)
+    if len(ids) > 1:
+        raise InvalidRequest(f"{len(ids)} ids begin with {prefix!r}: give more digits", param="id")
+    entry = await asyncio.to_thread(store.get, ids[0]) if ids else None
+    if entry is None:
+        raise NotFound(f"no stored response {prefix[:80]!r}: list them with kvproxy cache ls")
+    return entry
+
+
+def _filter(query: EntryQuery) -> "EntryFilter":
+    from kvproxy.index.store import EntryFilter
+
+    return EntryFilter(**query.filters)

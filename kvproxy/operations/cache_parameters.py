@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from kvproxy.parameters import Parameter, declared_parameters, duration
+from kvproxy.parameters import Parameter, argument, declared_parameters, duration
 
 UsageGroup = Literal["tenant", "model", "endpoint", "tag"]
 _TENANT = "Only responses of this tenant, or of the client with this name."
+_SOFT = "Expire instead of removing; stale serving still applies."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,18 +38,18 @@ class EntryPage(EntryQuery):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryRemoval(EntryQuery):
-    all: Annotated[bool, Parameter("Remove all responses.", is_option=False)] = False
-    soft: Annotated[bool, Parameter("Expire the responses instead.", is_option=False)] = False
+    all: Annotated[bool, Parameter("Remove all responses.")] = False
+    soft: Annotated[bool, Parameter(_SOFT)] = False
 
 
 @dataclass(frozen=True, slots=True)
 class EntryName:
-    id: Annotated[str, Parameter("Id of the response, or its first digits.")]
+    id: Annotated[str, argument("Id of the response, or its first digits.")]
 
 
 @dataclass(frozen=True, slots=True)
 class NamedRemoval(EntryName):
-    soft: Annotated[bool, Parameter("Expire the response instead.", is_option=False)] = False
+    soft: Annotated[bool, Parameter(_SOFT)] = False
 
 
 @dataclass(frozen=True, slots=True)

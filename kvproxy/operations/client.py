@@ -1,7 +1,10 @@
+"""The HTTP client of a proxy's operator, and which proxy commands use."""
+
 import os
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import quote
@@ -14,7 +17,7 @@ from kvproxy.upstreams.limited_fetch import tls_context
 if TYPE_CHECKING:
     from httpx import Response
 
-    from kvproxy.operations.operation import Operation, Parameters, Result
+    from kvproxy.operations.operation import DeclaredOperation, Parameters, Result
     from kvproxy.settings import Settings
 
 # The paths of `kvproxy.apis`, which is slow to import.
@@ -28,8 +31,6 @@ PATHS: dict[ApiName, str] = {
 }
 API_NAMES = {path: api for api, path in PATHS.items()}
 _OWN_ROUTES = ("/admin/", "/health", "/ready", "/metrics")
-Document = dict[str, Any]
-Rows = list[Document]
 
 
 class ProxyClient:
@@ -52,20 +53,18 @@ class ProxyClient:
 
     def post(self, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None, **query: Any) -> Any:
         """Send a POST request, and return the parsed JSON. A body of bytes is sent unchanged, and another body as JSON."""
-        content = {"content": body} if isinstance(body, bytes) else {"json": body}
-        return self._json(self._send("POST", path, query, headers=headers, **content))
+        return self._json(self._send("POST", path, query, headers=headers, **_content(body)))
 
     def delete(self, path: str, **query: Any) -> Any:
         return self._json(self._send("DELETE", path, query))
 
-    def rows(self, path: str, **query: Any) -> tuple[list[dict[str, Any]], int]:
-        """Return the rows of a response, and their number without the query's limit."""
-        response = self._send("GET", path, query)
-        return self._json(response), int(response.headers["x-total-count"])
-
-    def perform(self, operation: "Operation[Any, Parameters, Result]", parameters: "Parameters") -> "Result":
+    def perform(
+        self, operation: "DeclaredOperation[Parameters, Result]", parameters: "Parameters", body: object = None, /
+    ) -> "Result":
         """Perform an operation by its route. Raises InvalidRequest for a parameter that the route does not accept."""
         from pydantic import TypeAdapter, ValidationError
+
+        from kvproxy.operations.operation import CountedRows
 
         given = {each.name: getattr(parameters, each.name) for each in declared_parameters(operation.parameters)}
         given = {name: value for name, value in given.items() if value is not None and value is not False}
@@ -76,10 +75,17 @@ class ProxyClient:
         path = "/admin" + operation.path
         for name in operation.path_names:
             path = path.replace("{" + name + "}", quote_path_segment(str(given.pop(name))))
-        response = self._send(operation.method, path, {k: "true" if v is True else v for k, v in given.items()})
+        query = {name: "true" if value is True else value for name, value in given.items()}
+        response = self._send(operation.method, path, query, **_content(body))
         try:
-            return cast("Result", TypeAdapter(operation.result).validate_python(self._json(response)))
+            result = TypeAdapter(operation.json_type).validate_python(self._json(response))
+            if operation.is_counted:
+                result = CountedRows(result, int(response.headers["x-total-count"]))
+            return cast("Result", result)
         except ValidationError as error:
+            if names := [str(getattr(parameters, name)) for name in operation.path_names]:
+                # The name may be that of another route, such as stats.
+                raise NotFound(f"the proxy at {self.url} has no {names[0][:80]!r}, or another version") from None
             place = ".".join(map(str, error.errors()[0]["loc"]))
             raise KvproxyError(
                 f"the response of {self.url} has an unknown form ({place}): use the same version of kvproxy here and there"
@@ -88,7 +94,9 @@ class ProxyClient:
     def get_text(self, path: str) -> str:
         return str(self._send("GET", path, {}).text)
 
-    def stream(self, path: str) -> Iterator[bytes]:
+    def export_responses(self) -> Iterator[bytes]:
+        """Stream an export (JSON lines) in chunks, which may end within a line."""
+        path = "/admin/cache/export"
         with self._explained_errors(), self._client.stream("GET", path, headers=self._token_headers) as response:
             if not response.is_success:
                 response.read()
@@ -162,6 +170,12 @@ class ProxyClient:
             ) from None
         except httpx.HTTPError as error:
             raise ProxyUnreachable(f"the proxy at {self.url} broke the connection ({error}): see its log") from None
+
+
+def _content(body: object) -> dict[str, Any]:
+    if body is None or isinstance(body, bytes):
+        return {"content": body}
+    return {"json": asdict(body) if is_dataclass(body) and not isinstance(body, type) else body}
 
 
 def configured_url(data: Path | None = None) -> str:

@@ -196,13 +196,14 @@ class DirectJournal:
         return operation(self._access, parameters)
 
     def records(self, query: RecordQuery) -> list[RecordWithQuestions]:
-        return list_records.run(self._access, query)
+        records: list[RecordWithQuestions] = list_records.run(self._access, query)
+        return records
 
     def record(self, request: str) -> RecordWithQuestions:
         return self._access.find(request)
 
     def sessions(self, query: SessionQuery) -> list[Session]:
-        return list_sessions.run(self._access, query)
+        return list_sessions(self._access, query)
 
     def groups(
         self, query: RecordQuery, by: Group, *, order: Literal["requests", "backend"], limit: int | None

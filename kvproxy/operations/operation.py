@@ -1,21 +1,31 @@
 """One typed function per operation of an operator; the route, OpenAPI, and the client are derived from it."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_type_hints
+from functools import cached_property
+from typing import Any, Concatenate, Generic, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 from kvproxy.parameters import DeclaredParameter, declared_parameters
 
-Access = TypeVar("Access")
+Access = TypeVar("Access", contravariant=True)
 Parameters = TypeVar("Parameters")
-Result = TypeVar("Result")
+Result = TypeVar("Result", covariant=True)
+Row = TypeVar("Row")
 Method = Literal["GET", "POST", "DELETE"]
 
 
 @dataclass(frozen=True, slots=True)
 class NoParameters:
     """The parameters of an operation without any."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountedRows(Generic[Row]):
+    """A page of rows, and the number of all rows, which the route returns in the header `x-total-count`."""
+
+    rows: list[Row]
+    total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +43,26 @@ class RowLimits:
 
 
 @dataclass(frozen=True)
-class Operation(Generic[Access, Parameters, Result]):
+class DeclaredOperation(Generic[Parameters, Result]):
     """An operation and its route.
 
     Attributes:
         path: path below `/admin`; a name in braces is a parameter.
-        run: performs the operation. Its first argument gives access to the data, and its second has the parameters.
+        run: performs the operation. Its first argument gives access to the data, the second has the parameters, and the
+            third, if there is one, is the body of the request. Its docstring describes the route.
         parameters: a dataclass, see `kvproxy.parameters`.
+        body: type of the third argument; None without a body.
         result: type of the result, which is the JSON of the response.
         rows: limits of the parameter `limit` in the route; None without limits.
     """
 
     method: Method
     path: str
-    run: Callable[[Access, Parameters], Result]
+    run: Callable[..., Any]
     parameters: type[Parameters]
+    body: Any
     result: Any
     rows: RowLimits | None = None
-
-    def __call__(self, access: Access, parameters: Parameters) -> Result:
-        return self.run(access, parameters)
 
     @property
     def path_names(self) -> list[str]:
@@ -63,19 +73,53 @@ class Operation(Generic[Access, Parameters, Result]):
         """The parameters that the route accepts."""
         return (each for each in declared_parameters(self.parameters) if each.metadata.is_remote)
 
+    @cached_property
+    def is_counted(self) -> bool:
+        """Whether the result is a `CountedRows`."""
+        return get_origin(self.result) is CountedRows
 
-AnyOperation: TypeAlias = Operation[Any, Any, Any]
+    @property
+    def json_type(self) -> Any:
+        """Type of the JSON of the response."""
+        return list[get_args(self.result)[0]] if self.is_counted else self.result  # type: ignore[misc]
+
+
+class Operation(DeclaredOperation[Parameters, Result], Generic[Access, Parameters, Result]):
+    """An operation that reads files or a database."""
+
+    def __call__(self, access: Access, parameters: Parameters, *body: object) -> Result:
+        result: Result = self.run(access, parameters, *body)
+        return result
+
+
+class AsyncOperation(DeclaredOperation[Parameters, Result], Generic[Access, Parameters, Result]):
+    """An operation on the parts of a running proxy."""
+
+    async def __call__(self, access: Access, parameters: Parameters, *body: object) -> Result:
+        result: Result = await self.run(access, parameters, *body)
+        return result
+
+
+AnyOperation: TypeAlias = Operation[Any, Any, Any] | AsyncOperation[Any, Any, Any]
+Function: TypeAlias = Callable[Concatenate[Access, Parameters, ...], Result]
+AsyncFunction: TypeAlias = Callable[Concatenate[Access, Parameters, ...], Awaitable[Result]]
 
 
 def operation(
     method: Method, path: str, *, rows: RowLimits | None = None
-) -> Callable[[Callable[[Access, Parameters], Result]], Operation[Access, Parameters, Result]]:
-    """Declare that a function is the operation of a route. Its docstring describes the route."""
+) -> Callable[[Function[Access, Parameters, Result]], Operation[Access, Parameters, Result]]:
+    """Declare that a function is the operation of a route."""
+    return lambda run: Operation(method, path, run, *_signature(run), rows)
 
-    def declare(run: Callable[[Access, Parameters], Result]) -> Operation[Access, Parameters, Result]:
-        hints = get_type_hints(run)
-        result = hints.pop("return")
-        _, parameters = hints.values()
-        return Operation(method, path, run, parameters, result, rows)
 
-    return declare
+def async_operation(
+    method: Method, path: str, *, rows: RowLimits | None = None
+) -> Callable[[AsyncFunction[Access, Parameters, Result]], AsyncOperation[Access, Parameters, Result]]:
+    """Declare that a coroutine function is the operation of a route."""
+    return lambda run: AsyncOperation(method, path, run, *_signature(run), rows)
+
+
+def _signature(run: Callable[..., Any]) -> tuple[Any, Any, Any]:
+    """Return the types of the parameters, the body, and the result. The type of the access may be a string."""
+    _, parameters, *body, result = run.__annotations__.values()
+    return parameters, (body[0] if body else None), result

@@ -18,8 +18,9 @@ from kvproxy.analyse.request_log import LineError, read_log
 from kvproxy.apis.json import JsonMap, field, loads
 from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.errors import KvproxyError, NotFound, ProxyUnreachable
-from kvproxy.operations.cache import RemoteCache
-from kvproxy.operations.cache_parameters import EntryQuery
+from kvproxy.operations.cache import list_responses, show_response
+from kvproxy.operations.cache_parameters import EntryName, EntryPage
+from kvproxy.operations.cache_results import ListedResponse
 from kvproxy.operations.client import API_NAMES, PATHS, ApiName, ProxyClient, credential_headers, response_error
 from kvproxy.operations.journal import open_direct_journal
 from kvproxy.units import plural
@@ -104,28 +105,30 @@ def stored_requests(client: ProxyClient, limit: int | None, api_key: str | None,
         api_key: client's key with which the requests will be sent.
         same_proxy: `client` is also the proxy to warm, so requests of other tenants are omitted.
     """
-    cache = RemoteCache(client)
-    entries, _ = cache.entries(EntryQuery(), limit=0)
-    served = [entry for entry in entries if entry["hits"] and entry["endpoint"] in PATHS]
+    api_of: dict[str, ApiName] = {name: name for name in PATHS}
+    responses = client.perform(list_responses, EntryPage(limit=0)).rows
+    served = [(api_of[each.endpoint], each) for each in responses if each.hits and each.endpoint in api_of]
     own = served
     if same_proxy:
-        tenants = _tenant_by_api(client, {entry["endpoint"]: str(entry["model"]) for entry in served}, api_key)
-        own = [entry for entry in served if entry["tenant"] == tenants[entry["endpoint"]]]
+        tenants = _tenant_by_api(client, {api: response.model for api, response in served}, api_key)
+        own = [(api, response) for api, response in served if response.tenant == tenants[api]]
     if not own:
         others = f"; {plural(len(served), 'response')} of other tenants had one: give their key with --api-key"
         hint = others if served else "; --from-log reads the journal instead"
         raise NotFound(f"no stored response of {client.url} had a hit since it was stored or refreshed{hint}")
-    own.sort(
-        key=lambda entry: entry["hits"] * ((entry["prompt_tokens"] or 0) + (entry["completion_tokens"] or 0) + 1),
-        reverse=True,
-    )
+    own.sort(key=lambda served: _saved_tokens(served[1]), reverse=True)
     requests = []
-    for rank, entry in enumerate(own[:limit], 1):
-        body = cache.entry(entry["id"])["request"] | {"stream": False}
-        requests.append(WarmRequest(rank, PATHS[entry["endpoint"]], body, entry["hits"]))
+    for rank, (api, response) in enumerate(own[:limit], 1):
+        body = client.perform(show_response, EntryName(response.id)).request | {"stream": False}
+        requests.append(WarmRequest(rank, PATHS[api], body, response.hits))
     source = WarmSource(requests, omitted=len(own) - len(requests))
     source.skip(len(served) - len(own), "response", " of other tenants: give their key with --api-key")
     return source
+
+
+def _saved_tokens(response: ListedResponse) -> int:
+    # A response whose tokens are unknown counts as one.
+    return response.hits * ((response.prompt_tokens or 0) + (response.completion_tokens or 0) + 1)
 
 
 def logged_requests(

@@ -2,17 +2,20 @@
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, TypeVar
+from dataclasses import fields
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Path, Query
 from fastapi.routing import APIRoute
-from pydantic import PlainValidator, WithJsonSchema
+from pydantic import PlainValidator, TypeAdapter, ValidationError, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
 from kvproxy.errors import InvalidRequest
 from kvproxy.http.admin.replies import reply
-from kvproxy.operations.operation import AnyOperation, Method
+from kvproxy.http.request_bodies import read_body
+from kvproxy.http.services import services
+from kvproxy.operations.operation import AnyOperation, AsyncOperation, Method, Operation
 from kvproxy.parameters import DeclaredParameter, declared_parameters
 
 Parameters = TypeVar("Parameters")
@@ -27,15 +30,62 @@ class DeclaredRoute(APIRoute):
     parameters: Sequence[DeclaredParameter] = ()
 
 
-def operation_route(operation: AnyOperation, perform: Perform[Access]) -> DeclaredRoute:
+def operation_route(operation: Operation[Access, Any, Any], perform: Perform[Access]) -> DeclaredRoute:
+    """Return the route of an operation that `perform` calls, usually on another thread."""
+
     async def respond(request: Request, parameters: object) -> Response:
         if operation.rows is not None:
             parameters = operation.rows.apply(parameters)
-        return reply(await perform(request, lambda access: operation(access, parameters)))
+        return _reply(operation, await perform(request, lambda access: operation(access, parameters)))
 
+    return _route_of(operation, respond)
+
+
+def async_operation_route(
+    operation: AsyncOperation[Access, Any, Any], access: Callable[[Request], Access]
+) -> DeclaredRoute:
+    """Return the route of an operation on the parts of the proxy to which `access` gives access."""
+
+    async def respond(request: Request, parameters: object) -> Response:
+        body = [] if operation.body is None else [await _read(request, operation.body)]
+        return _reply(operation, await operation(access(request), parameters, *body))
+
+    return _route_of(operation, respond)
+
+
+def _route_of(operation: AnyOperation, respond: Callable[[Request, Any], Awaitable[Response]]) -> DeclaredRoute:
     respond.__doc__ = operation.run.__doc__
     respond.__name__ = operation.run.__name__
-    return declared_route(operation.method, operation.path, operation.parameters, respond, operation.result)
+    route = declared_route(operation.method, operation.path, operation.parameters, respond, operation.json_type)
+    if operation.body is not None:
+        route.openapi_extra = {"requestBody": {"required": True, "content": _body_schema(operation.body)}}
+    return route
+
+
+def _reply(operation: AnyOperation, result: Any) -> Response:
+    return reply(result.rows, {"x-total-count": str(result.total)}) if operation.is_counted else reply(result)
+
+
+async def _read(request: Request, kind: Any) -> object:
+    """Read the body: bytes, or JSON with the fields of a dataclass."""
+    limits = services(request).settings.limits
+    if kind is bytes:
+        return await read_body(request, limits.import_bytes)
+    raw = await read_body(request, limits.body_bytes)
+    try:
+        return TypeAdapter(kind).validate_json(raw, strict=True)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        place = f"the field {'.'.join(map(str, wrong['loc']))} of the body" if wrong["loc"] else "the body"
+        names = ", ".join(each.name for each in fields(kind))
+        raise InvalidRequest(f"{place}: {wrong['msg']}; the fields of the JSON body are {names}") from None
+
+
+def _body_schema(kind: Any) -> dict[str, Any]:
+    """Return the content of the body in OpenAPI."""
+    if kind is bytes:
+        return {"application/jsonl": {"schema": {"type": "string"}}}
+    return {"application/json": {"schema": TypeAdapter(kind).json_schema()}}
 
 
 def declared_route(

@@ -1,0 +1,56 @@
+"""Opens the stored responses of a running proxy, or those of a store in the files."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from kvproxy.errors import NotFound
+from kvproxy.operations.client import client_of_running_proxy
+
+if TYPE_CHECKING:
+    from kvproxy.operations.cache import CacheAccess
+    from kvproxy.operations.operation import AsyncOperation, Parameters, Result
+
+
+class CacheClient(Protocol):
+    """Performs the operations of `kvproxy.operations.cache`."""
+
+    def perform(
+        self,
+        operation: "AsyncOperation[CacheAccess, Parameters, Result]",
+        parameters: "Parameters",
+        body: object = None,
+        /,
+    ) -> "Result": ...
+
+    def export_responses(self) -> Iterator[bytes]:
+        """Stream an export (JSON lines) in chunks, which may end within a line."""
+
+
+@contextlib.contextmanager
+def open_cache(
+    url: str, token: str | None, store: str | None, data: Path | None, *, create: bool = False
+) -> Iterator[CacheClient]:
+    """Open the stored responses of `store`, or of the data folder `data`. Raises ProxyUnreachable or NotFound.
+
+    If both are None, open the responses of the proxy at the URL. If the URL is `configured_url` and no proxy answers, open
+    the configured store. `create` creates a missing store of `store` or `data`.
+    """
+    is_named = store is not None or data is not None
+    if not is_named and (client := client_of_running_proxy(url, token)) is not None:
+        yield client
+        return
+    from kvproxy.installation.checks.configured_store import open_configured_store, store_exists
+    from kvproxy.operations.direct_cache import DirectCache
+    from kvproxy.privacy.pattern_redaction import load_redactor
+    from kvproxy.settings import load_settings
+
+    settings = load_settings(store=store, data=data)
+    if not store_exists(settings) and not (create and is_named):
+        missing = f"there is no store {settings.store_path}"
+        if is_named:
+            raise NotFound(f"{missing}: check the path")
+        raise NotFound(f"no proxy answers at {url}, and {missing}: start a proxy, or give --store")
+    with open_configured_store(settings) as opened:
+        yield DirectCache(opened, load_redactor(settings.redaction))

@@ -49,7 +49,7 @@ class CacheAccess(Protocol):
     async def import_entries(self, entries: "Sequence[Entry]") -> int:
         """Store the entries whose keys are not stored yet, and return their number."""
 
-    def semantic_statistics(self) -> dict[str, Any]: ...
+    def semantic_statistics(self) -> dict[str, object]: ...
     async def record_change(self, change: str) -> None:
         """Record an operator's change of the responses."""
 

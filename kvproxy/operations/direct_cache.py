@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from kvproxy.apis.imported_entry import is_servable
 from kvproxy.clients.shared_state import SharedState, operator_name
@@ -52,7 +51,7 @@ class DirectCache:
         except RedactionFailed as error:
             raise KvproxyError(str(error)) from None
 
-    def semantic_statistics(self) -> dict[str, Any]:
+    def semantic_statistics(self) -> dict[str, object]:
         return {"learned": self.store.observations.summary()}
 
     async def record_change(self, change: str) -> None:

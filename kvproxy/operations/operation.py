@@ -100,7 +100,9 @@ class AsyncOperation(DeclaredOperation[Parameters, Result], Generic[Access, Para
         return result
 
 
-AnyOperation: TypeAlias = Operation[Any, Any, Any] | AsyncOperation[Any, Any, Any]
+OperationOn: TypeAlias = Operation[Access, Any, Any]
+AsyncOperationOn: TypeAlias = AsyncOperation[Access, Any, Any]
+AnyOperation: TypeAlias = DeclaredOperation[Any, Any]
 Function: TypeAlias = Callable[Concatenate[Access, Parameters, ...], Result]
 AsyncFunction: TypeAlias = Callable[Concatenate[Access, Parameters, ...], Awaitable[Result]]
 

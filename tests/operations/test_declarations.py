@@ -1,4 +1,4 @@
-"""A filter of the log is declared once: an added field of `RecordQuery` reaches everything that an operator uses."""
+"""Operations are declared once: an added filter of the log, or of the store, reaches everything that an operator uses."""
 
 import json
 import subprocess
@@ -8,7 +8,9 @@ from pathlib import Path
 
 from kvproxy.index.store import EntryFilter
 from kvproxy.operations.cache_parameters import EntryQuery
+from kvproxy.operations.keys_parameters import LIMITS
 from kvproxy.parameters import declared_parameters
+from kvproxy.settings.access import ClientSettings
 from tests.commands.run import ROOT
 
 FILE = ROOT / "kvproxy" / "journal" / "record_query.py"
@@ -73,3 +75,8 @@ def test_a_new_filter_is_one_edit(tmp_path: Path) -> None:
 def test_each_filter_of_the_store_is_declared() -> None:
     declared = {each.name for each in declared_parameters(EntryQuery)}
     assert declared == {each.name for each in fields(EntryFilter)}
+
+
+def test_each_limit_of_a_client_is_declared() -> None:
+    others = {"name", "key_sha256", "previous_key_sha256", "previous_key_expires", "counts_since"}
+    assert set(LIMITS) == ClientSettings.model_fields.keys() - others

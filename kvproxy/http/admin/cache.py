@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -50,7 +49,7 @@ class RunningCache:
             )
         return imported
 
-    def semantic_statistics(self) -> dict[str, Any]:
+    def semantic_statistics(self) -> dict[str, object]:
         app, semantic = self._services, self._cache.semantic
         if semantic is None:
             return {"policy": None}

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import fields
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from fastapi import Path, Query
 from fastapi.routing import APIRoute
@@ -15,7 +15,7 @@ from kvproxy.errors import InvalidRequest
 from kvproxy.http.admin.replies import reply
 from kvproxy.http.request_bodies import read_body
 from kvproxy.http.services import services
-from kvproxy.operations.operation import AnyOperation, AsyncOperation, Method, Operation
+from kvproxy.operations.operation import AnyOperation, AsyncOperationOn, CountedRows, Method, OperationOn
 from kvproxy.parameters import DeclaredParameter, declared_parameters
 
 Parameters = TypeVar("Parameters")
@@ -30,30 +30,28 @@ class DeclaredRoute(APIRoute):
     parameters: Sequence[DeclaredParameter] = ()
 
 
-def operation_route(operation: Operation[Access, Any, Any], perform: Perform[Access]) -> DeclaredRoute:
+def operation_route(operation: OperationOn[Access], perform: Perform[Access]) -> DeclaredRoute:
     """Return the route of an operation that `perform` calls, usually on another thread."""
 
     async def respond(request: Request, parameters: object) -> Response:
         if operation.rows is not None:
             parameters = operation.rows.apply(parameters)
-        return _reply(operation, await perform(request, lambda access: operation(access, parameters)))
+        return _reply(await perform(request, lambda access: operation(access, parameters)))
 
     return _route_of(operation, respond)
 
 
-def async_operation_route(
-    operation: AsyncOperation[Access, Any, Any], access: Callable[[Request], Access]
-) -> DeclaredRoute:
+def async_operation_route(operation: AsyncOperationOn[Access], access: Callable[[Request], Access]) -> DeclaredRoute:
     """Return the route of an operation on the parts of the proxy to which `access` gives access."""
 
     async def respond(request: Request, parameters: object) -> Response:
         body = [] if operation.body is None else [await _read(request, operation.body)]
-        return _reply(operation, await operation(access(request), parameters, *body))
+        return _reply(await operation(access(request), parameters, *body))
 
     return _route_of(operation, respond)
 
 
-def _route_of(operation: AnyOperation, respond: Callable[[Request, Any], Awaitable[Response]]) -> DeclaredRoute:
+def _route_of(operation: AnyOperation, respond: Callable[[Request, object], Awaitable[Response]]) -> DeclaredRoute:
     respond.__doc__ = operation.run.__doc__
     respond.__name__ = operation.run.__name__
     route = declared_route(operation.method, operation.path, operation.parameters, respond, operation.json_type)
@@ -62,11 +60,13 @@ def _route_of(operation: AnyOperation, respond: Callable[[Request, Any], Awaitab
     return route
 
 
-def _reply(operation: AnyOperation, result: Any) -> Response:
-    return reply(result.rows, {"x-total-count": str(result.total)}) if operation.is_counted else reply(result)
+def _reply(result: object) -> Response:
+    if isinstance(result, CountedRows):
+        return reply(result.rows, {"x-total-count": str(result.total)})
+    return reply(result)
 
 
-async def _read(request: Request, kind: Any) -> object:
+async def _read(request: Request, kind: type) -> object:
     """Read the body: bytes, or JSON with the fields of a dataclass."""
     limits = services(request).settings.limits
     if kind is bytes:
@@ -81,7 +81,7 @@ async def _read(request: Request, kind: Any) -> object:
         raise InvalidRequest(f"{place}: {wrong['msg']}; the fields of the JSON body are {names}") from None
 
 
-def _body_schema(kind: Any) -> dict[str, Any]:
+def _body_schema(kind: type) -> dict[str, object]:
     """Return the content of the body in OpenAPI."""
     if kind is bytes:
         return {"application/jsonl": {"schema": {"type": "string"}}}

@@ -1,14 +1,18 @@
 import json
+import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
+import typer
 from typer import Option
 
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.options import Data, ProxyOptions, load_settings
-from kvproxy.commands.output import Output, text_output
+from kvproxy.commands.output import Output, print_note, print_text, text_output
 from kvproxy.commands.tables import Layout, Row, print_table
-from kvproxy.errors import InvalidRequest
+from kvproxy.errors import InvalidRequest, KvproxyError
+from kvproxy.operations.client_setup import CachedTokens, ClientName
 from kvproxy.units import plural
 
 app = CommandGroup("config", help="Check the settings, or show where each comes from.")
@@ -53,11 +57,34 @@ def _format(value: Any) -> object:
     return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def init(data: Data = None) -> Output:
-    """Write a commented kvproxy.toml with all settings."""
+def init(
+    client: Annotated[
+        ClientName | None, Option("--for", help="Write only the rule for this client, and test it.")
+    ] = None,
+    upstream: Annotated[str | None, Option(help="With --for: upstream in a new file, by default the provider.")] = None,
+    model: Annotated[str | None, Option(help="With --for: model of the two test requests.")] = None,
+    api_key: Annotated[
+        str | None, Option(help="With --for: key of the test requests, by default the client's variable.")
+    ] = None,
+    *,
+    proxy: ProxyOptions,
+) -> Output:
+    """Write a commented kvproxy.toml with all settings.
+
+    With --for, add the rule for a client instead, also to an existing file, and print the configuration of the client and its
+    known problems. If a proxy runs, and the API key is known, the command also reloads the rules, sends two requests with the
+    same long beginning to the provider, and prints their cached tokens. With the default
+    model, they cost less than 0.02 USD.
+
+    Example: kvproxy init --for claude-code
+    """
+    if client is not None:
+        return _init_client(client, upstream, model, api_key, proxy)
+    if upstream or model or api_key:
+        raise typer.BadParameter("--upstream, --model, and --api-key require --for")
     from kvproxy.settings.template import template
 
-    file = load_settings(data=data).data / "kvproxy.toml"
+    file = load_settings(data=proxy.data).data / "kvproxy.toml"
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with file.open("x", encoding="utf-8") as out:
@@ -67,6 +94,71 @@ def init(data: Data = None) -> Output:
     except OSError as error:
         raise InvalidRequest(f"cannot write {file}: {error.strerror}") from None
     return text_output({"file": str(file)}, f"wrote {file}")
+
+
+def _init_client(
+    name: ClientName, upstream: str | None, model: str | None, api_key: str | None, proxy: ProxyOptions
+) -> Output:
+    from kvproxy.operations.client_setup import CLIENTS, URL, api_key_of, try_prompt_cache, write_rule
+
+    setup = CLIENTS[name]
+    file = load_settings(data=proxy.data).data / "kvproxy.toml"
+    is_new = write_rule(file, name, upstream)
+    running = proxy.client()
+    is_running = running.is_reachable()
+    key = api_key or api_key_of(setup)
+    tried, failure = [], None
+    if is_running and (key or upstream):
+        try:
+            running.post("/admin/reload", {})
+            tried = try_prompt_cache(running, setup, model or setup.model, key)
+        except KvproxyError as error:
+            failure = error.message
+    files = {path: text.replace(URL, proxy.url) for path, text in setup.files.items()}
+    commands = setup.commands.replace(URL, proxy.url)
+    document = {
+        "file": str(file),
+        "is_new_rule": is_new,
+        "files": files,
+        "commands": commands,
+        "traps": list(setup.traps),
+        "requests": [asdict(each) for each in tried],
+        "failure": failure,
+    }
+
+    def show() -> None:
+        print_text(f"{'wrote' if is_new else 'found'} the rule {name} in {file}\n")
+        print_text(f"Configuration of {setup.title}:\n")
+        for path, text in files.items():
+            typer.echo(f"{path}\n\n{textwrap.indent(text, '    ')}")
+        typer.echo(textwrap.indent(commands, "    "))
+        for trap in setup.traps:
+            print_text(f"- {trap}")
+        typer.echo()
+        if failure is not None:
+            print_note(f"kvproxy: the test request failed: {failure}")
+        elif tried:
+            _print_cached_tokens(tried)
+        elif not is_running:
+            print_text(f"Not tested: start 'kvproxy serve', then run 'kvproxy init --for {name}' again.")
+        else:
+            print_text(f"Not tested: set {setup.key} or --api-key, then run 'kvproxy init --for {name}' again.")
+
+    return Output(document, show, exit_code=0 if failure is None else 1)
+
+
+def _print_cached_tokens(tried: Sequence[CachedTokens]) -> None:
+    for number, each in enumerate(tried, 1):
+        counts = (each.prompt_tokens, each.cached_tokens, each.written_tokens)
+        prompt, cached, written = ("an unreported number of" if count is None else f"{count:,}" for count in counts)
+        more = "" if each.written_tokens is None else f", {written} written to the cache"
+        print_text(f"request {number}: {prompt} prompt tokens, {cached} cached{more}")
+    if tried[-1].cached_tokens:
+        print_text("The provider's prompt cache works through kvproxy.")
+    else:
+        print_text(
+            "The second request read nothing from the provider's cache: see kvproxy sessions show, or try again."
+        )
 
 
 def reload(proxy: ProxyOptions) -> Output:

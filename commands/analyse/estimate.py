@@ -60,7 +60,9 @@ def estimate(
     report: Annotated[Path | None, Option(help="Write a report to this .html file.")] = None,
     draws: Annotated[int, Option(help="Replays of a log with responses; exploration varies.", min=1)] = 3,
     sessions: SessionsOption = False,
-    by: Annotated[SpendingGroup | None, Option(help="Sum what the requests in transcripts cost by this field.")] = None,
+    by: Annotated[
+        SpendingGroup | None, Option(help="List the cost of the requests in transcripts by this field.")
+    ] = None,
     format: FormatOption = None,
     data: Data = None,
 ) -> Output:
@@ -76,7 +78,7 @@ def estimate(
 
     Example: kvproxy estimate requests.jsonl --report estimate.html
 
-    With --by, it lists what they were charged for input and output by local day, project (the folder), model, or client, with
+    With --by, it lists the prices of input and output by local day, project (the folder), model, or client, with
     the share of cached input and the price of lost reuse. Files of resumed sessions repeat requests, which count once.
 
     Example: kvproxy estimate ~/.claude/projects

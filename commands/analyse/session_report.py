@@ -37,7 +37,7 @@ def with_prices(settings: "Settings", prices: "Mapping[str, PriceSettings] | Non
 def read_spending(
     log: Path, sessions: bool, model: str, settings: "Settings", format: str | None, by: "SpendingGroup"
 ) -> "SpendingReport":
-    """Sum what the requests in transcripts, or in a log with usage if `sessions`, cost. Raises KvproxyError."""
+    """Report the cost of the requests in transcripts, or in a log with usage if `sessions`. Raises KvproxyError."""
     from kvproxy.analyse.session_report import report_spending
     from kvproxy.analyse.transcripts import read_transcripts, transcript_files
     from kvproxy.errors import InvalidRequest

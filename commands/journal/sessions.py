@@ -30,7 +30,7 @@ app = CommandGroup("sessions", help="List sessions and their reused and lost tok
 @app.default
 def sessions(
     *,
-    by: Annotated[SpendingGroup | None, Option(help="Sum what the requests cost by this field instead.")] = None,
+    by: Annotated[SpendingGroup | None, Option(help="List the cost of the requests by this field instead.")] = None,
     limit: LimitOrAll = 20,
     selection: SessionQuery,
     layout: Layout,
@@ -38,8 +38,8 @@ def sessions(
 ) -> Output:
     """List the last sessions: their turns, tokens, and tokens that were not reused.
 
-    A session is a conversation: requests that continue each other, or that name the same session. With --by, list what the
-    providers charged for input and output, also for requests without a session. A day is a local day. The project is the tag
+    A session is a conversation: requests that continue each other, or that name the same session. With --by, list the
+    prices of input and output, also for requests without a session. A day is a local day. The project is the tag
     project:NAME of a request, and the client the name of its key.
 
     Example: kvproxy sessions --by day --since 7d

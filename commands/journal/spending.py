@@ -1,4 +1,4 @@
-"""Prints what requests cost, by day, project, model, or client."""
+"""Prints the cost of requests, by day, project, model, or client."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING

@@ -125,7 +125,7 @@ def report_spending(
     settings: JournalSettings,
     progress: Callable[[float], None] = lambda share: None,
 ) -> SpendingReport:
-    """Sum what the requests of sessions cost by group, with the causes of lost reuse."""
+    """Report the cost of sessions by group, with the causes of lost reuse."""
     prices = ModelPrices(settings)
     turns, without_usage = _turns_of_requests(requests, prices, progress)
     paid = [_paid_request(turn, requests[int(turn.request_id) - 1]) for turn in turns]

@@ -47,7 +47,7 @@ class Saving:
         seconds: durations of original responses minus durations of hits, plus the prefill time of reused tokens.
         least_seconds, most_seconds: bounds of `seconds`.
         unmeasured_tokens: reused tokens whose prefill time is unknown; `seconds` does not include it.
-        spent: what the provider charged for the requests that reached it; None if no model has a price, and for tags, because
+        spent: price of the requests that reached the provider; None if no model has a price, and for tags, because
             the tokens written to its cache are not counted by tag.
         unpriced_requests, unreported_requests: such requests of models without a price, and without reported tokens; `spent`
             excludes them.

@@ -1,4 +1,4 @@
-"""What requests cost at their providers, and what lost reuse added, by day, project, model, or client."""
+"""The cost of requests and of lost reuse, by day, project, model, or client."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -78,7 +78,7 @@ class PaidRequest:
         return self.input_cost(price) + self.output_cost(price)
 
     def lost_cost(self, price: PriceSettings) -> float:
-        """Return what reuse of the lost tokens would have saved."""
+        """Return the money that reuse of the lost tokens would have saved."""
         written = (self.written_5m, self.written_1h)
         above = price_lost_per_token(price, self.prompt_tokens or 0, self.reused_tokens, *written)
         return above * sum(count for cause, count in self.lost.items() if cause not in _FREE)
@@ -86,7 +86,7 @@ class PaidRequest:
 
 @dataclass(slots=True)
 class Spending:
-    """What the requests of a group cost.
+    """The cost of the requests of a group.
 
     Attributes:
         input_tokens: all prompt tokens, including `reused_tokens` and `written_tokens` of the provider's cache.

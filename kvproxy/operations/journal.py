@@ -152,7 +152,7 @@ def report_ledger(journal: JournalAccess, query: LedgerQuery) -> LedgerReport:
 
 @operation("GET", "/spending")
 def report_spending(journal: JournalAccess, query: SpendingQuery) -> SpendingReport:
-    """Report what the recorded requests of the last `since` cost, by local day, project, model, or client."""
+    """Report the cost of the requests of the last `since`, by local day, project, model, or client."""
     start = None if query.since is None else time.time() - query.since
     settings = journal.settings
     return spending_report(recorded_requests(journal.reader, start), query.by, ModelPrices(settings), settings.currency)

@@ -112,6 +112,7 @@ def _print_explanation(found: dict[str, Any], layout: Layout) -> None:
     print_facts(
         [
             ("tenant", tenant_name(found["tenant"])),
+            *([("model", _route_text(found["route"]))] if found.get("route") else []),
             *([("rule", found["rule"])] if found.get("rule") else []),
             ("exact key", f"{found['key'][:16]}, {stored}"),
             ("namespace", found["namespace"][:16]),
@@ -137,6 +138,13 @@ def _print_explanation(found: dict[str, Any], layout: Layout) -> None:
         print_text("prefix     unknown: the upstream manages its cache; follow it with --kv-events")
     else:
         _print_prefix(prefix)
+
+
+def _route_text(route: dict[str, Any]) -> str:
+    name = route["model"]
+    alias = "" if route["requested"] == name else f", for the alias {route['requested']}"
+    fallbacks = f"; if it fails, {', then '.join(route['fallbacks'])}" if route["fallbacks"] else ""
+    return f"{name}{alias}, at {' or '.join(route['upstreams'])}{fallbacks}"
 
 
 def _closest_request_sentence(closest: dict[str, Any]) -> str:

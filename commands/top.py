@@ -108,7 +108,10 @@ def live_page(
             "Running#": "requests",
             "Sent#": "sent",
         }
-        rows = ({column: each[name] for column, name in columns.items()} for each in upstreams)
+        rows = [{column: each[name] for column, name in columns.items()} for each in upstreams]
+        if any(each.get("models") for each in upstreams):
+            for row, each in zip(rows, upstreams, strict=True):
+                row["Models"] = ", ".join(each["models"]) or "all others"
         parts += ["", build_table(rows, width)]
     if requests:
         parts += ["", build_table(map(_request_row, requests), width)]
@@ -183,5 +186,6 @@ def _request_row(row: Mapping[str, Any]) -> Row:
         "Reason": row["reason"],
         "Cost#": money(row.get("cost")),
         "ms#": milliseconds(row["total_ms"]),
+        "Model?": row["model"] or None,
         text_column("Question"): row["question"] or None,
     }

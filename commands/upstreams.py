@@ -57,6 +57,8 @@ def _upstream_columns(upstreams: list[dict[str, Any]]) -> dict[Column | str, lis
         "Load#?": [each["load"] for each in upstreams],
         "Sent#?": [each["sent"] for each in upstreams],
     }
+    if any(each.get("models") or each.get("aliases") for each in upstreams):
+        columns["Models"] = [_models_text(each) for each in upstreams]
     if len({each["weight"] for each in upstreams}) > 1:
         columns["Weight#?"] = [f"{each['weight']:g}" for each in upstreams]
     if any(each["ejections"] for each in upstreams):
@@ -78,6 +80,11 @@ def _upstream_columns(upstreams: list[dict[str, Any]]) -> dict[Column | str, lis
         columns["On disk#?"] = [format_bytes(each["saved_bytes"]) if each else None for each in slots]
         columns["Restored#?"] = [each.get("restores") for each in slots]
     return columns
+
+
+def _models_text(upstream: dict[str, Any]) -> str:
+    aliases = [f"{alias} ({model})" for alias, model in upstream["aliases"].items()]
+    return ", ".join([*(upstream["models"] or ["all others"]), *aliases])
 
 
 def _mirror_state(upstream: dict[str, Any]) -> str:

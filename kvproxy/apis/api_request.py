@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from kvproxy.apis.api import Api
 from kvproxy.apis.json import JsonMap, JsonObject, dumps, field, loads
+from kvproxy.apis.model_route import ModelRoute
 from kvproxy.apis.request_directives import NO_DIRECTIVES, RequestDirectives
 from kvproxy.errors import InvalidRequest
 
@@ -44,6 +45,7 @@ class ApiRequest:
         conversation: digests of the conversation up to each message, if a step of the rule needs them.
         unmarked_body: `body` without the fields that the proxy added for the provider's cache, which the model does not read;
             None if it added no field.
+        route: the upstreams of the model; None if all upstreams serve the same models.
     """
 
     api: Api
@@ -58,6 +60,7 @@ class ApiRequest:
     path: str = ""
     conversation: Sequence[bytes] = ()
     unmarked_body: JsonObject | None = None
+    route: ModelRoute | None = None
 
     @property
     def model(self) -> str:
@@ -70,6 +73,11 @@ class ApiRequest:
     @property
     def stream(self) -> bool:
         return bool(self.body.get("stream"))
+
+    @property
+    def has_side_effects(self) -> bool:
+        """Whether the upstream stores the response, so that it must not be requested twice."""
+        return self.api.name == "responses" or bool(self.body.get("store"))
 
     def with_body(self, body: JsonObject, *tags: str) -> "ApiRequest":
         """Return the request with another body and more tags."""

@@ -40,6 +40,7 @@ class Cause(StrEnum):
     ERROR = "error", "The response contains an error."
     INCOMPLETE = "incomplete", "The response ended before its end, or its output was cut off or filtered."
     NO_DONE = "no-done", "The stream has neither `[DONE]` nor a finish reason for each choice."
+    FALLBACK = "fallback", "Another model answered, because the requested one failed (`routing.fallbacks`)."
     STATE = "state", "The response names something that expires, such as a container."
     EMPTY = "empty", "The response has no output."
     UNMERGEABLE = "unmergeable", "A field of the stream's chunks cannot be merged with certainty."

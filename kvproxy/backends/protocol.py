@@ -54,6 +54,7 @@ class ServingUpstream:
         has_generated_tokens: whether the prompt has the tokens that vLLM generated for earlier answers (`TokenRestorer`).
         block_size: tokens in a block of its prefix cache; 0 if unknown.
         loaded: those of the `predicted_tokens` that it loads from other media than the GPU, by medium.
+        fallback: model that answered instead of the requested one; empty if the requested one did.
     """
 
     url: str
@@ -63,6 +64,7 @@ class ServingUpstream:
     has_generated_tokens: bool = False
     block_size: int = 0
     loaded: Mapping[str, int] = field(default_factory=dict)
+    fallback: str = ""
 
     def loaded_tokens(self, reused_tokens: int | None) -> dict[str, int]:
         """Return the reported `reused_tokens` that the engine loaded from media besides its GPU, as predicted."""

@@ -86,6 +86,7 @@ async def explain(path: RequestPath, prefix_cache: PrefixCache, request: ApiRequ
         "semantic": semantic,
         "prefix": prefix,
         "rule": request.control.rule.name or None,
+        "route": request.route,
     }
 
 

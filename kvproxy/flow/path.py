@@ -44,6 +44,7 @@ from kvproxy.flow.prepare.steps import (
     AskForDiagnosis,
     EditPrompt,
     RepairHistory,
+    ResolveModel,
     SetBreakpoints,
     Step,
 )
@@ -74,6 +75,7 @@ class RequestPath:
         count_request, export_spans: receive each ended exchange, for metrics and OpenTelemetry.
         trace_sample_rate: share of new traces that are sampled; None without OpenTelemetry.
         plugins: names of the steps and layers of plugins.
+        resolve_model: see `ModelRoutes.resolve`; None if all upstreams serve the same models.
 
     Raises:
         PluginError: a step or a layer of a plugin cannot be created.
@@ -97,6 +99,7 @@ class RequestPath:
         export_spans: Observer = lambda exchange: None,
         trace_sample_rate: float | None = None,
         plugins: PathSettings = PathSettings(),
+        resolve_model: Callable[[ApiRequest], ApiRequest] | None = None,
     ) -> None:
         self.backend = backend
         self.cache = cache
@@ -109,7 +112,7 @@ class RequestPath:
 
         previous = PreviousResponses()
         history, responses = HistoryRepair(), StoredResponses(cache.store, clock)
-        self._writer = writer = ResponseWriter(cache, settings, backend.name, clock, comparer, journal, history)
+        self._writer = writer = ResponseWriter(cache, settings, clock, comparer, journal, history)
         self._sending: tuple[SendingLayer, ...] = (
             Lease(shared, writer),
             ChargeQuota(writer.max_bytes),
@@ -122,6 +125,7 @@ class RequestPath:
         context = PathContext(backend, cache, settings, clock)
         # These steps change the cache key, so `explain` runs them, too.
         self._edits: tuple[Step, ...] = (
+            *(() if resolve_model is None else (ResolveModel(resolve_model),)),
             ApplyRule(rules),
             EditPrompt(rules),
             RepairHistory(history),
@@ -210,7 +214,11 @@ class RequestPath:
     async def compute_key(self, request: ApiRequest) -> CacheKey:
         settings = self.settings
         compute = partial(
-            cache_key, request, self.backend.name, shared=settings.shared, conversations=settings.conversations
+            cache_key,
+            request,
+            self.backend.name if request.route is None else request.route.backend,
+            shared=settings.shared,
+            conversations=settings.conversations,
         )
         return await in_thread_if_large(len(request.raw), compute)
 

@@ -85,7 +85,6 @@ class ResponseWriter:
         self,
         cache: ResponseCache,
         settings: CacheSettings,
-        backend: str,
         clock: Callable[[], float],
         comparer: ResponseComparer | None,
         journal: Journal,
@@ -94,7 +93,6 @@ class ResponseWriter:
         self._cache = cache
         self.history = history
         self.settings = settings
-        self._backend = backend
         self._clock = clock
         self._comparer = comparer
         self._journal = journal
@@ -203,7 +201,7 @@ class ResponseWriter:
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
             tags=tuple(sorted({*tags, *directives.tags})) if directives.tags else tags,
-            backend=self._backend,
+            backend=str(key.parts["backend"]),
             request_id=request.request_id,
             stale_while_revalidate=stale_while_revalidate,
             stale_if_error=stale_if_error,
@@ -332,4 +330,5 @@ class ResponseRecorder:
         if facts.prefix.prompt_tokens > usage_limits(request.body, len(request.raw), response.reader.size).prompt:
             facts.prefix = None
         elif facts.served_by is not None:
-            facts.served_by.report_reuse(request.model, facts.prefix.prompt_tokens, facts.prefix.cached_tokens)
+            model = facts.served_by.fallback or request.model
+            facts.served_by.report_reuse(model, facts.prefix.prompt_tokens, facts.prefix.cached_tokens)

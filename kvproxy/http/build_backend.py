@@ -50,10 +50,13 @@ def _build_fleet(settings: Settings) -> BuiltBackend:
     from kvproxy.upstreams.fleet import Fleet
     from kvproxy.upstreams.fleet_engine import FleetEngine
     from kvproxy.upstreams.fleet_prefix_cache import FleetPrefixCache
+    from kvproxy.upstreams.model_routes import ModelRoutes
     from kvproxy.upstreams.prompt_tokenizer import load_tokenizer
 
     engines = [FleetEngine(server, settings) for server in settings.servers]
     if len({engine.url for engine in engines}) < len(engines):
         raise SettingsError("two upstreams have the same URL: set a weight if one is faster", param="upstreams")
-    fleet = Fleet(engines, load_tokenizer(settings.forward.tokenizer), settings.routing)
+    routed = any(server.models or server.aliases for server in settings.servers) or settings.routing.fallbacks
+    routes = ModelRoutes(settings.servers, settings.routing) if routed else None
+    fleet = Fleet(engines, load_tokenizer(settings.forward.tokenizer), settings.routing, routes)
     return BuiltBackend(fleet, FleetPrefixCache(fleet), fleet=fleet)

@@ -11,10 +11,12 @@ from starlette.types import Receive, Scope, Send
 from kvproxy import __version__
 from kvproxy.apis import APIS, MESSAGES, PATHS, normalize_path
 from kvproxy.apis.api import Api
+from kvproxy.apis.json import objects
 from kvproxy.backends.protocol import RelayedResponse
 from kvproxy.errors import (
     InvalidRequest,
     KvproxyError,
+    ModelNotFound,
     NotFound,
     Overloaded,
     RequestTooLarge,
@@ -51,6 +53,7 @@ _TAILS = tuple(api.path.removeprefix("/v1") for api in APIS.values())
 _MAX_WARNINGS = 16
 _MODELS = ("/v1/models", "/models", "/v1/v1/models")
 _GONE = (404, 410)
+_KEY_HEADERS = ("authorization", "x-api-key", "api-key", "anthropic-version")
 _log = logging.getLogger("kvproxy")
 _READING = ("GET", "HEAD", "OPTIONS")
 
@@ -112,10 +115,30 @@ def _last_event(request: Request, error: KvproxyError) -> bytes:
 
 async def models(request: Request) -> Response:
     """List the models of the upstream, or of the embedded engine."""
-    backend = services(request).backend
-    if backend.forwarder is not None:
+    app = services(request)
+    if app.built.fleet is not None and app.built.fleet.routes is not None:
+        return JSONResponse(await app.built.fleet.models(_key_headers(request)))
+    if app.backend.forwarder is not None:
         return await forward_unparsed(request)
-    return JSONResponse(await backend.models())
+    return JSONResponse(await app.backend.models())
+
+
+async def model(request: Request) -> Response:
+    """Describe one model of the upstreams."""
+    fleet = services(request).built.fleet
+    if fleet is None or fleet.routes is None:
+        return await forward_unparsed(request)
+    name = request.path_params["name"]
+    fleet.routes.find(name)
+    rows = objects((await fleet.models(_key_headers(request)))["data"])
+    row = next((row for row in rows if row["id"] == name), None)
+    if row is None:
+        raise ModelNotFound(f"no upstream lists the model {name[:200]!r}", param="model")
+    return JSONResponse(row)
+
+
+def _key_headers(request: Request) -> dict[str, str]:
+    return {name: request.headers[name] for name in _KEY_HEADERS if name in request.headers}
 
 
 async def count_tokens(request: Request) -> Response:
@@ -209,6 +232,14 @@ async def metrics(request: Request) -> Response:
 async def forward_unparsed(request: Request) -> Response:
     """Forward a request of an uncached API to the upstream, without parsing it."""
     has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
+    app, is_json = services(request), request.headers.get("content-type", "").startswith("application/json")
+    if has_body and is_json and app.built.fleet is not None and app.built.fleet.routes is not None:
+        limits = app.settings.limits
+        with app.bodies.reservation() as reservation:
+            # The body names the model, which chooses the upstream.
+            return await _forward(
+                request, await read_body(request, limits.body_bytes, limits.body_seconds, reservation)
+            )
     return await _forward(request, None if has_body else b"")
 
 
@@ -318,6 +349,7 @@ ROUTES = [
         if api is MESSAGES
     ),
     *(Route(path, models, methods=["GET"], include_in_schema=path == "/v1/models") for path in _MODELS),
+    *(Route(f"{path}/{{name:path}}", model, methods=["GET"], include_in_schema=False) for path in _MODELS),
     Route("/health", health, methods=["GET"]),
     Route("/ready", ready, methods=["GET"]),
     Route("/metrics", metrics, methods=["GET"]),

@@ -212,6 +212,7 @@ def build_services(settings: Settings, clock: Callable[[], float] = time.time) -
         shared=shared,
         pin=None if built.worker is None else built.prefix.pin,
         plugins=settings.path,
+        resolve_model=None if built.fleet is None or built.fleet.routes is None else built.fleet.routes.resolve,
     )
     return Services(settings, path, metrics, built, clients, telemetry, shared)
 

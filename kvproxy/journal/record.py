@@ -19,6 +19,8 @@ Layer = Literal["exact", "semantic", "shared", "prefix", ExchangeLayer, "warming
 request that warms a cache.
 """
 MAX_REQUEST_ID = 128
+FALLBACK_TAG = "fallback:"
+"""Beginning of the tag of requests for a model that another model answered. The record names the other model."""
 
 
 @dataclass(slots=True)
@@ -87,6 +89,9 @@ def record_of(exchange: Exchange) -> Record:
     tags = request.control.tags if request is not None else ()
     if upstream is not None and upstream.has_generated_tokens:
         tags = (*tags, "repaired:tokens")
+    model = request.model if request is not None else ""
+    if upstream is not None and upstream.fallback:
+        tags, model = (*tags, f"{FALLBACK_TAG}{model}"), upstream.fallback
     start = exchange.started
     return Record(
         number=0,
@@ -95,7 +100,7 @@ def record_of(exchange: Exchange) -> Record:
         tenant=exchange.tenant,
         client=client_name(exchange.tenant),
         api=exchange.api or "",
-        model=request.model if request is not None else "",
+        model=model,
         upstream=(upstream and upstream.url) or None,
         status=exchange.status,
         layer=_layer(exchange, reason),

@@ -45,6 +45,7 @@ def _parse_reason(text: str) -> str:
 _SINCE = "Only requests within this duration, such as 90s."
 _REASON = "Only this reason, or reasons that begin so, such as miss."
 _UNTIL = "Only requests before this time, in seconds since 1970."
+_TAG = "replace(',' || tags || ',', ?, '') != ',' || tags || ','"
 _JUDGED = "Only requests whose semantic lookup compared a stored question."
 
 
@@ -65,6 +66,7 @@ class RecordQuery:
         str | None, Filter("Only this tenant, or the client with this name.", sql="(tenant = ? or client = ?)")
     ] = None
     model: Annotated[str | None, Filter("Only requests for this model.", sql="model = ?")] = None
+    tag: Annotated[str | None, Filter("Only requests with this tag.", sql=_TAG, value=lambda q: f",{q.tag},")] = None
     # A condition reads any column, so only commands with access to the journal have it.
     where: Annotated[str | None, Parameter('Only this SQL condition, such as "total_ms > 500".', is_remote=False)] = (
         None

@@ -32,6 +32,7 @@ from kvproxy.settings.errors import (
 )
 from kvproxy.settings.journal import JournalSettings
 from kvproxy.settings.limits import LimitSettings
+from kvproxy.settings.models import model_conflicts
 from kvproxy.settings.path import PathSettings
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 from kvproxy.settings.rules import EditSettings, RuleSettings
@@ -65,8 +66,8 @@ class Settings(BaseSettings):
     upstream: str | None = Field(None, description="OpenAI-compatible server, instead of the embedded engine.")
     upstreams: tuple[UpstreamServer, ...] = Field(
         (),
-        description="Upstreams as URLs, or as tables with url, api_key, authorization, weight, kind, kv_events,"
-        " kv_replay, hash_algorithm and hash_seed, see [routing](routing.md).",
+        description="Upstreams as URLs, or as tables with url, models, aliases, api_key, authorization, weight, kind,"
+        " kv_events, kv_replay, hash_algorithm and hash_seed, see [routing](routing.md).",
     )
     embedder: str = Field(
         "default", description="default, multilingual, a plugin's, a folder, or a sentence-transformers id."
@@ -132,8 +133,9 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_conflicts(self) -> "Settings":
+        models = model_conflicts(self.upstreams, self.routing.fallbacks)
         found = self._rule_conflicts(), self._privacy_conflicts(), self._journal_conflicts(), self._tenant_conflicts()
-        if conflicts := [*itertools.chain(*found)]:
+        if conflicts := [*itertools.chain(*found, models)]:
             raise SettingConflicts(conflicts)
         return self
 

@@ -2,7 +2,7 @@ import base64
 from typing import Annotated, Any, Literal
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from pydantic import BeforeValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
 from kvproxy.doors import UPSTREAMS
 from kvproxy.settings.section import Bytes, Seconds, Section, part_of
@@ -22,6 +22,16 @@ def _clean_key(value: object) -> object:
 SecretKey = Annotated[SecretStr | None, BeforeValidator(_clean_key)]
 PlainKey = Annotated[str | None, BeforeValidator(_clean_key)]
 """An optional key as text. Fields of this type require `repr=False`, to keep the key out of logs."""
+
+
+def _clean_model_name(name: str) -> str:
+    name = name.strip()
+    if not name or not name.isprintable() or "," in name:
+        raise ValueError("a model's name must have visible characters, and no comma")
+    return name
+
+
+ModelName = Annotated[str, Field(max_length=256), AfterValidator(_clean_model_name)]
 
 
 class UpstreamSettings(Section):
@@ -47,6 +57,13 @@ class UpstreamServer(Section):
     url: str = Field(description="URL such as http://127.0.0.1:8000, with or without /v1.")
     api_key: SecretKey = Field(None, description="API key that replaces the client's key; by default forward.api_key.")
     authorization: SecretKey = Field(None, description="Authorization header that replaces the client's key.")
+    models: tuple[ModelName, ...] = Field(
+        (),
+        description="Models that it serves, or patterns such as gpt-*; by default all models that no upstream names.",
+    )
+    aliases: dict[ModelName, ModelName] = Field(
+        {}, description="Other names of its models, as tables of names and models."
+    )
     weight: float = Field(1.0, gt=0, description="Relative speed.")
     kv_events: str | None = Field(None, description="Address of its KV events: tcp://host:5557, or :5557-5560.")
     kv_replay: str | None = Field(None, description="Address to replay missed KV events, in the same form.")
@@ -88,6 +105,9 @@ class RoutingSettings(Section):
         [], description="Hints to engines: session_id, and cache_salt (tenants share no prefix). For vLLM and SGLang."
     )
     name: str | None = Field(None, description="Name of the group of upstreams in cache keys; by default their URLs.")
+    fallbacks: dict[ModelName, tuple[ModelName, ...]] = Field(
+        {}, description="Models, or patterns, with the models that answer if they fail, in order."
+    )
 
 
 class SlotSettings(Section):

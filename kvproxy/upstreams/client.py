@@ -40,8 +40,8 @@ class UpstreamClient:
     async def close(self) -> None:
         await self._connections.close()
 
-    async def models(self) -> JsonObject:
-        _, models = await self.call_json("GET", "/v1/models", seconds=_MODELS_SECONDS)
+    async def models(self, headers: Mapping[str, str] | None = None) -> JsonObject:
+        _, models = await self.call_json("GET", "/v1/models", headers=headers, seconds=_MODELS_SECONDS)
         if not isinstance(models, dict):
             raise UpstreamUnreachable(f"the response of {self.url}/v1/models is not a JSON object")
         return models

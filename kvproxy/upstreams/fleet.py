@@ -10,13 +10,15 @@ from random import random
 from typing import TYPE_CHECKING
 
 from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, session_name
-from kvproxy.apis.json import JsonObject, dumps, field
+from kvproxy.apis.json import JsonObject, dumps, field, objects
+from kvproxy.apis.model_route import ModelRoute
 from kvproxy.backends.protocol import Body, Forwarder, RelayedResponse
 from kvproxy.errors import KvproxyError, NotFound, Overloaded, UpstreamError
 from kvproxy.settings import RoutingSettings
 from kvproxy.upstreams.engine_hints import ResponseLocations, with_hints
 from kvproxy.upstreams.fleet_engine import EnginePrediction, FleetEngine
 from kvproxy.upstreams.mirror.prompt_hashes import HashedPrompt, compute_hashes
+from kvproxy.upstreams.model_routes import ModelRoutes
 from kvproxy.upstreams.prompt_tokenizer import PromptTokenizer
 from kvproxy.upstreams.routing import engine_order, rank_engines
 
@@ -52,7 +54,16 @@ class _Destination:
 
 
 class Fleet:
-    def __init__(self, engines: Sequence[FleetEngine], tokenizer: PromptTokenizer, settings: RoutingSettings) -> None:
+    """All upstreams. `routes` are those of their models; None if all upstreams serve the same models."""
+
+    def __init__(
+        self,
+        engines: Sequence[FleetEngine],
+        tokenizer: PromptTokenizer,
+        settings: RoutingSettings,
+        routes: ModelRoutes | None = None,
+    ) -> None:
+        self.routes = routes
         self.engines = {engine.url: engine for engine in engines}
         self.tokenizer = tokenizer
         self.name = settings.name or f"upstream:{' '.join(sorted(self.engines))}"
@@ -89,46 +100,69 @@ class Fleet:
             return None
         return "; ".join(engine.health.error or f"{engine.url} is {engine.health.state}" for engine in engines)
 
-    async def models(self) -> JsonObject:
-        return await self.available_engines()[0].client.models()
+    async def models(self, headers: Mapping[str, str] | None = None) -> JsonObject:
+        """Return the models that clients may name; `headers` has the client's key."""
+        if self.routes is None:
+            return await self.available_engines()[0].client.models(headers)
+        asked = [engine for engine in self.engines.values() if engine.health.available]
+        found = await asyncio.gather(*(engine.client.models(headers) for engine in asked), return_exceptions=True)
+        rows = [
+            (engine.url, objects(listed.get("data")))
+            for engine, listed in zip(asked, found, strict=True)
+            if not isinstance(listed, BaseException)
+        ]
+        return {"object": "list", "data": [*self.routes.list(rows)], "has_more": False}
 
     async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> RelayedResponse:
-        """Forward a request of an uncached API to the first available engine: all uploaded files must be on one engine."""
-        return await self.available_engines()[0].client.forward(method, path, headers, body)
+        """Forward a request of an uncached API to the first available engine: all uploaded files must be on one engine.
+
+        If upstreams serve different models, a body in one piece is forwarded to the engines of its model.
+        """
+        route = None
+        if self.routes is not None and isinstance(body, bytes):
+            body, route = self.routes.resolve_body(body)
+        return await self.available_engines(route)[0].client.forward(method, path, headers, body)
 
     async def send(self, request: ApiRequest) -> RelayedResponse:
         """Send a request to the best engine, or to the next one if it fails before its first chunk.
 
-        Raises Overloaded or UpstreamError.
+        If upstreams serve different models, these are the engines of its model, and then of its fallbacks. Raises Overloaded,
+        UpstreamError, or ModelNotFound.
         """
+        if self.routes is None:
+            return await self._send_to_engines(request, True)
+        return await self.routes.send(request, self._send_to_engines)
+
+    async def _send_to_engines(self, request: ApiRequest, is_final: bool) -> RelayedResponse:
         request = self.with_hints(request)
         *others, last = await self._route(request)
         for destination in others:
             try:
                 reply = await self._send(destination, request, is_last=False)
             except UpstreamError as error:
-                has_effects = request.api.name == "responses" or bool(request.body.get("store"))
-                if has_effects and not error.unsent:
+                if request.has_side_effects and not error.unsent:
                     raise
                 _log.warning("%s: trying another engine", error.message)
                 continue
             if reply.status != 503:
                 return reply
             await reply.close()
-        return await self._send(last, request, is_last=True)
+        return await self._send(last, request, is_last=is_final)
 
     def with_hints(self, request: ApiRequest) -> ApiRequest:
         return with_hints(request, self._settings.hints) if self._settings.hints else request
 
-    def available_engines(self) -> list[FleetEngine]:
-        """Return the available engines; without an available engine, return the ejected engines.
+    def available_engines(self, route: ModelRoute | None = None) -> list[FleetEngine]:
+        """Return the available engines of a route, by default all; without an available engine, the ejected engines.
 
-        Raises Overloaded if all engines are draining.
+        Raises Overloaded if all these engines are draining.
         """
-        up = [engine for engine in self.engines.values() if engine.health.available]
-        up = up or [engine for engine in self.engines.values() if not engine.health.draining]
+        engines = [*self.engines.values()] if route is None else [self.engines[url] for url in route.upstreams]
+        up = [engine for engine in engines if engine.health.available]
+        up = up or [engine for engine in engines if not engine.health.draining]
         if not up:
-            raise Overloaded("all upstreams are draining: restore one with kvproxy upstreams undrain", retry_after=1.0)
+            which = "all upstreams" if route is None else f"all upstreams of the model {route.model}"
+            raise Overloaded(f"{which} are draining: restore one with kvproxy upstreams undrain", retry_after=1.0)
         return up
 
     def mirrored_engines(self) -> "list[tuple[FleetEngine, Mirror]]":
@@ -137,7 +171,7 @@ class Fleet:
 
     async def _route(self, request: ApiRequest) -> list[_Destination]:
         """Return the available engines, the best first."""
-        available = self.available_engines()
+        available = self.available_engines(request.route)
         length = len(request.raw) // BYTES_PER_TOKEN
         is_sampled = random() < self._settings.prediction_sample_rate
         must_predict = is_sampled and available[0].mirror is not None and _has_predictable_reuse(request)

@@ -56,6 +56,8 @@ class EngineStatus:
     offloaded: dict[str, int] = field(default_factory=dict)  # Mirrored blocks in each medium besides the GPU.
     loaded: dict[str, int] = field(default_factory=dict)  # Reused tokens that it loaded from these media, if predicted.
     load_costs: dict[str, float] = field(default_factory=dict)  # Measured; see `LoadTimes.cost`.
+    models: tuple[str, ...] = ()  # As configured; empty if it serves all others.
+    aliases: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,7 @@ class FleetEngine:
         routing = settings.routing
         self.url = server.url
         self.weight = server.weight
+        self._server = server
         self.client = UpstreamClient(server, settings.forward, settings.limits)
         self.health = Health(self.client, routing.eject_after, routing.health_timeout, routing.health_interval)
         self.load = EngineLoad()
@@ -296,6 +299,8 @@ class FleetEngine:
             offloaded={} if mirror is None else mirror.report().offloaded,
             loaded=dict(self.loaded),
             load_costs=self.load_times.measured(),
+            models=self._server.models,
+            aliases=dict(self._server.aliases),
         )
 
     def _advice(self) -> tuple[str, ...]:

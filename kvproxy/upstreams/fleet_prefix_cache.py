@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import field
+from kvproxy.apis.model_route import ModelRoute
 from kvproxy.backends.prefix_cache import (
     EngineMetrics,
     EngineResetResult,
@@ -104,6 +105,14 @@ class FleetPrefixCache(PrefixCache):
     def _slot_views(self) -> list[PrefixView]:
         return [view for engine in self._fleet.engines.values() if (view := engine.prefix_view()) is not None]
 
+    def _views_of(self, route: ModelRoute | None) -> list[MirrorView | PrefixView]:
+        if route is None:
+            return [*self._mirror_views(), *self._slot_views()]
+        mirrored = [each for each in self._fleet.mirrored_engines() if each[0].url in route.upstreams]
+        views: list[MirrorView | PrefixView] = [MirrorView(*each, self._fleet.tokenizer) for each in mirrored]
+        engines = [self._fleet.engines[url] for url in route.upstreams]
+        return views + [view for engine in engines if (view := engine.prefix_view()) is not None]
+
     def _all_views(self) -> list[MirrorView | PrefixView]:
         views: list[MirrorView | PrefixView] = [*self._mirror_views(), *self._slot_views()]
         if not views:
@@ -167,7 +176,7 @@ class FleetPrefixCache(PrefixCache):
 
     async def explain(self, request: ApiRequest) -> PrefixReport | None:
         request = self._fleet.with_hints(request)
-        views: list[MirrorView | PrefixView] = [*self._mirror_views(), *self._slot_views()]
+        views = self._views_of(request.route)
         reports = await asyncio.gather(*(view.explain(request) for view in views))
         known = [report for report in reports if report.engine is not None]
         if not known:

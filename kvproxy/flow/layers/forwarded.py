@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from kvproxy.apis.json import dumps
+from kvproxy.apis.not_stored import Cause, NotStored
 from kvproxy.backends.protocol import Backend
 from kvproxy.clients.shared_state import SharedState
 from kvproxy.errors import UpstreamProtocolError
@@ -192,6 +193,9 @@ class StoreResponse:
         if response.status == 200:
             rule, keyed = exchange.api_request.control.rule, exchange.cache_key.headers
             response.facts.not_stored = why_headers_forbid_storing(response.headers, rule, keyed)
+            upstream = response.facts.served_by
+            if upstream is not None and upstream.fallback:
+                response.facts.not_stored = NotStored(Cause.FALLBACK, upstream.fallback)
         recorder.record(response)
         return response
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from kvproxy.apis.api_request import in_thread_if_large
+from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
 from kvproxy.apis.trace_context import TRACE_HEADER, Trace
 from kvproxy.exchange import Exchange
 from kvproxy.flow.conversation_digests import with_conversation
@@ -19,6 +19,17 @@ from kvproxy.flow.prepare.rules import Rules
 class Step(Protocol):
     async def prepare(self, exchange: Exchange) -> None:
         """Replace the exchange's request. Raises a KvproxyError."""
+
+
+class ResolveModel:
+    """Finds the upstreams of the model, and replaces an alias by the model's name, so that both share responses."""
+
+    def __init__(self, resolve: Callable[[ApiRequest], ApiRequest]) -> None:
+        self._resolve = resolve
+
+    async def prepare(self, exchange: Exchange) -> None:
+        request = exchange.api_request
+        exchange.request = await in_thread_if_large(len(request.raw), lambda: self._resolve(request))
 
 
 class ApplyRule:

@@ -9,6 +9,7 @@ from tempfile import TemporaryFile
 from kvproxy.errors import KvproxyError, SettingsError
 from kvproxy.index.private_files import is_accessible_to_others
 from kvproxy.installation.checks.configured_store import open_configured_store, store_exists
+from kvproxy.installation.checks.model_routes import check_model_routes
 from kvproxy.installation.checks.paid_models import check_paid_models
 from kvproxy.installation.checks.plugins import check_plugins
 from kvproxy.installation.checks.servers import check_proxy, check_upstream
@@ -24,6 +25,8 @@ def all_checks(settings: Settings, url: str, token: str | None = None) -> list[t
     engine: list[tuple[str, Check]]
     if settings.servers:
         engine = [("upstream", partial(check_upstream, each, settings)) for each in settings.servers]
+        if len(settings.servers) > 1:
+            engine.append(("routes", lambda: check_model_routes(settings)))
     else:
         engine = [("torch", _check_torch), ("model", lambda: _check_model(settings)), *_tier_checks(settings)]
     return [

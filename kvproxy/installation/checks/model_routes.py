@@ -1,0 +1,43 @@
+"""Compares the configured models of upstreams with the models that the upstreams list."""
+
+from kvproxy.errors import KvproxyError
+from kvproxy.installation.checks.servers import CheckWarning, check_upstream
+from kvproxy.settings import Settings
+from kvproxy.settings.models import is_model_pattern, upstreams_of
+
+
+def check_model_routes(settings: Settings) -> str:
+    """Return the upstreams of each model as text. Raises CheckWarning if an upstream does not list a model.
+
+    Upstreams that do not answer have checks of their own.
+    """
+    servers, listed = settings.servers, dict[str, tuple[str, ...]]()
+    for server in servers:
+        try:
+            listed[server.url] = check_upstream(server, settings).models
+        except KvproxyError:
+            continue
+    warnings = []
+    for server in servers:
+        known = listed.get(server.url)
+        missing = [name for name in server.models if known and not is_model_pattern(name) and name not in known]
+        if missing:
+            warnings.append(f"{server.url} does not list {', '.join(missing)}: correct its models")
+    others = {url: set(names) for url, names in listed.items() if names and not _models_of(url, settings)}
+    everywhere = [name for names in others.values() for name in names if all(name in each for each in others.values())]
+    different = {name for names in others.values() for name in names} - {*everywhere}
+    if different:
+        warnings.append(
+            f"{' and '.join(others)} list different models ({', '.join(sorted(different)[:5])}), but each gets requests for"
+            " all of them: set models, see docs/routing.md"
+        )
+    if warnings:
+        raise CheckWarning("; ".join(warnings))
+    names = list(dict.fromkeys(name for server in servers for name in server.models if not is_model_pattern(name)))
+    if not names:
+        return "all upstreams serve the same models"
+    return "; ".join(f"{name}: {' or '.join(upstreams_of(name, servers))}" for name in names)
+
+
+def _models_of(url: str, settings: Settings) -> tuple[str, ...]:
+    return next(server.models for server in settings.servers if server.url == url)

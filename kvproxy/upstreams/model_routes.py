@@ -1,0 +1,154 @@
+"""Finds the upstreams that serve a model, if upstreams serve different models."""
+
+import difflib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from kvproxy.apis.api_request import MAX_MODEL_NAME, ApiRequest
+from kvproxy.apis.json import JsonObject, dumps, loads
+from kvproxy.apis.model_route import ModelRoute
+from kvproxy.backends.protocol import RelayedResponse, ServingUpstream
+from kvproxy.errors import InvalidRequest, ModelNotFound, Overloaded, UpstreamError
+from kvproxy.settings import RoutingSettings, UpstreamServer
+from kvproxy.settings.models import is_model_pattern, upstreams_of
+
+ALIAS_TAG = "alias:"
+"""Beginning of the tag of requests that named a model by an alias."""
+_LISTED = 20
+_BUSY = (429, 503)
+_NOT_IMPLEMENTED = 501
+_log = logging.getLogger("kvproxy")
+
+
+class ModelRoutes:
+    """The routes of all models. `settings` has the fallbacks, and the name of all upstreams in cache keys."""
+
+    def __init__(self, servers: Sequence[UpstreamServer], settings: RoutingSettings) -> None:
+        self._servers = servers
+        self._settings = settings
+        self._aliases = {alias: model for server in servers for alias, model in server.aliases.items()}
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        return self._aliases
+
+    def names(self) -> list[str]:
+        """Return the names of models, their patterns, and the aliases, as configured."""
+        return list(dict.fromkeys([*self._aliases, *(name for server in self._servers for name in server.models)]))
+
+    def find(self, name: str) -> ModelRoute:
+        """Return the route of a model, or of an alias. Raises ModelNotFound."""
+        model = self._aliases.get(name, name)
+        urls = upstreams_of(model, self._servers)
+        if not urls:
+            raise ModelNotFound(self._unknown_model(name), param="model")
+        backend = self._settings.name or f"upstream:{' '.join(sorted(urls))}"
+        return ModelRoute(name, model, urls, backend, self._fallbacks(name, model))
+
+    def _fallbacks(self, name: str, model: str) -> tuple[str, ...]:
+        rules = self._settings.fallbacks
+        exact = rules.get(name) or rules.get(model)
+        if exact is None:
+            exact = next((names for pattern, names in rules.items() if fnmatchcase(model, pattern)), ())
+        targets = dict.fromkeys(self._aliases.get(each, each) for each in exact)
+        return tuple(target for target in targets if target != model)
+
+    def _unknown_model(self, name: str) -> str:
+        names = self.names()
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        more = f", and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+        return f"there is no model {name[:MAX_MODEL_NAME]!r}: {hint}the models are {', '.join(names[:_LISTED])}{more}"
+
+    def resolve(self, request: ApiRequest) -> ApiRequest:
+        """Return the request with its route, and with the model's name instead of an alias.
+
+        Raises InvalidRequest or ModelNotFound.
+        """
+        name = request.body.get("model")
+        if not isinstance(name, str) or not name:
+            raise InvalidRequest(
+                f"the request names no model: the models are {', '.join(self.names()[:_LISTED])}", param="model"
+            )
+        route = self.find(name)
+        if route.model == name:
+            return replace(request, route=route)
+        return replace(request.with_body({**request.body, "model": route.model}, f"{ALIAS_TAG}{name}"), route=route)
+
+    def resolve_body(self, body: bytes) -> tuple[bytes, ModelRoute | None]:
+        """Return the route of a JSON body of an uncached API, and the body with the model's name instead of an alias.
+
+        The route is None if the body names no model. Raises ModelNotFound.
+        """
+        try:
+            document = loads(body)
+        except ValueError:
+            return body, None
+        name = document.get("model") if isinstance(document, dict) else None
+        if not isinstance(document, dict) or not isinstance(name, str) or not name:
+            return body, None
+        route = self.find(name)
+        return (body if route.model == name else dumps({**document, "model": route.model})), route
+
+    async def send(
+        self, request: ApiRequest, send: Callable[[ApiRequest, bool], Awaitable[RelayedResponse]]
+    ) -> RelayedResponse:
+        """Send a request to its model, or to the model's fallbacks if it fails before its first chunk.
+
+        `send` sends a request to the upstreams of its route; the second argument is whether no fallback follows. Raises
+        Overloaded or UpstreamError.
+        """
+        if request.route is None:
+            request = self.resolve(request)
+        attempt = request
+        # A stored conversation is on the upstreams of its model.
+        names = () if request.route is None or request.body.get("previous_response_id") else request.route.fallbacks
+        for name in names:
+            try:
+                reply = await send(attempt, False)
+            except (UpstreamError, Overloaded) as error:
+                if isinstance(error, UpstreamError) and request.has_side_effects and not error.unsent:
+                    raise
+                cause = error.message
+            else:
+                if not _calls_for_fallback(reply.status, has_side_effects=request.has_side_effects):
+                    return _name_fallback(reply, attempt, request)
+                await reply.close()
+                cause = f"HTTP {reply.status}"
+            _log.warning("%s: %s; trying the fallback %s", attempt.model, cause, name)
+            attempt = replace(request.with_body({**request.body, "model": name}), route=self.find(name))
+        return _name_fallback(await send(attempt, True), attempt, request)
+
+    def list(self, found: Sequence[tuple[str, Sequence[JsonObject]]]) -> list[JsonObject]:
+        """Return a row for each model and alias in OpenAI's format.
+
+        Args:
+            found: URLs of upstreams, and their rows of `/v1/models`.
+        """
+        listed = [(url, row) for url, rows in found for row in rows if isinstance(row.get("id"), str)]
+        rows: dict[str, JsonObject] = {}
+        for server in self._servers:
+            for name in server.models:
+                if not is_model_pattern(name):
+                    rows.setdefault(name, {"id": name, "object": "model", "created": 0, "owned_by": "upstream"})
+        for url, row in listed:
+            name = str(row["id"])
+            if url in upstreams_of(name, self._servers):
+                rows[name] = row if name not in rows or "owned_by" not in row else {**rows[name], **row}
+        for alias, model in self._aliases.items():
+            rows[alias] = {**rows.get(model, {"object": "model", "created": 0, "owned_by": "upstream"}), "id": alias}
+        return [*rows.values()]
+
+
+def _calls_for_fallback(status: int, *, has_side_effects: bool) -> bool:
+    if status in _BUSY:
+        return True
+    return status >= 500 and status != _NOT_IMPLEMENTED and not has_side_effects
+
+
+def _name_fallback(reply: RelayedResponse, sent: ApiRequest, request: ApiRequest) -> RelayedResponse:
+    if sent is not request:
+        reply.served_by = replace(reply.served_by or ServingUpstream(""), fallback=sent.model)
+    return reply

@@ -25,7 +25,8 @@ MAX_BUSY_SECONDS = 60.0 * (1 + MAX_DEBT_MINUTES)
 """Longest time until a bucket is full again."""
 _POLL_SECONDS = 0.01, 0.2  # First and maximum pause between two attempts to acquire a lease.
 _NOW = "extract(epoch from clock_timestamp())::float8"
-_ALIVE = f"seen > {_NOW} - {LEASE_SECONDS}"
+# Also a time in the future is no sign of life: the server's clock was set back.
+_ALIVE = f"abs(seen - {_NOW}) < {LEASE_SECONDS}"
 # A crash of the server may lose the last commits. No other statement of the transaction follows.
 _NOT_DURABLE = "fast as (select set_config('synchronous_commit', 'off', true))"
 _TABLES = f"""do $$ begin
@@ -33,6 +34,8 @@ _TABLES = f"""do $$ begin
     create table if not exists quotas (
         client text not null, unit text not null, full_at float8 not null, primary key (client, unit));
     update quotas set full_at = {_NOW} + {MAX_BUSY_SECONDS} where full_at > {_NOW} + {MAX_BUSY_SECONDS};
+    create table if not exists clock (seen float8 not null);
+    insert into clock select {_NOW} where not exists (select 1 from clock);
     create table if not exists proxies (id text primary key, seen float8 not null);
     delete from proxies where not {_ALIVE};
     create table if not exists clients (name text primary key, settings text);
@@ -52,9 +55,15 @@ _TAKE = f"""with {_NOT_DURABLE}, taken as (
     select true as taken, full_at - {_NOW} as seconds from taken
     union all select false, full_at - {_NOW} from quotas
     where client = :client and unit = :unit and not exists (select 1 from taken)"""
-_HEARTBEAT = f"""with beat as (insert into proxies (id, seen) values (:me, {_NOW})
-    on conflict (id) do update set seen = excluded.seen),
-    lost as (delete from leases where owner = :me and acquired < {_NOW} - {LEASE_SECONDS} and not (key = any(:held)))
+# If the server's clock was set back, the first heartbeat after it moves all times of quotas.
+_HEARTBEAT = f"""with last as (select seen from clock for update),
+    now as (update clock set seen = {_NOW}),
+    moved as (update quotas set full_at = full_at + {_NOW} - last.seen from last
+        where last.seen > {_NOW} + {LEASE_SECONDS}),
+    beat as (insert into proxies (id, seen) values (:me, {_NOW})
+        on conflict (id) do update set seen = excluded.seen),
+    lost as (delete from leases
+        where owner = :me and abs(acquired - {_NOW}) > {LEASE_SECONDS} and not (key = any(:held)))
     select count(*) as others, (select coalesce(max(number), 0) from changes) as change
     from proxies where id <> :me and {_ALIVE}"""
 _CHANGE = f"insert into changes (changed, operator, change) values ({_NOW}, :operator, :change)"
@@ -64,7 +73,7 @@ _SET_CLIENT = f"""with reset as (delete from quotas where client = :name and :re
 _RESET = f"with reset as (delete from quotas where client = :name) {_CHANGE}"
 _ACQUIRE = f"""with {_NOT_DURABLE} insert into leases as l (key, owner, acquired) select :key, :me, {_NOW} from fast
     on conflict (key) do update set owner = excluded.owner, acquired = excluded.acquired
-    where not exists (select 1 from proxies p where p.id = l.owner and p.{_ALIVE})
+    where not exists (select 1 from proxies p where p.id = l.owner and {_ALIVE})
     returning key"""
 _RELEASE = f"with {_NOT_DURABLE} delete from leases using fast where key = :key and owner = :me"
 

@@ -1,4 +1,4 @@
-"""GeneratedResponse pages are current, and links in the documentation are valid."""
+"""Generated pages are current, and links in the documentation are valid."""
 
 import importlib.util
 import re

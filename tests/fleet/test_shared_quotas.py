@@ -184,6 +184,31 @@ def test_a_quota_far_in_the_future_is_repaired_at_the_start(empty_postgres: str)
         assert 3600 <= seconds <= MAX_BUSY_SECONDS
 
 
+def test_a_database_clock_that_is_set_back_blocks_no_client_and_keeps_no_lease(empty_postgres: str) -> None:
+    """What the database wrote before an hour was taken from its clock is an hour in the future."""
+    with closing(open_postgres(empty_postgres)) as database:
+        dead, alive = SharedState(database), SharedState(database)
+
+        async def jump() -> float:
+            await dead.send_heartbeat()
+            await alive.send_heartbeat()
+            await dead.acquire_lease("key")
+            await dead.take_units("bob", "tokens", 50.0, into_debt=False)
+            database.query("update clock set seen = seen + 3600")
+            database.query("update proxies set seen = seen + 3600")
+            database.query("update leases set acquired = acquired + 3600")
+            database.query("update quotas set full_at = full_at + 3600")
+            await alive.send_heartbeat()
+            await alive.send_heartbeat()
+            assert alive.proxies == 1
+            await asyncio.wait_for(alive.acquire_lease("key"), 60)
+            taken, seconds = await alive.take_units("bob", "tokens", 1.0, into_debt=False)
+            assert taken
+            return seconds
+
+        assert 30 < asyncio.run(jump()) <= 51
+
+
 def test_totals_beyond_64_bits_lose_no_record_and_are_no_outage(empty_postgres: str, tmp_path: Path) -> None:
     """An entry of an earlier version may have any number of tokens."""
     with (

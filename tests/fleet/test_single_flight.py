@@ -4,8 +4,9 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -19,6 +20,7 @@ from tests.plain_upstream import WHOLE
 from tests.polling import until
 from tests.servers import run_upstream, until_stored, waiting_clients
 
+NOW = "extract(epoch from clock_timestamp())"
 
 def slow(calls: list[bytes]) -> Callable[[Request], Awaitable[Response]]:
     """Return an upstream that records its requests, and answers them after half a second."""
@@ -77,6 +79,30 @@ def test_each_proxy_asks_once_if_the_upstream_fails(empty_postgres: str, tmp_pat
         assert len(calls) <= 3
 
 
+@contextmanager
+def heartbeats(postgres: str, *, once: bool) -> Iterator[None]:
+    """Let the proxy `other` live, or let it die after one heartbeat."""
+    ended = threading.Event()
+    sql = f"insert into kvproxy.proxies values ('other', {NOW}) on conflict (id) do update set seen = excluded.seen"
+
+    def beat() -> None:
+        with psycopg.connect(postgres, autocommit=True) as database:
+            while not ended.wait(0.1):
+                database.execute(sql)
+
+    with psycopg.connect(postgres, autocommit=True) as database:
+        database.execute(sql)
+    thread = threading.Thread(target=beat)
+    if not once:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if not once:
+            thread.join()
+
+
 @pytest.mark.parametrize("dies", [True, False])
 def test_the_lease_of_a_dead_proxy_ends(empty_postgres: str, tmp_path: Path, dies: bool) -> None:
     calls: list[bytes] = []
@@ -92,20 +118,18 @@ def test_the_lease_of_a_dead_proxy_ends(empty_postgres: str, tmp_path: Path, die
         key = proxy.services.cache.store.list_entries()[0].key
         # On a busy machine the pool of connections may time out.
         until(lambda: httpx.delete(f"{proxy.url}/admin/cache", params={"all": "true"}).is_success)
-        now = "extract(epoch from clock_timestamp())"
-        # A proxy that lives has heartbeats for the rest of the test.
-        database.execute(f"insert into kvproxy.proxies values ('other', {now} + {0 if dies else 3_600})")
-        # The proxy releases its own lease after the response.
-        database.execute(
-            f"insert into kvproxy.leases values (%s, 'other', {now}) on conflict (key) do update set owner = 'other'",
-            [key],
-        )
-        answer = thread.submit(proxy.ask)
-        until(lambda: waiting_clients(proxy.services) == 1)
-        time.sleep(0.5)
-        assert (answer.done(), len(calls)) == (False, 1)
-        if not dies:
-            database.execute("delete from kvproxy.leases")
-        assert answer.result().status_code == 200
+        with heartbeats(empty_postgres, once=dies):
+            # The proxy releases its own lease after the response.
+            database.execute(
+                f"insert into kvproxy.leases values (%s, 'other', {NOW}) on conflict (key) do update set owner = 'other'",
+                [key],
+            )
+            answer = thread.submit(proxy.ask)
+            until(lambda: answer.done() or waiting_clients(proxy.services) == 1)
+            if not dies:
+                time.sleep(0.5)
+                assert (answer.done(), len(calls)) == (False, 1)
+                database.execute("delete from kvproxy.leases")
+            assert answer.result().status_code == 200
         assert len(calls) == 2
         assert not database.execute("select 1 from kvproxy.leases where owner = 'other'").fetchall()

@@ -22,6 +22,7 @@ from tests.servers import run_upstream, until_stored, waiting_clients
 
 NOW = "extract(epoch from clock_timestamp())"
 
+
 def slow(calls: list[bytes]) -> Callable[[Request], Awaitable[Response]]:
     """Return an upstream that records its requests, and answers them after half a second."""
 

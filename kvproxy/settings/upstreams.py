@@ -88,7 +88,7 @@ class UpstreamServer(Section):
         return values | parsed
 
 
-EngineHint = Literal["session_id", "cache_salt"]
+EngineHint = Literal["session_id", "cache_salt", "priority"]
 
 
 class RoutingSettings(Section):
@@ -102,7 +102,8 @@ class RoutingSettings(Section):
         0.0625, ge=0, le=1, description="Share of requests to a single mirrored upstream whose reuse is predicted."
     )
     hints: list[EngineHint] = Field(
-        [], description="Hints to engines: session_id, and cache_salt (tenants share no prefix). For vLLM and SGLang."
+        [],
+        description="Hints to vLLM and SGLang: session_id, cache_salt (tenants share no prefix), and priority.",
     )
     name: str | None = Field(None, description="Name of the group of upstreams in cache keys; by default their URLs.")
     fallbacks: dict[ModelName, tuple[ModelName, ...]] = Field(

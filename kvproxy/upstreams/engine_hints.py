@@ -13,6 +13,7 @@ MAX_RESPONSES = 100_000
 """Maximum stored responses of which the engine is remembered. The oldest are forgotten."""
 SESSION_HEADER = "x-session-id"
 _SALTED_APIS = ("chat", "completions", "responses", "messages")
+_PRIORITY_SIGNS = {"vllm": -1, "sglang": 1}
 
 
 def with_hints(request: ApiRequest, hints: Collection[EngineHint]) -> ApiRequest:
@@ -30,6 +31,26 @@ def with_hints(request: ApiRequest, hints: Collection[EngineHint]) -> ApiRequest
         body: JsonObject = {**request.body, "cache_salt": salt}
         request = replace(request, body=body, raw=dumps(body))
     return request
+
+
+def with_engine_hints(request: ApiRequest, hints: Collection[EngineHint], engine: str | None) -> ApiRequest:
+    """Return the request with the hints that one kind of engine expects in its own form.
+
+    `priority` translates the header `x-kvproxy-priority` into the body field `priority`, unless the client sent one. vLLM
+    serves smaller numbers first, SGLang larger ones. `session_id` is a body field of SGLang, which ignores vLLM's header.
+    `engine` is the kind of its metrics, such as "vllm"; None if it is unknown.
+    """
+    added: JsonObject = {}
+    priority = request.control.priority
+    if "priority" in hints and priority and engine in _PRIORITY_SIGNS and request.api.name in _SALTED_APIS:
+        added["priority"] = _PRIORITY_SIGNS[engine] * priority
+    if "session_id" in hints and engine == "sglang" and (session := request.headers.get(SESSION_HEADER)):
+        added["session_id"] = session
+    missing = {name: value for name, value in added.items() if request.body.get(name) is None}
+    if not missing:
+        return request
+    body: JsonObject = {**request.body, **missing}
+    return replace(request, body=body, raw=dumps(body))
 
 
 def _digest(*parts: str) -> str:

@@ -15,7 +15,7 @@ from kvproxy.apis.model_route import ModelRoute
 from kvproxy.backends.protocol import Body, Forwarder, RelayedResponse
 from kvproxy.errors import KvproxyError, NotFound, Overloaded, UpstreamError
 from kvproxy.settings import RoutingSettings
-from kvproxy.upstreams.engine_hints import ResponseLocations, with_hints
+from kvproxy.upstreams.engine_hints import ResponseLocations, with_engine_hints, with_hints
 from kvproxy.upstreams.fleet_engine import EnginePrediction, FleetEngine
 from kvproxy.upstreams.mirror.prompt_hashes import HashedPrompt, compute_hashes
 from kvproxy.upstreams.model_routes import ModelRoutes
@@ -216,6 +216,9 @@ class Fleet:
         computation = engine.begin(destination.prediction, uncached)
         try:
             routed = with_rank(request, destination.prediction.rank)
+            if self._settings.hints:
+                metrics = engine.metrics()
+                routed = with_engine_hints(routed, self._settings.hints, metrics.kind if metrics is not None else None)
             sent = await engine.with_generated_tokens(routed)
             is_measured = sent.body.get("stream") is True and destination.predicted_tokens is not None
             reply = await engine.send(sent)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvproxy.backends.prefix_cache import EngineMetrics
 from kvproxy.settings import UpstreamServer
+from kvproxy.upstreams.mirror.event_decoder import GPU
 
 if TYPE_CHECKING:
     from kvproxy.upstreams.mirror.mirror import Mirror
@@ -128,6 +129,7 @@ class MirrorMonitor:
                 found["predictions"] = (
                     f"the mirror is wrong: {figures.too_high} of {figures.predictions} predictions for {model} were too high;"
                     " kvproxy blocks reset empties the caches and the mirror, and kv_replay recovers lost events"
+                    f"{self._missing_removals()}"
                 )
         for name in found.keys() - self._known:
             _log.warning("%s: %s", server.url, found[name])
@@ -146,6 +148,20 @@ class MirrorMonitor:
         has_states = any(pool.kind == "mamba" for pools in ranks for pool in pools)
         if not has_states and (self._mirror.report().cached or 0) > metrics.num_blocks:
             self._mirror.count_last_removals()
+
+    def _missing_removals(self) -> str:
+        """Name the media behind the GPU of which the engine never published a removed block."""
+        pools = [
+            pool for pools in self._mirror.state().pools_by_rank().values() for pool in pools if pool.medium != GPU
+        ]
+        removed = {pool.medium for pool in pools if pool.num_removed}
+        media = sorted({pool.medium for pool in pools if pool.blocks} - removed)
+        if not media:
+            return ""
+        return (
+            f"; no removed block of {', '.join(media)} was published: LMCache in the engine's process publishes none, and"
+            " LMCache's server does"
+        )
 
     def _read_streams(self) -> None:
         now, streams = self._clock(), self._mirror.streams()

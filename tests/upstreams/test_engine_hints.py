@@ -3,17 +3,27 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
 
+from kvproxy.apis.json import loads
 from kvproxy.settings import UpstreamServer, load_settings
 from kvproxy.settings.upstreams import EngineHint
 from kvproxy.upstreams import engine_hints
-from kvproxy.upstreams.engine_hints import SESSION_HEADER, ResponseLocations, with_hints
+from kvproxy.upstreams.engine_hints import SESSION_HEADER, ResponseLocations, with_engine_hints, with_hints
 from kvproxy.upstreams.fleet import Fleet
 from kvproxy.upstreams.fleet_engine import FleetEngine
 from kvproxy.upstreams.prompt_tokenizer import load_tokenizer
-from tests.requests import api_request, chat
+from tests.polling import until
+from tests.requests import api_request, chat, post
+from tests.servers import run_app, run_proxy
+from tests.upstreams.fleets import WHOLE
 
 HINTS: list[EngineHint] = ["session_id", "cache_salt"]
 
@@ -45,6 +55,49 @@ def test_tenants_have_salts_of_their_own_that_contain_the_clients() -> None:
     assert all(str(request.body["cache_salt"]).encode() in request.raw for request in salts)
     again = with_hints(api_request(chat(), tenant="a"), ["cache_salt"])
     assert again.body["cache_salt"] == salts[0].body["cache_salt"]
+
+
+@pytest.mark.parametrize(("engine", "expected"), [("vllm", -7), ("sglang", 7), ("llama.cpp", None), (None, None)])
+def test_a_priority_has_the_direction_of_the_engine(engine: str | None, expected: int | None) -> None:
+    headers = {"x-kvproxy-priority": "7"}
+    sent = with_engine_hints(api_request(chat(), headers=headers), ["priority"], engine)
+    assert sent.body.get("priority") == loads(sent.raw).get("priority") == expected
+    for unchanged in (api_request(chat()), api_request(chat(priority=3), headers=headers)):
+        assert with_engine_hints(unchanged, ["priority"], engine) is unchanged
+    assert "priority" not in with_engine_hints(api_request(chat(), headers=headers), ["session_id"], engine).body
+
+
+def test_the_proxy_sends_the_priority_of_its_header(tmp_path: Path) -> None:
+    received: list[dict[str, Any]] = []
+
+    async def respond(request: Request) -> Response:
+        received.append(await request.json())
+        return JSONResponse(WHOLE)
+
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", respond, methods=["POST"]),
+            Route("/metrics", lambda request: PlainTextResponse("sglang:num_running_reqs 0\n")),
+            Route("/health", lambda request: Response()),
+        ]
+    )
+    with run_app(app) as upstream:
+        settings = load_settings(
+            data=tmp_path, upstream=upstream, routing={"hints": ["priority"], "health_interval": 0.1}
+        )
+        with run_proxy(settings) as (url, _):
+            until(lambda: httpx.get(f"{url}/admin/upstreams").json()[0]["metrics"] is not None)
+            assert post(url, x_kvproxy_priority="4").status_code == post(url, "other").status_code == 200
+    assert [body.get("priority") for body in received] == [4, None]
+
+
+def test_sglang_receives_the_session_in_its_body() -> None:
+    request = with_hints(api_request(chat(), headers={"x-claude-code-session-id": "mine"}, tenant="a"), ["session_id"])
+    sent = with_engine_hints(request, ["session_id"], "sglang")
+    assert sent.body["session_id"] == loads(sent.raw)["session_id"] == request.headers[SESSION_HEADER]
+    assert with_engine_hints(request, ["session_id"], "vllm") is request
+    own = api_request(chat(session_id="own"), headers={SESSION_HEADER: "digest"})
+    assert with_engine_hints(own, ["session_id"], "sglang") is own
 
 
 def test_the_engines_of_stored_responses_are_bounded_and_separate_by_tenant(monkeypatch: pytest.MonkeyPatch) -> None:

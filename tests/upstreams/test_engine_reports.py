@@ -289,6 +289,16 @@ def test_frequent_wrong_predictions_are_a_problem() -> None:
     assert (reuse.exact, reuse.tokens_too_high, reuse.tokens_too_low) == (40, 6 * 32, 0)
 
 
+def test_missing_removals_of_a_medium_are_named_as_the_cause_of_wrong_predictions() -> None:
+    engine = Monitored()
+    engine.reuse["m"] = ReuseStats(predictions=46, too_high=6)
+    engine.publish(engine.model.store([1], tokens=[0] * 16), engine.model.store([2], tokens=[1] * 16, medium="CPU"))
+    assert "no removed block of CPU was published: LMCache" in " ".join(engine.check())
+    engine.publish(engine.model.remove([2]) | {"medium": "CPU"}, engine.model.store([3], tokens=[2] * 16, medium="CPU"))
+    assert "6 of 46" in (problems := " ".join(engine.check()))
+    assert "no removed block" not in problems
+
+
 @pytest.fixture
 def proxy(tmp_path: Path) -> Iterator[str]:
     """Run a proxy in front of a server with metrics."""

@@ -1,4 +1,4 @@
-"""The command line, with one module per command. Functions import heavy modules, so that `--help` is fast."""
+"""The command line, with one module per command, which is imported when it is called. Functions import heavy modules."""
 
 import errno
 import os
@@ -10,26 +10,15 @@ from typer import Option
 
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.output import print_note
-from kvproxy.doors import COMMAND_PANELS, COMMANDS
+from kvproxy.commands.root import RootGroup
 from kvproxy.errors import KvproxyError
 from kvproxy.index.disable_usage_reports import disable_usage_reports
 from kvproxy.index.errors import CacheStoreError, PluginError
 from kvproxy.optional_packages import missing_extra_error
 
-app = CommandGroup("kvproxy", help="A caching reverse proxy for LLMs.")
+app = CommandGroup("kvproxy", help="A caching reverse proxy for LLMs.", cls=RootGroup)
 
 
-def _add_commands() -> None:
-    parts = [(panel, name, COMMANDS.load(name)) for panel, names in COMMAND_PANELS.items() for name in names]
-    plugins = COMMANDS.load_plugins(lambda error: print_note(f"kvproxy: {error}"))
-    for panel, name, part in (*parts, *(("Plugins", name, part) for name, part in plugins)):
-        if isinstance(part, CommandGroup):
-            app.add_typer(part, rich_help_panel=panel)
-        else:
-            app.subcommand(part, panel, name)
-
-
-_add_commands()
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 

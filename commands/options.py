@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from kvproxy.commands.files import checked_plot
 from kvproxy.commands.formatting import local_time
-from kvproxy.operations.client import ProxyClient, configured_token, configured_url
-from kvproxy.operations.open_cache import CacheClient, open_cache
 from kvproxy.units import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
+    from kvproxy.operations.client import ProxyClient
     from kvproxy.operations.journal import DirectJournal, JournalClient
+    from kvproxy.operations.open_cache import CacheClient
     from kvproxy.settings import Settings
 
 DEFAULT_URL = "http://127.0.0.1:8484"
@@ -49,12 +48,24 @@ def _url_or_configured(context: typer.Context, value: str) -> str:
     source = context.get_parameter_source("url")
     if context.resilient_parsing or source is None or source.name != "DEFAULT":
         return value
+    from kvproxy.operations.client import configured_url
+
     return configured_url(context.params.get("data"))
+
+
+def _checked_plot(file: Path | None) -> Path | None:
+    if file is None:
+        return None
+    from kvproxy.commands.files import checked_plot
+
+    return checked_plot(file)
 
 
 def _token_or_configured(context: typer.Context, value: str | None) -> str | None:
     if context.resilient_parsing or value is not None or "url" not in context.params:
         return value
+    from kvproxy.operations.client import configured_token
+
     return configured_token(context.params["url"], context.params.get("data"))
 
 
@@ -82,7 +93,7 @@ Token = Annotated[
 ApiKey = Annotated[str | None, Option("--api-key", envvar="OPENAI_API_KEY", help="API key that selects the tenant.")]
 Plot = Annotated[
     Path | None,
-    Option("--plot", help="Plot the result into this .png or .svg file, besides the terminal.", callback=checked_plot),
+    Option("--plot", help="Plot the result into this .png or .svg file, besides the terminal.", callback=_checked_plot),
 ]
 MAX_ROWS = 2**31 - 1
 Limit = Annotated[int, Option("--limit", "-n", help="Maximum number of rows.", min=1, max=MAX_ROWS)]
@@ -117,7 +128,9 @@ class ProxyOptions:
     token: Token = None
     data: Data = None
 
-    def client(self) -> ProxyClient:
+    def client(self) -> "ProxyClient":
+        from kvproxy.operations.client import ProxyClient
+
         return ProxyClient(self.url, self.token)
 
 
@@ -128,7 +141,9 @@ class StoreOptions:
     store: Store = None
     data: Data = None
 
-    def open(self, *, create: bool = False) -> AbstractContextManager[CacheClient]:
+    def open(self, *, create: bool = False) -> "AbstractContextManager[CacheClient]":
+        from kvproxy.operations.open_cache import open_cache
+
         return open_cache(self.url, self.token, self.store, self.data, create=create)
 
 

@@ -4,13 +4,16 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
-from rich.console import Console
 
-from kvproxy.analyse.charts import Chart, draw
 from kvproxy.commands.formatting import json_text, one_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kvproxy.analyse.charts import Chart
 
 _CHART_WIDTH = 100
 
@@ -27,7 +30,13 @@ class Output:
     document: Any
     show: Callable[[], None]
     exit_code: int = 0
-    charts: Sequence[Chart] = ()
+    charts: "Sequence[Chart]" = ()
+
+
+def _console(file: TextIO) -> "Console":
+    from rich.console import Console
+
+    return Console(file=file)
 
 
 def text_output(document: Any, text: str) -> Output:
@@ -40,7 +49,7 @@ def print_json(value: Any) -> None:
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
     """Print names and values on stdout. At a terminal, wrap long values between words."""
-    console = Console(file=sys.stdout)
+    console = _console(sys.stdout)
     pairs = [(name, one_line(value)) for name, value in facts]
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
@@ -50,7 +59,7 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
 
 def print_text(text: str, *, err: bool = False) -> None:
     """Print text on stdout, or on stderr if `err` is set. At a terminal, wrap long lines between words."""
-    console = Console(stderr=True) if err else Console(file=sys.stdout)
+    console = _console(sys.stderr if err else sys.stdout)
     if console.is_terminal:
         lines = (_wrap_line(line, console.width, _indent_of_last_column(line)) for line in text.split("\n"))
         text = "\n".join(lines)
@@ -74,9 +83,13 @@ def print_note(sentence: str) -> None:
     print_text(sentence, err=True)
 
 
-def print_charts(charts: Sequence[Chart], *, always: bool = False) -> None:
-    console = Console(file=sys.stdout)
-    if (console.is_terminal or always) and charts:
+def print_charts(charts: "Sequence[Chart]", *, always: bool = False) -> None:
+    if not charts:
+        return
+    from kvproxy.analyse.charts import draw
+
+    console = _console(sys.stdout)
+    if console.is_terminal or always:
         typer.echo(
             draw(charts, min(console.width, _CHART_WIDTH), with_colours=not console.no_color and console.is_terminal)
         )
@@ -87,7 +100,7 @@ def progress_bar(title: str) -> Iterator[Callable[[float], None]]:
     """Show a bar on stderr at a terminal. Yield a function that sets the completed share, from 0 to 1."""
     from rich.progress import Progress
 
-    console = Console(stderr=True)
+    console = _console(sys.stderr)
     with Progress(console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=1.0)
         yield lambda share: bar.update(task, completed=share)

@@ -3,10 +3,13 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import EntryPoint, distributions
-from typing import Any, Generic, TypeVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kvproxy.index.errors import PluginError, first_line
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 _PREFIX = "kvproxy."
@@ -31,7 +34,7 @@ class Door(Generic[T]):
     def names(self) -> tuple[str, ...]:
         return (*self.built_in, *sorted({point.name for point in self.plugins()} - self.built_in.keys()))
 
-    def plugins(self) -> Sequence[EntryPoint]:
+    def plugins(self) -> "Sequence[EntryPoint]":
         """Return the entry points of installed distributions."""
         return [point for point in installed() if point.group == self.group]
 
@@ -48,6 +51,11 @@ class Door(Generic[T]):
             raise PluginError(f"{part!r} of {_owner(point)} is no {self.part}: see docs/contributing.md, Plugins")
         return part  # type: ignore[no-any-return]
 
+    def load_built_in(self, name: str) -> T:
+        """Import one of our own parts, without a search for plugins."""
+        module, _, attribute = self.built_in[name].partition(":")
+        return getattr(import_module(module), attribute)  # type: ignore[no-any-return]
+
     def load_plugins(self, on_error: Callable[[PluginError], None]) -> Iterator[tuple[str, T]]:
         """Yield the name and the part of each plugin. `on_error` receives the error of a plugin that cannot be loaded."""
         for point in self.plugins():
@@ -61,7 +69,9 @@ class Door(Generic[T]):
         part: Any = self.load(name)
         return self._call(self._find(name), lambda: part(*arguments))
 
-    def _find(self, name: str) -> EntryPoint:
+    def _find(self, name: str) -> "EntryPoint":
+        from importlib.metadata import EntryPoint
+
         points = [point for point in self.plugins() if point.name == name]
         if name in self.built_in:
             points.insert(0, EntryPoint(name, self.built_in[name], self.group))
@@ -75,7 +85,7 @@ class Door(Generic[T]):
             raise PluginError(f"the {self.part} {name!r} is in {owners}: pip uninstall {_distribution(points[-1])}")
         return points[0]
 
-    def _call(self, point: EntryPoint, work: Callable[[], Any]) -> Any:
+    def _call(self, point: "EntryPoint", work: Callable[[], Any]) -> Any:
         try:
             return work()
         except (Exception, SystemExit) as error:
@@ -88,17 +98,19 @@ class Door(Generic[T]):
             ) from error
 
 
-def _distribution(point: EntryPoint) -> str:
+def _distribution(point: "EntryPoint") -> str:
     return "kvproxy" if point.dist is None else point.dist.name
 
 
-def _owner(point: EntryPoint) -> str:
+def _owner(point: "EntryPoint") -> str:
     return "kvproxy" if point.dist is None else f"{point.dist.name} {point.dist.version}"
 
 
 @cache
-def installed() -> tuple[EntryPoint, ...]:
+def installed() -> "tuple[EntryPoint, ...]":
     """Return the entry points of all doors. Of two distributions with one name, Python imports the first."""
+    from importlib.metadata import distributions
+
     found: dict[str, tuple[EntryPoint, ...]] = {}
     for distribution in distributions():
         # Most distributions have no such text, and the name requires to parse the whole metadata.

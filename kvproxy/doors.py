@@ -5,40 +5,55 @@ from typing import Any
 
 from kvproxy.index.doors import EMBEDDERS, GUARDS, VERIFIERS, Door
 
-COMMAND_PANELS: dict[str, dict[str, str]] = {
+COMMAND_PANELS: dict[str, dict[str, tuple[str, str]]] = {
     "Run": {
-        "serve": "kvproxy.commands.serve:serve",
-        "init": "kvproxy.commands.config:init",
-        "config": "kvproxy.commands.config:app",
-        "doctor": "kvproxy.commands.doctor:doctor",
+        "serve": ("kvproxy.commands.serve:serve", "Run the proxy with a model, or in front of upstreams."),
+        "init": ("kvproxy.commands.config:init", "Write a commented kvproxy.toml with all settings."),
+        "config": ("kvproxy.commands.config:app", "Check the settings, or show where each comes from."),
+        "doctor": ("kvproxy.commands.doctor:doctor", "Check the installation, the model and the upstreams."),
     },
     "Inspect": {
-        "top": "kvproxy.commands.top:top",
-        "log": "kvproxy.commands.journal.log:app",
-        "explain": "kvproxy.commands.explain:explain",
-        "sessions": "kvproxy.commands.journal.sessions:app",
-        "savings": "kvproxy.commands.journal.savings:savings",
-        "cache": "kvproxy.commands.cache:app",
-        "blocks": "kvproxy.commands.blocks:app",
+        "top": ("kvproxy.commands.top:top", "Watch requests, hit rates, the block pool and upstreams."),
+        "log": ("kvproxy.commands.journal.log:app", "List requests, and how each was answered."),
+        "explain": ("kvproxy.commands.explain:explain", "Explain which layer would answer a request, and why."),
+        "sessions": ("kvproxy.commands.journal.sessions:app", "List sessions and their reused and lost tokens."),
+        "savings": (
+            "kvproxy.commands.journal.savings:savings",
+            "Sum the tokens, seconds and money that both caches saved.",
+        ),
+        "cache": ("kvproxy.commands.cache:app", "List, show, remove and export stored responses."),
+        "blocks": ("kvproxy.commands.blocks:app", "Inspect the prefix cache: blocks, chains, pins and tiers."),
     },
     "Analyse": {
-        "estimate": "kvproxy.commands.analyse.estimate:estimate",
-        "lint": "kvproxy.commands.analyse.lint:lint",
-        "audit": "kvproxy.commands.analyse.audit:audit",
-        "simulate": "kvproxy.commands.analyse.simulate:simulate",
-        "calibrate": "kvproxy.commands.analyse.calibrate:calibrate",
+        "estimate": ("kvproxy.commands.analyse.estimate:estimate", "Estimate from a log what caching would save."),
+        "lint": ("kvproxy.commands.analyse.lint:lint", "Find text that prevents prompts from sharing blocks."),
+        "audit": (
+            "kvproxy.commands.analyse.audit:audit",
+            "Check that an engine's prefix cache changes no response.",
+        ),
+        "simulate": (
+            "kvproxy.commands.analyse.simulate:simulate",
+            "Replay a trace to size a pool, its tiers, or a fleet.",
+        ),
+        "calibrate": (
+            "kvproxy.commands.analyse.calibrate:calibrate",
+            "Measure semantic policies on your own questions.",
+        ),
     },
     "Operate": {
-        "warm": "kvproxy.commands.warm:warm",
-        "upstreams": "kvproxy.commands.upstreams:app",
-        "keys": "kvproxy.commands.keys:app",
-        "backup": "kvproxy.commands.backup:backup",
-        "restore": "kvproxy.commands.backup:restore",
-        "reload": "kvproxy.commands.config:reload",
+        "warm": ("kvproxy.commands.warm:warm", "Fill both caches from prompts, logs or another cache."),
+        "upstreams": ("kvproxy.commands.upstreams:app", "List upstreams, and drain one for maintenance."),
+        "keys": ("kvproxy.commands.keys:app", "Manage clients and their API keys."),
+        "backup": ("kvproxy.commands.backup:backup", "Save responses, journal, clients and settings to a file."),
+        "restore": ("kvproxy.commands.backup:restore", "Restore a backup to a data folder that no proxy uses."),
+        "reload": ("kvproxy.commands.config:reload", "Reload the rules of a running proxy."),
     },
 }
+"""Place and summary of each command. The summary is the first line of its help, which `--help` prints without imports."""
 COMMANDS: Door[Callable[..., Any]] = Door(
-    "kvproxy.commands", "command", {name: place for panel in COMMAND_PANELS.values() for name, place in panel.items()}
+    "kvproxy.commands",
+    "command",
+    {name: place for panel in COMMAND_PANELS.values() for name, (place, _) in panel.items()},
 )
 """A function, whose parameters become options, or a `CommandGroup`."""
 LAYERS: Door[Callable[..., Any]] = Door("kvproxy.layers", "layer")

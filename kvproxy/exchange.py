@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from time import perf_counter, time
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from kvproxy.apis.api import TokenCounts
 from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest, requests_sampling
@@ -11,11 +11,13 @@ from kvproxy.apis.json import JsonObject
 from kvproxy.apis.not_stored import NotStored
 from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.apis.trace_context import Trace
-from kvproxy.backends.protocol import ServingUpstream
-from kvproxy.clients.quotas import Account
 from kvproxy.index.entry import Entry
-from kvproxy.index.search.lookup_result import Candidate, Lookup
-from kvproxy.settings.access import ClientSettings
+
+if TYPE_CHECKING:
+    from kvproxy.backends.protocol import ServingUpstream
+    from kvproxy.clients.quotas import Account
+    from kvproxy.index.search.lookup_result import Candidate, Lookup
+    from kvproxy.settings.access import ClientSettings
 
 Layer = Literal["exact", "semantic", "forward", "bypass", "refused", "disconnected", "error", "revalidated", "plugin"]
 """Source of the response.
@@ -72,7 +74,7 @@ class CacheHit:
     prompt_tokens: int | None
     completion_tokens: int | None
     stale: Stale | None = None
-    match: Candidate | None = None
+    match: "Candidate | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ class ResponseFacts:
         not_stored: why the response is not stored; None if it is stored, if the request is not cacheable, or before its end.
     """
 
-    served_by: ServingUpstream | None = None
+    served_by: "ServingUpstream | None" = None
     block_size: int = 0
     started: float = 0.0
     prefix: PrefixReuse | None = None
@@ -183,8 +185,8 @@ class Exchange:
     traceparent: str | None = None
     started: float = field(default_factory=perf_counter)
     # http/client_authentication.py
-    client: ClientSettings | None = None
-    account: Account | None = None
+    client: "ClientSettings | None" = None
+    account: "Account | None" = None
     # http/routes.py; the steps of flow/prepare/steps.py replace the request.
     request: ApiRequest | None = None
     watch: Watch | None = None
@@ -200,7 +202,7 @@ class Exchange:
     is_entry_refused: bool = False
     exact_done: float = 0.0
     # SemanticHits, and StaleIfError
-    lookup: Lookup | None = None
+    lookup: "Lookup | None" = None
     semantic_done: float = 0.0
     # All layers of flow/layers/cached.py
     lookup_failed: bool = False

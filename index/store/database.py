@@ -1,11 +1,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Literal, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kvproxy.index.errors import CacheStoreError, InvalidValue
 from kvproxy.index.failure_log import FailureLog
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Operation = Literal["read", "write"]
 Row = dict[str, Any]
@@ -70,7 +71,7 @@ class Database(Protocol):
 
     def storable_text(self, text: str) -> str: ...
 
-    def as_vector_parameter(self, vector: np.ndarray) -> Any: ...
+    def as_vector_parameter(self, vector: "np.ndarray") -> Any: ...
 
     def disk_bytes(self) -> int: ...
 

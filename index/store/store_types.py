@@ -1,10 +1,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Literal
 
 from kvproxy.index.entry import Entry, Freshness
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class NewEntry:
     """An entry to store."""
 
     entry: Entry
-    vector: np.ndarray | None = None  # Unit vector of the prompt's last turn, `[dim]` float32.
+    vector: "np.ndarray | None" = None  # Unit vector of the prompt's last turn, `[dim]` float32.
     embedder: str = ""  # Name of the embedder that computed the vector.
 
     @property

@@ -3,8 +3,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
@@ -13,6 +12,9 @@ from kvproxy.index.store.database import Database, Row, Transaction
 from kvproxy.index.store.observations import Observations
 from kvproxy.index.store.rows import EntryCipher, RowCodec, expire_row
 from kvproxy.index.store.store_types import Capacity, NewEntry, RemovalReason, RemovedEntry, WriteResult
+
+if TYPE_CHECKING:
+    import numpy as np
 
 COLUMNS = (
     "id, key, namespace, tenant, model, endpoint, prompt, semantic, request, response, created, expires, hits, last_hit,"
@@ -88,7 +90,7 @@ class StoreWriter:
                     " keys: give it in encryption.key_file or key_env, after the one that encrypts, or use another store"
                 )
 
-    def put(self, entry: Entry, vector: np.ndarray | None = None, embedder: str = "") -> WriteResult:
+    def put(self, entry: Entry, vector: "np.ndarray | None" = None, embedder: str = "") -> WriteResult:
         return self.put_many([NewEntry(entry, vector, embedder)])
 
     def put_many(self, entries: Sequence[NewEntry]) -> WriteResult:

@@ -45,7 +45,7 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
     listener = _listen(settings.host, settings.port)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{listener.getsockname()[1]}"
-    with listener, locked_folder(settings.data, url):
+    with listener, locked_folder(settings.data, url, settings.journal_file):
         prefer_cached_models(settings)
         services = build_services(settings)
         # Exclude loaded objects from garbage collection, which would stop all requests for 0.1 s.

@@ -3,6 +3,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvproxy.errors import SettingsError
@@ -11,9 +12,20 @@ from kvproxy.index.private_files import make_private_file
 _FILE = "serve.lock"
 
 
+@dataclass(frozen=True, slots=True)
+class RunningProxy:
+    """A proxy of this machine that uses a data folder. `journal` is the file of its journal; None for a database or without."""
+
+    url: str
+    journal: str | None = None
+
+
 @contextmanager
-def locked_folder(folder: Path, url: str) -> Iterator[None]:
-    """Lock a data folder for the proxy at `url`. Raises SettingsError, which names the proxy that has locked it."""
+def locked_folder(folder: Path, url: str, journal: str | None = None) -> Iterator[None]:
+    """Lock a data folder for the proxy at `url`. Raises SettingsError, which names the proxy that has locked it.
+
+    `journal`: see `RunningProxy`.
+    """
     path = folder / _FILE
     make_private_file(path)
     with path.open("a+", encoding="utf-8") as file:
@@ -26,20 +38,27 @@ def locked_folder(folder: Path, url: str) -> Iterator[None]:
                 param="data",
             ) from None
         file.truncate(0)
-        file.write(json.dumps({"pid": os.getpid(), "url": url}))
+        file.write(json.dumps({"pid": os.getpid(), "url": url, "journal": journal}))
         file.flush()
         yield
 
 
 def running_proxy_url(folder: Path) -> str | None:
     """Return the URL of the proxy that uses a data folder now; None if no proxy on this machine uses it."""
+    proxy = running_proxy(folder)
+    return None if proxy is None else proxy.url
+
+
+def running_proxy(folder: Path) -> RunningProxy | None:
+    """Return the proxy that uses a data folder now; None if no proxy on this machine uses it."""
     try:
         with (folder / _FILE).open(encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                url = str(json.load(file)["url"])
-                return url if url.startswith("http") else None
+                owner = json.load(file)
+                url = str(owner["url"])
+                return RunningProxy(url, owner.get("journal")) if url.startswith("http") else None
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return None

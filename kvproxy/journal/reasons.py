@@ -1,11 +1,14 @@
 """Reason tokens, such as `miss-expired`, which state why a request was a hit, a miss, or an error."""
 
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.index import doors
 from kvproxy.index.policies.guards import ADDITIONS, GUARDS
-from kvproxy.index.search.lookup_result import Candidate, Lookup
+
+if TYPE_CHECKING:
+    from kvproxy.index.search.lookup_result import Candidate, Lookup
 
 REASONS: dict[str, str] = {
     "hit-exact": "An equal request was stored.",
@@ -90,18 +93,18 @@ def reason_of_failure(error: BaseException) -> str:
     return error.reason or (reason_of_status(error.status) if error.status < 500 else "error-internal")
 
 
-def decisive_neighbour(lookup: Lookup | None) -> Candidate | None:
+def decisive_neighbour(lookup: "Lookup | None") -> "Candidate | None":
     """Return the stored question that decided a semantic lookup; None if no question was compared."""
     return None if lookup is None else lookup.decisive_candidate("not compared", "expired")
 
 
-def reason_of_decisive_neighbour(lookup: Lookup | None) -> str | None:
+def reason_of_decisive_neighbour(lookup: "Lookup | None") -> str | None:
     """Return the reason token for the question that decided a semantic lookup, see `reason_of_neighbour`."""
     near = decisive_neighbour(lookup)
     return None if near is None else reason_of_neighbour(near)
 
 
-def reason_of_neighbour(neighbour: Candidate) -> str | None:
+def reason_of_neighbour(neighbour: "Candidate") -> str | None:
     """Return the reason token for a similar question whose response was not served; None if no token exists."""
     if neighbour.verdict == "vetoed":
         return f"veto-{neighbour.guard}"

@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 from kvproxy.journal.priced_requests import PricedRequest, requests_with_other_prices
@@ -16,6 +15,9 @@ from kvproxy.journal.sessions.ledger import REPEATED
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.providers.prices import ModelPrices, price_on
 from kvproxy.settings.journal import MILLION, JournalSettings, PriceSettings, hit_price, storage_price
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _MAX_SAMPLED = 5_000
 MIN_REQUESTS = 20
@@ -364,9 +366,13 @@ def prefill_cost(tokens: Sequence[int], seconds: Sequence[float]) -> PrefillCost
         tokens: computed tokens of each request, newest first.
         seconds: prefill time of each request, in the same order.
     """
+    if min(len(tokens), len(seconds)) < MIN_REQUESTS:
+        return None
+    import numpy as np
+
     x = np.asarray(tokens[:_MAX_REQUESTS], dtype=np.float64)
     y = np.asarray(seconds[:_MAX_REQUESTS], dtype=np.float64)
-    if len(x) < MIN_REQUESTS or np.subtract(*np.quantile(x, (0.9, 0.1))) < _MIN_SPREAD:
+    if np.subtract(*np.quantile(x, (0.9, 0.1))) < _MIN_SPREAD:
         return None
     slopes = _pairwise_slopes(x, y)
     half = _Z * np.sqrt(len(x) * (len(x) - 1) * (2 * len(x) + 5) / 18) / (2 * len(slopes))
@@ -378,7 +384,9 @@ def prefill_cost(tokens: Sequence[int], seconds: Sequence[float]) -> PrefillCost
     return PrefillCost(max(0.0, float(middle)), max(0.0, min(ends)), max(0.0, *ends))
 
 
-def _pairwise_slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _pairwise_slopes(x: "np.ndarray", y: "np.ndarray") -> "np.ndarray":
+    import numpy as np
+
     one, other = np.triu_indices(len(x), 1)
     run = x[other] - x[one]
     differ = run != 0

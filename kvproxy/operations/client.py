@@ -1,21 +1,21 @@
 """The HTTP client of a proxy's operator, and which proxy commands use."""
 
 import os
+import socket
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, is_dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache, NotFound, ProxyUnreachable, SettingsError
-from kvproxy.installation.checks.servers import ADMIN_TOKEN_HEADER
 from kvproxy.parameters import declared_parameters
-from kvproxy.upstreams.limited_fetch import tls_context
 
 if TYPE_CHECKING:
-    from httpx import Response
+    from httpx import Client, Response
 
     from kvproxy.operations.operation import DeclaredOperation, Parameters, Result
     from kvproxy.settings import Settings
@@ -30,6 +30,7 @@ PATHS: dict[ApiName, str] = {
     "responses": "/v1/responses",
 }
 API_NAMES = {path: api for api, path in PATHS.items()}
+_CONNECT_SECONDS = 3.0
 _OWN_ROUTES = ("/admin/", "/health", "/ready", "/metrics")
 
 
@@ -37,15 +38,26 @@ class ProxyClient:
     """HTTP client of a proxy. `token` is the admin token, and `timeout` the maximum seconds without received data."""
 
     def __init__(self, url: str, token: str | None = None, timeout: float = 600.0) -> None:
-        import httpx
-
         self.url = url.rstrip("/")
         self.token = token
-        self._token_headers = {ADMIN_TOKEN_HEADER: token} if token else {}
-        self._client = httpx.Client(
-            base_url=self.url, timeout=httpx.Timeout(timeout, connect=3.0), verify=tls_context(self.url)
-        )
-        weakref.finalize(self, self._client.close)
+        self._timeout = timeout
+
+    @cached_property
+    def _client(self) -> "Client":
+        import httpx
+
+        from kvproxy.upstreams.limited_fetch import tls_context
+
+        timeout = httpx.Timeout(self._timeout, connect=_CONNECT_SECONDS)
+        client = httpx.Client(base_url=self.url, timeout=timeout, verify=tls_context(self.url))
+        weakref.finalize(self, client.close)
+        return client
+
+    @property
+    def _token_headers(self) -> dict[str, str]:
+        from kvproxy.installation.checks.servers import ADMIN_TOKEN_HEADER
+
+        return {ADMIN_TOKEN_HEADER: self.token} if self.token else {}
 
     def get(self, path: str, *, headers: Mapping[str, str] | None = None, **query: Any) -> Any:
         """Send a GET request, and return the parsed JSON. Query parameters that are None are omitted."""
@@ -126,6 +138,8 @@ class ProxyClient:
         return str(explanation["tenant"])
 
     def is_reachable(self) -> bool:
+        if not _is_open_or_remote(self.url):
+            return False
         try:
             with self._explained_errors():
                 health = self._client.get("/health").json()
@@ -176,6 +190,20 @@ def _content(body: object) -> dict[str, Any]:
     if body is None or isinstance(body, bytes):
         return {"content": body}
     return {"json": asdict(body) if is_dataclass(body) and not isinstance(body, type) else body}
+
+
+def _is_open_or_remote(url: str) -> bool:
+    """Return False for a closed port of this machine, without the slow import of an HTTP client."""
+    try:
+        parts = urlsplit(url)
+        if parts.hostname not in ("127.0.0.1", "::1", "localhost"):
+            return True
+        socket.create_connection((parts.hostname, parts.port or 80), _CONNECT_SECONDS).close()
+    except ConnectionRefusedError:
+        return False
+    except (OSError, ValueError):
+        pass
+    return True
 
 
 def configured_url(data: Path | None = None) -> str:

@@ -12,10 +12,10 @@ from typing import Literal, TypeAlias
 
 from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.errors import InvalidRequest, KvproxyError
-from kvproxy.flow.explain import region_loader
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import Store, is_url
 from kvproxy.installation.checks.configured_store import open_configured_store, store_exists
+from kvproxy.installation.data_folder import running_proxy
 from kvproxy.journal.miss_explanation import MissExplanation, explain_in_sentences, explain_miss
 from kvproxy.journal.reader import JournalReader, PromptCount, RequestGroup, TimeSeries
 from kvproxy.journal.reasons import REASONS, meaning_of_reason
@@ -132,6 +132,8 @@ def explain_record(journal: JournalAccess, name: RecordName) -> RecordExplanatio
     record = journal.reader.find(name.id)
     (row,) = journal.with_questions([record])
     with journal.open_store() as store:
+        from kvproxy.flow.explain import region_loader
+
         explained = explain_miss(journal.reader, record, region_loader(journal.reader, store))
     sentences = explain_in_sentences(explained, journal.format_time)
     meaning = meaning_of_reason(record.reason)
@@ -304,6 +306,8 @@ def open_journal(
     If `data` is None, open the journal of the proxy at the URL. If the URL is `configured_url` and no proxy answers, open
     the journal of the default data folder.
     """
+    if data is None and _reads_file_of_running_proxy(url):
+        return DirectJournal(load_settings().data, format_time)
     if data is None and (client := client_of_running_proxy(url, token)) is not None:
         health = client.get("/health")
         folder = health.get("data")
@@ -313,6 +317,13 @@ def open_journal(
         if isinstance(folder, str) or url != configured_url():
             return RemoteJournal(client)
     return DirectJournal(load_settings(data=data).data, format_time)
+
+
+def _reads_file_of_running_proxy(url: str) -> bool:
+    """Return whether the proxy at the URL runs here and writes the file of the settings, so that no request must tell it."""
+    settings = load_settings()
+    proxy, file = running_proxy(settings.data), settings.journal_file
+    return proxy is not None and file is not None and proxy.journal == file and url == configured_url()
 
 
 def open_direct_journal(url: str, token: str | None, data: Path | None, purpose: str) -> DirectJournal:

@@ -192,9 +192,21 @@ class Settings(BaseSettings):
         return self.store_location.startswith(("postgresql://", "postgres://"))
 
     @property
+    def journal_file(self) -> str | None:
+        """File of the journal; None if there is no journal, or if it is in a database server."""
+        return str(self._journal_path) if self.journal.enabled and not self._is_journal_shared else None
+
+    @property
     def journal_location(self) -> str:
-        is_shared = self._is_store_in_postgres and self.journal.store != "file"
-        return self.store_location if is_shared else str(self.data / "journal.db")
+        return self.store_location if self._is_journal_shared else str(self._journal_path)
+
+    @property
+    def _is_journal_shared(self) -> bool:
+        return self._is_store_in_postgres and self.journal.store != "file"
+
+    @property
+    def _journal_path(self) -> Path:
+        return self.data / "journal.db"
 
     @property
     def store_location(self) -> str:

@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 import typer
 
+from kvproxy import CacheSettings, open_cache
 from kvproxy.commands import app
+from kvproxy.doors import COMMAND_PANELS
 from tests.commands.run import ROOT, kvproxy
+from tests.journal.sessions.requests import Sessions, request, user
 
 ROOT_COMMAND: Any = typer.main.get_command(app)
 
@@ -58,24 +61,70 @@ def test_the_help_has_no_line_breaks_in_paragraphs() -> None:
         assert not re.search(r"[^\n]\n[^\n]", command.help or ""), path
 
 
-def test_the_help_shows_all_text_in_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 400)
+def test_the_help_shows_all_text_in_brackets() -> None:
     for path, command in commands():
         texts = [command.help, *(f"{each.help} {each.show_default}" for each in command.params)]
         if bracketed := re.findall(r"\[[^\]\n]*\]", "\n".join(map(str, texts))):
-            shown = kvproxy(*path.split()[1:], "--help").stdout
+            shown = " ".join(kvproxy(*path.split()[1:], "--help").stdout.split())
             assert [text for text in bracketed if text not in shown] == [], path
 
 
-def test_help_as_a_process_loads_nothing_that_is_slow() -> None:
-    heavy = "torch transformers faiss numpy pandas onnxruntime pydantic httpx starlette aiohttp orjson".split()
-    script = f"import atexit, sys; atexit.register(lambda: print([name for name in {heavy!r} if name in sys.modules]));"
-    script += "import kvproxy.commands; kvproxy.commands.main()"
+def test_the_list_of_commands_has_the_first_line_of_each_help() -> None:
+    summaries = {name: summary for panel in COMMAND_PANELS.values() for name, (_, summary) in panel.items()}
+    assert summaries == {name: command.help.split("\n\n")[0] for name, command in ROOT_COMMAND.commands.items()}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a journal of one request, and a stored response."""
+    folder = tmp_path_factory.mktemp("data")
+    sessions = Sessions(str(folder / "journal.db"))
+    sessions.add(request([user("Hi.")], 10, 0, 0))
+    sessions.close()
+    with open_cache(folder / "responses.db", CacheSettings(semantic=False)) as cache:
+        cache.set("question", "answer")
+    return folder
+
+
+_LOADED = "import atexit, sys; atexit.register(lambda: print(*sorted(sys.modules), file=sys.stderr));"
+_MODELS = {"torch", "transformers", "onnxruntime", "tokenizers", "faiss", "numpy"}
+_SERVERS = {"starlette", "fastapi", "uvicorn", "aiohttp", "httpx", "psycopg", "genai_prices"}
+_SETTINGS = {"pydantic", "pydantic_settings", "orjson", "asyncio", "rich"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "completion", "unused", "most"),
+    [
+        ("--help", "", _MODELS | _SERVERS | _SETTINGS, 260),
+        ("", "kvproxy l", _MODELS | _SERVERS | _SETTINGS - {"pydantic"}, 380),
+        ("log", "", _MODELS | _SERVERS, 600),
+        ("sessions", "", _MODELS | _SERVERS, 600),
+        ("savings", "", _MODELS | _SERVERS, 600),
+        ("cache ls", "", _MODELS | _SERVERS, 600),
+        ("keys ls", "", _MODELS | _SERVERS, 600),
+        ("explain hi", "", _MODELS | _SERVERS - {"httpx"}, 800),
+    ],
+)
+def test_a_command_imports_what_its_answer_needs(
+    data: Path, arguments: str, completion: str, unused: set[str], most: int
+) -> None:
+    environment = {"KVPROXY_DATA": str(data), "KVPROXY_PORT": "9", "_KVPROXY_COMPLETE": ""}
+    if completion:
+        environment |= {"_KVPROXY_COMPLETE": "complete_bash", "COMP_WORDS": completion, "COMP_CWORD": "1"}
+    script = f"{_LOADED} sys.argv[0] = 'kvproxy'; import kvproxy.commands; kvproxy.commands.main()"
     done = subprocess.run(
-        [sys.executable, "-c", script, "--help"], capture_output=True, text=True, cwd=ROOT, check=True
+        [sys.executable, "-c", script, *arguments.split()],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | environment,
+        check=False,
     )
-    assert "serve" in done.stdout
-    assert done.stdout.endswith("[]\n")
+    loaded = set(done.stderr.splitlines()[-1].split())
+    assert loaded & unused == set(), done.stderr
+    assert len(loaded) < most
+    # No proxy runs, which alone explains a request.
+    assert done.returncode == (4 if arguments == "explain hi" else 0), done.stderr
 
 
 def test_ctrl_c_during_the_imports_prints_nothing(tmp_path: Path) -> None:

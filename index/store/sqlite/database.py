@@ -5,14 +5,15 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
 from kvproxy.index.store.database import Operation, Row, StoreHealth, Transaction, list_parameter
 from kvproxy.index.store.rows import SERVABLE_UNTIL
 from kvproxy.index.store.sqlite.connection import DatabaseFiles, connect, create_schema, make_files_private
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _VERSION = 1  # Increase it with every change of the schema.
 # Triggers maintain the totals, so that no write counts rows. Vector numbers are never reused.
@@ -129,8 +130,8 @@ class SqliteDatabase:
     def storable_text(self, text: str) -> str:
         return text
 
-    def as_vector_parameter(self, vector: np.ndarray) -> bytes:
-        return vector.astype(np.float32).tobytes()
+    def as_vector_parameter(self, vector: "np.ndarray") -> bytes:
+        return vector.astype("float32").tobytes()
 
     def disk_bytes(self) -> int:
         return sum(part.stat().st_size for part in self.path.parent.glob(self.path.name + "*") if part.is_file())

@@ -1,0 +1,95 @@
+"""The root of the command line, which imports a command when it is called, and none for the list of commands."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from kvproxy.commands.command import CommandGroup
+from kvproxy.commands.output import print_note
+from kvproxy.doors import COMMAND_PANELS, COMMANDS
+from kvproxy.index.errors import PluginError
+
+_PANELS = {name: panel for panel, commands in COMMAND_PANELS.items() for name in commands}
+_PLUGINS = "Plugins"
+
+
+class LazyCommands(Mapping[str, Any]):
+    """Our own commands and those of plugins by name. A command is imported when it is looked up.
+
+    A look-up raises PluginError if the plugin cannot be loaded.
+    """
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            if name not in _PANELS and name not in self:
+                raise KeyError(name)
+            self._loaded[name] = _load(name)
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS.names())
+
+    def __len__(self) -> int:
+        return len(COMMANDS.names())
+
+    def __contains__(self, name: object) -> bool:
+        return name in COMMANDS.names()
+
+
+def _load(name: str) -> Any:
+    panel = _PANELS.get(name, _PLUGINS)
+    part = COMMANDS.load_built_in(name) if name in _PANELS else COMMANDS.load(name)
+    if isinstance(part, CommandGroup):
+        command: Any = typer.main.get_group(part)
+        command.name, command.rich_help_panel = name, panel
+        return command
+    group = CommandGroup(name, "")
+    group.subcommand(part, panel, name)
+    return typer.main.get_group(group).commands[name]
+
+
+class RootGroup(TyperGroup):
+    """The group of all commands."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = LazyCommands()  # type: ignore[assignment]
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        return list(self.commands)
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
+        """Return a command for lists, which has only a name and a summary; None if its plugin is broken."""
+        panel = _PANELS.get(cmd_name)
+        if panel is not None:
+            _, summary = COMMAND_PANELS[panel][cmd_name]
+            return TyperCommand(cmd_name, help=summary, rich_help_panel=panel)
+        try:
+            return self.commands.get(cmd_name)
+        except PluginError as error:
+            print_note(f"kvproxy: {error}")
+            return None
+
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
+        command = self.commands.get(args[0])
+        if command is None:
+            return super().resolve_command(ctx, args)
+        return args[0], command, args[1:]
+
+    def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        commands = [command for name in self.list_commands(ctx) if (command := self.get_command(ctx, name)) is not None]
+        width = max(len(command.name) for command in commands)
+        for panel in (*COMMAND_PANELS, _PLUGINS):
+            rows = [
+                (command.name.ljust(width), command.get_short_help_str(formatter.width))
+                for command in commands
+                if command.rich_help_panel == panel
+            ]
+            if rows:
+                with formatter.section(panel):
+                    formatter.write_dl(rows)

@@ -1,3 +1,5 @@
+"""`kvproxy backup` and `kvproxy restore`."""
+
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -1,3 +1,5 @@
+"""`kvproxy config`, `kvproxy init`, and `kvproxy reload`."""
+
 import json
 import textwrap
 from collections.abc import Sequence

@@ -1,3 +1,5 @@
+"""`kvproxy doctor`: is the installation sound?"""
+
 from typing import Annotated
 
 from typer import Option

@@ -1,3 +1,5 @@
+"""`kvproxy explain`: which layer would answer a request, and why?"""
+
 import json
 from dataclasses import asdict
 from itertools import groupby

@@ -1,3 +1,5 @@
+"""Formats times, numbers, and money in cells."""
+
 import json
 import re
 import sys

@@ -1,3 +1,5 @@
+"""Prints the result of a command: as text for people, or as JSON."""
+
 import contextlib
 import re
 import sys

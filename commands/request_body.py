@@ -1,3 +1,5 @@
+"""Options from which commands build a request."""
+
 import json
 from dataclasses import dataclass
 from pathlib import Path

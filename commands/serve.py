@@ -1,3 +1,5 @@
+"""`kvproxy serve`: runs the proxy."""
+
 import json
 import shlex
 from dataclasses import asdict, dataclass

@@ -1,3 +1,5 @@
+"""Labels and formats the statistics of both caches."""
+
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,3 +1,5 @@
+"""`kvproxy top`: watches a proxy."""
+
 import json
 import sys
 import time

@@ -1,3 +1,5 @@
+"""`kvproxy upstreams`: lists and drains upstreams."""
+
 from typing import Annotated, Any
 
 from typer import Argument

@@ -1,3 +1,5 @@
+"""`kvproxy warm`: fills both caches."""
+
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""Disables the usage reports of libraries."""
+
 import os
 
 _SWITCHES = ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK")

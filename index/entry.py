@@ -1,3 +1,5 @@
+"""A stored response with its request."""
+
 import json
 import math
 import uuid

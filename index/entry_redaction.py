@@ -1,3 +1,5 @@
+"""Redacts entries before they are stored."""
+
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,3 +1,6 @@
+"""The errors of the response cache."""
+
+
 class CacheStoreError(Exception): ...
 
 

@@ -1,3 +1,5 @@
+"""Logs repeated failures once, and their end."""
+
 import logging
 import time
 

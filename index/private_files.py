@@ -1,3 +1,5 @@
+"""Creates files that only their owner can read."""
+
 import contextlib
 import errno
 import os

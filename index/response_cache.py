@@ -1,3 +1,5 @@
+"""Stores responses, and finds them by exact key."""
+
 import asyncio
 import threading
 import time

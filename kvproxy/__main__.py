@@ -1,3 +1,5 @@
+"""Runs the command `kvproxy`: `python -m kvproxy`."""
+
 import sys
 
 

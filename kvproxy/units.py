@@ -1,3 +1,5 @@
+"""Parses and formats durations, sizes, and the names of tenants."""
+
 import math
 import re
 from collections.abc import Sequence

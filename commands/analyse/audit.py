@@ -1,3 +1,5 @@
+"""`kvproxy audit`: does the prefix cache change a response?"""
+
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 

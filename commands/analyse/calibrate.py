@@ -1,3 +1,5 @@
+"""`kvproxy calibrate`: how well do the semantic policies decide on your questions?"""
+
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 

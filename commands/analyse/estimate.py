@@ -1,3 +1,5 @@
+"""`kvproxy estimate`: what would both caches save on a log?"""
+
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any

@@ -1,3 +1,5 @@
+"""`kvproxy lint`: which text prevents prompts from sharing blocks?"""
+
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any

@@ -1,3 +1,5 @@
+"""Options and output that the commands on logs have in common."""
+
 import shlex
 import sys
 from collections.abc import Sequence

@@ -1,3 +1,5 @@
+"""Prints what the sessions of a log cost and lost, for `estimate`."""
+
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 

@@ -1,3 +1,5 @@
+"""`kvproxy simulate`: which pool, tiers, and routing would serve a trace best?"""
+
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path

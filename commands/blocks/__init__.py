@@ -1,3 +1,5 @@
+"""`kvproxy blocks`: the prefix cache of the engine."""
+
 from kvproxy.commands.blocks import ls, picture, pin, tiers, what_if
 from kvproxy.commands.command import CommandFunction, CommandGroup
 

@@ -1,3 +1,5 @@
+"""Describes engines, groups of layers, and tiers in one line each."""
+
 from typing import Any
 
 from kvproxy.commands.formatting import percent

@@ -1,3 +1,5 @@
+"""`kvproxy blocks ls`, `queue`, `show`, `chains`, and `stats`."""
+
 from typing import Annotated, Any, Literal
 
 from typer import Argument, Option

@@ -1,3 +1,5 @@
+"""`kvproxy blocks picture`: the block pool as a drawing."""
+
 from typing import Any
 
 from rich.console import Console

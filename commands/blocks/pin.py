@@ -1,3 +1,5 @@
+"""`kvproxy blocks pin`, `pins`, and `unpin`."""
+
 from typing import Annotated
 
 from typer import Argument

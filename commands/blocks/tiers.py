@@ -1,3 +1,5 @@
+"""`kvproxy blocks tiers`, `clear-tier`, and `reset`."""
+
 from typing import Annotated, Any
 
 import typer

@@ -1,3 +1,5 @@
+"""`kvproxy blocks what-if`: the hit rates of other pool sizes."""
+
 from typing import Annotated, Any
 
 from typer import Option

@@ -1,3 +1,5 @@
+"""`kvproxy log`: the last requests, and how each was answered."""
+
 import json
 import time
 from dataclasses import asdict, replace

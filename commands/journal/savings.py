@@ -1,3 +1,5 @@
+"""`kvproxy savings`: what both caches saved."""
+
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated

@@ -1,3 +1,5 @@
+"""`kvproxy sessions`: conversations, and what they did not reuse."""
+
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated

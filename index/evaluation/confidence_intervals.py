@@ -1,3 +1,5 @@
+"""Confidence intervals of shares."""
+
 import math
 
 _Z = 1.96  # 95%

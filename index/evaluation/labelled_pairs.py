@@ -1,3 +1,5 @@
+"""Reads pairs of questions that are labelled as equal or different."""
+
 import gzip
 from collections.abc import Iterator
 from dataclasses import dataclass

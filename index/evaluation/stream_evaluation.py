@@ -1,3 +1,5 @@
+"""Replays a file of questions with each semantic policy."""
+
 import random
 import statistics
 from collections.abc import Callable, Sequence

@@ -1,3 +1,5 @@
+"""Replays a stream of questions, in memory, with one policy."""
+
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence

@@ -1,3 +1,5 @@
+"""The interface to embedders, those of sentence-transformers, and a cache of vectors."""
+
 import copy
 import os
 import threading

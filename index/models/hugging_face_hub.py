@@ -1,3 +1,5 @@
+"""Tells whether a model must come from the local cache."""
+
 import contextlib
 import os
 import threading

@@ -1,3 +1,5 @@
+"""The policy `checked`: guards, and the verifier's probability."""
+
 from collections.abc import Sequence
 from dataclasses import replace
 

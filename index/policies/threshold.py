@@ -1,3 +1,5 @@
+"""The policy `threshold`: the cosine, and guards."""
+
 from collections.abc import Sequence
 
 from kvproxy.index.policies.guards import GUARDS, Guard

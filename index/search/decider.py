@@ -1,3 +1,5 @@
+"""Lets a policy decide which neighbour of a question is served."""
+
 import hashlib
 import secrets
 import threading

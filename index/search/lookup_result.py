@@ -1,3 +1,5 @@
+"""The result of a semantic lookup."""
+
 from dataclasses import dataclass, field
 from typing import Literal
 

@@ -1,3 +1,5 @@
+"""Finds responses to similar questions."""
+
 import asyncio
 import contextlib
 import logging

@@ -1,3 +1,5 @@
+"""The interface to a store's database."""
+
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol

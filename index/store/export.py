@@ -1,3 +1,5 @@
+"""Writes entries to JSON lines, and reads them."""
+
 import json
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Sequence

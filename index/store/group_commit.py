@@ -1,3 +1,5 @@
+"""Collects entries while earlier ones are stored, so that a transaction stores many."""
+
 import asyncio
 from collections.abc import Callable, Sequence
 

@@ -1,3 +1,5 @@
+"""Reads stored responses."""
+
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence

@@ -1,3 +1,5 @@
+"""What the store takes and returns."""
+
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal

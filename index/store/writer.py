@@ -1,3 +1,5 @@
+"""Writes and removes stored responses."""
+
 import contextlib
 import re
 import threading

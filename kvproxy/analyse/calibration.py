@@ -1,3 +1,5 @@
+"""Measures the semantic policies on labelled pairs, and on a stream of questions."""
+
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""Estimates from a log what both caches would save."""
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

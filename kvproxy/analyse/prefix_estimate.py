@@ -1,3 +1,5 @@
+"""Estimates how many prompt tokens of a log an engine's prefix cache would reuse."""
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 

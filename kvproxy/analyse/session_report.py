@@ -1,3 +1,5 @@
+"""Finds the sessions of a log, what they cost, and why prompt tokens were not reused."""
+
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence

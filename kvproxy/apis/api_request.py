@@ -1,3 +1,5 @@
+"""A client's request to a cached API."""
+
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence

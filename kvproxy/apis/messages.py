@@ -1,3 +1,5 @@
+"""Anthropic's Messages API."""
+
 from collections.abc import Iterator
 
 from kvproxy.apis.api import (

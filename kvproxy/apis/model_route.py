@@ -1,3 +1,5 @@
+"""The upstreams that serve the model of a request."""
+
 from dataclasses import dataclass
 
 

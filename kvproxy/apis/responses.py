@@ -1,3 +1,5 @@
+"""OpenAI's Responses API."""
+
 from collections.abc import Iterator
 
 from kvproxy.apis.api import Api, ApiName, Question, TokenCounts, last_item_text, last_turn_question, token_counts

@@ -1,3 +1,5 @@
+"""Splits, parses, and encodes server-sent events."""
+
 import re
 from typing import NamedTuple
 

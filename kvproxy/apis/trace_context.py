@@ -1,3 +1,5 @@
+"""Reads and continues the trace of a request (W3C Trace Context)."""
+
 import os
 import re
 from dataclasses import dataclass

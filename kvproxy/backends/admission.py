@@ -1,3 +1,5 @@
+"""Limits the requests that a backend has in flight and in its queue."""
+
 import asyncio
 
 from kvproxy.errors import Overloaded

@@ -1,3 +1,5 @@
+"""The interface to the prefix cache of the embedded engine, or of upstreams."""
+
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace

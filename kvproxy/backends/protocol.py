@@ -1,3 +1,5 @@
+"""The interface to the embedded engine, and to upstreams, as the path of a request uses it."""
+
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field

@@ -1,3 +1,5 @@
+"""The metadata of one block."""
+
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:

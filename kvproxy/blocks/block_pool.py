@@ -1,3 +1,5 @@
+"""All blocks of the pool: allocation, cached hashes, and eviction."""
+
 from collections.abc import Callable, Iterable, Sequence
 
 from kvproxy.blocks.block import KVCacheBlock

@@ -1,3 +1,5 @@
+"""What the block cache must know of a request."""
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 

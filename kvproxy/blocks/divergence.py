@@ -1,3 +1,5 @@
+"""Finds the first difference between a prompt and the cached chains."""
+
 from collections.abc import Iterable, Sequence
 
 from kvproxy.blocks.row_types import Divergence

@@ -1,3 +1,5 @@
+"""Pins prefixes, which are then not evicted."""
+
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,3 +1,5 @@
+"""Describes the pool's blocks, chains, and statistics as rows, for operators."""
+
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 

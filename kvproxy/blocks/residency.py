@@ -1,3 +1,5 @@
+"""Measures how long blocks stay in the pool, and how soon they are used again."""
+
 import statistics
 import time
 from collections import deque

@@ -1,3 +1,5 @@
+"""Limits each client's requests and tokens per minute, and its concurrent requests."""
+
 import asyncio
 import math
 import time

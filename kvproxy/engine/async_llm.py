@@ -1,3 +1,5 @@
+"""The engine's interface for an event loop, and the thread on which the engine runs."""
+
 import asyncio
 import contextlib
 import logging

@@ -1,3 +1,5 @@
+"""Serves requests from the embedded engine."""
+
 import itertools
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence

@@ -1,3 +1,5 @@
+"""Runs the steps of the engine: schedule, forward pass, sample."""
+
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,3 +1,5 @@
+"""Rejects requests that the engine cannot serve."""
+
 from dataclasses import dataclass
 
 from kvproxy.apis.codecs.generation import GenerationRequest, SamplingParams

@@ -1,3 +1,5 @@
+"""Samples tokens from logits, with log-probabilities."""
+
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,3 +1,5 @@
+"""Tells failed steps from failed devices."""
+
 import torch
 
 from kvproxy.errors import Overloaded

@@ -1,3 +1,5 @@
+"""Builds the backend of the settings: the embedded engine, or a fleet of upstreams."""
+
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 

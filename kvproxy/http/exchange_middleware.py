@@ -1,3 +1,5 @@
+"""Creates the exchange of each request, and adds its headers to the response."""
+
 from collections.abc import Callable
 from email.utils import formatdate
 from time import time

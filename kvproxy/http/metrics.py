@@ -1,3 +1,5 @@
+"""The proxy's metrics, in Prometheus' format."""
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal

@@ -1,3 +1,5 @@
+"""Serves the app until a signal, and reloads settings on SIGHUP."""
+
 import asyncio
 import functools
 import logging

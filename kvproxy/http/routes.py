@@ -1,3 +1,5 @@
+"""The routes of clients: cached APIs, models, health, metrics, and all that is forwarded."""
+
 import asyncio
 import contextlib
 import logging

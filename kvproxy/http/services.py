@@ -1,3 +1,5 @@
+"""Builds what the routes use, from the settings."""
+
 import asyncio
 import logging
 import socket

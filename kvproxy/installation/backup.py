@@ -1,3 +1,5 @@
+"""Writes a data folder to an archive, and restores it."""
+
 import hashlib
 import json
 import os

@@ -1,3 +1,5 @@
+"""Locks a data folder for one proxy."""
+
 import fcntl
 import json
 import os

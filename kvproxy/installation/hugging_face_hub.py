@@ -1,3 +1,5 @@
+"""Prefers cached models if the Hugging Face Hub is unreachable."""
+
 import os
 
 from kvproxy.errors import ModelUnsupported

@@ -1,3 +1,5 @@
+"""Records what became of each exact key: its prompts, and why its response was removed."""
+
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,3 +1,5 @@
+"""Explains a cache miss by the most similar earlier request."""
+
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 

@@ -1,3 +1,5 @@
+"""Divides a request into the regions in which it can differ from another."""
+
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,3 +1,5 @@
+"""Opens the response cache of the settings, with its embedder, verifier, and policy."""
+
 import random
 import time
 from collections.abc import Callable, Sequence

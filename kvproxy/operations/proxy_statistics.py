@@ -1,3 +1,5 @@
+"""Reads a proxy's statistics, and computes rates between two readings."""
+
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field

@@ -1,3 +1,5 @@
+"""Redacts texts by patterns, and by the operator's function."""
+
 import importlib
 import re
 from collections.abc import Callable

@@ -1,3 +1,5 @@
+"""The sections `[access]` and `[[clients]]`."""
+
 from typing import Literal
 
 from pydantic import Field

@@ -1,3 +1,5 @@
+"""The section `[cache]`."""
+
 from typing import Annotated, Literal
 
 from pydantic import Field

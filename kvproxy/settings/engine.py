@@ -1,3 +1,5 @@
+"""The sections `[engine]` and `[tiers]`."""
+
 from pathlib import Path
 from typing import Annotated, Literal
 

@@ -1,3 +1,5 @@
+"""The section `[journal]`, with the prices of models."""
+
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal

@@ -1,3 +1,5 @@
+"""The section `[limits]`."""
+
 from pydantic import Field
 
 from kvproxy.settings.section import Bytes, Seconds, Section

@@ -1,3 +1,5 @@
+"""The sections `[encryption]` and `[redaction]`."""
+
 import re
 from pathlib import Path
 

@@ -1,3 +1,5 @@
+"""The sections `[[rules]]` and `[[edits]]`: what applies to some requests."""
+
 import json
 from typing import Any, Literal, Self
 

@@ -1,3 +1,5 @@
+"""The base class of all sections, and types that several sections use."""
+
 import re
 from typing import Annotated, Any
 

@@ -1,3 +1,5 @@
+"""The sections `[log]` and `[telemetry]`."""
+
 from typing import Literal
 
 from pydantic import Field, field_validator

@@ -1,3 +1,5 @@
+"""The sections on upstreams, their connections, and their routing."""
+
 import base64
 from typing import Annotated, Any, Literal
 from urllib.parse import SplitResult, unquote, urlsplit

@@ -1,3 +1,5 @@
+"""Writes the log of the process and of its requests to stderr, as text or as JSON."""
+
 import logging
 from datetime import UTC, datetime
 

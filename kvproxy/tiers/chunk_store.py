@@ -1,3 +1,5 @@
+"""The interface to a store of KV chunks."""
+
 from dataclasses import dataclass
 from typing import Protocol
 

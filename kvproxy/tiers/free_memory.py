@@ -1,3 +1,5 @@
+"""Measures the memory that the process can still allocate."""
+
 import os
 from pathlib import Path
 

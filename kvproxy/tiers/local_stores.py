@@ -1,3 +1,5 @@
+"""Stores KV chunks in host memory and on disk."""
+
 import contextlib
 import errno
 import itertools

@@ -1,3 +1,5 @@
+"""Stores KV chunks in Redis or Valkey."""
+
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator

@@ -1,3 +1,5 @@
+"""Sends requests to one upstream."""
+
 import asyncio
 from collections.abc import Mapping
 

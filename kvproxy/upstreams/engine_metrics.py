@@ -1,3 +1,5 @@
+"""Reads the Prometheus metrics of vLLM, SGLang, and llama.cpp."""
+
 from collections import defaultdict
 from collections.abc import Sequence
 

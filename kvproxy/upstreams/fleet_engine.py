@@ -1,3 +1,5 @@
+"""One upstream of the fleet: its mirror, its load, and its health."""
+
 import asyncio
 import time
 from collections import Counter

@@ -1,3 +1,5 @@
+"""The prefix caches of all upstreams, as their mirrors and metrics show them."""
+
 import asyncio
 from collections import Counter
 from collections.abc import Sequence

@@ -1,3 +1,5 @@
+"""Reasoning is separated from text, in any pieces."""
+
 from collections.abc import Sequence
 
 from hypothesis import given

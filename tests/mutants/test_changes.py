@@ -1,3 +1,5 @@
+"""Each change that a mutant makes is a program that differs in one place."""
+
 import ast
 
 from tests.mutants.changes import change, count_changes

@@ -184,6 +184,11 @@ def test_files_are_short() -> None:
     assert {path: length for path, length in lines.items() if length > MAX_LINES} == {}
 
 
+def test_every_module_has_an_opening_sentence() -> None:
+    paths = [*sources(), *(ROOT / "tests").rglob("*.py")]
+    assert [str(path) for path in paths if (tree := parsed(path)).body and not ast.get_docstring(tree)] == []
+
+
 def test_folders_have_few_files() -> None:
     files = Counter(str(path.parent.relative_to(ROOT)) for path in sources() if path.name != "__init__.py")
     assert {folder: count for folder, count in files.items() if count > MAX_FILES} == {}

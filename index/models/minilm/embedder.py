@@ -1,3 +1,5 @@
+"""Embeds texts with all-MiniLM-L6-v2 in ONNX Runtime."""
+
 from collections.abc import Container
 from functools import lru_cache
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""The built-in verifier: a cross-encoder with calibrated probabilities."""
+
 import json
 import os
 from collections.abc import Container, Mapping, Sequence

@@ -1,3 +1,5 @@
+"""A verifier from a CrossEncoder of sentence-transformers."""
+
 from collections.abc import Sequence
 from typing import Any
 

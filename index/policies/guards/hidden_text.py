@@ -1,3 +1,5 @@
+"""A guard against characters that readers cannot see."""
+
 import re
 import unicodedata
 

@@ -1,3 +1,5 @@
+"""Guards against other names, other owners, and another case."""
+
 import re
 from collections import Counter, defaultdict
 

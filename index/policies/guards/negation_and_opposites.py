@@ -1,3 +1,5 @@
+"""Guards against negations and opposites."""
+
 from collections.abc import Mapping, Set
 from functools import cache, lru_cache
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""Guards against other question words, times, languages, and formats."""
+
 import re
 from collections import Counter
 from itertools import pairwise

@@ -1,3 +1,5 @@
+"""A guard against words that exchanged their roles."""
+
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set

@@ -1,3 +1,5 @@
+"""Estimates the probability that a neighbour's answer is wrong."""
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

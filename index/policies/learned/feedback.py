@@ -1,3 +1,5 @@
+"""Compares fresh answers with stored ones, so that the policy learns."""
+
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence

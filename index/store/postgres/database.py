@@ -1,3 +1,5 @@
+"""Runs a store's statements in PostgreSQL."""
+
 import contextlib
 import functools
 import re

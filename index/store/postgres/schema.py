@@ -1,3 +1,5 @@
+"""Creates and migrates the store's schema in PostgreSQL."""
+
 from dataclasses import dataclass
 from typing import Any
 

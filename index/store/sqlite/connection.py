@@ -1,3 +1,5 @@
+"""Opens SQLite files, creates the schema, and notices files that are replaced."""
+
 import contextlib
 import os
 import sqlite3

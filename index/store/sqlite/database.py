@@ -1,3 +1,5 @@
+"""Runs a store's statements in SQLite."""
+
 import contextlib
 import json
 import sqlite3

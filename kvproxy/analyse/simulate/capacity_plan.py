@@ -1,3 +1,5 @@
+"""Computes the time to first token and the price of each pool size."""
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,3 +1,5 @@
+"""Computes the size of a model's KV cache, and the cost of prompts in a pool with tiers."""
+
 import json
 import os
 from collections.abc import Sequence

@@ -1,3 +1,5 @@
+"""Simulates a block pool with an eviction policy, or with the optimal policy, on a trace."""
+
 import heapq
 from collections.abc import Container, Sequence
 from dataclasses import dataclass

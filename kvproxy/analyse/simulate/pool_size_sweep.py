@@ -1,3 +1,5 @@
+"""Computes the hit rate of a trace by pool size and eviction policy."""
+
 import math
 from bisect import bisect_left
 from collections import Counter

@@ -1,3 +1,5 @@
+"""Converts OpenAI's chats and completions to prompts, and generated tokens to their responses."""
+
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

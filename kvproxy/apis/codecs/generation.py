@@ -1,3 +1,5 @@
+"""What the embedded engine computes for a request, and the parts of its output, without the format of an API."""
+
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,3 +1,5 @@
+"""Converts Anthropic's messages to prompts, and generated tokens to their responses."""
+
 from collections.abc import Iterator
 from dataclasses import replace
 

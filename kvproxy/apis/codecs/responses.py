@@ -1,3 +1,5 @@
+"""Converts OpenAI's Responses API to prompts, and generated tokens to its responses."""
+
 import time
 from collections import deque
 from collections.abc import Iterator

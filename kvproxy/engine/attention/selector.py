@@ -1,3 +1,5 @@
+"""Selects the attention backends for a model and a device."""
+
 from dataclasses import dataclass
 
 import torch

@@ -1,3 +1,5 @@
+"""Launches the Triton kernels that compute the attention of decode steps."""
+
 import math
 from functools import partial
 from typing import Any

@@ -1,3 +1,5 @@
+"""Adds LoRA adapters to a model's layers."""
+
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

@@ -1,3 +1,5 @@
+"""Plans which tokens of which sequences the next step computes."""
+
 from bisect import insort
 from collections.abc import Iterator
 

@@ -1,3 +1,5 @@
+"""The plan of one step."""
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING

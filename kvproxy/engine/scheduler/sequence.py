@@ -1,3 +1,5 @@
+"""The state of a sequence, and its draft tokens."""
+
 from collections.abc import Callable, Sequence
 from time import perf_counter as now
 from typing import TYPE_CHECKING

@@ -1,3 +1,5 @@
+"""Converts chats to tokens, and tokens to text, with a Hugging Face tokenizer."""
+
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,3 +1,5 @@
+"""The tensors that hold the keys and values of all blocks."""
+
 import math
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -1,3 +1,5 @@
+"""Determines how many blocks fit into memory."""
+
 import torch
 
 from kvproxy.apis.codecs.generation import SamplingParams

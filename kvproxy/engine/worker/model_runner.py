@@ -1,3 +1,5 @@
+"""Runs the model on the tokens of a step."""
+
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext

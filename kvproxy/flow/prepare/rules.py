@@ -1,3 +1,5 @@
+"""Finds and applies the operator's rule for a request."""
+
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace

@@ -1,3 +1,5 @@
+"""Admin routes on blocks, chains, pins, and tiers."""
+
 import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -1,3 +1,5 @@
+"""Reads the parameters of admin requests, and writes rows as JSON."""
+
 import math
 from collections.abc import Collection
 from dataclasses import replace

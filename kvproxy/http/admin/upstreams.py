@@ -1,3 +1,5 @@
+"""Admin routes that list and drain upstreams."""
+
 from dataclasses import replace
 
 from starlette.requests import Request

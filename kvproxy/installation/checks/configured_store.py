@@ -1,3 +1,5 @@
+"""Opens the configured store directly, without a proxy."""
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING

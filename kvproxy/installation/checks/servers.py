@@ -1,3 +1,5 @@
+"""Checks whether upstreams and the proxy answer."""
+
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -1,3 +1,5 @@
+"""The interface to a journal's database, and its errors."""
+
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol

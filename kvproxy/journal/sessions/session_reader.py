@@ -1,3 +1,5 @@
+"""Reads sessions, their turns, and their ledger from the journal."""
+
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress

@@ -1,3 +1,5 @@
+"""Calls the routes of llama-server on its slots and tokens."""
+
 import hashlib
 from array import array
 from collections.abc import Sequence

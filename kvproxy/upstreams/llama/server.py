@@ -1,3 +1,5 @@
+"""Chooses the slots of a llama.cpp upstream for requests."""
+
 import asyncio
 import logging
 import sqlite3

@@ -1,3 +1,5 @@
+"""The slots of one llama-server, and the choice among them."""
+
 import asyncio
 import time
 from array import array

@@ -1,3 +1,5 @@
+"""Rebuilds the prefix cache of an engine from its KV events."""
+
 import asyncio
 import contextlib
 import logging

@@ -92,6 +92,7 @@ class RelayedResponse:
         on_end: callbacks for the end or a failure of the body, or for `close`.
         served_by: the upstream; None if it served a request of an uncached API.
         has_unrequested_usage: the proxy asked for a last chunk with the usage, which the client did not request.
+        lacks_cache_fields: the upstream refuses the proxy's fields for its cache, so the request was sent without them.
     """
 
     status: int
@@ -102,6 +103,7 @@ class RelayedResponse:
     on_end: ExitStack = field(default_factory=ExitStack)
     served_by: ServingUpstream | None = None
     has_unrequested_usage: bool = False
+    lacks_cache_fields: bool = False
 
     @property
     def is_streamed(self) -> bool:

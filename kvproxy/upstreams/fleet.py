@@ -214,14 +214,21 @@ class Fleet:
     async def _send(self, destination: _Destination, request: ApiRequest, *, is_last: bool) -> RelayedResponse:
         engine, uncached = destination.engine, destination.uncached_tokens
         computation = engine.begin(destination.prediction, uncached)
+        restored = False
+
+        async def send(each: ApiRequest) -> RelayedResponse:
+            nonlocal restored
+            sent = await engine.with_generated_tokens(each)
+            restored = sent is not each
+            return await engine.send(sent)
+
         try:
             routed = with_rank(request, destination.prediction.rank)
             if self._settings.hints:
                 metrics = engine.metrics()
                 routed = with_engine_hints(routed, self._settings.hints, metrics.kind if metrics is not None else None)
-            sent = await engine.with_generated_tokens(routed)
-            is_measured = sent.body.get("stream") is True and destination.predicted_tokens is not None
-            reply = await engine.send(sent)
+            is_measured = request.body.get("stream") is True and destination.predicted_tokens is not None
+            reply = await engine.refused_fields.send(routed, send)
             reply.on_first_chunk.callback(computation.on_first_chunk, is_measured and reply.status == 200)
             reply.on_end.callback(computation.finish)
             if reply.status == 200 and not is_last:
@@ -237,7 +244,6 @@ class Fleet:
         if request.api.name == "responses" and reply.status == 200:
             reply.chunks = self._remember_response(reply.chunks, request.tenant, engine.url)
         if reply.served_by is None:
-            restored = sent is not routed
             predicted = None if restored else destination.predicted_tokens
             loaded = destination.prediction.loaded
             reply.served_by = engine.serving_upstream(predicted, uncached, has_generated_tokens=restored, loaded=loaded)

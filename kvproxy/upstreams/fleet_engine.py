@@ -25,6 +25,7 @@ from kvproxy.upstreams.mirror.prefix_match import MirrorMatch
 from kvproxy.upstreams.mirror.prompt_hashes import HashedPrompt
 from kvproxy.upstreams.mirror_monitor import MirrorMonitor, RecentPredictions, ReuseStats
 from kvproxy.upstreams.pending_prefixes import PendingPrefixes
+from kvproxy.upstreams.refused_cache_fields import RefusedCacheFields
 from kvproxy.upstreams.routing import EngineCandidate, EngineLoad, engine_order, rank_engines
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ class FleetEngine:
         self.health = Health(self.client, routing.eject_after, routing.health_timeout, routing.health_interval)
         self.load = EngineLoad()
         self.sent = 0
+        self.refused_fields = RefusedCacheFields(self.url)
         self.loaded: Counter[str] = Counter()
         self.pending = PendingPrefixes()
         self.load_times = LoadTimes()

@@ -15,18 +15,19 @@ from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.flow import compare_responses, tenants
 from kvproxy.flow.compare_responses import Comparison, ComparisonQueue, ResponseComparer
 from kvproxy.flow.conversation_digests import with_conversation
-from kvproxy.flow.prepare import continuations, diagnoses, history_repair, keep_warm, refused_cache_fields
+from kvproxy.flow.prepare import continuations, diagnoses, history_repair, keep_warm
 from kvproxy.flow.prepare.continuations import Continuations
 from kvproxy.flow.prepare.diagnoses import PreviousResponses
 from kvproxy.flow.prepare.history_repair import HistoryRepair
 from kvproxy.flow.prepare.keep_warm import KeepWarm
-from kvproxy.flow.prepare.refused_cache_fields import RefusedCacheFields
 from kvproxy.flow.tenants import Tenants
 from kvproxy.providers import cache_policy
 from kvproxy.providers.cache_policy import PauseTimes
 from kvproxy.providers.cache_rules import rule_of_marks
 from kvproxy.settings import load_settings
 from kvproxy.settings.access import AccessSettings
+from kvproxy.upstreams import refused_cache_fields
+from kvproxy.upstreams.refused_cache_fields import RefusedCacheFields
 from tests.requests import api_request, chat
 
 RULE = {"name": "warm", "path": "/v1/messages", "breakpoints": "5m", "keep_warm_tokens": 10**9}
@@ -157,7 +158,7 @@ def test_requests_that_may_continue_are_kept_to_the_bounds(monkeypatch: pytest.M
 
 def test_models_whose_upstream_refuses_breakpoints_are_kept_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refused_cache_fields, "_MAX_MODELS", 20)
-    found = RefusedCacheFields()
+    found = RefusedCacheFields("https://api.example.com")
 
     async def send(request: ApiRequest) -> RelayedResponse:
         reply = Mock(spec=RelayedResponse, status=200 if request.unmarked_body is None else 400, close=AsyncMock())

@@ -24,7 +24,8 @@ BODY: dict[str, Any] = {
 class Gateway:
     """Refuses fields that it does not know, as strict gateways do."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_strict: bool = True) -> None:
+        self.is_strict = is_strict
         self.api = OpenAIApi(look_up_the_word)
         self.received: list[dict[str, Any]] = []
 
@@ -32,7 +33,10 @@ class Gateway:
         if request.method == "POST":
             body = json.loads(await request.body())
             self.received.append(body)
-            if "prompt_cache_breakpoint" in json.dumps(body) or "prompt_cache_key" in body or body.get("n") == 0:
+            is_unknown = (
+                "prompt_cache_breakpoint" in json.dumps(body) or "prompt_cache_key" in body or body.get("n") == 0
+            )
+            if self.is_strict and is_unknown:
                 return JSONResponse({"error": {"message": "Unknown parameter", "type": "invalid_request_error"}}, 400)
         return await self.api.answer(request)
 
@@ -58,5 +62,25 @@ def test_the_client_gets_an_answer_and_the_fields_are_not_sent_again(
     marked = ["prompt_cache_key" in body for body in gateway.received]
     assert marked == [True, False, False, True, False]
     assert gateway.received[1] == BODY | {"user": "0", "seed": 0}
-    assert "gpt-5.6: the upstream refuses breakpoints" in caplog.text
+    assert "refuses breakpoints and diagnoses for gpt-5.6" in caplog.text
     assert "gpt-6-sol" not in caplog.text
+
+
+def test_another_upstream_of_the_model_still_receives_the_fields(tmp_path: Path, gateway: Gateway) -> None:
+    lenient = Gateway(is_strict=False)
+    with run_upstream(gateway.answer) as strict_url, run_upstream(lenient.answer) as lenient_url:
+        settings = load_settings(
+            data=tmp_path,
+            upstreams=[{"url": strict_url}, {"url": lenient_url}],
+            rules=({"name": "r", "breakpoints": "auto"},),
+            cache={"semantic": False},
+        )
+        with run_proxy(settings) as (proxy, services), httpx.Client(base_url=proxy, timeout=60) as client:
+            assert services.built.fleet is not None
+            engines = services.built.fleet.engines
+            for number, (url, other) in enumerate([(strict_url, lenient_url), (lenient_url, strict_url)] * 2):
+                engines[url].health.draining, engines[other].health.draining = False, True
+                body = BODY | {"user": str(number), "seed": number}
+                assert client.post("/v1/chat/completions", json=body).status_code == 200
+    assert ["prompt_cache_key" in body for body in gateway.received] == [True, False, False]
+    assert ["prompt_cache_key" in body for body in lenient.received] == [True, True]

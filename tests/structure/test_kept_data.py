@@ -22,7 +22,7 @@ flow/prepare/keep_warm: _sessions _fixed_models _models_with_output
 providers/cache_policy: _counts
 flow/prepare/continuations: _kinds _waiting
 flow/prepare/diagnoses: _ids
-flow/prepare/refused_cache_fields: _models
+upstreams/refused_cache_fields: _models
 flow/prepare/history_repair: _originals
 flow/compare_responses: _queue _warned
 journal/record_writer: _prompts _stored_responses _without_entry
@@ -139,7 +139,7 @@ journal.sessions.turn_writer:_MAX_REQUEST_IDS
     journal/test_bounds.py::test_turns_that_wait_for_keep_warm_requests_are_kept_to_the_bound
 flow.prepare.continuations:_MAX_WAITING flow/test_bounds.py::test_requests_that_may_continue_are_kept_to_the_bounds
 flow.prepare.continuations:_MAX_KINDS flow/test_bounds.py::test_requests_that_may_continue_are_kept_to_the_bounds
-flow.prepare.refused_cache_fields:_MAX_MODELS
+upstreams.refused_cache_fields:_MAX_MODELS
     flow/test_bounds.py::test_models_whose_upstream_refuses_breakpoints_are_kept_to_the_bound
 flow.prepare.diagnoses:_MAX_RESPONSES flow/test_bounds.py::test_responses_to_compare_are_kept_to_the_bound
 journal.sessions.marked_regions:MAX_MARKS journal/test_bounds.py::test_few_breakpoints_of_a_prompt_are_kept

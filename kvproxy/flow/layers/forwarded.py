@@ -9,14 +9,13 @@ from functools import partial
 
 from kvproxy.apis.json import dumps
 from kvproxy.apis.not_stored import Cause, NotStored
-from kvproxy.backends.protocol import Backend
+from kvproxy.backends.protocol import Backend, RelayedResponse
 from kvproxy.clients.shared_state import SharedState
 from kvproxy.errors import UpstreamProtocolError
 from kvproxy.exchange import Answer, Exchange, ForwardReason
 from kvproxy.flow.backend_response import BackendResponse, open_response, stored_response, why_headers_forbid_storing
 from kvproxy.flow.layers.cached import StoredResponses
 from kvproxy.flow.layers.layer import Layer, Prediction, Rest, Send
-from kvproxy.flow.prepare.refused_cache_fields import RefusedCacheFields
 from kvproxy.flow.quota_charges import send_charged
 from kvproxy.flow.single_flight import SharedRequest, SharedRequests
 from kvproxy.flow.store_response import ResponseRecorder, ResponseWriter
@@ -201,13 +200,15 @@ class StoreResponse:
 
 
 class CallBackend:
-    """Sends the request to the backend, without the proxy's fields for the provider's cache if the backend refuses them."""
+    """Sends the request to the backend."""
 
     def __init__(self, backend: Backend, max_bytes: int) -> None:
         self._backend = backend
-        self._refused = RefusedCacheFields()
         self._max_bytes = max_bytes
 
     async def send(self, exchange: Exchange, rest: Send) -> BackendResponse:
-        exchange.request, reply = await self._refused.send(exchange.api_request, self._backend.send)
-        return open_response(exchange.request, reply, self._max_bytes)
+        request = exchange.api_request
+        reply = await self._backend.send(request)
+        if isinstance(reply, RelayedResponse) and reply.lacks_cache_fields:
+            request = exchange.request = request.without_cache_fields()
+        return open_response(request, reply, self._max_bytes)

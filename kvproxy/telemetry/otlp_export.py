@@ -87,6 +87,7 @@ def _exchange_attributes(exchange: Exchange, record: Record) -> dict[str, Value]
         "gen_ai.usage.input_tokens": record.prompt_tokens,
         "gen_ai.usage.output_tokens": record.completion_tokens,
         "gen_ai.usage.cache_read.input_tokens": record.reused_tokens,
+        "gen_ai.usage.cache_creation.input_tokens": _written_tokens(exchange),
         "kvproxy.request_id": record.request_id,
         "kvproxy.client": record.client,
         "kvproxy.entry": record.entry,
@@ -95,10 +96,20 @@ def _exchange_attributes(exchange: Exchange, record: Record) -> dict[str, Value]
     }
     if exchange.request is not None:
         values["gen_ai.request.stream"] = exchange.request.stream
+        if exchange.request.stream and record.first_ms is not None and record.status < 400:
+            values["gen_ai.response.time_to_first_chunk"] = record.first_ms / 1000
         values |= {
             _REQUEST_FIELDS[name]: value for name, value in exchange.request.body.items() if name in _REQUEST_FIELDS
         }
     return {name: value for name, value in values.items() if isinstance(value, str | int | float)}
+
+
+def _written_tokens(exchange: Exchange) -> int | None:
+    """Return the tokens written to the provider's cache; None if it does not report them, or the response is a hit."""
+    prefix = exchange.facts.prefix if exchange.hit is None else None
+    if prefix is None or (prefix.written_5m is None and prefix.written_1h is None):
+        return None
+    return (prefix.written_5m or 0) + (prefix.written_1h or 0)
 
 
 def _neighbour_attributes(record: Record) -> dict[str, Value]:
@@ -193,7 +204,7 @@ class Exporter:
         attributes |= _exchange_attributes(exchange, record)
         whole = self._tracer.start_span(name, context, SpanKind.SERVER, attributes, start_time=start)
         if exchange.first_byte:
-            whole.add_event("gen_ai.first_token", timestamp=nanoseconds(exchange.first_byte))
+            whole.add_event("answer begins", timestamp=nanoseconds(exchange.first_byte))
         _end_span(whole, start, end, error)
         self._ids.span, context = None, set_span_in_context(whole)
         for layer, done in (("exact", exchange.exact_done), ("semantic", exchange.semantic_done)):

@@ -1,5 +1,7 @@
 """Trace contexts, and spans and metrics as a collector receives them from proxies."""
 
+import inspect
+import re
 import resource
 import socket
 import time
@@ -11,6 +13,9 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
+from opentelemetry.semconv._incubating.metrics import gen_ai_metrics
+from opentelemetry.semconv.attributes import error_attributes, http_attributes, server_attributes
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -18,6 +23,7 @@ from kvproxy.apis.trace_context import Trace
 from kvproxy.exchange import Exchange
 from kvproxy.settings import load_settings
 from kvproxy.settings.telemetry import TelemetrySettings
+from kvproxy.telemetry import otlp_export
 from kvproxy.telemetry.otlp_export import Exporter
 from tests.endless_upstream import DRIP, FLOOD, SILENCE, run_endless
 from tests.plain_upstream import WHOLE
@@ -41,7 +47,8 @@ class Upstream:
             self.told.append(request.headers.get("traceparent"))
         if "fail" in (await request.body()).decode():
             return JSONResponse({"error": {"message": "no"}}, 500)
-        usage = {"prompt_tokens": 12, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
+        details = {"cached_tokens": 8, "cache_write_tokens": 3}
+        usage = {"prompt_tokens": 12, "completion_tokens": 3, "prompt_tokens_details": details}
         return JSONResponse(WHOLE | {"usage": usage})
 
 
@@ -122,6 +129,7 @@ def test_a_request_is_one_span_with_its_steps(collected: Collected, proxy: str, 
         "gen_ai.usage.input_tokens": 12,
         "gen_ai.usage.output_tokens": 3,
         "gen_ai.usage.cache_read.input_tokens": 8,
+        "gen_ai.usage.cache_creation.input_tokens": 3,
         "http.response.status_code": 200,
         "kvproxy.layer": "prefix",
         "kvproxy.reason": "miss-new",
@@ -142,6 +150,7 @@ def test_a_request_is_one_span_with_its_steps(collected: Collected, proxy: str, 
     assert "hit" in hit.headers["cache-status"]
     span = request_span(collected, hit)
     assert span.attributes["kvproxy.layer"] == "exact"
+    assert not {name for name in span.attributes if name.startswith("gen_ai.usage.cache")}
     assert span.parent == ""
     assert [step.name for step in children(collected, span, 1)] == ["lookup exact"]
 
@@ -149,6 +158,33 @@ def test_a_request_is_one_span_with_its_steps(collected: Collected, proxy: str, 
     other = f"00-{1:032x}-{'3' * 16}-01"
     again = request_span(collected, ask(proxy, SECRET, other, temperature=0, max_tokens=50))
     assert (again.trace, again.parent) == (other[3:35], "3" * 16)
+
+
+def test_each_name_is_one_of_the_semantic_conventions(
+    collected: Collected, proxy: str, upstream: tuple[str, Upstream]
+) -> None:
+    """Also the names of attributes that no test sends."""
+    known = {
+        value
+        for module in (gen_ai_attributes, gen_ai_metrics, error_attributes, http_attributes, server_attributes)
+        for value in vars(module).values()
+        if isinstance(value, str)
+    }
+    source = inspect.getsource(otlp_export)
+    named = set(re.findall(r'"((?:gen_ai|http|error|server)\.[a-z_.0-9]+)"', source))
+    assert {
+        gen_ai_attributes.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS,
+        gen_ai_attributes.GEN_AI_USAGE_CACHE_CREATION_INPUT_TOKENS,
+        gen_ai_metrics.GEN_AI_CLIENT_TOKEN_USAGE,
+    } <= named
+    assert named - known == set()
+    span = request_span(collected, ask(proxy, "Which names?"))
+    sent = {name for each in [span, *children(collected, span, 1)] for name in each.attributes}
+    assert {name for name in sent if not name.startswith("kvproxy.")} <= known
+    operations = {each.value for each in gen_ai_attributes.GenAiOperationNameValues}
+    assert set(otlp_export._OPERATIONS.values()) <= operations
+    providers = {each.value for each in gen_ai_attributes.GenAiProviderNameValues}
+    assert set(otlp_export._PROVIDERS.values()) | {"openai"} <= providers
 
 
 def test_errors_are_told(collected: Collected, proxy: str) -> None:

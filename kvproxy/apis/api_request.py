@@ -86,6 +86,12 @@ class ApiRequest:
         control = replace(self.control, tags=(*self.control.tags, *tags))
         return replace(self, body=body, raw=dumps(body), control=control)
 
+    def with_fields(self, fields: JsonMap) -> "ApiRequest":
+        """Return the request with more fields, which stay if the fields for the provider's cache are removed."""
+        body = {**self.body, **fields}
+        unmarked = None if self.unmarked_body is None else {**self.unmarked_body, **fields}
+        return replace(self, body=body, raw=dumps(body), unmarked_body=unmarked)
+
     def with_cache_fields(self, body: JsonObject, *tags: str) -> "ApiRequest":
         """Return the request with a body to which the proxy added fields for the provider's cache; its key stays the same."""
         unmarked = self.body if self.unmarked_body is None else self.unmarked_body

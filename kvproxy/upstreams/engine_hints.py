@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest, session_name
-from kvproxy.apis.json import JsonObject, dumps
+from kvproxy.apis.json import JsonObject
 from kvproxy.settings.upstreams import EngineHint
 
 MAX_RESPONSES = 100_000
@@ -28,8 +28,7 @@ def with_hints(request: ApiRequest, hints: Collection[EngineHint]) -> ApiRequest
     if "cache_salt" in hints and request.api.name in _SALTED_APIS and request.tenant != PUBLIC_TENANT:
         own = request.body.get("cache_salt")
         salt = _digest(request.tenant, own if isinstance(own, str) else "")
-        body: JsonObject = {**request.body, "cache_salt": salt}
-        request = replace(request, body=body, raw=dumps(body))
+        request = request.with_fields({"cache_salt": salt})
     return request
 
 
@@ -47,10 +46,7 @@ def with_engine_hints(request: ApiRequest, hints: Collection[EngineHint], engine
     if "session_id" in hints and engine == "sglang" and (session := request.headers.get(SESSION_HEADER)):
         added["session_id"] = session
     missing = {name: value for name, value in added.items() if request.body.get(name) is None}
-    if not missing:
-        return request
-    body: JsonObject = {**request.body, **missing}
-    return replace(request, body=body, raw=dumps(body))
+    return request.with_fields(missing) if missing else request
 
 
 def _digest(*parts: str) -> str:

@@ -118,7 +118,7 @@ class ModelRoutes:
                 await reply.close()
                 cause = f"HTTP {reply.status}"
             _log.warning("%s: %s; trying the fallback %s", attempt.model, cause, name)
-            attempt = replace(request.with_body({**request.body, "model": name}), route=self.find(name))
+            attempt = replace(request.with_fields({"model": name}), route=self.find(name))
         return _name_fallback(await send(attempt, True), attempt, request)
 
     def list(self, found: Sequence[tuple[str, Sequence[JsonObject]]]) -> list[JsonObject]:

@@ -84,3 +84,22 @@ def test_another_upstream_of_the_model_still_receives_the_fields(tmp_path: Path,
                 assert client.post("/v1/chat/completions", json=body).status_code == 200
     assert ["prompt_cache_key" in body for body in gateway.received] == [True, False, False]
     assert ["prompt_cache_key" in body for body in lenient.received] == [True, True]
+
+
+def test_the_salt_of_a_tenant_stays_if_the_fields_are_refused(tmp_path: Path, gateway: Gateway) -> None:
+    """Without its salt, a tenant would share the prefixes of others in the engine."""
+    with run_upstream(gateway.answer) as url:
+        settings = load_settings(
+            data=tmp_path,
+            upstream=url,
+            rules=({"name": "r", "breakpoints": "auto"},),
+            routing={"hints": ["cache_salt"]},
+            cache={"semantic": False},
+        )
+        with run_proxy(settings) as (proxy, _), httpx.Client(base_url=proxy, timeout=60) as client:
+            headers = {"authorization": "Bearer sk-ann"}
+            assert client.post("/v1/chat/completions", json=BODY, headers=headers).status_code == 200
+    marked, unmarked = gateway.received
+    assert "prompt_cache_key" in marked
+    assert "prompt_cache_key" not in unmarked
+    assert unmarked["cache_salt"] == marked["cache_salt"]

@@ -1,5 +1,6 @@
 """Starts the server: locks the data folder, opens the socket, creates the app."""
 
+import contextlib
 import gc
 import logging
 import os
@@ -42,10 +43,15 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
     _raise_descriptor_limit(settings)
     _check_clients_exist(settings)
     # Before slow imports, so that a port in use is reported immediately.
-    listener = _listen(settings.host, settings.port)
+    listeners = [_listen(settings.host, settings.port)]
+    if settings.shared_port is not None:
+        listeners.append(_listen(settings.host, settings.shared_port, is_shared=True))
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    url = f"http://{host}:{listener.getsockname()[1]}"
-    with listener, locked_folder(settings.data, url, settings.journal_file):
+    url = f"http://{host}:{listeners[0].getsockname()[1]}"
+    with contextlib.ExitStack() as stack:
+        for listener in listeners:
+            stack.enter_context(listener)
+        stack.enter_context(locked_folder(settings.data, url, settings.journal_file))
         prefer_cached_models(settings)
         services = build_services(settings)
         # Exclude loaded objects from garbage collection, which would stop all requests for 0.1 s.
@@ -53,7 +59,7 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
         gc.freeze()
         gc.set_threshold(_GC_THRESHOLD)
         on_ready(services, url)
-        make_server(services).run(sockets=[listener])
+        make_server(services).run(sockets=listeners)
 
 
 def make_server(services: Services) -> ProxyServer:
@@ -102,11 +108,15 @@ def _check_clients_exist(settings: Settings) -> None:
     )
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """Open a port. The kernel distributes the connections to a shared one over the processes of one user that open it."""
     is_ipv6 = ":" in host
     family, dual = (socket.AF_INET6, socket.has_dualstack_ipv6()) if is_ipv6 else (socket.AF_INET, False)
     try:
-        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=dual)
+        return socket.create_server(
+            (host, port), family=family, backlog=2048, dualstack_ipv6=dual, reuse_port=is_shared
+        )
     except OSError as error:
         reason = (error.strerror or str(error)).partition(" (while")[0]
-        raise SettingsError(f"cannot listen on {host}:{port} ({reason}): choose another with --port") from None
+        other = "choose another shared_port" if is_shared else "choose another with --port"
+        raise SettingsError(f"cannot listen on {host}:{port} ({reason}): {other}") from None

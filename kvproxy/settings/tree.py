@@ -62,6 +62,12 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8484, ge=0, le=65_535, description="Port to listen on; 0 selects a free port.")
+    shared_port: int | None = Field(
+        None,
+        ge=1,
+        le=65_535,
+        description="Second port, on which several proxies of this machine listen; they need one store in PostgreSQL.",
+    )
     model: str = Field("demo", description="Model of the embedded engine: demo, a folder, or a Hugging Face id.")
     upstream: str | None = Field(None, description="OpenAI-compatible server, instead of the embedded engine.")
     upstreams: tuple[UpstreamServer, ...] = Field(
@@ -134,7 +140,13 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _check_conflicts(self) -> "Settings":
         models = model_conflicts(self.upstreams, self.routing.fallbacks)
-        found = self._rule_conflicts(), self._privacy_conflicts(), self._journal_conflicts(), self._tenant_conflicts()
+        found = (
+            self._port_conflicts(),
+            self._rule_conflicts(),
+            self._privacy_conflicts(),
+            self._journal_conflicts(),
+            self._tenant_conflicts(),
+        )
         if conflicts := [*itertools.chain(*found, models)]:
             raise SettingConflicts(conflicts)
         return self
@@ -182,6 +194,16 @@ class Settings(BaseSettings):
                 " the tier",
                 ("tiers", plain[0]),
             )
+
+    def _port_conflicts(self) -> Iterator[SettingConflict]:
+        if self.shared_port is None:
+            return
+        if not self._is_store_in_postgres:
+            yield SettingConflict(
+                "requires a store in PostgreSQL, which the proxies share: set store", ("shared_port",)
+            )
+        if self.shared_port == self.port:
+            yield SettingConflict("must differ from port, which each proxy has alone", ("shared_port",))
 
     def _journal_conflicts(self) -> Iterator[SettingConflict]:
         if self.journal.store == "postgres" and not self._is_store_in_postgres:

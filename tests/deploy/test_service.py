@@ -1,6 +1,7 @@
 """The systemd unit: systemd finds no fault with it, and a proxy runs under what can be tried of it without systemd."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.ports import free_port
 from tests.processes import serve
 
 UNIT = ROOT / "deploy/kvproxy.service"
+CORES = ROOT / "deploy/kvproxy@.service.d"
 MOST_EXPOSED = 2.0
 # Refuses memory that is both writable and executable, as MemoryDenyWriteExecute= does, and then becomes the proxy.
 STRICT = """
@@ -29,6 +31,14 @@ def test_systemd_finds_no_fault_with_the_unit(tmp_path: Path) -> None:
     copy = tmp_path / "kvproxy.service"
     # Where the proxy is installed there is nothing here.
     copy.write_text(UNIT.read_text().replace("/opt/kvproxy/bin/kvproxy", sys.executable))
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", str(copy)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_systemd_finds_no_fault_with_one_unit_per_core(tmp_path: Path) -> None:
+    copy = tmp_path / "kvproxy@8491.service"
+    copy.write_text(UNIT.read_text().replace("/opt/kvproxy/bin/kvproxy", sys.executable))
+    shutil.copytree(CORES, tmp_path / CORES.name)
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", str(copy)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -23,6 +23,7 @@ from kvproxy.upstreams.llama.slots import SlotsStatus
 from kvproxy.upstreams.load_times import LoadTimes
 from kvproxy.upstreams.mirror.prefix_match import MirrorMatch
 from kvproxy.upstreams.mirror.prompt_hashes import HashedPrompt
+from kvproxy.upstreams.mirror.reuse_limits import explain_reuse_limits
 from kvproxy.upstreams.mirror_monitor import MirrorMonitor, RecentPredictions, ReuseStats
 from kvproxy.upstreams.pending_prefixes import PendingPrefixes
 from kvproxy.upstreams.refused_cache_fields import RefusedCacheFields
@@ -314,7 +315,8 @@ class FleetEngine:
     def reuse_limits(self) -> str | None:
         """Return which prefixes the model cannot reuse, by its KV events and metrics; None if it can reuse most."""
         metrics = self.metrics()
-        return None if self.mirror is None else self.mirror.reuse_limits(metrics.hit_unit if metrics else None)
+        hit_unit = metrics.hit_unit if metrics is not None else None
+        return explain_reuse_limits((), hit_unit) if self.mirror is None else self.mirror.reuse_limits(hit_unit)
 
     def serving_upstream(
         self,

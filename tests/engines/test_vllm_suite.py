@@ -1,8 +1,10 @@
-"""vLLM's own unit tests of the block cache pass with kvproxy's block cache under vLLM's names."""
+"""vLLM's own unit tests pass with kvproxy's block cache and scheduler under vLLM's names."""
 
 import os
 import subprocess
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,20 +13,44 @@ import pytest
 from tests.commands.run import ROOT
 from tests.engines.conftest import Table
 
-FILES = (
-    "test_prefix_caching.py",
-    "test_single_type_kv_cache_manager.py",
-    "test_kv_cache_utils.py",
-)
-DIFFERENT = {
-    "test_null_parent_block_hash": "The event names the kind of its group, which vLLM adds later.",
-    "test_hash_block_tokens[sha256_cbor]": "The parent's hash has 3 bytes; a digest has 16 or 32.",
+
+@dataclass(frozen=True)
+class Suite:
+    """`different` has the tests that fail, by what they find; see docs/block-cache.md and docs/engine.md."""
+
+    plugins: tuple[str, ...]
+    files: tuple[str, ...]
+    passed: int
+    different: Mapping[str, str]
+
+
+SUITES = {
+    "block cache": Suite(
+        ("kvproxy_names",),
+        ("test_prefix_caching.py", "test_single_type_kv_cache_manager.py", "test_kv_cache_utils.py"),
+        96,
+        {
+            "test_null_parent_block_hash": "The event names the kind of its group, which vLLM adds later.",
+            "test_hash_block_tokens[sha256_cbor]": "The parent's hash has 3 bytes; a digest has 16 or 32.",
+        },
+    ),
+    "scheduler": Suite(
+        ("kvproxy_names", "scheduler_names"),
+        ("test_scheduler.py",),
+        18,
+        dict.fromkeys(
+            (
+                "test_schedule_concurrent_batches[False-None]",
+                "test_schedule_concurrent_batches[True-5]",
+                "test_preempt_during_execution",
+            ),
+            "kvproxy plans a step after the outputs of the previous step.",
+        ),
+    ),
 }
-"""Tests that fail, by what they find; see docs/block-cache.md."""
-MIN_PASSED = 96
 
 
-def run_suite(engines: Path, report: Path) -> None:
+def run_suite(suite: Suite, engines: Path, report: Path) -> None:
     source, adapter = engines / "vllm-tests", Path(__file__).parent / "vllm_suite"
     environment = os.environ | {
         # The adapter must not import this repository's `tests` as vLLM's.
@@ -34,18 +60,21 @@ def run_suite(engines: Path, report: Path) -> None:
         "HF_HUB_OFFLINE": "1",
     }
     command = [
-        str(engines / "vllm/bin/python"), "-m", "pytest", "-p", "kvproxy_names", "-p", "no:cacheprovider", "--noconftest",
+        str(engines / "vllm/bin/python"), "-m", "pytest", *(f"-p{name}" for name in suite.plugins), "-p", "no:cacheprovider",
+        "--noconftest",
         "-c", str(adapter / "pytest.ini"), "--rootdir", str(source), "-q", "-k", "not hisparse", f"--junitxml={report}",
-        *(f"{source}/tests/v1/core/{name}" for name in FILES),
+        *(f"{source}/tests/v1/core/{name}" for name in suite.files),
     ]  # fmt: skip
     done = subprocess.run(command, env=environment, cwd=source, capture_output=True, text=True, check=False)
     assert report.exists(), done.stdout[-4000:] + done.stderr[-4000:]
 
 
-def test_vllms_tests_of_the_block_cache_pass(engines: Path, tmp_path: Path, table: Table) -> None:
+@pytest.mark.parametrize("name", SUITES)
+def test_vllms_own_tests_pass(name: str, engines: Path, tmp_path: Path, table: Table) -> None:
     if not (engines / "vllm-tests/tests/v1/core").exists():
         pytest.skip("vLLM's tests are missing: run make test-engines ENGINES='vllm vllm-tests'")
-    run_suite(engines, tmp_path / "report.xml")
+    suite = SUITES[name]
+    run_suite(suite, engines, tmp_path / "report.xml")
     passed, failed, causes = 0, dict[str, str](), Counter[str]()
     for case in ElementTree.parse(tmp_path / "report.xml").iter("testcase"):
         skipped, failure = case.find("skipped"), case.find("failure")
@@ -55,10 +84,8 @@ def test_vllms_tests_of_the_block_cache_pass(engines: Path, tmp_path: Path, tabl
             failed[case.get("name", "")] = "" if failure is None else (failure.text or "")
         else:
             passed += 1
-    table(
-        "vLLM's tests of the block cache", f"{passed} passed, {len(failed)} differ, {sum(causes.values())} not covered"
-    )
+    table(f"vLLM's tests, {name}", f"{passed} passed, {len(failed)} differ, {sum(causes.values())} not covered")
     for cause, count in causes.most_common():
         table("  not covered", f"{count}: {cause}")
-    assert set(failed) == set(DIFFERENT), "\n".join(failed.values())
-    assert passed >= MIN_PASSED
+    assert set(failed) == set(suite.different), "\n".join(failed.values())
+    assert passed >= suite.passed

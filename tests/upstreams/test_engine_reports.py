@@ -18,7 +18,7 @@ from kvproxy.apis.sse import encode_event
 from kvproxy.backends.prefix_cache import EngineMetrics
 from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.errors import KvproxyError
-from kvproxy.installation.checks.servers import check_proxy
+from kvproxy.installation.checks.servers import CheckWarning, check_proxy, check_upstream
 from kvproxy.settings import UpstreamServer, load_settings
 from kvproxy.upstreams.engine_metrics import read_metrics
 from kvproxy.upstreams.fleet_engine import FleetEngine
@@ -351,3 +351,24 @@ def test_doctor_reports_problems_of_a_mirror(tmp_path: Path, monkeypatch: pytest
             until(lambda: httpx.get(f"{proxy}/admin/upstreams").json()[0]["notes"])
             with pytest.raises(KvproxyError, match=r"nothing publishes at tcp://127\.0\.0\.1:9"):
                 check_proxy(proxy, None)
+
+
+def test_doctor_names_the_shortest_prefix_that_a_hybrid_model_reuses(tmp_path: Path) -> None:
+    async def answer(request: Request) -> Response:
+        page = 'vllm:cache_config_info{num_gpu_blocks="9",block_size="16",cache_hit_alignment_tokens="2096"} 1\n'
+        return PlainTextResponse(page) if request.url.path == "/metrics" else JSONResponse({"data": []})
+
+    with run_upstream(answer) as url:
+        settings = load_settings(data=tmp_path, upstream=url, routing={"metrics_interval": 0.05})
+        with run_proxy(settings) as (proxy, _):
+            until(lambda: httpx.get(f"{proxy}/admin/upstreams").json()[0]["advice"])
+            with pytest.raises(CheckWarning, match="a prefix below 2,096 tokens cannot be reused by this model"):
+                check_proxy(proxy, None)
+
+
+@pytest.mark.parametrize(("events", "is_open"), [("tcp://127.0.0.1:5557", False), ("tcp://10.0.0.9:5557", True)])
+def test_doctor_names_kv_events_from_a_network(events: str, is_open: bool) -> None:
+    with run_plain_upstream() as url:
+        server = UpstreamServer(url=url, kv_events=events)
+        text = str(check_upstream(server, load_settings(upstreams=[server])))
+    assert (f"KV events from {events} are not authenticated" in text) == is_open

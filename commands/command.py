@@ -12,7 +12,7 @@ from typer import Argument, Option
 from typer.core import TyperGroup
 
 from kvproxy.commands.options import Json, parser_of
-from kvproxy.commands.output import Output, print_charts, print_json
+from kvproxy.commands.output import Output, print_charts, print_json, print_note
 from kvproxy.parameters import DeclaredParameter, declared_parameters
 
 CommandFunction: TypeAlias = Callable[..., Output | None]
@@ -72,11 +72,18 @@ def _command(function: CommandFunction) -> Callable[..., None]:
         output = function(**values)
         if output is None:
             return
+        from kvproxy.commands.tables import ListLayout, print_records  # Not needed for help.
+
+        layout = next((each for each in values.values() if isinstance(each, ListLayout) and each.is_data), None)
         if as_json:
             print_json(output.document)
+        elif layout is not None:
+            print_records(output.document if output.records is None else output.records, layout)
         else:
             output.show()
             print_charts(output.charts)
+        if output.note is not None:
+            print_note(output.note)
         if output.exit_code:
             raise typer.Exit(output.exit_code)
 

@@ -12,7 +12,7 @@ from typer import Option
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.options import Data, ProxyOptions, load_settings
 from kvproxy.commands.output import Output, print_note, print_text, text_output
-from kvproxy.commands.tables import Layout, Row, print_table
+from kvproxy.commands.tables import Column, ListLayout, Row, print_table
 from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.operations.client_setup import CachedTokens, ClientName
 from kvproxy.units import plural
@@ -38,7 +38,7 @@ def check(data: Data = None) -> Output:
 @app.subcommand
 def show(
     changed: Annotated[bool, Option("--changed", help="Only settings that are not the default.")] = False,
-    layout: Layout = Layout(),
+    layout: ListLayout = ListLayout(),
     data: Data = None,
 ) -> Output:
     """Show each setting with its value and its source.
@@ -50,7 +50,10 @@ def show(
 
     found = setting_sources(load_settings(data=data), data)
     found = [each for each in found if each.source != "default"] if changed else found
-    rows: list[Row] = [{"Setting": each.name, "Value": _format(each.value), "Source": each.source} for each in found]
+    rows: list[Row] = [
+        {Column("Setting", field="name"): each.name, "Value": _format(each.value), "Source": each.source}
+        for each in found
+    ]
     empty = "all settings have their defaults"
     return Output([asdict(each) for each in found], lambda: print_table(rows, empty=empty, layout=layout))
 

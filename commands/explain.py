@@ -82,7 +82,8 @@ def _print_miss(found: "RecordExplanation") -> None:
     record = found.explained.record
     facts = {"request": record.request_id, "time": local_time(record.time), "reason": record.reason}
     question = [] if found.question is None else [("question", one_line(found.question))]
-    print_facts([*facts.items(), *question, ("tenant", tenant_name(record.tenant)), ("model", record.model)])
+    tenant_and_model = [("tenant", tenant_name(record.tenant)), ("model", record.model)]
+    print_facts([*facts.items(), *question, *tenant_and_model], for_people=True)
 
 
 def _check_model_is_listed(client: ProxyClient, model: str, headers: dict[str, str]) -> None:
@@ -119,7 +120,8 @@ def _print_explanation(found: dict[str, Any], layout: Layout) -> None:
             ("exact key", f"{found['key'][:16]}, {stored}"),
             ("namespace", found["namespace"][:16]),
             *([("policy", _policy_and_limits(semantic))] if semantic.get("policy") else []),
-        ]
+        ],
+        for_people=True,
     )
     if found["other_tenants"]:
         print_text("Another tenant stored an identical request: give its key with --api-key.")

@@ -1,7 +1,6 @@
-"""Formats times, numbers, and money in cells."""
+"""Formats values: rounded and with units for people, and raw for programs."""
 
 import json
-import re
 import sys
 import time
 from dataclasses import fields
@@ -9,13 +8,34 @@ from datetime import datetime
 from typing import Any
 
 from kvproxy.telemetry.printable_text import escape_controls, escape_json_controls
-from kvproxy.units import format_seconds
+from kvproxy.units import format_bytes, format_seconds
 
-_GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?%?")
+_RAW_DIGITS = 9
 
 
-def format_age(created: float) -> str:
-    return format_seconds(round(time.time() - created))
+class Formatted(str):
+    """A text for people, with the value that programs receive instead; None is unknown."""
+
+    value: int | float | str | None
+
+    def __new__(cls, text: str, value: int | float | str | None) -> "Formatted":
+        made = super().__new__(cls, text)
+        made.value = value
+        return made
+
+
+def format_duration(seconds: float) -> Formatted:
+    """Format a duration, such as 2.3m; programs receive seconds."""
+    return Formatted(format_seconds(seconds), seconds)
+
+
+def format_age(created: float) -> Formatted:
+    return format_duration(round(time.time() - created))
+
+
+def format_size(count: float) -> Formatted:
+    """Format a number of bytes, such as 2GiB; programs receive bytes."""
+    return Formatted(format_bytes(count), count)
 
 
 def local_time(seconds: float) -> str:
@@ -39,19 +59,24 @@ def table_time(seconds: float) -> str:
     return f"{day[5:]} {time_of_day[:5]}" if day[:5] == today[:5] else day
 
 
-def percent(share: float) -> str:
-    return f"{100 * share:.1f}%"
+def percent(share: float) -> Formatted:
+    """Format a share as a percentage; programs receive the share, from 0 to 1."""
+    return Formatted(f"{100 * share:.1f}%", share)
 
 
-def money(amount: float | None, *, is_bound: bool = False, leaves_out_models: bool = False) -> str | None:
+def money(amount: float | None, *, is_bound: bool = False, leaves_out_models: bool = False) -> Formatted | None:
     """Format money, which may be an upper bound, and leave out models without a price."""
     if amount is None:
         return None
-    return f"{'at most ' if is_bound else ''}{amount:,.4f}{' (priced)' if leaves_out_models else ''}"
+    return Formatted(f"{'at most ' if is_bound else ''}{amount:,.4f}{' (priced)' if leaves_out_models else ''}", amount)
 
 
-def milliseconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.1f}"
+def milliseconds(value: float | None) -> Formatted:
+    return Formatted("-" if value is None else f"{value:,.1f}", value)
+
+
+def decimal(value: float, digits: int = 2) -> Formatted:
+    return Formatted(f"{value:,.{digits}f}", value)
 
 
 def one_line(value: object) -> str:
@@ -63,19 +88,27 @@ def one_line(value: object) -> str:
     return escape_controls(" ".join(str(value).split()))
 
 
-def raw_text(value: object, *, is_number: bool) -> str:
-    """Format a value of a column for programs: numbers without thousands separators, None and "" as an empty text."""
-    if value is None or value == "" or (is_number and value == "-"):
+def raw_text(value: object) -> str:
+    """Format a value for programs: numbers without separators, times as ISO 8601, and None as an empty text."""
+    if isinstance(value, Formatted):
+        value = value.value
+    if value is None or value == "":
         return ""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    text = one_line(value)
-    return text.replace(",", "") if is_number and _GROUPED.fullmatch(text) else text
+    if isinstance(value, float):
+        return f"{value:.{_RAW_DIGITS}f}".rstrip("0").rstrip(".")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int) else one_line(value)
 
 
-def json_text(value: Any) -> str:
+def json_text(value: Any, *, indent: int | None = 2) -> str:
     """Format JSON, which may contain dataclasses."""
-    return escape_json_controls(json.dumps(value, indent=2, ensure_ascii=False, default=_fields_of))
+    return escape_json_controls(json.dumps(value, indent=indent, ensure_ascii=False, default=_fields_of))
+
+
+def json_fields(record: Any) -> dict[str, Any]:
+    """Return the fields of a record, which is a dataclass or an object of JSON."""
+    return record if isinstance(record, dict) else _fields_of(record)
 
 
 def _fields_of(value: Any) -> dict[str, Any]:

@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvproxy.commands.command import CommandGroup
-from kvproxy.commands.formatting import format_age, local_time, table_time
+from kvproxy.commands.formatting import Formatted, format_age, format_size, local_time, table_time
 from kvproxy.commands.options import Data, LimitOrAll, load_settings
 from kvproxy.commands.output import Output, print_note, text_output
-from kvproxy.commands.tables import Layout, Row, table_output, text_column
+from kvproxy.commands.tables import Column, ListLayout, Row, default_limit, number_column, table_output, text_column
 from kvproxy.operations.client import used_data_folder
 from kvproxy.operations.keys_parameters import ClientName, KeyRotation, NewClient
-from kvproxy.units import format_bytes
 
 if TYPE_CHECKING:
     from kvproxy.settings import Settings
@@ -37,7 +36,7 @@ def add(client: NewClient, data: Data = None) -> Output:
 
 
 @app.subcommand
-def ls(*, layout: Layout, data: Data = None) -> Output:
+def ls(*, layout: ListLayout, data: Data = None) -> Output:
     """List clients with their limits and last use.
 
     The last use is the last request in the journal.
@@ -49,12 +48,18 @@ def ls(*, layout: Layout, data: Data = None) -> Output:
     rows: list[Row] = [
         {
             "Name": client.name,
-            "Requests/min#": client.requests_per_minute,
-            "Tokens/min#": client.tokens_per_minute,
-            "In flight#?": client.concurrent_requests,
-            "Stored#?": None if client.stored_bytes is None else format_bytes(client.stored_bytes),
-            "Last used": None if client.last_used is None else f"{format_age(client.last_used)} ago",
-            "Old key until?": None if client.previous_key_expires is None else local_time(client.previous_key_expires),
+            number_column("Requests/min", "requests_per_minute"): client.requests_per_minute,
+            number_column("Tokens/min", "tokens_per_minute"): client.tokens_per_minute,
+            number_column("In flight", "concurrent_requests", optional=True): client.concurrent_requests,
+            number_column("Stored", "stored_bytes", optional=True): None
+            if client.stored_bytes is None
+            else format_size(client.stored_bytes),
+            "Last used": None
+            if client.last_used is None
+            else Formatted(f"{format_age(client.last_used)} ago", local_time(client.last_used)),
+            Column("Old key until", is_optional=True, field="previous_key_expires"): None
+            if client.previous_key_expires is None
+            else local_time(client.previous_key_expires),
         }
         for client in clients
     ]
@@ -63,17 +68,17 @@ def ls(*, layout: Layout, data: Data = None) -> Output:
 
 
 @app.subcommand
-def history(*, limit: LimitOrAll = 50, layout: Layout, data: Data = None) -> Output:
+def history(*, limit: LimitOrAll = None, layout: ListLayout, data: Data = None) -> Output:
     """List the last changes of clients, responses, and pins.
 
     With a store in a file, changes are not recorded. The newest --limit changes are listed.
     """
     from kvproxy.operations.keys import list_changes
 
-    changes = list_changes(_load_settings(data), limit or None)
+    changes = list_changes(_load_settings(data), default_limit(limit, 50) or None)
     rows: list[Row] = [
         {
-            "Time": table_time(change.changed),
+            Column("Time", field="changed"): table_time(change.changed),
             text_column("Operator"): change.operator,
             text_column("Change"): change.change,
         }

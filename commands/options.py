@@ -97,7 +97,17 @@ Plot = Annotated[
 ]
 MAX_ROWS = 2**31 - 1
 Limit = Annotated[int, Option("--limit", "-n", help="Maximum number of rows.", min=1, max=MAX_ROWS)]
-LimitOrAll = Annotated[int, Option("--limit", "-n", help="Maximum number of rows; 0 lists all.", min=0, max=MAX_ROWS)]
+LimitOrAll = Annotated[
+    int | None,
+    Option(
+        "--limit",
+        "-n",
+        help="Maximum number of rows; 0 lists all, which is the default in a pipe.",
+        min=0,
+        max=MAX_ROWS,
+        show_default=False,
+    ),
+]
 
 
 def load_settings(**values: Any) -> "Settings":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
-from kvproxy.commands.formatting import json_text, one_line
+from kvproxy.commands.formatting import json_text, one_line, raw_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,12 +27,16 @@ class Output:
     Attributes:
         document: printed with `--json`.
         show: prints the result for people, and charts after it at a terminal.
+        records: rows of the document for CSV and JSON lines; None takes the document, which is then a list.
+        note: sentence about the result for stderr.
     """
 
     document: Any
     show: Callable[[], None]
     exit_code: int = 0
     charts: "Sequence[Chart]" = ()
+    records: Sequence[object] | None = None
+    note: str | None = None
 
 
 def _console(file: TextIO) -> "Console":
@@ -49,9 +53,16 @@ def print_json(value: Any) -> None:
     typer.echo(json_text(value))
 
 
-def print_facts(facts: Iterable[tuple[str, object]]) -> None:
-    """Print names and values on stdout. At a terminal, wrap long values between words."""
+def print_facts(facts: Iterable[tuple[str, object]], *, for_people: bool = False) -> None:
+    """Print names and values on stdout: in a pipe raw and after a tab, at a terminal with wrapped lines.
+
+    `for_people`: the facts are a part of a text, and have the form of a terminal in a pipe, too.
+    """
     console = _console(sys.stdout)
+    if not console.is_terminal and not for_people:
+        for name, value in facts:
+            typer.echo(f"{name}\t{raw_text(value)}")
+        return
     pairs = [(name, one_line(value)) for name, value in facts]
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:

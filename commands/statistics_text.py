@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvproxy.commands.formatting import one_line, percent
+from kvproxy.commands.formatting import decimal, format_duration, format_size, one_line, percent
 from kvproxy.index.policies.policy import NEVER_EQUAL
-from kvproxy.units import format_bytes, format_seconds, plural
+from kvproxy.units import plural
 
 # The entry of a group names fields that are data, such as tags and outcomes.
 _LABELS: dict[str, str] = {
@@ -67,7 +67,7 @@ _SHARES = ("usage", "hit_rate", "never_hit", "would_serve", "max_error")
 _DURATIONS = ("lifetime", "idle", "reuse_gap")
 
 
-def label_statistics(values: Mapping[str, Any], group: str) -> Iterator[tuple[str, str]]:
+def label_statistics(values: Mapping[str, Any], group: str) -> Iterator[tuple[str, object]]:
     """Yield the label and the formatted value of each statistic, except lists. `group` (`cache` or `blocks`) has the labels."""
     for name, value in values.items():
         path = f"{group}.{name}"
@@ -78,7 +78,7 @@ def label_statistics(values: Mapping[str, Any], group: str) -> Iterator[tuple[st
             yield _LABELS.get(path) or data or one_line(name).replace("_", " ").capitalize(), _format_value(name, value)
 
 
-def _format_value(name: str, value: object) -> str:
+def _format_value(name: str, value: object) -> object:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if name == "path":
@@ -88,10 +88,10 @@ def _format_value(name: str, value: object) -> str:
     if name in _SHARES:
         return percent(value)
     if name in _DURATIONS:
-        return format_seconds(value)
+        return format_duration(value)
     if name.rpartition("_")[2] == "bytes":
-        return format_bytes(value)
-    return f"{value:,.2f}" if isinstance(value, float) else one_line(value)
+        return format_size(value)
+    return decimal(value) if isinstance(value, float) else value
 
 
 def policy_sentences(learned: dict[str, Any]) -> list[str]:

@@ -1,5 +1,7 @@
-"""Prints tables: fitted to a terminal, or with columns separated by tabs in a pipe."""
+"""Prints tables: fitted to a terminal, with columns separated by tabs in a pipe, as CSV, or as JSON lines."""
 
+import csv
+import io
 import itertools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,9 +15,11 @@ from rich.table import Table
 from rich.text import Text
 from typer import Option
 
-from kvproxy.commands.formatting import one_line, raw_text
+from kvproxy.commands.formatting import json_fields, json_text, one_line, raw_text
 from kvproxy.commands.output import Output, print_note
 from kvproxy.errors import InvalidRequest
+from kvproxy.telemetry.printable_text import escape_cell
+from kvproxy.units import plural
 
 _MIN_WIDTH = 20
 _MIN_WIDTH_OF_OVERFLOW = 12
@@ -31,6 +35,7 @@ class Column:
         digits: maximum number of characters at a terminal; None for all.
         is_text: truncate values in a narrow terminal.
         is_optional: omit the column in a narrow terminal.
+        field: name of the value in JSON, in a pipe, and for `--columns`; None derives it from `name`.
     """
 
     name: str
@@ -38,6 +43,11 @@ class Column:
     digits: int | None = None
     is_text: bool = False
     is_optional: bool = False
+    field: str | None = None
+
+    @property
+    def key(self) -> str:
+        return self.field or _normalize_name(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +56,19 @@ class Layout:
 
     wide: Annotated[bool, Option("--wide", help="Show all columns, also if they do not fit the terminal.")] = False
     columns: Annotated[str | None, Option("--columns", help="Names of columns to show, separated by commas.")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListLayout(Layout):
+    """Options of commands that list rows."""
+
+    csv: Annotated[bool, Option("--csv", help="Print the fields of --json as CSV.")] = False
+    jsonl: Annotated[bool, Option("--jsonl", help="Print one JSON object per line.")] = False
+
+    @property
+    def is_data(self) -> bool:
+        """Whether stdout receives only rows for programs."""
+        return self.csv or self.jsonl
 
 
 _FITTED = Layout()
@@ -57,8 +80,12 @@ A column given as a string is not truncated. The suffix `#` of its name means `i
 """
 
 
-def digest_column(name: str, digits: int = 12, *, optional: bool = False) -> Column:
-    return Column(name, digits=digits, is_optional=optional)
+def digest_column(name: str, digits: int = 12, *, optional: bool = False, field: str | None = None) -> Column:
+    return Column(name, digits=digits, is_optional=optional, field=field)
+
+
+def number_column(name: str, field: str, *, optional: bool = False) -> Column:
+    return Column(name, is_number=True, is_optional=optional, field=field)
 
 
 def text_column(name: str) -> Column:
@@ -81,7 +108,7 @@ def print_table(
     if title is not None:
         typer.echo(title)
     if not console.is_terminal:
-        _print_lines([[column.name for column in chosen], *cells])
+        _print_lines([[column.key for column in chosen], *cells])
         return
     hidden = [] if layout.wide or layout.columns else _columns_to_hide(chosen, cells, console.width)
     if hidden:
@@ -105,6 +132,31 @@ def _print_lines(cells: Iterable[Sequence[str]]) -> None:
         typer.echo("\t".join(row))
 
 
+def print_records(records: Iterable[object], layout: ListLayout, *, with_names: bool = True) -> None:
+    """Print records as CSV or as JSON lines, as `layout` selects. Raises InvalidRequest for an unknown column."""
+    rows = [json_fields(record) for record in records]
+    if layout.columns is not None and rows:
+        names = {_normalize_name(name): name for name in rows[0]}
+        rows = [{names[key]: row[names[key]] for key in _chosen_keys(layout.columns, names)} for row in rows]
+    if layout.jsonl:
+        for row in rows:
+            typer.echo(json_text(row, indent=None))
+    elif rows:
+        out = io.StringIO(newline="")
+        writer = csv.writer(out, lineterminator="\n")
+        if with_names:
+            writer.writerow(rows[0])
+        writer.writerows([_csv_text(value) for value in row.values()] for row in rows)
+        typer.echo(out.getvalue(), nl=False)
+
+
+def _csv_text(value: object) -> object:
+    """Return a value of JSON for CSV; None is empty, and a list or an object is JSON."""
+    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+        return value
+    return escape_cell(value if isinstance(value, str) else json_text(value, indent=None))
+
+
 def table_output(
     document: Any,
     rows: Iterable[Row],
@@ -118,14 +170,26 @@ def table_output(
 
     `is_minimum`: there may be more than `total` rows.
     """
+    return Output(
+        document,
+        lambda: print_table(rows, empty=empty, layout=layout),
+        note=rows_note(len(document), total, is_minimum=is_minimum),
+    )
 
-    def show() -> None:
-        print_table(rows, empty=empty, layout=layout)
-        if total > len(document):
-            number = f"at least {total:,}" if is_minimum else f"{total:,}"
-            print_note(f"{len(document):,} of {number} rows: list all with --limit 0")
 
-    return Output(document, show)
+def rows_note(listed: int, total: int, *, is_minimum: bool = False) -> str | None:
+    """Return a sentence if not all rows are listed."""
+    if total <= listed:
+        return None
+    found = f"{plural(listed, 'row')}, and there are more" if is_minimum else f"{listed:,} of {total:,} rows"
+    return f"{found}: list all with --limit 0"
+
+
+def default_limit(limit: int | None, at_terminal: int) -> int:
+    """Return the number of rows to list, 0 for all: without the option, all rows in a pipe."""
+    if limit is not None:
+        return limit
+    return at_terminal if Console(file=sys.stdout).is_terminal else 0
 
 
 def build_table(rows: Iterable[Row], width: int) -> Table:
@@ -142,10 +206,7 @@ def _parse_rows(rows: Iterable[Row], *, raw: bool = False) -> tuple[list[Column]
     given = list(rows)
     columns = [_parse_name(column) if isinstance(column, str) else column for column in (given[0] if given else ())]
     return columns, [
-        [
-            raw_text(value, is_number=column.is_number) if raw else one_line(value)
-            for column, value in zip(columns, row.values(), strict=True)
-        ]
+        [raw_text(value) if raw else one_line(value) for _, value in zip(columns, row.values(), strict=True)]
         for row in given
     ]
 
@@ -159,17 +220,25 @@ def _select_columns(columns: list[Column], cells: Cells, layout: Layout) -> tupl
     if layout.columns is None:
         return columns, cells
     places = {_normalize_name(column.name): index for index, column in enumerate(columns)}
-    chosen = [_normalize_name(name) for name in layout.columns.split(",") if name.strip()]
-    unknown = next((name for name in chosen if name not in places), None)
-    if unknown is not None or not chosen:
-        names = ", ".join(_normalize_name(column.name) for column in columns)
-        raise InvalidRequest(f"there is no column {unknown or ''!r}: use some of {names}")
-    indexes = [places[name] for name in chosen]
+    places |= {column.key: index for index, column in enumerate(columns)}
+    keys = {column.key: column for column in columns}
+    indexes = [places[name] for name in _chosen_keys(layout.columns, keys, places)]
     return [columns[index] for index in indexes], [[row[index] for index in indexes] for row in cells]
 
 
+def _chosen_keys(chosen: str, listed: Iterable[str], accepted: Iterable[str] | None = None) -> list[str]:
+    """Return the chosen names. Raises InvalidRequest, which lists the names, if one is not accepted."""
+    names = [_normalize_name(name) for name in chosen.split(",") if name.strip()]
+    listed = list(listed)
+    accepted = set(listed if accepted is None else accepted)
+    unknown = next((name for name in names if name not in accepted), None)
+    if unknown is not None or not names:
+        raise InvalidRequest(f"there is no column {unknown or ''!r}: use some of {', '.join(listed)}")
+    return names
+
+
 def _normalize_name(name: str) -> str:
-    return "-".join(name.lower().replace("_", " ").replace("-", " ").split())
+    return "_".join(name.lower().replace("_", " ").replace("-", " ").split())
 
 
 def _columns_to_hide(columns: list[Column], cells: Cells, width: int) -> list[Column]:

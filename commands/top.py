@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -13,10 +13,11 @@ from rich.text import Text
 from typer import Option
 
 from kvproxy.commands.blocks.engine_lines import engine_line, tier_line
-from kvproxy.commands.formatting import local_time, milliseconds, money, percent
+from kvproxy.commands.formatting import decimal, local_time, milliseconds, money, percent
 from kvproxy.commands.options import Json, ProxyOptions, duration_option
+from kvproxy.commands.output import print_facts
 from kvproxy.commands.statistics_text import policy_sentences
-from kvproxy.commands.tables import Column, Row, build_table, text_column
+from kvproxy.commands.tables import Column, Row, build_table, number_column, print_table, text_column
 from kvproxy.errors import ProxyUnreachable
 from kvproxy.operations.client import ProxyClient
 from kvproxy.operations.proxy_statistics import LAYERS, get_optional, rates_between, take_snapshot
@@ -25,7 +26,6 @@ from kvproxy.telemetry.printable_text import escape_controls
 _REQUESTS = 10
 _TIMEOUT = 5.0
 _BAR_WIDTH = 40
-_PIPE_WIDTH = 1_000
 
 
 def top(
@@ -52,17 +52,26 @@ def top(
 
 
 def _print_update(client: ProxyClient, interval: float, as_json: bool) -> None:
-    console = Console(file=sys.stdout)
-    if not console.is_terminal:
-        # A pipe has no width, and wrapped lines would be hard to parse.
-        console.width = _PIPE_WIDTH
     before = take_snapshot(client)
     time.sleep(interval)
     figures = rates_between(before, take_snapshot(client))
     if as_json:
         typer.echo(json.dumps(figures))
-    else:
+    elif (console := Console(file=sys.stdout)).is_terminal:
         console.print(summary_page(figures))
+    else:
+        print_table(_layer_rows(figures))
+        print_facts([("from_cache", figures["from_cache"]), ("entries", figures["entries"]), *_summary_facts(figures)])
+
+
+def _layer_rows(figures: Mapping[str, Any]) -> Iterator[Row]:
+    for layer in LAYERS:
+        yield {
+            "Layer": layer,
+            number_column("Requests/s", "per_second"): decimal(figures["per_second"][layer], 1),
+            number_column("First byte, ms", "first_byte_ms"): milliseconds(figures["first_byte_ms"][layer]),
+            number_column("Total", "requests"): figures["requests"][layer],
+        }
 
 
 def _show_live(client: ProxyClient, interval: float) -> None:

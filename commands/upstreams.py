@@ -5,11 +5,10 @@ from typing import Annotated, Any
 from typer import Argument
 
 from kvproxy.commands.command import CommandGroup
-from kvproxy.commands.formatting import percent
+from kvproxy.commands.formatting import Formatted, format_size, percent
 from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output, print_text
-from kvproxy.commands.tables import Column, Layout, print_table
-from kvproxy.units import format_bytes
+from kvproxy.commands.tables import Column, ListLayout, print_table
 
 app = CommandGroup("upstreams", help="List upstreams, and drain one for maintenance.")
 
@@ -17,7 +16,7 @@ Name = Annotated[str, Argument(help="URL of the upstream, or its number from 1."
 
 
 @app.default
-def ls(layout: Layout, proxy: ProxyOptions) -> Output:
+def ls(layout: ListLayout, proxy: ProxyOptions) -> Output:
     """List upstreams with their state, load and cache."""
     return _upstreams_output(proxy.client().get("/admin/upstreams"), layout, numbered=True)
 
@@ -37,7 +36,9 @@ def undrain(name: Name, proxy: ProxyOptions) -> Output:
     return _upstreams_output([proxy.client().post("/admin/upstreams/undrain", name=name)])
 
 
-def _upstreams_output(upstreams: list[dict[str, Any]], layout: Layout = Layout(), *, numbered: bool = False) -> Output:
+def _upstreams_output(
+    upstreams: list[dict[str, Any]], layout: ListLayout = ListLayout(), *, numbered: bool = False
+) -> Output:
     def show() -> None:
         number: dict[Column | str, list[Any]] = {Column("#", is_number=True): list(range(1, len(upstreams) + 1))}
         columns = (number if numbered else {}) | _upstream_columns(upstreams)
@@ -53,7 +54,7 @@ def _upstreams_output(upstreams: list[dict[str, Any]], layout: Layout = Layout()
 
 def _upstream_columns(upstreams: list[dict[str, Any]]) -> dict[Column | str, list[Any]]:
     columns: dict[Column | str, list[Any]] = {
-        "Upstream": [each["url"] for each in upstreams],
+        Column("Upstream", field="url"): [each["url"] for each in upstreams],
         "State": [each["state"] for each in upstreams],
         "Running#": [each["requests"] for each in upstreams],
         "Load#?": [each["load"] for each in upstreams],
@@ -62,7 +63,7 @@ def _upstream_columns(upstreams: list[dict[str, Any]]) -> dict[Column | str, lis
     if any(each.get("models") or each.get("aliases") for each in upstreams):
         columns["Models"] = [_models_text(each) for each in upstreams]
     if len({each["weight"] for each in upstreams}) > 1:
-        columns["Weight#?"] = [f"{each['weight']:g}" for each in upstreams]
+        columns["Weight#?"] = [Formatted(f"{each['weight']:g}", each["weight"]) for each in upstreams]
     if any(each["ejections"] for each in upstreams):
         columns["Ejected#"] = [each["ejections"] for each in upstreams]
     if any(each["streams"] for each in upstreams):
@@ -79,7 +80,7 @@ def _upstream_columns(upstreams: list[dict[str, Any]]) -> dict[Column | str, lis
         slots = [each["slots"] or {} for each in upstreams]
         columns["Slots#"] = [each.get("slots") for each in slots]
         columns["Saved#?"] = [each.get("saved") for each in slots]
-        columns["On disk#?"] = [format_bytes(each["saved_bytes"]) if each else None for each in slots]
+        columns["On disk#?"] = [format_size(each["saved_bytes"]) if each else None for each in slots]
         columns["Restored#?"] = [each.get("restores") for each in slots]
     return columns
 
@@ -97,7 +98,7 @@ def _mirror_state(upstream: dict[str, Any]) -> str:
     return "complete" if upstream["complete"] else "incomplete"
 
 
-def _percent(share: float | None) -> str | None:
+def _percent(share: float | None) -> Formatted | None:
     return None if share is None else percent(share)
 
 

@@ -29,11 +29,11 @@ from kvproxy.commands.analyse.session_report import (
     read_spending,
     with_prices,
 )
-from kvproxy.commands.formatting import money, percent
+from kvproxy.commands.formatting import decimal, money, percent
 from kvproxy.commands.journal.spending import spending_output
 from kvproxy.commands.options import Data, Plot, load_settings
 from kvproxy.commands.output import Output, print_text, progress_bar
-from kvproxy.commands.tables import Layout, Row, print_table
+from kvproxy.commands.tables import ListLayout, Row, print_table
 from kvproxy.journal.record_query import SpendingGroup
 from kvproxy.units import plural
 
@@ -99,7 +99,7 @@ def estimate(
         if report is not None or plot is not None:
             raise typer.BadParameter("--by prints a table: it has no --report and no --plot")
         settings = with_prices(load_settings(data=data), _command_line_prices(price))
-        return spending_output(read_spending(log, sessions, model, settings, format, by), Layout())
+        return spending_output(read_spending(log, sessions, model, settings, format, by), ListLayout())
     costs = read_session_report(log, sessions, model, data, format, _command_line_prices(price))
     if costs is not None:
         if report is not None:
@@ -165,7 +165,7 @@ def _layer_rows(found: "Estimate", prefill_and_decode_rate: tuple[float, float],
             "Share#": percent((hits.requests if hits else found.forwarded) / found.requests),
             "Saved tokens#": hits and hits.prompt_tokens + hits.response_tokens,
             "Cached anyway#": hits and hits.cached_tokens,
-            "Saved seconds#": hits and f"{_seconds_saved_by_hits(hits, prefill_and_decode_rate):,.1f}",
+            "Saved seconds#": hits and decimal(_seconds_saved_by_hits(hits, prefill_and_decode_rate), 1),
             f"Saved {currency}#": hits and _format_saved_money(hits, found.reuse_discount),
         }
         for name, hits in layers.items()
@@ -182,7 +182,7 @@ def _pool_rows(found: "Estimate", prefill_rate: float, currency: str) -> list[Ro
         {
             "Pool#": name,
             "Reused#": percent(prefix.share(reused)),
-            "Saved seconds#": f"{reused / prefill_rate:,.1f}",
+            "Saved seconds#": decimal(reused / prefill_rate, 1),
             f"Saved {currency}#": None if found.reuse_discount is None else money(reused * found.reuse_discount),
             "Without response cache#": percent(alone.share(other)),
         }

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from kvproxy.commands.analyse.options import read_requests
-from kvproxy.commands.formatting import money, percent
+from kvproxy.commands.formatting import format_duration, money, percent
 from kvproxy.commands.journal.savings import ledger_rows
 from kvproxy.commands.options import load_settings
 from kvproxy.commands.output import print_note, print_text, progress_bar
 from kvproxy.commands.tables import digest_column, print_table, text_column
 from kvproxy.journal.sessions.ledger import main_cause
-from kvproxy.units import format_seconds, plural
+from kvproxy.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -98,7 +98,7 @@ def print_losses(report: "SessionReport", top: int) -> None:
             "Input#": each.prompt_tokens,
             "Reused#": percent((each.reused_tokens or 0) / max(1, each.prompt_tokens)),
             "Lost most to": main_cause(each.lost),
-            "Longest pause#?": format_seconds(round(each.longest_pause)),
+            "Longest pause#?": format_duration(round(each.longest_pause)),
             f"{report.ledger.currency}#": money(each.cost),
         }
         for each in shown

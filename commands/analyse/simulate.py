@@ -10,6 +10,7 @@ from typer import Argument, Option
 
 from kvproxy.commands.analyse.options import parse_sizes, report_source, save_report
 from kvproxy.commands.files import check_writable, save_charts
+from kvproxy.commands.formatting import Formatted, decimal, percent
 from kvproxy.commands.options import Plot
 from kvproxy.commands.output import Output, print_note, print_text, progress_bar
 from kvproxy.commands.tables import Row, print_table
@@ -238,13 +239,13 @@ def _compare_routing(
 def _routing_row(policy: str, result: "RoutingResult | None") -> Row:
     return {
         "Routing": policy,
-        "Engines#": result.engines if result else "not reached",
+        "Engines#": result.engines if result else Formatted("not reached", None),
         "Hit tokens#": result and result.hit_tokens,
-        "Hit rate#": result and f"{result.hit_rate:.1%}",
-        "Imbalance#": result and f"{result.imbalance:.2f}",
-        "Wait mean#": result and f"{result.wait_mean:.2f} s",
-        "Wait p50#": result and f"{result.wait_p50:.2f} s",
-        "Wait p99#": result and f"{result.wait_p99:.2f} s",
+        "Hit rate#": result and percent(result.hit_rate),
+        "Imbalance#": result and decimal(result.imbalance),
+        "Wait mean#": result and Formatted(f"{result.wait_mean:.2f} s", result.wait_mean),
+        "Wait p50#": result and Formatted(f"{result.wait_p50:.2f} s", result.wait_p50),
+        "Wait p99#": result and Formatted(f"{result.wait_p99:.2f} s", result.wait_p99),
         "Refused#": result and result.refused,
     }
 

@@ -8,7 +8,7 @@ from kvproxy.commands.blocks.engine_lines import engine_line, layer_group_lines
 from kvproxy.commands.options import LimitOrAll, ProxyOptions
 from kvproxy.commands.output import Output, print_facts, print_text
 from kvproxy.commands.statistics_text import label_statistics
-from kvproxy.commands.tables import Layout, Row, digest_column, table_output, text_column
+from kvproxy.commands.tables import ListLayout, Row, default_limit, digest_column, table_output, text_column
 from kvproxy.errors import NotFound
 from kvproxy.operations.client import quote_path_segment
 
@@ -19,8 +19,8 @@ def ls(
     *,
     proxy: ProxyOptions,
     state: Annotated[State | None, Option(help="Only blocks in this state.")] = None,
-    limit: LimitOrAll = 100,
-    layout: Layout,
+    limit: LimitOrAll = None,
+    layout: ListLayout,
 ) -> Output:
     """List blocks in the order of their ids.
 
@@ -30,7 +30,7 @@ def ls(
     return _block_table(blocks, limit, "no block" if state is None else f"no block is {state}", layout)
 
 
-def queue(*, limit: LimitOrAll = 100, layout: Layout, proxy: ProxyOptions) -> Output:
+def queue(*, limit: LimitOrAll = None, layout: ListLayout, proxy: ProxyOptions) -> Output:
     """List unreferenced blocks in eviction order.
 
     `Last operation` is the value of the pool's operation counter at the last use of the block.
@@ -55,7 +55,7 @@ def show(
     return Output(block, lambda: print_facts(shown))
 
 
-def chains(*, limit: LimitOrAll = 100, layout: Layout, proxy: ProxyOptions) -> Output:
+def chains(*, limit: LimitOrAll = None, layout: ListLayout, proxy: ProxyOptions) -> Output:
     """List cached prefixes, most recently used first.
 
     A chain is the sequence of blocks of a prefix.
@@ -63,7 +63,7 @@ def chains(*, limit: LimitOrAll = 100, layout: Layout, proxy: ProxyOptions) -> O
     Example: kvproxy blocks chains
     """
     found = proxy.client().get("/admin/blocks/chains")
-    shown = found[: limit or None]
+    shown = found[: default_limit(limit, 100) or None]
     rows: list[Row] = [
         {
             digest_column("Leaf"): chain["leaf"],
@@ -95,8 +95,8 @@ def _print_stats(found: dict[str, Any]) -> None:
         print_text(line)
 
 
-def _block_table(found: list[dict[str, Any]], limit: int, empty: str, layout: Layout) -> Output:
-    blocks = found[: limit or None]
+def _block_table(found: list[dict[str, Any]], limit: int | None, empty: str, layout: ListLayout) -> Output:
+    blocks = found[: default_limit(limit, 100) or None]
     is_mirrored = bool(blocks) and blocks[0].get("copies") is not None
     rows = map(_mirrored_row if is_mirrored else _block_row, blocks)
     return table_output(blocks, rows, empty=empty, layout=layout, total=len(found))

@@ -4,10 +4,11 @@ from typing import Annotated
 
 from typer import Argument
 
+from kvproxy.commands.formatting import Formatted, format_duration
 from kvproxy.commands.options import ProxyOptions, duration_option
 from kvproxy.commands.output import Output, text_output
 from kvproxy.commands.request_body import PromptOptions
-from kvproxy.commands.tables import Row, table_output, text_column
+from kvproxy.commands.tables import ListLayout, Row, number_column, table_output, text_column
 from kvproxy.operations.client import quote_path_segment
 from kvproxy.units import format_seconds
 
@@ -33,7 +34,7 @@ def pin(
     return text_output(done, f"pinned {done['tokens']:,} tokens as {name} {end}")
 
 
-def pins(proxy: ProxyOptions) -> Output:
+def pins(layout: ListLayout, proxy: ProxyOptions) -> Output:
     """List pins.
 
     Example: kvproxy blocks pins
@@ -43,12 +44,14 @@ def pins(proxy: ProxyOptions) -> Output:
         {
             "Name": pin["name"],
             "Blocks#": len(pin["blocks"]),
-            "Time left#": "until unpin" if pin["seconds_left"] is None else format_seconds(pin["seconds_left"]),
+            number_column("Time left", "seconds_left"): Formatted("until unpin", None)
+            if pin["seconds_left"] is None
+            else format_duration(pin["seconds_left"]),
             text_column("Ids"): ", ".join(map(str, pin["blocks"])),
         }
         for pin in found
     ]
-    return table_output(found, rows, empty="no pins")
+    return table_output(found, rows, empty="no pins", layout=layout)
 
 
 def unpin(name: Annotated[str, Argument(help="Name of the pin.")], proxy: ProxyOptions) -> Output:

@@ -5,11 +5,12 @@ from typing import Annotated, Any
 import typer
 from typer import Argument
 
+from kvproxy.commands.formatting import Formatted, format_size
 from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.commands.tables import Row, table_output
 from kvproxy.operations.client import quote_path_segment
-from kvproxy.units import format_bytes, plural
+from kvproxy.units import plural
 
 _COUNTS = ("hits", "misses", "damaged", "errors", "dropped", "evictions")
 _ROWS = ("Chunks", "Size", "Limit", *(name.capitalize() for name in _COUNTS), "State")
@@ -60,10 +61,10 @@ def reset(proxy: ProxyOptions) -> Output:
 
 
 def _tier_figures(tier: dict[str, Any]) -> dict[str, object]:
-    limit = "none" if tier["limit"] is None else format_bytes(tier["limit"])
+    limit = Formatted("none", None) if tier["limit"] is None else format_size(tier["limit"])
     state = "in use" if tier["available"] else "paused"
     counts = (tier[name] for name in _COUNTS)
-    return dict(zip(_ROWS, (tier["chunks"], format_bytes(tier["bytes"]), limit, *counts, state), strict=True))
+    return dict(zip(_ROWS, (tier["chunks"], format_size(tier["bytes"]), limit, *counts, state), strict=True))
 
 
 def _pool_reset_line(done: dict[str, Any]) -> str:

@@ -4,10 +4,10 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from kvproxy.commands.formatting import percent
+from kvproxy.commands.formatting import Formatted, percent
 from kvproxy.commands.options import ProxyOptions, size_option
 from kvproxy.commands.output import Output, print_note, print_text
-from kvproxy.commands.tables import Column, Row, print_table
+from kvproxy.commands.tables import Column, Row, number_column, print_table
 from kvproxy.units import format_bytes, plural
 
 _NAMES = {"half": "half the pool", "double": "twice the pool", "quadruple": "four times the pool"}
@@ -46,11 +46,22 @@ def _print_forecasts(forecasts: list[dict[str, Any]], tier: float) -> None:
         )
         rows: list[Row] = []
         for point in each["points"]:
-            gain = None if current is None else f"{100 * (point['hit_rate'] - current):+.1f}"
-            change = None if point["ttft_ms"] is None else f"{point['ttft_ms']:+,.0f} ms"
+            gain = None if current is None else point["hit_rate"] - current
+            change = point["ttft_ms"]
             row: dict[Column | str, object] = {"Pool": names.get(point["name"], f"{point['name']} pool")}
-            row |= {"Tokens#?": point["pool_tokens"], "Hit rate#": percent(point["hit_rate"])}
-            rows.append(row | {"Points#?": gain, "TTFT#?": change})
+            row |= {
+                number_column("Tokens", "pool_tokens", optional=True): point["pool_tokens"],
+                "Hit rate#": percent(point["hit_rate"]),
+            }
+            rows.append(
+                row
+                | {
+                    "Points#?": None if gain is None else Formatted(f"{100 * gain:+.1f}", 100 * gain),
+                    number_column("TTFT", "ttft_ms"): None
+                    if change is None
+                    else Formatted(f"{change:+,.0f} ms", change),
+                }
+            )
         print_table(rows)
         if each["pool_tokens"] is None:
             print_note("the size of its pool is unknown: the upstream does not report it")

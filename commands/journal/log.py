@@ -1,10 +1,9 @@
 """`kvproxy log`: the last requests, and how each was answered."""
 
-import json
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 from typer import Argument, Option
@@ -12,17 +11,21 @@ from typer import Argument, Option
 from kvproxy.analyse.charts import Chart, ChartLine
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.files import checked_plot, save_charts
-from kvproxy.commands.formatting import local_time, milliseconds, money, percent, table_time
+from kvproxy.commands.formatting import decimal, local_time, milliseconds, money, percent, table_time
 from kvproxy.commands.journal.export import export
 from kvproxy.commands.options import JournalOptions, LimitOrAll
 from kvproxy.commands.output import Output, print_charts, print_facts, print_note
 from kvproxy.commands.tables import (
     Column,
-    Layout,
+    ListLayout,
     Row,
+    default_limit,
     digest_column,
+    number_column,
+    print_records,
     print_rows_without_names,
     print_table,
+    rows_note,
     table_output,
     text_column,
 )
@@ -36,6 +39,11 @@ if TYPE_CHECKING:
 EMPTY = "no request matches"
 TopGroup = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "upstream"]
 _POLL_SECONDS = 0.3
+_LISTED = 20
+_TOP = 10
+_SHOWN_FIELDS = frozenset(
+    "time layer reason model tenant reused_tokens cost total_ms request_id question stored_question".split()
+)
 
 
 app = CommandGroup("log", help="List requests, and how each was answered.")
@@ -46,8 +54,8 @@ app.subcommand(export)
 def log(
     *,
     selection: RecordQuery,
-    limit: LimitOrAll = 20,
-    layout: Layout,
+    limit: LimitOrAll = None,
+    layout: ListLayout,
     plot: Annotated[Path | None, Option(help="Plot requests over time: - (terminal), .png or .svg file.")] = None,
     follow: Annotated[bool, Option("--follow", "-f", help="Print new requests as they arrive.")] = False,
     source: JournalOptions,
@@ -65,16 +73,21 @@ def log(
 
     Example: kvproxy log --plot - --since 1h
     """
-    query = replace(selection, limit=limit or None)
+    limit = default_limit(limit, _LISTED) if not follow else _LISTED if limit is None else limit
+    # One more row than the limit shows whether there are more.
+    query = replace(selection, limit=limit + 1 if limit else None)
+    if as_json or layout.jsonl:
+        layout = replace(layout, jsonl=True, csv=False)
     if plot is not None:
-        if as_json or follow:
-            raise typer.BadParameter("--plot excludes --json and --follow")
+        if layout.is_data or follow:
+            raise typer.BadParameter("--plot excludes --json, --jsonl, --csv, and --follow")
         _plot(source.open_direct("--plot"), replace(query, limit=None), plot)
         return
     journal = source.open() if query.where is None else source.open_direct("--where")
-    rows = _sort_by_arrival(journal.records(query))
-    if as_json:
-        _print_objects(rows)
+    found = journal.records(query)
+    rows = _sort_by_arrival(found[: limit or None])
+    if layout.is_data:
+        print_records(map(_document, rows), layout)
     else:
         has_matches = any(_matched_question(row) for row in rows)
         print_table(
@@ -83,7 +96,9 @@ def log(
             layout=layout,
         )
     if follow:
-        _follow(journal, query, rows, None if as_json else layout)
+        _follow(journal, query, rows, layout)
+    elif (note := rows_note(len(rows), len(found), is_minimum=True)) is not None:
+        print_note(note)
 
 
 def _sort_by_arrival(rows: "list[RecordWithQuestions]") -> "list[RecordWithQuestions]":
@@ -139,7 +154,7 @@ def _decode_ms(record: "Record") -> float | None:
 
 
 def _follow(
-    journal: "JournalClient", query: RecordQuery, rows: "list[RecordWithQuestions]", layout: Layout | None
+    journal: "JournalClient", query: RecordQuery, rows: "list[RecordWithQuestions]", layout: ListLayout
 ) -> None:
     latest = rows or journal.records(replace(query, limit=1))
     last = max((row.number for row in latest), default=0)
@@ -149,15 +164,14 @@ def _follow(
         if not rows:
             continue
         last = max(row.number for row in rows)
-        if layout is None:
-            _print_objects(rows)
+        if layout.is_data:
+            print_records(map(_document, rows), layout, with_names=False)
         else:
             print_rows_without_names((_record_row(row, layout=layout) for row in rows), layout)
 
 
-def _print_objects(rows: "list[RecordWithQuestions]") -> None:
-    for row in rows:
-        typer.echo(json.dumps(asdict(row) | {"stored_question": _matched_question(row)}))
+def _document(row: "RecordWithQuestions") -> dict[str, Any]:
+    return asdict(row) | {"stored_question": _matched_question(row)}
 
 
 def _matched_question(row: "RecordWithQuestions") -> str | None:
@@ -165,7 +179,9 @@ def _matched_question(row: "RecordWithQuestions") -> str | None:
     return row.stored_question if is_match else None
 
 
-def _record_row(record: "RecordWithQuestions", *, shows_stored_question: bool = True, layout: Layout = Layout()) -> Row:
+def _record_row(
+    record: "RecordWithQuestions", *, shows_stored_question: bool = True, layout: ListLayout = ListLayout()
+) -> Row:
     shown: Row = {
         "Time": table_time(record.time),
         "Layer?": record.layer,
@@ -173,22 +189,22 @@ def _record_row(record: "RecordWithQuestions", *, shows_stored_question: bool = 
         "Model?": record.model,
         digest_column("Tenant", 16, optional=True): tenant_name(record.tenant),
         "Tokens#?": None if record.prompt_tokens is None else record.prompt_tokens + (record.completion_tokens or 0),
-        "Reused#?": record.reused_tokens,
+        number_column("Reused", "reused_tokens", optional=True): record.reused_tokens,
         "Cost#?": money(record.cost),
-        "ms#": milliseconds(record.total_ms),
-        digest_column("Request", 8): record.request_id,
+        number_column("ms", "total_ms"): milliseconds(record.total_ms),
+        digest_column("Request", 8, field="request_id"): record.request_id,
         text_column("Question"): record.question,
         **({text_column("Stored question"): _matched_question(record)} if shows_stored_question else {}),
     }
-    return shown if layout.columns is None else {**_record_fields(record), **shown}
+    return shown if layout.columns is None else {**_other_fields(record), **shown}
 
 
-def _record_fields(record: "RecordWithQuestions") -> Row:
+def _other_fields(record: "RecordWithQuestions") -> Row:
     found: dict[Column | str, object] = {}
     for name, value in asdict(record).items():
-        if name not in ("time", "layer", "reason", "model", "tenant", "cost", "question", "stored_question"):
+        if name not in _SHOWN_FIELDS:
             is_number = isinstance(value, int | float)
-            found[Column(name, is_number=is_number)] = f"{value:,.3f}" if isinstance(value, float) else value
+            found[Column(name, is_number=is_number)] = decimal(value, 3) if isinstance(value, float) else value
     return found
 
 
@@ -197,9 +213,9 @@ def top(
     *,
     by: Annotated[TopGroup, Option(help="Group requests by this field.")] = "prompt",
     backend: Annotated[bool, Option("--backend", help="Sort by backend time instead of requests.")] = False,
-    limit: LimitOrAll = 10,
+    limit: LimitOrAll = None,
     selection: RecordQuery,
-    layout: Layout,
+    layout: ListLayout,
     source: JournalOptions,
 ) -> Output:
     """List the most frequent or most expensive requests.
@@ -211,6 +227,7 @@ def top(
 
     Example: kvproxy log top --backend --by tenant
     """
+    limit = default_limit(limit, _TOP)
     # One more row than the limit shows whether there are more.
     found = source.open_direct("log top").groups(
         selection, by, order="backend" if backend else "requests", limit=limit + 1 if limit else None
@@ -220,11 +237,11 @@ def top(
     rows: list[Row] = [
         {
             "Requests#": row.requests,
-            "Cached#": percent(row.cached / max(1, row.requests)),
+            number_column("Cached", "cached_share"): percent(row.cached / max(1, row.requests)),
             # The column of the order stays in a narrow terminal.
-            f"Computed tokens#{'?' if backend else ''}": row.computed,
-            f"Backend seconds#{'' if backend else '?'}": f"{row.seconds:,.2f}",
-            "Response tokens#?": row.generated,
+            number_column("Computed tokens", "computed", optional=backend): row.computed,
+            number_column("Backend seconds", "seconds", optional=not backend): decimal(row.seconds),
+            number_column("Response tokens", "generated", optional=True): row.generated,
             **({Column("Differs in", digits=30, is_text=True): ", ".join(row.differs_in)} if has_differences else {}),
             text_column(by.capitalize()): tenant_name(row.name) if by == "tenant" else row.name,
         }

@@ -8,10 +8,10 @@ from typer import Option
 
 from kvproxy.analyse.charts import Chart
 from kvproxy.commands.files import save_charts
-from kvproxy.commands.formatting import money, percent
+from kvproxy.commands.formatting import Formatted, money, percent
 from kvproxy.commands.options import JournalOptions, Plot
 from kvproxy.commands.output import Output, print_text
-from kvproxy.commands.tables import Layout, Row, print_table, text_column
+from kvproxy.commands.tables import ListLayout, Row, number_column, print_table, text_column
 from kvproxy.journal.sessions.ledger import CAUSES
 from kvproxy.operations.journal_parameters import LedgerQuery, SavingsQuery
 from kvproxy.units import plural, tenant_name
@@ -28,7 +28,7 @@ def savings(
     *,
     query: SavingsQuery,
     ledger: Annotated[bool, Option("--ledger", help="List the reused and the lost prompt tokens instead.")] = False,
-    layout: Layout,
+    layout: ListLayout,
     plot: Plot = None,
     source: JournalOptions,
 ) -> Output:
@@ -50,7 +50,8 @@ def savings(
     by, since = query.by, query.since
     if ledger:
         found = source.open().perform(report_ledger, LedgerQuery(since))
-        return Output(asdict(found) | _first_counted_day(since), lambda: _print_ledger(found, since, layout))
+        document = asdict(found) | _first_counted_day(since)
+        return Output(document, lambda: _print_ledger(found, since, layout), records=document["rows"])
     report = source.open().perform(report_savings, query)
     charts = _savings_charts(report, by)
     save_charts(charts, plot)
@@ -82,7 +83,7 @@ def _savings_charts(report: "SavingsReport", by: str) -> list[Chart]:
     return [Chart(f"saved {unit} by {by}", "", bars=found) for unit, found in bars.items() if found]
 
 
-def _print_ledger(report: "LedgerReport", since: float | None, layout: Layout) -> None:
+def _print_ledger(report: "LedgerReport", since: float | None, layout: ListLayout) -> None:
     print_table(ledger_rows(report), empty="no requests yet", layout=layout)
     _print_first_counted_day(since)
     if not report.rows:
@@ -112,21 +113,32 @@ def _print_diagnoses(report: "LedgerReport") -> None:
         print_text(f"  {row.diagnosis}: {plural(row.turns, 'turn')}, {row.disagreed:,} different in the ledger")
 
 
-def _print_savings(report: "SavingsReport", by: str, since: float | None, layout: Layout) -> None:
+def _print_savings(report: "SavingsReport", by: str, since: float | None, layout: ListLayout) -> None:
     total = [report.total] if report.total is not None and len(report.rows) > 1 else []
     has_price = any(row.money is not None for row in report.rows)
+    saved = "" if by == "tag" else "Saved "
     rows: list[Row] = [
         {
             text_column(by.capitalize()): tenant_name(row.name) if by == "tenant" else row.name,
             "Requests#": row.requests,
-            "Hits#": row.answered,
+            number_column("Hits", "answered"): row.answered,
             "Prompt tokens#?": row.prompt_tokens if _has_tokens(row) else None,
-            "Response tokens#?": row.completion_tokens if _has_tokens(row) else None,
+            number_column("Response tokens", "completion_tokens", optional=True): row.completion_tokens
+            if _has_tokens(row)
+            else None,
             "Reused tokens#": row.reused_tokens,
             "Seconds#": _seconds_text(row),
-            **({f"Spent {report.currency}#": _spent_text(row)} if has_price and by != "tag" else {}),
-            **({f"{'Saved ' if by != 'tag' else ''}{report.currency}#": _money_text(row)} if has_price else {}),
-            **({f"At least {report.currency}#?": money(row.least_money)} if has_price else {}),
+            **(
+                {number_column(f"Spent {report.currency}", "spent"): _spent_text(row)}
+                if has_price and by != "tag"
+                else {}
+            ),
+            **({number_column(f"{saved}{report.currency}", "money"): _money_text(row)} if has_price else {}),
+            **(
+                {number_column(f"At least {report.currency}", "least_money", optional=True): money(row.least_money)}
+                if has_price
+                else {}
+            ),
         }
         for row in [*report.rows, *total]
     ]
@@ -137,11 +149,11 @@ def _print_savings(report: "SavingsReport", by: str, since: float | None, layout
         _print_notes(report, has_price=has_price)
 
 
-def _spent_text(row: "Saving") -> str | None:
+def _spent_text(row: "Saving") -> Formatted | None:
     return money(row.spent, leaves_out_models=row.unpriced_requests > 0)
 
 
-def _money_text(row: "Saving") -> str | None:
+def _money_text(row: "Saving") -> Formatted | None:
     # Without the tokens of all hits, the money is no bound.
     return money(
         row.money, is_bound=bool(row.uncertain_tokens) and not row.unreported_hits, leaves_out_models=_has_unpriced(row)
@@ -156,12 +168,12 @@ def _has_seconds(row: "Saving") -> bool:
     return not row.unmeasured_tokens or bool(row.seconds)
 
 
-def _seconds_text(row: "Saving") -> str:
+def _seconds_text(row: "Saving") -> Formatted:
     if not _has_seconds(row):
-        return "not known yet"
-    if f"{row.least_seconds:,.1f}" == f"{row.most_seconds:,.1f}":
-        return f"{row.seconds:,.1f}"
-    return f"{row.seconds:,.1f} ({row.least_seconds:,.1f} to {row.most_seconds:,.1f})"
+        return Formatted("not known yet", None)
+    least, most = f"{row.least_seconds:,.1f}", f"{row.most_seconds:,.1f}"
+    interval = "" if least == most else f" ({least} to {most})"
+    return Formatted(f"{row.seconds:,.1f}{interval}", row.seconds)
 
 
 def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
@@ -226,6 +238,6 @@ def ledger_rows(report: "LedgerReport") -> Iterator[Row]:
             text_column("Result"): row.result,
             "Tokens#": row.tokens,
             "Share#": percent(row.share),
-            **({f"Lost {report.currency}#": money(row.cost)} if has_price else {}),
+            **({number_column(f"Lost {report.currency}", "cost"): money(row.cost)} if has_price else {}),
             text_column("Meaning"): CAUSES.get(row.result, "The backend had them."),
         }

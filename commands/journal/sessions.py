@@ -8,15 +8,25 @@ import typer
 from typer import Argument, Option
 
 from kvproxy.commands.command import CommandGroup
-from kvproxy.commands.formatting import money, percent, table_time
+from kvproxy.commands.formatting import Formatted, format_duration, money, percent, table_time
 from kvproxy.commands.journal.spending import spending_output
 from kvproxy.commands.options import JournalOptions, LimitOrAll
 from kvproxy.commands.output import Output, print_facts
-from kvproxy.commands.tables import Column, Layout, Row, digest_column, print_table, table_output, text_column
+from kvproxy.commands.tables import (
+    Column,
+    ListLayout,
+    Row,
+    default_limit,
+    digest_column,
+    number_column,
+    print_table,
+    table_output,
+    text_column,
+)
 from kvproxy.journal.record_query import SpendingGroup
 from kvproxy.journal.sessions.ledger import main_cause
 from kvproxy.operations.journal_parameters import SessionName, SessionQuery, SpendingQuery
-from kvproxy.units import format_seconds, tenant_name
+from kvproxy.units import tenant_name
 
 if TYPE_CHECKING:
     from kvproxy.journal.sessions.session_reader import Session, TreeRow, Turn
@@ -33,9 +43,9 @@ app = CommandGroup("sessions", help="List sessions and their reused and lost tok
 def sessions(
     *,
     by: Annotated[SpendingGroup | None, Option(help="List the cost of the requests by this field instead.")] = None,
-    limit: LimitOrAll = 20,
+    limit: LimitOrAll = None,
     selection: SessionQuery,
-    layout: Layout,
+    layout: ListLayout,
     source: JournalOptions,
 ) -> Output:
     """List the last sessions: their turns, tokens, and tokens that were not reused.
@@ -56,17 +66,19 @@ def sessions(
         if selection.turns != 1:
             raise typer.BadParameter("--by sums requests, so --turns does not apply")
         return spending_output(source.open().perform(report_spending, SpendingQuery(by, selection.since)), layout)
+    limit = default_limit(limit, 20)
     # One more row than the limit shows whether there are more.
     found = source.open().sessions(replace(selection, limit=limit + 1 if limit else None))
     listed = found[: limit or None]
-    document, rows = [asdict(each) for each in listed], map(_session_row, listed)
+    has_unpriced = any(each.unpriced_turns for each in listed)
+    document, rows = [asdict(each) for each in listed], [_session_row(each, has_unpriced) for each in listed]
     return table_output(document, rows, empty="no sessions", layout=layout, total=len(found), is_minimum=True)
 
 
 @app.subcommand
 def show(
     session: Annotated[str, Argument(help="Id or name of a session, or the id of one of its requests.")],
-    layout: Layout,
+    layout: ListLayout,
     source: JournalOptions,
 ) -> Output:
     """Show the tree of a session with one row per turn.
@@ -89,31 +101,38 @@ def show(
                 ("tenant", tenant_name(found.tenant)),
                 ("model", ", ".join(found.models)),
                 *([("upstream", ", ".join(found.upstreams))] if found.upstreams else []),
-                ("input", f"{found.prompt_tokens:,} tokens, {_reused_share(found) or 'not reported how many'} reused"),
-                *((f"lost to {cause}", f"{tokens:,}") for cause, tokens in found.lost.items()),
+                ("prompt_tokens", found.prompt_tokens),
+                (
+                    "reused_tokens",
+                    Formatted("not reported", None) if found.reused_tokens is None else found.reused_tokens,
+                ),
+                ("share", _reused_share(found)),
+                *((f"lost to {cause}", tokens) for cause, tokens in found.lost.items()),
             ]
         )
         print_table(_turn_rows(rows), layout=layout)
 
-    return Output([asdict(row) for row in rows], show)
+    records = [{"depth": row.depth, **asdict(row.turn)} for row in rows]
+    return Output([asdict(row) for row in rows], show, records=records)
 
 
-def _reused_share(session: "Session") -> str | None:
+def _reused_share(session: "Session") -> Formatted | None:
     return None if session.reused_tokens is None else percent(session.reused_tokens / max(1, session.prompt_tokens))
 
 
-def _session_row(session: "Session") -> Row:
+def _session_row(session: "Session", has_unpriced: bool) -> Row:
     return {
-        "Session": session.id,
+        Column("Session", field="id"): session.id,
         digest_column("Tenant", 16, optional=True): tenant_name(session.tenant),
         text_column("Model"): ", ".join(session.models),
         "Turns#": session.turns,
-        "Input#": session.prompt_tokens,
-        "Reused#": session.reused_tokens,
+        number_column("Input", "prompt_tokens"): session.prompt_tokens,
+        number_column("Reused", "reused_tokens"): session.reused_tokens,
         "Share#": _reused_share(session),
         "Lost most to?": main_cause(session.lost),
-        "Longest pause#?": format_seconds(round(session.longest_pause)),
+        "Longest pause#?": format_duration(round(session.longest_pause)),
         "Cost#?": money(session.cost, leaves_out_models=session.unpriced_turns > 0),
+        **({"Unpriced turns#?": session.unpriced_turns} if has_unpriced else {}),
         "Last": table_time(session.last),
         Column("Upstream", is_text=True, is_optional=True): ", ".join(session.upstreams) or None,
     }
@@ -136,12 +155,12 @@ def _turn_row(row: "TreeRow") -> Row:
     return {
         "Turn": f"{'·' * row.depth}{turn.turn}",
         "Time": table_time(turn.time),
-        "Pause#?": None if turn.pause is None else format_seconds(round(max(0.0, turn.pause))),
-        "Input#": turn.prompt_tokens,
-        "Reused#": turn.reused_tokens,
+        "Pause#?": None if turn.pause is None else format_duration(round(max(0.0, turn.pause))),
+        number_column("Input", "prompt_tokens"): turn.prompt_tokens,
+        number_column("Reused", "reused_tokens"): turn.reused_tokens,
         text_column("Lost"): ", ".join(f"{cause} {tokens:,}" for cause, tokens in turn.lost.items()),
         "Cost#?": money(turn.cost),
         text_column("First change"): None if turn.region is None else f"{turn.region}{place}",
         **dict(zip(_PROVIDER_COLUMNS, (_diagnosis(turn), turn.keep_warm), strict=True)),
-        digest_column("Request", 8, optional=True): turn.request_id,
+        digest_column("Request", 8, optional=True, field="request_id"): turn.request_id,
     }

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from kvproxy.commands.formatting import money, percent
 from kvproxy.commands.output import Output, print_note
-from kvproxy.commands.tables import Layout, Row, digest_column, print_table
+from kvproxy.commands.tables import ListLayout, Row, digest_column, number_column, print_table
 from kvproxy.journal.sessions.ledger import main_cause
 from kvproxy.units import plural
 
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 _UNKNOWN = "(unknown)"
 
 
-def spending_output(report: "SpendingReport", layout: Layout) -> Output:
-    return Output(asdict(report), lambda: _print_spending(report, layout))
+def spending_output(report: "SpendingReport", layout: ListLayout) -> Output:
+    document = asdict(report)
+    return Output(document, lambda: _print_spending(report, layout), records=document["rows"])
 
 
-def _print_spending(report: "SpendingReport", layout: Layout) -> None:
+def _print_spending(report: "SpendingReport", layout: ListLayout) -> None:
     total = [report.total] if len(report.rows) > 1 else []
     print_table(
         [_spending_row(row, report) for row in [*report.rows, *total]], empty="no paid requests yet", layout=layout
@@ -38,15 +39,17 @@ def _print_spending(report: "SpendingReport", layout: Layout) -> None:
 def _spending_row(row: "Spending", report: "SpendingReport") -> Row:
     is_priced_in_part = row.unpriced > 0
     return {
-        digest_column(report.by.capitalize(), 40): row.name or _UNKNOWN,
+        digest_column(report.by.capitalize(), 40, field="name"): row.name or _UNKNOWN,
         "Requests#": row.requests,
-        "Input#": row.input_tokens,
-        "Cached#": percent(row.reused_tokens / row.input_tokens) if row.input_tokens else None,
-        "Written#?": row.written_tokens,
-        "Output#": row.output_tokens,
-        f"Input {report.currency}#?": money(row.input_cost),
-        f"Output {report.currency}#?": money(row.output_cost),
-        f"{report.currency}#": money(row.cost, leaves_out_models=is_priced_in_part),
+        number_column("Input", "input_tokens"): row.input_tokens,
+        number_column("Cached", "cached_share"): percent(row.reused_tokens / row.input_tokens)
+        if row.input_tokens
+        else None,
+        number_column("Written", "written_tokens", optional=True): row.written_tokens,
+        number_column("Output", "output_tokens"): row.output_tokens,
+        number_column(f"Input {report.currency}", "input_cost", optional=True): money(row.input_cost),
+        number_column(f"Output {report.currency}", "output_cost", optional=True): money(row.output_cost),
+        number_column(report.currency, "cost"): money(row.cost, leaves_out_models=is_priced_in_part),
         "Lost most to?": main_cause(row.lost),
-        f"Lost {report.currency}#?": money(row.lost_cost),
+        number_column(f"Lost {report.currency}", "lost_cost", optional=True): money(row.lost_cost),
     }

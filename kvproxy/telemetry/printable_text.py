@@ -5,11 +5,17 @@ _BIDIRECTIONAL = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 
 _LATER = (*range(0x7F, 0xA0), *_BIDIRECTIONAL, 0x2028, 0x2029)
 _ESCAPES = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in (*range(0x20), *_LATER)}
 _LINE_ESCAPES = {code: text for code, text in _ESCAPES.items() if code != ord("\n")}
+_CELL_ESCAPES = {code: text for code, text in _ESCAPES.items() if chr(code) not in "\n\r\t"}
 _JSON_ESCAPES = {code: f"\\u{code:04x}" for code in _LATER}
 
 
 def escape_controls(text: str) -> str:
     return text.translate(_ESCAPES)
+
+
+def escape_cell(text: str) -> str:
+    """Escape controls in a cell of CSV, which may have line breaks and tabs."""
+    return text.translate(_CELL_ESCAPES)
 
 
 def escape_lines(text: str) -> str:

@@ -33,7 +33,8 @@ def test_a_report_of_an_estimate(tmp_path: Path) -> None:
         assert expected in text
     # The table and the report have the same cells.
     (row,) = (line.split("\t") for line in done.stdout.splitlines() if line.startswith("Exact hits"))
-    assert "\n\n".join(row) in text
+    cells = [row[0], row[1], f"{100 * float(row[2]):.1f}%", *row[3:5], f"{float(row[5]):.1f}", f"{float(row[6]):.4f}"]
+    assert "\n\n".join(cells) in text
 
 
 def test_a_report_of_a_simulation(tmp_path: Path) -> None:

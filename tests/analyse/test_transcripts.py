@@ -186,9 +186,9 @@ def test_the_commands_report_transcripts(tmp_path: Path) -> None:
     assert "3 sessions, 7 requests" in losses
     assert "expired\t13604" in losses
     costs = kvproxy("estimate", str(tmp_path), "--data", str(tmp_path)).stdout
-    rows = dict(re.findall(r"^([^\t]+)\t[\d.]+\t([\d.]+)%$", costs, re.MULTILINE))
-    assert rows["today"] == "100.0"
-    assert float(rows["nothing lost to expired"]) < 100 < float(rows["without a cache"]) < 1_000
+    rows = dict(re.findall(r"^([^\t]+)\t[\d.]+\t([\d.]+)$", costs, re.MULTILINE))
+    assert rows["today"] == "1"
+    assert float(rows["nothing lost to expired"]) < 1 < float(rows["without a cache"]) < 10
     assert "pause policy" in costs
 
 

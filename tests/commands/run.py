@@ -94,7 +94,7 @@ def result(*arguments: object, url: str = NOWHERE, **environment: str) -> Any:
 
 def printed_facts(*arguments: object, url: str = NOWHERE) -> dict[str, str]:
     """Run a command and return the names and values that it prints for people."""
-    done = kvproxy(*arguments, url=url)
+    done = kvproxy(*arguments, url=url, columns=400)
     assert done.returncode == 0, done.stderr
     lines = [re.split(r"\s{2,}", line, maxsplit=1) for line in done.stdout.splitlines()]
     return {line[0]: line[1] for line in lines}

@@ -148,7 +148,8 @@ def test_keys_are_created_with_limits(tmp_path: Path) -> None:
     assert result("keys", "ls", "--data", tmp_path) == [
         {"name": "team", "last_used": None, "previous_key_expires": None, **limits}
     ]
-    assert "2KiB" in kvproxy("keys", "ls", "--data", tmp_path).stdout
+    assert "team\t5\t1000\t2\t2048\t" in kvproxy("keys", "ls", "--data", tmp_path).stdout
+    assert "2KiB" in kvproxy("keys", "ls", "--data", tmp_path, columns=120).stdout
     assert kvproxy("keys", "rm", "team", "--data", tmp_path).returncode == 0
     assert result("keys", "ls", "--data", tmp_path) == []
     result("keys", "add", "the-agents-of-the-help-desk-in-Bern", *flags, "--data", tmp_path)
@@ -179,7 +180,7 @@ def test_the_first_key_closes_the_proxy_and_rotation_shows_the_end_of_the_old_on
     assert second.stderr == ""
     kvproxy("keys", "rotate", "two", "--grace", "7d", "--data", tmp_path)
     rows = [line.split("\t") for line in kvproxy("keys", "ls", "--data", tmp_path).stdout.splitlines()]
-    assert [row[-1] for row in rows[:2]] == ["Old key until", ""]
+    assert [row[-1] for row in rows[:2]] == ["previous_key_expires", ""]
     ends = datetime.fromisoformat(rows[2][-1]).timestamp()
     narrow = kvproxy("keys", "ls", "--data", tmp_path, columns=80)
     shown = [re.sub(r"\x1b\[\d*m", "", line) for line in narrow.stdout.splitlines()]

@@ -59,7 +59,7 @@ def test_a_pin_ends_by_itself(url: str) -> None:
     assert result(*given, url=url)["tokens"] > 0
     assert "pinned" in states(url)
     assert result("blocks", "pins", url=url)[0]["seconds_left"] <= 3600
-    assert "60m" in kvproxy("blocks", "pins", url=url).stdout
+    assert "60m" in kvproxy("blocks", "pins", url=url, columns=80).stdout
     # Said again with a shorter time, over HTTP: a command takes longer than that on a busy machine.
     assert httpx.post(f"{url}/admin/blocks/pins?name=short&ttl=0.05", content=body).is_success
     until(lambda: "pinned" not in states(url))

@@ -46,9 +46,9 @@ def test_sessions_are_listed_with_their_losses_and_costs(data: Path) -> None:
     assert [each["id"] for each in result("sessions", "--turns", 2, "--data", data)] == [found["id"]]
     head, *rows = [line.split("\t") for line in kvproxy("sessions", "--data", data).stdout.splitlines()]
     row = dict(zip(head, rows[1], strict=True))
-    assert (row["Turns"], row["Input"], row["Share"], row["Lost most to"]) == ("2", "20200", "0.0%", "expired")
-    assert (row["Longest pause"], row["Upstream"]) == ("10m", "https://api.example")
-    assert float(row["Cost"]) == pytest.approx(cost, abs=0.001)
+    assert (row["turns"], row["prompt_tokens"], row["share"], row["lost_most_to"]) == ("2", "20200", "0", "expired")
+    assert (row["longest_pause"], row["upstream"]) == ("599", "https://api.example")
+    assert float(row["cost"]) == pytest.approx(cost)
 
 
 def test_requests_are_billed_by_day_project_model_and_client(tmp_path: Path) -> None:
@@ -95,9 +95,13 @@ def test_a_cost_without_unpriced_turns_is_marked(tmp_path: Path) -> None:
     sessions = Sessions(str(tmp_path / "journal.db"), m=PRICE)
     sessions.add(request(FIRST, 100, 0, 0), request(SECOND, 200, 0, 600, body={"model": "free"}))
     sessions.close()
-    for model, cost in (("m", "0.0004 (priced)"), ("*", "0.0012"), ("x", "")):
+    for model, cost in (("m", "0.00045"), ("*", "0.0012"), ("x", "")):
         (tmp_path / "kvproxy.toml").write_text(f'[journal.prices."{model}"]\ninput = 3\noutput = 15\n')
-        assert kvproxy("sessions", "--columns", "cost", "--data", tmp_path).stdout == f"Cost\n{cost}\n"
+        piped = kvproxy("sessions", "--columns", "cost", "--data", tmp_path).stdout
+        assert [float(text or -1) for text in piped.splitlines()[1:]] == pytest.approx([float(cost or -1)], abs=0.0001)
+        shown = kvproxy("sessions", "--data", tmp_path).stdout
+        assert ("unpriced_turns" in shown) is (model != "*")
+        assert ("(priced)" in kvproxy("sessions", "--data", tmp_path, columns=200).stdout) is (model == "m")
 
 
 def test_a_limit_says_that_there_are_more_rows(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +111,7 @@ def test_a_limit_says_that_there_are_more_rows(data: Path, monkeypatch: pytest.M
         assert result(*command, "-n", 1, "--data", data) == every[:1]
         cut = kvproxy(*command, "-n", 1, "--data", data)
         rows = (cut.stdout.count("\n"), cut.stderr)
-        assert rows == (2, "1 of at least 2 rows: list all with --limit 0\n")
+        assert rows == (2, "1 row, and there are more: list all with --limit 0\n")
         for limit in (0, len(every)):
             assert kvproxy(*command, "-n", limit, "--data", data).stderr == ""
     assert len(result("sessions", "-n", 0, "--data", data)) == 2
@@ -129,7 +133,8 @@ def test_a_session_is_shown_by_turns(data: Path) -> None:
     assert [(row["turn"]["turn"], row["turn"]["prompt_tokens"]) for row in rows] == [(1, PROMPT_1), (2, PROMPT_2)]
     assert rows[1]["turn"]["lost"]["expired"] == PROMPT_1
     shown = kvproxy("sessions", "show", 1, "--data", data).stdout
-    assert "20,200 tokens, 0.0% reused" in shown
+    assert "\nprompt_tokens\t20200\nreused_tokens\t0\n" in shown
+    assert "20,200" in kvproxy("sessions", "show", 1, "--data", data, columns=120).stdout
     assert "expired 10,000" in shown
     missing = kvproxy("sessions", "show", 99, "--data", data)
     assert (missing.returncode, "no session '99'" in missing.stderr) == (3, True)

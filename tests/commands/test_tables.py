@@ -1,5 +1,6 @@
 """Tables are complete in a pipe; at a terminal, only text columns are truncated. Untrusted text is escaped."""
 
+import csv
 import io
 import json
 import re
@@ -12,8 +13,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from kvproxy.commands.formatting import escape_controls, json_text, local_time, one_line, raw_text
-from kvproxy.commands.tables import Column, Layout, digest_column, print_table, text_column
+from kvproxy.commands.formatting import (
+    Formatted,
+    escape_controls,
+    format_duration,
+    format_size,
+    json_text,
+    local_time,
+    milliseconds,
+    money,
+    one_line,
+    percent,
+    raw_text,
+)
+from kvproxy.commands.tables import (
+    Column,
+    Layout,
+    ListLayout,
+    digest_column,
+    print_records,
+    print_table,
+    text_column,
+)
 from kvproxy.errors import InvalidRequest
 
 COLUMNS = (digest_column("id", 4), "age#", "name", text_column("prompt"))
@@ -147,21 +168,55 @@ def test_a_moment_beyond_the_calendar_stays_a_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "is_number", "text"),
+    ("value", "text"),
     [
-        (16361, True, "16361"),
-        ("9,127.0", True, "9127.0"),
-        ("1,234,567", True, "1234567"),
-        ("-1,234.5%", True, "-1234.5%"),
-        ("1,2", True, "1,2"),
-        ("1,234 blocks", True, "1,234 blocks"),
-        ("1,234", False, "1,234"),
-        (None, True, ""),
-        (None, False, ""),
-        ("-", True, ""),
-        ("-", False, "-"),
-        (True, False, "True"),
+        (16361, "16361"),
+        (Formatted("9,127.0", 9127.04), "9127.04"),
+        (percent(0.9134), "0.9134"),
+        (money(0.0000123), "0.0000123"),
+        (format_duration(138), "138"),
+        (format_size(2048), "2048"),
+        (milliseconds(None), ""),
+        (1e-12, "0"),
+        (2.0, "2"),
+        ("1,234 blocks", "1,234 blocks"),
+        (None, ""),
+        ("-", "-"),
+        (True, "true"),
     ],
 )
-def test_numbers_are_raw_and_unknown_values_empty_in_a_pipe(value: object, is_number: bool, text: str) -> None:
-    assert raw_text(value, is_number=is_number) == text
+def test_numbers_are_raw_and_unknown_values_empty_in_a_pipe(value: object, text: str) -> None:
+    assert raw_text(value) == text
+
+
+RECORDS = [
+    {"id": 1, "text": 'a "b", c\nd \x1b[1m', "ms": 0.25, "tags": ["x", "y"], "cached": True, "none": None},
+    {"id": 2, "text": "", "ms": None, "tags": [], "cached": False, "none": None},
+]
+
+
+def recorded(layout: ListLayout) -> str:
+    with redirect_stdout(io.StringIO()) as out:
+        print_records(RECORDS, layout)
+    return out.getvalue()
+
+
+def test_csv_has_the_fields_of_json_and_empty_cells_for_unknown_values() -> None:
+    rows = list(csv.DictReader(io.StringIO(recorded(ListLayout(csv=True)), newline="")))
+    assert rows[0] == {
+        "id": "1",
+        "text": 'a "b", c\nd \\x1b[1m',
+        "ms": "0.25",
+        "tags": '["x", "y"]',
+        "cached": "true",
+        "none": "",
+    }
+    assert [(row["ms"], row["tags"], row["cached"]) for row in rows[1:]] == [("", "[]", "false")]
+    assert recorded(ListLayout(csv=True, columns="ms,ID")) == "ms,id\n0.25,1\n,2\n"
+    with pytest.raises(InvalidRequest, match="no column 'nope': use some of id, text, ms, tags, cached, none"):
+        recorded(ListLayout(csv=True, columns="nope"))
+
+
+def test_json_lines_have_the_objects_of_json() -> None:
+    assert [json.loads(line) for line in recorded(ListLayout(jsonl=True)).splitlines()] == RECORDS
+    assert "\x1b" not in recorded(ListLayout(jsonl=True))

@@ -51,8 +51,8 @@ def test_top_prints_one_update(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> N
     assert (last["from_cache"], last["first_byte_ms"]["error"], last["blocks"]["num_blocks"]) == (1.0, None, 512)
     assert min(last["first_byte_ms"]["exact"], last["requests"]["forward"], last["entries"]) > 0
     page = kvproxy("top", "--once", "--interval", 0.1, url=url, COLUMNS="20").stdout
-    assert re.search(r"^Prefix hits .* prompt tokens\)", page, re.M), page
-    assert "First byte" in page
+    assert re.search(r"^Prefix hits\t.* prompt tokens\)", page, re.M), page
+    assert page.startswith("layer\tper_second\tfirst_byte_ms\trequests\nexact\t")
     assert "includes reused prefixes, shared responses" in page
     assert "Pool" in page
 

@@ -167,7 +167,7 @@ def test_doctor_reports_a_proxy_whose_upstream_is_down(tmp_path: Path) -> None:
         told = kvproxy("doctor", "--data", tmp_path, "--token", "secret", url=url)
         assert f"is not ready: cannot reach the upstream {NOWHERE}" in told.stdout
         listed = kvproxy("upstreams", "--token", "secret", url=url).stdout
-        assert listed.startswith("#\tUpstream\t")
+        assert listed.startswith("#\turl\t")
         assert f"\n1\t{NOWHERE}\t" in listed
         assert f"\ncannot reach the upstream {NOWHERE}" in listed
 

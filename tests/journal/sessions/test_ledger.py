@@ -271,7 +271,7 @@ def test_a_session_without_reports_has_no_reused_tokens(sessions: Sessions, tmp_
     assert [each.reused_tokens for each in sessions.list()] == [None]
     shown = kvproxy("sessions", "--columns", "Input,Reused,Share", "--data", tmp_path).stdout.splitlines()
     assert shown[1].split("\t") == ["150", "", ""]
-    assert "150 tokens, not reported how many reused" in kvproxy("sessions", "show", "1", "--data", tmp_path).stdout
+    assert "prompt_tokens\t150\nreused_tokens\t\n" in kvproxy("sessions", "show", "1", "--data", tmp_path).stdout
 
 
 def test_the_same_system_prompt_for_another_model_changes_nothing(sessions: Sessions) -> None:

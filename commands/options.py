@@ -11,7 +11,7 @@ import typer
 from typer import Option
 
 from kvproxy.commands.formatting import local_time
-from kvproxy.units import parse_bytes, parse_seconds
+from kvproxy.units import parse_bytes, parse_seconds, parse_since, parse_time
 
 if TYPE_CHECKING:
     from kvproxy.operations.client import ProxyClient
@@ -34,12 +34,16 @@ def parser_of(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return parser
 
 
-def _option_parsed_by(parse: Callable[[Any], float], metavar: str) -> Callable[..., Any]:
+def _option_parsed_by(parse: Callable[[Any], Any], metavar: str) -> Callable[..., Any]:
     return partial(Option, parser=parser_of(parse), metavar=metavar)
 
 
 duration_option = _option_parsed_by(parse_seconds, "DURATION")
 """An option such as `90s` or `7d`; its value is in seconds."""
+since_option = _option_parsed_by(parse_since, "TIME")
+"""An option such as `7d` or `2026-11-28`; see `units.parse_since`."""
+time_option = _option_parsed_by(parse_time, "TIME")
+"""An option such as `2026-11-28`; its value is in seconds since the epoch."""
 size_option = _option_parsed_by(parse_bytes, "SIZE")
 """An option such as `2GiB`; its value is in bytes."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from kvproxy.units import parse_bytes, parse_seconds
+from kvproxy.units import parse_bytes, parse_seconds, parse_since, parse_time
 
 _MAX_NUMBER = 2.0**31
 
@@ -83,6 +83,16 @@ def size(help: str) -> Parameter:
 def argument(help: str) -> Parameter:
     """Describe a text that is an argument of commands."""
     return Parameter(help, is_argument=True)
+
+
+def period_start(help: str) -> Parameter:
+    """Describe the start of a period: a duration before its end, or a time. See `units.parse_since`."""
+    return Parameter(help, parse_since, "TIME")
+
+
+def period_end(help: str) -> Parameter:
+    """Describe the end of a period, in seconds since the epoch. See `units.parse_time`."""
+    return Parameter(help, parse_time, "TIME")
 
 
 def declared_parameters(kind: type[Any]) -> Iterator[DeclaredParameter]:

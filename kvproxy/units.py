@@ -2,7 +2,9 @@
 
 import math
 import re
+import time
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 
 MAX_SECONDS = 10 * 365 * 86_400.0
 """Longest duration: ten years. RFC 9111 allows to shorten a duration beyond 2^31 seconds."""
@@ -11,6 +13,7 @@ _DECIMAL = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _BYTES = {unit.lower(): size for unit, size in (_DECIMAL | _BINARY).items()}
 _LISTED_LINES = 5
+_TIME_FORMS = "90s, 7d, 2026-11-28, 2026-11-28T14:30, today, or yesterday"
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
 
 
@@ -23,6 +26,51 @@ def parse_seconds(value: object) -> float:
     if number is None:
         raise ValueError(f"{str(value)[:40]!r} is not a duration: use a form such as 90s, 5m, 2h or 7d")
     return min(number, MAX_SECONDS)
+
+
+def parse_since(text: str) -> float | datetime:
+    """Parse the start of a period: a duration before its end in seconds, or a time as `parse_time` does. Raises ValueError."""
+    try:
+        return parse_seconds(text)
+    except ValueError:
+        found = _parse_date(text)
+    if found is None:
+        raise ValueError(f"{text[:40]!r} is neither a duration nor a time: use a form such as {_TIME_FORMS}")
+    return found
+
+
+def parse_time(text: str) -> float:
+    """Parse a time: seconds since the epoch, a duration before now, a date (its start), or a date with a time of day.
+
+    `today` and `yesterday` are dates. Without an offset it is local time. Return seconds since the epoch. Raises ValueError.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        start = start_time(parse_since(text))
+        assert start is not None
+        return start
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]!r} is not a time: use a form such as {_TIME_FORMS}")
+    return number
+
+
+def start_time(since: float | datetime | None, end: float | None = None) -> float | None:
+    """Return the start of a period in seconds since the epoch: `since` is a time, or seconds before `end` (default: now)."""
+    if since is None or isinstance(since, datetime):
+        return None if since is None else since.timestamp()
+    return (time.time() if end is None else end) - since
+
+
+def _parse_date(text: str) -> datetime | None:
+    days = {"today": 0, "yesterday": 1}.get(text.strip().lower())
+    if days is not None:
+        return datetime.combine((datetime.now() - timedelta(days)).date(), datetime.min.time()).astimezone()
+    try:
+        found = datetime.fromisoformat(text.strip())
+        return found if found.tzinfo is not None else found.astimezone()
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def parse_bytes(value: object) -> int:

@@ -2,14 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
 from kvproxy.commands.files import write_chunks
-from kvproxy.commands.options import JournalOptions, duration_option
+from kvproxy.commands.options import JournalOptions, since_option, time_option
 from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.errors import InvalidRequest
+from kvproxy.journal.record_query import RecordQuery
 from kvproxy.units import plural
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def export(
     block_size: Annotated[
         int | None, Option(help="Tokens per block of a trace.", min=1, show_default="512 mooncake, 64 weka")
     ] = None,
-    since: Annotated[float | None, duration_option(help="With requests: only within this duration.")] = None,
+    since: Annotated[Any, since_option(help="With requests: only since this duration or time.")] = None,
+    until: Annotated[float | None, time_option(help="With requests: only before this time.")] = None,
     source: JournalOptions,
 ) -> Output:
     """Export the journal as a trace, or as requests.
@@ -42,9 +44,9 @@ def export(
     """
     journal = source.open_direct("log export")
     if format == "requests":
-        return _export_requests(journal, file, since)
-    if since is not None:
-        raise InvalidRequest("--since is for --format requests: a trace has the whole journal")
+        return _export_requests(journal, file, RecordQuery(since=since, until=until))
+    if since is not None or until is not None:
+        raise InvalidRequest("--since and --until are for --format requests: a trace has the whole journal")
     from kvproxy.analyse.trace_writer import mooncake_lines, weka_trace
     from kvproxy.analyse.workload_reader import journal_workload
 
@@ -60,14 +62,13 @@ def export(
     )
 
 
-def _export_requests(journal: "DirectJournal", file: Path, since: float | None) -> Output:
-    from kvproxy.journal.record_query import RecordQuery
+def _export_requests(journal: "DirectJournal", file: Path, query: RecordQuery) -> Output:
     from kvproxy.operations.journal_export import request_lines
 
     counts = {"requests": 0, "without_text": 0}
 
     def chunks() -> Iterator[bytes]:
-        for line in request_lines(journal, RecordQuery(since=since)):
+        for line in request_lines(journal, query):
             counts["requests" if line is not None else "without_text"] += 1
             if line is not None:
                 yield line

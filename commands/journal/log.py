@@ -69,6 +69,8 @@ def log(
 
     Example: kvproxy log --since 5m --reason miss
 
+    Example: kvproxy log --since yesterday --until today --csv
+
     Example: kvproxy log -f --where "total_ms > 1000"
 
     Example: kvproxy log --plot - --since 1h

@@ -17,6 +17,8 @@ from kvproxy.operations.journal_parameters import LedgerQuery, SavingsQuery
 from kvproxy.units import plural, tenant_name
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from kvproxy.journal.savings import Saving, SavingsReport
     from kvproxy.journal.sessions.session_reader import LedgerReport
 
@@ -59,13 +61,13 @@ def savings(
     return Output(document, lambda: _print_savings(report, by, since, layout), charts=charts)
 
 
-def _first_counted_day(since: float | None) -> dict[str, str | None]:
+def _first_counted_day(since: "float | datetime | None") -> dict[str, str | None]:
     from kvproxy.journal.savings import first_utc_day
 
     return {"first_day": first_utc_day(since)}
 
 
-def _print_first_counted_day(since: float | None) -> None:
+def _print_first_counted_day(since: "float | datetime | None") -> None:
     if (day := _first_counted_day(since)["first_day"]) is not None:
         print_text(f"All requests since {day} 00:00 UTC count: the journal stores these sums by day.")
 
@@ -83,7 +85,7 @@ def _savings_charts(report: "SavingsReport", by: str) -> list[Chart]:
     return [Chart(f"saved {unit} by {by}", "", bars=found) for unit, found in bars.items() if found]
 
 
-def _print_ledger(report: "LedgerReport", since: float | None, layout: ListLayout) -> None:
+def _print_ledger(report: "LedgerReport", since: "float | datetime | None", layout: ListLayout) -> None:
     print_table(ledger_rows(report), empty="no requests yet", layout=layout)
     _print_first_counted_day(since)
     if not report.rows:
@@ -113,7 +115,7 @@ def _print_diagnoses(report: "LedgerReport") -> None:
         print_text(f"  {row.diagnosis}: {plural(row.turns, 'turn')}, {row.disagreed:,} different in the ledger")
 
 
-def _print_savings(report: "SavingsReport", by: str, since: float | None, layout: ListLayout) -> None:
+def _print_savings(report: "SavingsReport", by: str, since: "float | datetime | None", layout: ListLayout) -> None:
     total = [report.total] if report.total is not None and len(report.rows) > 1 else []
     has_price = any(row.money is not None for row in report.rows)
     saved = "" if by == "tag" else "Saved "

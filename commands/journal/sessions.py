@@ -65,7 +65,9 @@ def sessions(
 
         if selection.turns != 1:
             raise typer.BadParameter("--by sums requests, so --turns does not apply")
-        return spending_output(source.open().perform(report_spending, SpendingQuery(by, selection.since)), layout)
+        return spending_output(
+            source.open().perform(report_spending, SpendingQuery(by, selection.since, selection.until)), layout
+        )
     limit = default_limit(limit, 20)
     # One more row than the limit shows whether there are more.
     found = source.open().sessions(replace(selection, limit=limit + 1 if limit else None))

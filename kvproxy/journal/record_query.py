@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import time
+from datetime import datetime
 from typing import Annotated, Literal, get_args
 
 from kvproxy.errors import InvalidRequest
 from kvproxy.parameters import Parameter, declared_parameters
-from kvproxy.units import parse_seconds
+from kvproxy.units import parse_since, parse_time, start_time
 
 Group = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "api", "upstream"]
 SavingsGroup = Literal["layer", "tenant", "model", "tag", "day"]
@@ -42,9 +42,9 @@ def _parse_reason(text: str) -> str:
     return text
 
 
-_SINCE = "Only requests within this duration, such as 90s."
+_SINCE = "Only requests within this duration, or since this time: 90s, 7d, 2026-11-28, 2026-11-28T14:30, yesterday."
 _REASON = "Only this reason, or reasons that begin so, such as miss."
-_UNTIL = "Only requests before this time, in seconds since 1970."
+_UNTIL = "Only requests before this time; a date means its start, and a duration that time ago."
 _TAG = "replace(',' || tags || ',', ?, '') != ',' || tags || ','"
 _JUDGED = "Only requests whose semantic lookup compared a stored question."
 
@@ -53,13 +53,15 @@ _JUDGED = "Only requests whose semantic lookup compared a stored question."
 class RecordQuery:
     """Filters of records; None disables a filter.
 
-    `since` is in seconds before `until`, or before the current time. `after` and `before` are exclusive bounds of
-    `Record.number`. `limit` is the maximum number of records; the newest are returned.
+    `since` is a time, or in seconds before `until`, or before the current time. `until` is in seconds since the epoch.
+    `after` and `before` are exclusive bounds of `Record.number`. `limit` is the maximum number of
+    records; the newest are returned.
     """
 
     since: Annotated[
-        float | None, Filter(_SINCE, parse_seconds, "DURATION", sql="time >= ?", value=lambda q: q.start)
+        float | datetime | None, Filter(_SINCE, parse_since, "TIME", sql="time >= ?", value=lambda q: q.start)
     ] = None
+    until: Annotated[float | None, Filter(_UNTIL, parse_time, "TIME", sql="time < ?")] = None
     layer: Annotated[str | None, Filter("Only requests answered by this layer.", _parse_layer, sql="layer = ?")] = None
     reason: Annotated[str | None, Filter(_REASON, _parse_reason, sql="substr(reason, 1, length(?)) = ?")] = None
     tenant: Annotated[
@@ -71,7 +73,6 @@ class RecordQuery:
     where: Annotated[str | None, Parameter('Only this SQL condition, such as "total_ms > 500".', is_remote=False)] = (
         None
     )
-    until: Annotated[float | None, Filter(_UNTIL, is_option=False, sql="time < ?")] = None
     after: Annotated[int | None, Filter("Only records after this number.", is_option=False, sql="number > ?")] = None
     before: Annotated[int | None, Filter("Only records before this number.", is_option=False, sql="number < ?")] = None
     judged: Annotated[bool, Filter(_JUDGED, is_option=False, sql="near is not null and ?")] = False
@@ -80,7 +81,7 @@ class RecordQuery:
     @property
     def start(self) -> float | None:
         """The earliest time, in seconds since the epoch."""
-        return None if self.since is None else (time() if self.until is None else self.until) - self.since
+        return start_time(self.since, self.until)
 
     def sql(self) -> tuple[str, list[object]]:
         """Return the `where` clause, which is empty without a filter, and its values."""

@@ -1,6 +1,5 @@
 """The time and money that the caches saved, and the prefill time of a token."""
 
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -15,6 +14,7 @@ from kvproxy.journal.sessions.ledger import REPEATED
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.providers.prices import ModelPrices, price_on
 from kvproxy.settings.journal import MILLION, JournalSettings, PriceSettings, hit_price, storage_price
+from kvproxy.units import start_time
 
 if TYPE_CHECKING:
     import numpy as np
@@ -115,26 +115,27 @@ def savings_report(
     by: SavingsGroup,
     journal: JournalSettings,
     comparison_counts: Mapping[str, int] | None,
-    seconds_ago: float | None = None,
+    since: float | datetime | None = None,
 ) -> SavingsReport:
     """Return the savings by group and their total.
 
     Args:
         comparison_counts: numbers of compared semantic hits, from `Observations.summary`; None without a store.
-        seconds_ago: seconds before now; counts whole UTC days from that time on. None counts all days.
+        since: a time, or seconds before now; counts whole UTC days from that time on. None counts all days.
     """
     wrong = _wrong_hit_interval(comparison_counts)
-    rows = savings(reader, by, ModelPrices(journal), wrong, first_utc_day(seconds_ago))
+    rows = savings(reader, by, ModelPrices(journal), wrong, first_utc_day(since))
     layers = Counter[str]()
-    for row in reader.totals("layer", first_utc_day(seconds_ago)):
+    for row in reader.totals("layer", first_utc_day(since)):
         layers[row.layer] += row.requests
     total = _sum_savings(rows) if by != "tag" else None
     return SavingsReport(rows, total, wrong, journal.currency, layers["refused"], layers["semantic"])
 
 
-def first_utc_day(seconds_ago: float | None) -> str | None:
-    """Return the UTC day of the time `seconds_ago` seconds ago, such as 2026-11-21."""
-    return None if seconds_ago is None else datetime.fromtimestamp(time.time() - seconds_ago, UTC).date().isoformat()
+def first_utc_day(since: float | datetime | None) -> str | None:
+    """Return the UTC day of a time, or of the time `since` seconds ago, such as 2026-11-21."""
+    start = start_time(since)
+    return None if start is None else datetime.fromtimestamp(start, UTC).date().isoformat()
 
 
 def savings(

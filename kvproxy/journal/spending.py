@@ -1,5 +1,6 @@
 """The cost of requests and of lost reuse, by day, project, model, or client."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ _PAID = f"r.layer in {(*BACKEND, 'warming', 'disconnected', 'error')} and r.stat
 _REQUESTS = (
     "select r.time, r.model, r.tenant, r.client, r.tags, r.prompt_tokens, r.completion_tokens, r.reused_tokens,"
     f" t.written_5m, t.written_1h, t.pause, {', '.join(f't.{cause}' for cause in CAUSES)}"
-    f" from requests r left join turns t on t.number = r.number where {_PAID} and r.number >= ? and r.time >= ?"
+    f" from requests r left join turns t on t.number = r.number where {_PAID} and r.number >= ? and r.time >= ? and r.time < ?"
 )
 _MAX_NUMBERS = 500  # SQLite limits the number of parameters.
 
@@ -156,10 +157,12 @@ def spending_report(
     return SpendingReport(by, found, total, currency)
 
 
-def recorded_requests(reader: JournalReader, since: float | None = None) -> Iterator[PaidRequest]:
-    """Yield the journal's requests that reached a provider, from a time in seconds since the epoch on."""
+def recorded_requests(
+    reader: JournalReader, since: float | None = None, until: float | None = None
+) -> Iterator[PaidRequest]:
+    """Yield the journal's requests that reached a provider between two times in seconds since the epoch."""
     first = 0 if since is None else reader.first_number_since(since)
-    for row in reader.rows(_REQUESTS, [first, since or 0.0]):
+    for row in reader.rows(_REQUESTS, [first, since or 0.0, math.inf if until is None else until]):
         time, model, tenant, client, tags, prompt, completion, reused, short, long, pause, *lost = row
         projects = [tag for tag in (tags or "").split(",") if tag.startswith(PROJECT_TAG)]
         yield PaidRequest(

@@ -39,6 +39,7 @@ from kvproxy.operations.operation import NoParameters, Operation, Parameters, Re
 from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings import load_settings
 from kvproxy.settings.journal import JournalSettings
+from kvproxy.units import start_time
 
 _ROWS = RowLimits(default=100, most=1_000)
 _MAX_SPANS = 1_000
@@ -154,17 +155,21 @@ def report_ledger(journal: JournalAccess, query: LedgerQuery) -> LedgerReport:
 
 @operation("GET", "/spending")
 def report_spending(journal: JournalAccess, query: SpendingQuery) -> SpendingReport:
-    """Report the cost of the requests of the last `since`, by local day, project, model, or client."""
-    start = None if query.since is None else time.time() - query.since
+    """Report the cost of the requests from `since` to `until`, by local day, project, model, or client."""
+    start = start_time(query.since, query.until)
     settings = journal.settings
-    return spending_report(recorded_requests(journal.reader, start), query.by, ModelPrices(settings), settings.currency)
+    requests = recorded_requests(journal.reader, start, query.until)
+    return spending_report(requests, query.by, ModelPrices(settings), settings.currency)
 
 
 @operation("GET", "/sessions", rows=_ROWS)
 def list_sessions(journal: JournalAccess, query: SessionQuery) -> list[Session]:
-    """List the sessions of the last `since` (such as 7d) with at least `turns` turns, newest first; skip `offset` sessions."""
-    start = None if query.since is None else time.time() - query.since
-    return journal.sessions.sessions(query.limit, start, query.turns, query.offset)
+    """List the sessions with at least `turns` turns that were active from `since` (7d, or a time) to `until`, newest first.
+
+    The first `offset` sessions are skipped.
+    """
+    start = start_time(query.since, query.until)
+    return journal.sessions.sessions(query.limit, start, query.turns, query.offset, until=query.until)
 
 
 @operation("GET", "/sessions/{id}")

@@ -1,18 +1,21 @@
 """Declares the parameters of the operations that read the journal."""
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated, Literal
 
 from kvproxy.journal.record_query import SavingsGroup, SpendingGroup
-from kvproxy.parameters import Parameter, duration
+from kvproxy.parameters import Parameter, duration, period_end, period_start
 
-_SINCE_DAY = "Whole UTC days since this duration ago, such as 7d."
+_SINCE_DAY = "Whole UTC days since this duration ago, or since this time: 7d, 2026-11-28, yesterday."
 
 
 @dataclass(frozen=True, slots=True)
 class SeriesQuery:
     since: Annotated[float, duration("Length of the period.")] = 3_600.0
-    until: Annotated[float | None, Parameter("End of the period in seconds since 1970, by default now.")] = None
+    until: Annotated[
+        float | None, period_end("End of the period in seconds since 1970, or as a time, by default now.")
+    ] = None
     step: Annotated[float, duration("Length of an interval.")] = 60.0
     by: Annotated[Literal["layer", "reason"], Parameter("Count requests by this field.")] = "layer"
 
@@ -25,24 +28,28 @@ class RecordName:
 @dataclass(frozen=True, slots=True)
 class SavingsQuery:
     by: Annotated[SavingsGroup, Parameter("Group requests by this field.")] = "layer"
-    since: Annotated[float | None, duration(_SINCE_DAY)] = None
+    since: Annotated[float | datetime | None, period_start(_SINCE_DAY)] = None
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerQuery:
-    since: Annotated[float | None, duration(_SINCE_DAY)] = None
+    since: Annotated[float | datetime | None, period_start(_SINCE_DAY)] = None
 
 
 @dataclass(frozen=True, slots=True)
 class SpendingQuery:
     by: Annotated[SpendingGroup, Parameter("Group requests by this field.")] = "day"
-    since: Annotated[float | None, duration("Only requests within this duration, such as 7d.")] = None
+    since: Annotated[float | datetime | None, period_start("Only requests since then: 7d, 2026-11-28, today.")] = None
+    until: Annotated[float | None, period_end("Only requests before this time.")] = None
 
 
 @dataclass(frozen=True, slots=True)
 class SessionQuery:
     turns: Annotated[int, Parameter("Only sessions with at least this number of turns.")] = 1
-    since: Annotated[float | None, duration("Only sessions active in this duration, such as 2h.")] = None
+    since: Annotated[
+        float | datetime | None, period_start("Only sessions active since then: 2h, 2026-11-28, today.")
+    ] = None
+    until: Annotated[float | None, period_end("Only sessions active before this time.")] = None
     limit: Annotated[int | None, Parameter("Maximum number of sessions.", is_option=False)] = None
     offset: Annotated[int, Parameter("Number of sessions to skip.", is_option=False)] = 0
 

@@ -215,3 +215,42 @@ def test_the_money_of_some_models_is_no_bound_of_all_hits(tmp_path: Path) -> Non
         rows = {row["name"]: row for row in result("savings", "--by", "model", "--data", tmp_path)["rows"]}
         assert (rows["m"]["unpriced_hits"], rows["free"]["unpriced_hits"]) == (0, 2)
         assert "(priced)" not in kvproxy("savings", "--by", "model", "--data", tmp_path).stdout.split("\nall")[0]
+
+
+def test_requests_are_selected_by_dates_in_files_and_over_http(tmp_path: Path) -> None:
+    with proxied(tmp_path) as url, httpx.Client(base_url=url) as client:
+        client.post("/v1/chat/completions", json=said("a")).raise_for_status()
+        until(lambda: kvproxy("log", "--json", url=url).stdout.count("\n") == 1)
+        for period, count in (
+            (("--since", "yesterday"), 1),
+            (("--since", "2020-01-01", "--until", "2020-02-01"), 0),
+            (("--until", "yesterday"), 0),
+            (("--since", "2020-01-01T12:00"), 1),
+        ):
+            assert len(kvproxy("log", "--jsonl", *period, url=url).stdout.splitlines()) == count
+            assert len(result("sessions", *period, url=url)) == count
+            parameters = dict(zip((each.removeprefix("--") for each in period[::2]), period[1::2], strict=True))
+            assert len(client.get("/admin/log", params=parameters).json()) == count
+        assert result("savings", "--since", "2026-01-02T12:00Z", url=url)["first_day"] == "2026-01-02"
+        wrong = kvproxy("log", "--since", "soon", url=url)
+        assert (wrong.returncode, "such as 90s, 7d, 2026-11-28" in wrong.stderr) == (2, True)
+
+
+def test_a_pipe_receives_all_rows_and_a_terminal_a_note(tmp_path: Path) -> None:
+    journal = open_stored_journal(tmp_path / "journal.db", JournalSettings())
+    for number in range(25):
+        journal.add(Exchange("chat", f"r{number}", arrived=1_000.0 + number, status=200))
+    journal.flush()
+    journal.close()
+    given = ("log", "--data", tmp_path)
+    for form in ((), ("--csv",), ("--json",)):
+        piped = kvproxy(*given, *form)
+        assert (len(piped.stdout.splitlines()), piped.stderr) == (25 + (form != ("--json",)), "")
+    shown = kvproxy(*given, columns=100)
+    assert (len(shown.stdout.splitlines()), shown.stderr) == (
+        21,
+        "20 rows, and there are more: list all with --limit 0\n",
+    )
+    cut = kvproxy(*given, "-n", 3, "--csv", "--columns", "request_id,total_ms")
+    assert cut.stdout.splitlines()[::3] == ["request_id,total_ms", "r24,"]
+    assert cut.stderr == "3 rows, and there are more: list all with --limit 0\n"

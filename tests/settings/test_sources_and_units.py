@@ -1,5 +1,7 @@
 """Sources of settings: flags, the environment, and the TOML file; and their durations and sizes."""
 
+import time
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.settings import load_settings
-from kvproxy.units import MAX_SECONDS, format_bytes, format_seconds, parse_bytes, parse_seconds
+from kvproxy.units import (
+    MAX_SECONDS,
+    format_bytes,
+    format_seconds,
+    parse_bytes,
+    parse_seconds,
+    parse_since,
+    parse_time,
+    start_time,
+)
 
 
 def toml(folder: Path, text: str) -> Path:
@@ -72,3 +83,24 @@ def test_other_texts_are_refused(text: object) -> None:
 def test_formatted_values_are_parsed_with_a_rounding_error(value: float) -> None:
     assert parse_seconds(format_seconds(value)) == pytest.approx(min(value, MAX_SECONDS), rel=0.05, abs=5e-4)
     assert parse_bytes(format_bytes(value)) == pytest.approx(value, rel=0.05, abs=0.6)
+
+
+def test_a_period_starts_at_a_time_or_a_duration_before_its_end() -> None:
+    assert (parse_since("90s"), parse_since("2")) == (90, 2)
+    assert start_time(parse_since("90s"), 1_000) == 910
+    assert start_time(parse_since("2026-11-28T14:30+01:00"), 1_000) == 1_795_872_600
+    midnight = datetime.now().replace(hour=0, minute=0, second=0, microsecond=0).astimezone()
+    assert parse_since("today") == midnight
+    assert start_time(parse_since("Yesterday")) == (midnight - timedelta(1)).replace(tzinfo=None).timestamp()
+    assert parse_since("2026-11-28") == datetime(2026, 11, 28).astimezone()
+    assert (parse_time("1795872600"), parse_time("2026-11-28 14:30+01:00")) == (1_795_872_600, 1_795_872_600)
+    assert parse_time("1h") == pytest.approx(time.time() - 3_600, abs=60)
+    # A client sends it as text.
+    assert parse_since(str(midnight)) == midnight
+
+
+@pytest.mark.parametrize("text", ["", "soon", "2026-13-01", "-5m", "nan", "1e999"])
+def test_a_time_without_a_known_form_names_the_forms(text: str) -> None:
+    for parse in (parse_since, parse_time):
+        with pytest.raises(ValueError, match="90s, 7d, 2026-11-28, 2026-11-28T14:30, today, or yesterday"):
+            parse(text)

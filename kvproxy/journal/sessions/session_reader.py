@@ -193,22 +193,30 @@ class SessionReader:
         self._prices = prices
 
     def sessions(
-        self, limit: int | None, since: float | None = None, min_turns: int = 1, offset: int = 0
+        self,
+        limit: int | None,
+        since: float | None = None,
+        min_turns: int = 1,
+        offset: int = 0,
+        *,
+        until: float | None = None,
     ) -> list[Session]:
         """Return the sessions with the latest requests, newest first, without sessions that only warmed a cache.
 
-        With `since`, return only sessions with a request after this time (seconds since the epoch). Skip the first `offset`
-        sessions, and return at most `limit`; None returns all.
+        With `since` and `until`, return only sessions with a request between these times (seconds since the epoch). Skip the
+        first `offset` sessions, and return at most `limit`; None returns all.
         """
         first = 0 if since is None else self._reader.first_number_since(since)
+        end = self._reader.newest_number() + 1 if until is None else self._reader.first_number_since(until)
         sql = (
             "select t.session from turns t join records r on r.number = t.number"
-            " where t.session in (select session from turns where number >= ?) group by t.session having count(*) >= ?"
+            " where t.session in (select session from turns where number >= ? and number < ?)"
+            " group by t.session having count(*) >= ?"
             " and count(*) filter (where r.layer <> coalesce((select number from names where name = 'warming'), 0)) > 0"
             " order by max(t.number) desc"
         )
         page = "" if limit is None else f" limit {int(limit)} offset {int(offset)}"
-        ids = [row[0] for row in self._reader.rows(sql + page, [first, min_turns])]
+        ids = [row[0] for row in self._reader.rows(sql + page, [first, end, min_turns])]
         turns: dict[int, list[Turn]] = {id: [] for id in ids}
         for start in range(0, len(ids), _BATCH):
             batch = ids[start : start + _BATCH]

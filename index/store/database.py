@@ -37,20 +37,27 @@ class StoreHealth:
     def failure(self) -> str | None:
         return next(iter(self._failures.values()), None)
 
+    def failed(self, operation: Operation, error: CacheStoreError) -> None:
+        if isinstance(error, InvalidValue):
+            return
+        effect = "no response is stored" if operation == "write" else "no stored response is found"
+        self._logs[operation].log_failure("%s; until it works again, %s", error, effect)
+        self._failures[operation] = str(error)
+
+    def worked(self, operation: Operation) -> None:
+        if operation in self._failures:
+            self._failures.pop(operation, None)
+            done = "written" if operation == "write" else "read"
+            self._logs[operation].log_recovery("the store %s can be %s again", self._name, done)
+
     @contextmanager
     def watch(self, operation: Operation) -> Iterator[None]:
         try:
             yield
-        except InvalidValue:
-            raise
         except CacheStoreError as error:
-            effect = "no response is stored" if operation == "write" else "no stored response is found"
-            self._logs[operation].log_failure("%s; until it works again, %s", error, effect)
-            self._failures[operation] = str(error)
+            self.failed(operation, error)
             raise
-        self._failures.pop(operation, None)
-        done = "written" if operation == "write" else "read"
-        self._logs[operation].log_recovery("the store %s can be %s again", self._name, done)
+        self.worked(operation)
 
 
 class Database(Protocol):

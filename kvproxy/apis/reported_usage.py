@@ -14,6 +14,7 @@ _COMPLETION = ("completion_tokens", "output_tokens", "outputTokens", "candidates
 _READ = ("cache_read_input_tokens", "cacheReadInputTokens")
 _WRITTEN = ("cache_creation_input_tokens", "cacheWriteInputTokens")
 _CACHED = ("prompt_cache_hit_tokens", "cachedContentTokenCount", "cached_prompt_text_tokens", "num_cached_tokens")
+_PROMPT_NAMES = (*_PROMPT, *_READ, *_WRITTEN, *_CACHED)
 _DETAILS = ("prompt_tokens_details", "input_tokens_details")
 _log = logging.getLogger("kvproxy")
 _MARKS = (b'"usage"', b'"usageMetadata"', b'"timings"')
@@ -154,7 +155,12 @@ def _reuse_beside_input(usage: Json, uncached: int, read: int) -> PrefixReuse:
 
 
 def _first_count(usage: Json, names: Sequence[str]) -> int | None:
-    return next((count for name in names if (count := as_token_count(field(usage, name))) is not None), None)
+    if not isinstance(usage, dict):
+        return None
+    for name in names:
+        if name in usage and (count := as_token_count(usage[name])) is not None:
+            return count
+    return None
 
 
 def tokens_used(response: JsonMap) -> int | None:
@@ -168,14 +174,15 @@ def tokens_used(response: JsonMap) -> int | None:
 def usage_problem(response: JsonMap, limits: UsageLimits = UsageLimits()) -> str | None:
     """Return why the usage in a response is impossible, such as `prompt_tokens is -1`; None if it is possible."""
     usage = usage_of(response)
-    numbers = [(name, field(usage, name), limits.prompt) for name in (*_PROMPT, *_READ, *_WRITTEN, *_CACHED)]
-    numbers += [(name, field(usage, name), limits.completion) for name in _COMPLETION]
-    numbers += [
-        (name, field(field(usage, each), name), limits.prompt) for each in _DETAILS for name in _DETAIL_FIELDS[:2]
-    ]
-    for name, value, most in numbers:
-        if isinstance(value, int | float) and ((count := as_token_count(value)) is None or count > most):
-            return f"{name} is {_short(value)}, which is not a whole number from 0 to {most:,}"
+    if isinstance(usage, dict):
+        checked = [(usage, _PROMPT_NAMES, limits.prompt), (usage, _COMPLETION, limits.completion)]
+        details = (usage.get(each) for each in _DETAILS)
+        checked += [(each, _DETAIL_FIELDS[:2], limits.prompt) for each in details if isinstance(each, dict)]
+        for numbers, names, most in checked:
+            for name in names:
+                value = numbers.get(name)
+                if isinstance(value, int | float) and ((count := as_token_count(value)) is None or count > most):
+                    return f"{name} is {_short(value)}, which is not a whole number from 0 to {most:,}"
     try:
         _read_reuse(response)
     except _ContradictionError as problem:

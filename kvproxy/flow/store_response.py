@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from uuid import uuid4
+from secrets import token_hex
 
 from kvproxy.apis.api import TokenCounts
 from kvproxy.apis.api_request import ApiRequest
@@ -186,7 +186,7 @@ class ResponseWriter:
         prompt_tokens, completion_tokens = facts.usage
         tags = (*request.control.tags, *provider_id_tags(request, body))
         entry = Entry(
-            id=uuid4().hex,
+            id=token_hex(16),
             key=key.exact,
             namespace=key.namespace,
             tenant=request.tenant,

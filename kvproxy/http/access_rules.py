@@ -223,6 +223,7 @@ def _known_query(request: Request, parameters: Collection[str]) -> str:
     return f"?{urlencode(known)}" if known else ""
 
 
+@lru_cache(maxsize=256)
 def is_loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 from email.utils import formatdate
+from secrets import token_hex
 from time import time
-from uuid import uuid4
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -61,7 +61,7 @@ class ExchangeMiddleware:
         api = PATHS.get(scope["path"])
         exchange = Exchange(
             api.name if api is not None and scope["method"] == "POST" else None,
-            headers.get("x-request-id") or uuid4().hex,
+            headers.get("x-request-id") or token_hex(16),
             arrived=self._clock(),
             traceparent=headers.get(TRACE_HEADER),
         )

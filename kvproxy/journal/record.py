@@ -103,7 +103,7 @@ def record_of(exchange: Exchange) -> Record:
         model=model,
         upstream=(upstream and upstream.url) or None,
         status=exchange.status,
-        layer=_layer(exchange, reason),
+        layer=layer_of(exchange, reason),
         reason=reason,
         changed=None,
         removed_at=None,
@@ -123,7 +123,7 @@ def record_of(exchange: Exchange) -> Record:
         backend_ms=_milliseconds(exchange.semantic_done or exchange.exact_done or start, exchange.backend_started),
         prefill_ms=None if prefill_seconds is None else prefill_seconds * 1000,
         first_ms=_milliseconds(start, exchange.first_byte or exchange.ended),
-        total_ms=_milliseconds(start, exchange.ended or exchange.first_byte),
+        total_ms=total_milliseconds(exchange),
         tags=",".join(tags),
         key=None if exchange.key is None else exchange.key.exact,
         prompt=None,
@@ -197,7 +197,7 @@ def client_name(tenant: str) -> str | None:
     return tenant[len(CLIENT_PREFIX) :].partition("/")[0] if tenant.startswith(CLIENT_PREFIX) else None
 
 
-def _layer(exchange: Exchange, reason: str) -> Layer:
+def layer_of(exchange: Exchange, reason: str) -> Layer:
     if exchange.layer == "revalidated":
         return "revalidated"
     if exchange.is_warming:
@@ -211,6 +211,10 @@ def _layer(exchange: Exchange, reason: str) -> Layer:
         if exchange.facts.prefix is not None and exchange.facts.prefix.cached_tokens:
             return "prefix"
     return exchange.layer
+
+
+def total_milliseconds(exchange: Exchange) -> float | None:
+    return _milliseconds(exchange.started, exchange.ended or exchange.first_byte)
 
 
 def _milliseconds(start: float, end: float) -> float | None:

@@ -202,11 +202,12 @@ def view_sql() -> str:
 
 
 def record_row(record: Record, database: JournalDatabase, strings: StringIds) -> list[object]:
-    return [_stored_value(name, getattr(record, name), database, strings) for name in database.stored]
+    values = ((name, getattr(record, name)) for name in database.stored)
+    return [None if value is None else _stored_value(name, value, database, strings) for name, value in values]
 
 
 def _stored_value(name: str, value: Any, database: JournalDatabase, strings: StringIds) -> object:
-    if value is None or (name == "tags" and not value):
+    if name == "tags" and not value:
         return None
     if name in STRINGS:
         return strings.id_of(value)

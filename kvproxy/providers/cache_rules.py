@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal
 
@@ -196,6 +197,7 @@ CACHE_RULES: Sequence[CacheRule] = (
 )
 """The first rule whose pattern matches a model applies."""
 
+_MAX_CACHED_NAME = 128
 ASSUMED_RULE = CacheRule(
     "",
     "*",
@@ -216,10 +218,18 @@ def cache_rule(model: str) -> CacheRule | None:
     `model` may have the form of Bedrock (`us.anthropic.claude-opus-4-5-20251101-v1:0`), Vertex (`claude-opus-4-5@20251101`), or
     OpenRouter (`anthropic/claude-opus-4.5`).
     """
+    return _short_name_rule(model) if len(model) <= _MAX_CACHED_NAME else _find_rule(model)
+
+
+def _find_rule(model: str) -> CacheRule | None:
     name = _BEDROCK.sub("", _VENDOR.sub("", model.lower()))
     if name.startswith("claude-"):
         name = _VERSION_DOT.sub("-", name)
     return next((rule for rule in CACHE_RULES if fnmatchcase(name, rule.models)), None)
+
+
+# Names come from clients: long ones would fill the memory.
+_short_name_rule = lru_cache(maxsize=1_024)(_find_rule)
 
 
 def cache_rule_or_assumption(model: str) -> CacheRule:

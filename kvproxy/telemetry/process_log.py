@@ -6,7 +6,14 @@ from datetime import UTC, datetime
 import orjson
 
 from kvproxy.exchange import Exchange
-from kvproxy.journal.record import reason_of_unexplained_miss, record_of
+from kvproxy.journal.record import (
+    MAX_REQUEST_ID,
+    client_name,
+    layer_of,
+    reason_of,
+    reason_of_unexplained_miss,
+    total_milliseconds,
+)
 from kvproxy.settings.telemetry import LogSettings
 from kvproxy.telemetry.printable_text import escape_json_controls, escape_lines
 
@@ -24,6 +31,9 @@ def log_to_stderr(settings: LogSettings) -> None:
     # The store logs a failure once; the pool, each attempt.
     logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
     own.setLevel(settings.level.upper())
+    # No format shows where a line comes from; to look for it is a third of an access line.
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     _access.setLevel(logging.NOTSET if settings.access else logging.CRITICAL)
 
 
@@ -31,21 +41,22 @@ def log_access(exchange: Exchange) -> None:
     """Log a finished request. Unlike the journal, the log does not search earlier requests for the reason of a miss."""
     if not exchange.method or not _access.isEnabledFor(logging.INFO):
         return
-    record = record_of(exchange)
-    if record.reason == "miss-new":
-        record.reason = reason_of_unexplained_miss(exchange, asked_before=False, computed_before=False)
+    reason = reason_of(exchange)
+    layer, request = layer_of(exchange, reason), exchange.request
+    if reason == "miss-new":
+        reason = reason_of_unexplained_miss(exchange, asked_before=False, computed_before=False)
     fields = {
         "method": exchange.method,
         # The path is decoded, and could contain escape sequences.
         "path": exchange.path if exchange.path.isprintable() else ascii(exchange.path)[1:-1],
-        "status": record.status,
-        "layer": record.layer if exchange.api else "-",
-        "reason": record.reason if exchange.api else "-",
-        "ms": round(record.total_ms or 0.0, 1),
-        "tenant": record.tenant,
-        "client": record.client,
-        "model": record.model or None,
-        "request_id": record.request_id,
+        "status": exchange.status,
+        "layer": layer if exchange.api else "-",
+        "reason": reason if exchange.api else "-",
+        "ms": round(total_milliseconds(exchange) or 0.0, 1),
+        "tenant": exchange.tenant,
+        "client": client_name(exchange.tenant),
+        "model": (request is not None and request.model) or None,
+        "request_id": exchange.request_id[:MAX_REQUEST_ID],
     }
     line = "{method} {path} {status} {layer} {reason} {ms} ms {tenant} {request_id}".format_map(fields)
     _access.info(line, extra={"fields": fields})

@@ -112,18 +112,25 @@ class SqliteDatabase:
 
     @contextlib.contextmanager
     def reader(self) -> Iterator[sqlite3.Connection]:
-        try:
-            reader = self._readers.pop()
-        except IndexError:
-            reader = connect(self.path)
+        reader = self._take_reader()
         try:
             yield reader
         finally:
             self._readers.append(reader)
 
     def query(self, sql: str, values: Mapping[str, Any] = _NO_VALUES) -> list[Row]:
-        with self.converting_errors("read"), self.reader() as reader:
-            return _rows(reader.execute(sql, values))
+        with self.converting_errors("read"):
+            reader = self._take_reader()
+            try:
+                return _rows(reader.execute(sql, values))
+            finally:
+                self._readers.append(reader)
+
+    def _take_reader(self) -> sqlite3.Connection:
+        try:
+            return self._readers.pop()
+        except IndexError:
+            return connect(self.path)
 
     def in_list(self, column: str, values: Sequence[str | int]) -> tuple[str, Row]:
         name = list_parameter(column)
@@ -165,7 +172,7 @@ class SqliteDatabase:
         """Raise a CacheStoreError for an error of SQLite, or if the files were replaced (see `DatabaseFiles.were_replaced`)."""
         if self._is_closed:
             raise CacheStoreError(f"the store {self.path} is closed")
-        with self.health.watch(operation):
+        try:
             if self._files.were_replaced(check_now=check_now or operation == "write"):
                 with self._write_lock:
                     self._files.checkpoint()
@@ -178,6 +185,10 @@ class SqliteDatabase:
                 raise CacheStoreError(
                     f"the store {self.path} failed ({error}): check the disk, and kvproxy doctor"
                 ) from error
+        except CacheStoreError as error:
+            self.health.failed(operation, error)
+            raise
+        self.health.worked(operation)
 
 
 class _SqliteTransaction:

@@ -37,15 +37,15 @@ class SqliteJournalDatabase:
         self._files = DatabaseFiles(path, connection) if writable else None
 
     def rows(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        with _journal_errors():
+        with _journal_errors:
             return self._connection.execute(sql, values).fetchall()
 
     def execute(self, sql: str, values: Sequence[object]) -> None:
-        with _journal_errors():
+        with _journal_errors:
             self._connection.execute(sql, values)
 
     def executemany(self, sql: str, rows: Sequence[Sequence[object]]) -> None:
-        with _journal_errors():
+        with _journal_errors:
             self._connection.executemany(sql, rows)
 
     def insert_records(self, rows: Sequence[Sequence[object]]) -> None:
@@ -60,7 +60,7 @@ class SqliteJournalDatabase:
         if self._files is not None and self._files.were_replaced():
             self._files.checkpoint()
             raise JournalFailed("it was deleted or replaced: restart to use what is there now")
-        with _journal_errors(), self._connection:
+        with _journal_errors, self._connection:
             self._connection.execute("begin immediate")
             yield int(self._connection.execute("pragma data_version").fetchone()[0])
 
@@ -97,14 +97,19 @@ class SqliteJournalDatabase:
         self._connection.close()
 
 
-@contextlib.contextmanager
-def _journal_errors() -> Iterator[None]:
-    try:
-        yield
-    except (sqlite3.OperationalError, sqlite3.ProgrammingError, sqlite3.Warning) as error:
-        raise InvalidQuery(str(error)) from error
-    except sqlite3.Error as error:
-        raise JournalFailed(str(error)) from error
+class _JournalErrors:
+    """Converts errors of SQLite. A generator would take as long as a statement."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, sqlite3.OperationalError | sqlite3.ProgrammingError | sqlite3.Warning):
+            raise InvalidQuery(str(error)) from error
+        if isinstance(error, sqlite3.Error):
+            raise JournalFailed(str(error)) from error
+
+
+_journal_errors = _JournalErrors()
 
 
 def open_file(path: Path) -> SqliteJournalDatabase:

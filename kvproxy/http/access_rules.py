@@ -2,12 +2,11 @@
 
 import hmac
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cached_property, lru_cache
 from ipaddress import ip_address
 from urllib.parse import parse_qsl, urlencode
 
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -55,10 +54,10 @@ class AccessRules:
 
         An unlisted name may be DNS rebinding: an attacker's page whose host name resolves to the proxy.
         """
-        self._detect_reverse_proxy(request)
-        if requests_worker(request.headers):
+        headers, allowed = _header_values(request), self._settings.access
+        self._detect_reverse_proxy(request, headers)
+        if requests_worker(headers):
             return Forbidden("this proxy serves no scripts of workers: use the upstream's own URL for its web pages")
-        headers, allowed = request.headers, self._settings.access
         host = headers.get("host", "")
         name = host_of(host)
         may_be_rebound = is_loopback(self._settings.host) and _may_be_browser(headers)
@@ -73,7 +72,7 @@ class AccessRules:
             return None
         # Browsers send navigation and embedded content without an origin.
         followed = headers.get("sec-fetch-mode") == "navigate" and request.method in _READ_METHODS
-        if _is_cross_origin(request) and not followed and "*" not in allowed.origins:
+        if _is_cross_origin(headers) and not followed and "*" not in allowed.origins:
             return Forbidden("pages of another origin may not use this proxy: add theirs to the setting access.origins")
         return None
 
@@ -91,16 +90,17 @@ class AccessRules:
             return Unauthorized(_WRONG_TOKEN if tokens else _NO_TOKEN)
         if not is_loopback(settings.host):
             return Unauthorized(f"admin routes are closed beyond loopback: {_SET_TOKEN}")
-        self._detect_reverse_proxy(request)
+        headers = _header_values(request)
+        self._detect_reverse_proxy(request, headers)
         if self._behind_proxy:
             return Forbidden(f"admin routes are closed behind a reverse proxy: {_SET_TOKEN}")
-        if _is_cross_origin(request) or not is_loopback(host_of(request.headers.get("host", ""))):
+        if _is_cross_origin(headers) or not is_loopback(host_of(headers.get("host", ""))):
             return Unauthorized(f"admin routes take no requests of other web pages or by other names: {_SET_TOKEN}")
         return None
 
     def _has_session(self, request: Request) -> bool:
         proof, sessions = request.headers.get(SESSION_HEADER), self.sessions
-        if proof is None or sessions is None or _is_cross_origin(request):
+        if proof is None or sessions is None or _is_cross_origin(request.headers):
             return False
         return sessions.is_valid(request.cookies, proof)
 
@@ -112,8 +112,8 @@ class AccessRules:
             "the upstream failed: kvproxy upstreams shows the operator why", retry_after=error.retry_after
         )
 
-    def _detect_reverse_proxy(self, request: Request) -> None:
-        if not self._behind_proxy and _is_forwarded(request):
+    def _detect_reverse_proxy(self, request: Request, headers: Mapping[str, str]) -> None:
+        if not self._behind_proxy and _is_forwarded(request, headers):
             self._behind_proxy = True
             if self._settings.admin_token is None:
                 _log.warning(
@@ -121,18 +121,23 @@ class AccessRules:
                 )
 
 
-def _is_forwarded(request: Request) -> bool:
-    named = any(name in _PROXIED or name.startswith("x-forwarded-") for name in request.headers)
+def _header_values(request: Request) -> dict[str, str]:
+    """Return the first value of each header. Starlette searches all headers for each value."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(request.scope["headers"])}
+
+
+def _is_forwarded(request: Request, headers: Mapping[str, str]) -> bool:
+    named = any(name.startswith("x-forwarded-") or name in _PROXIED for name in headers)
     return named or request.scope["http_version"] == "1.0"
 
 
-def _is_cross_origin(request: Request) -> bool:
-    origin = request.headers.get("origin")
-    foreign = request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
-    return foreign or (origin is not None and not _same_origin(origin, request.headers.get("host", "")))
+def _is_cross_origin(headers: Mapping[str, str]) -> bool:
+    origin = headers.get("origin")
+    foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+    return foreign or (origin is not None and not _same_origin(origin, headers.get("host", "")))
 
 
-def _may_be_browser(headers: Headers) -> bool:
+def _may_be_browser(headers: Mapping[str, str]) -> bool:
     """Whether a browser may have sent a request. A page can change the values of these headers, but cannot omit them all."""
     return any(name in headers for name in _BROWSER_HEADERS) or headers.get("user-agent", "").startswith("Mozilla/")
 

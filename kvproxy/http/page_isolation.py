@@ -1,9 +1,7 @@
 """Keeps web pages of upstreams from acting with the proxy's origin, which is the origin of the dashboard."""
 
 import re
-from collections.abc import Iterable
-
-from starlette.datastructures import Headers
+from collections.abc import Iterable, Mapping
 
 RawHeaders = list[tuple[bytes, bytes]]
 
@@ -28,12 +26,12 @@ _SANDBOX = (b"content-security-policy", b"sandbox")
 _NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 
 
-def requests_worker(headers: Headers) -> bool:
+def requests_worker(headers: Mapping[str, str]) -> bool:
     """Whether a browser requests the script of a worker. A service worker would see every request of its origin."""
     return "service-worker" in headers or headers.get("sec-fetch-dest") in _WORKERS
 
 
-def isolate_response(headers: Iterable[tuple[bytes, bytes]], request_headers: Headers) -> RawHeaders:
+def isolate_response(headers: Iterable[tuple[bytes, bytes]], request_headers: Mapping[str, str]) -> RawHeaders:
     """Return an upstream's response headers without policies for the whole origin; sandbox a document.
 
     Every response is sandboxed that a browser could show as a document, whatever the request was for, because a browser may

@@ -1,5 +1,7 @@
 """Makes small models with random weights, one per family of caches, with the tokenizer of the demo model.
 
+Mamba 2 is missing: the CPU kernels of vLLM 0.32 cannot return the states that its prefix cache stores.
+
 usage: families.py FOLDER TOKENIZER
 """
 
@@ -24,7 +26,6 @@ SIZE: dict[str, Any] = {
     "pad_token_id": 0,
     "bos_token_id": 0,
 }
-STATES: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     # Full attention.
     "qwen3": ("qwen3", SIZE),
@@ -35,33 +36,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma3_text",
         SIZE | {"sliding_window": 128, "query_pre_attn_scalar": 32, "layer_types": ["sliding_attention", "full_attention"] * 2},
     ),
-    # State-space layers (Mamba 2) and full attention, side by side or in turn.
-    "falcon_h1": ("falcon_h1", SIZE | STATES | {"mamba_d_ssm": 256}),
-    "granite": (
-        "granitemoehybrid",
-        SIZE | STATES | {
-            "layer_types": ["mamba", "attention"] * 2, "mamba_expand": 2, "num_local_experts": 0, "num_experts_per_tok": 0,
-            "shared_intermediate_size": 256, "position_embedding_type": "rope",
-        },
-    ),
-    # State-space layers only.
-    "mamba2": (
-        "mamba2",
-        {
-            "vocab_size": 2048, "hidden_size": 128, "num_hidden_layers": 4, "num_heads": 8, "head_dim": 32, "state_size": 16,
-            "n_groups": 1, "expand": 2, "eos_token_id": 0, "bos_token_id": 0, "pad_token_id": 0,
-        },
-    ),
     # Gated delta nets and full attention.
     "qwen3_next": (
         "qwen3_next",
         SIZE | {
-            "layer_types": ["linear_attention", "full_attention"] * 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-            "linear_key_head_dim": 32, "linear_value_head_dim": 32, "num_experts": 0, "mlp_only_layers": [0, 1, 2, 3],
+            "layer_types": ["linear_attention", "full_attention"] * 2, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+            "linear_key_head_dim": 128, "linear_value_head_dim": 128, "num_key_value_heads": 4, "head_dim": 128,
+            "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
         },
     ),
     # Short convolutions and full attention.
-    "lfm2": ("lfm2", SIZE | {"layer_types": ["conv", "full_attention"] * 2, "conv_L_cache": 3}),
+    "lfm2": (
+        "lfm2",
+        SIZE | {"layer_types": ["conv", "full_attention"] * 2, "conv_L_cache": 3, "conv_dim": 128, "block_dim": 128},
+    ),
 }  # fmt: skip
 
 

@@ -44,7 +44,7 @@ def requests_with_other_prices(
     """Yield recorded requests from a UTC day on with the day's usual price and their own one, if the two differ."""
     since = 0.0 if first_day is None else datetime.fromisoformat(first_day).replace(tzinfo=UTC).timestamp()
     for (model,) in reader.rows(_MODELS, []):
-        least = None if prices.is_configured(model) else least_priced_otherwise(model)
+        least = None if prices.is_configured(model) else least_priced_otherwise(model, prices.price_list)
         if least is None:
             continue
         for row in reader.rows(_REQUESTS, [model, least, since]):

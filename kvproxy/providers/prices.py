@@ -5,8 +5,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from functools import lru_cache
+from pathlib import Path
 
 from kvproxy.providers.cache_rules import CacheRule, cache_rule, cache_rule_or_assumption, rule_of_marks
+from kvproxy.providers.price_list import load_price_list
 from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
 
 LIST_CURRENCY = "USD"
@@ -34,6 +36,7 @@ class ModelPrices(Mapping[str, PriceSettings]):
     def __init__(self, settings: JournalSettings) -> None:
         self._configured = settings.prices
         self._has_list_prices = settings.currency == LIST_CURRENCY
+        self.price_list = settings.price_list
 
     def __getitem__(self, model: str) -> PriceSettings:
         price = self.at(model)
@@ -44,7 +47,9 @@ class ModelPrices(Mapping[str, PriceSettings]):
     def at(self, model: str, moment: datetime | None = None, prompt_tokens: int = 0) -> PriceSettings | None:
         """Return the price of a request; see `list_price` for the arguments."""
         price = price_of(model, self._configured)
-        return list_price(model, moment, prompt_tokens) if price is None and self._has_list_prices else price
+        if price is not None or not self._has_list_prices:
+            return price
+        return list_price(model, moment, prompt_tokens, self.price_list)
 
     def is_configured(self, model: str) -> bool:
         """Whether the settings have a price of the model, which does not depend on the request."""
@@ -79,7 +84,9 @@ def cache_limits(model: str, prices: Mapping[str, PriceSettings]) -> CacheLimits
     return CacheLimits(minimum or 0, rule.default_lifetime if price.ttl is None else price.ttl, rule.step_tokens)
 
 
-def list_price(model: str, moment: datetime | None = None, prompt_tokens: int = 0) -> PriceSettings | None:
+def list_price(
+    model: str, moment: datetime | None = None, prompt_tokens: int = 0, price_list: Path | None = None
+) -> PriceSettings | None:
     """Return the list price of a model in US dollars per million tokens; None if it is unknown.
 
     The first call loads the package, which takes half a second.
@@ -87,6 +94,7 @@ def list_price(model: str, moment: datetime | None = None, prompt_tokens: int = 
     Args:
         moment: time of the request, because prices change, for some providers by the hour; by default noon UTC of this day.
         prompt_tokens: length of the prompt, because long ones may cost more.
+        price_list: file with prices; None for the prices of the package.
     """
     rule = cache_rule(model)
     if rule is None:
@@ -96,7 +104,8 @@ def list_price(model: str, moment: datetime | None = None, prompt_tokens: int = 
     if _DEEPSEEK_V4[0] in model or _DEEPSEEK_V4[1] in model:
         now = _without_weekend_peaks(now)
     # The hours of a price begin and end at half hours.
-    listed = _listed_prices(model, rule, now.replace(minute=now.minute // 30 * 30, second=0, microsecond=0))
+    half_hour = now.replace(minute=now.minute // 30 * 30, second=0, microsecond=0)
+    listed = _listed_prices(model, rule, half_hour, price_list)
 
     def usd(name: str, ratio: float | None = None) -> float | None:
         value = getattr(listed, name, None)
@@ -141,7 +150,7 @@ def price_on(model: str, prices: Mapping[str, PriceSettings], day: str) -> Price
 
 
 @lru_cache(maxsize=4_096)
-def least_priced_otherwise(model: str) -> int | None:
+def least_priced_otherwise(model: str, price_list: Path | None = None) -> int | None:
     """Return the least prompt tokens of requests whose list price may differ from `price_on`: 0 if the price has hours.
 
     None if no request has another price on the same day.
@@ -151,7 +160,7 @@ def least_priced_otherwise(model: str) -> int | None:
         return None
     now = datetime.now(UTC)
     today = [datetime.combine(now.date(), time(hour, minute), UTC) for hour in range(24) for minute in (0, 30)]
-    listed = [_listed_prices(model, rule, moment) for moment in today]
+    listed = [_listed_prices(model, rule, moment, price_list) for moment in today]
     if any(each != listed[0] for each in listed):
         return 0
     starts = [tier.start for name in _PRICED for tier in getattr(getattr(listed[0], name, None), "tiers", ())]
@@ -168,11 +177,12 @@ def _gateway(model: str) -> str | None:
 
 
 @lru_cache(maxsize=4_096)
-def _listed_prices(model: str, rule: CacheRule, moment: datetime) -> object:
+def _listed_prices(model: str, rule: CacheRule, moment: datetime, price_list: Path | None) -> object:
     from genai_prices.data_snapshot import get_snapshot
 
+    snapshot = get_snapshot() if price_list is None else load_price_list(price_list)
     try:
-        _, found = get_snapshot().find_provider_model(model, None, _gateway(model) or rule.provider, None)
+        _, found = snapshot.find_provider_model(model, None, _gateway(model) or rule.provider, None)
     except LookupError:
         return None
     names = {found.id, *_names(found.match)}

@@ -2,11 +2,15 @@
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
 from kvproxy.settings.section import Seconds, Section
+
+PRICE_FILE = "prices.json"
+"""File of list prices in the data folder."""
 
 
 class PriceSettings(Section):
@@ -79,6 +83,11 @@ class JournalSettings(Section):
         description="Prices by model: tables with input, cached, write_5m, write_1h, storage and output per million"
         " tokens, and with least_cached_tokens and ttl. Names may contain *; the first match applies. By default, the list"
         " prices of the providers in USD.",
+    )
+    price_list: Path | None = Field(
+        None,
+        description="File with list prices in the form of genai-prices; by default prices.json in the data folder, which"
+        " kvproxy prices update writes, or else the prices of the installed package.",
     )
 
 

@@ -30,7 +30,7 @@ from kvproxy.settings.errors import (
     undecodable_variable,
     unknown_variables,
 )
-from kvproxy.settings.journal import JournalSettings
+from kvproxy.settings.journal import PRICE_FILE, JournalSettings
 from kvproxy.settings.limits import LimitSettings
 from kvproxy.settings.models import model_conflicts
 from kvproxy.settings.path import PathSettings
@@ -290,7 +290,16 @@ def load_settings(**flags: Any) -> Settings:
     problems += unknown_variables([*names, *Settings.model_fields], [*_OTHER_VARIABLES, *others])
     if problems:
         raise SettingsError("\n".join(problems)) from None
-    return settings
+    return _with_price_list(settings)
+
+
+def _with_price_list(settings: Settings) -> Settings:
+    """Return the settings with the downloaded list prices of the data folder, if they name no others."""
+    file = settings.data / PRICE_FILE
+    if settings.journal.price_list is not None or not file.is_file():
+        return settings
+    journal = settings.journal.model_copy(update={"price_list": file})
+    return settings.model_copy(update={"journal": journal})
 
 
 def _setting_names(section: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -35,7 +35,9 @@ def check_paid_models(settings: Settings, today: date | None = None) -> str:
             " or update kvproxy"
         )
     if unpriced:
-        advice.append(f"no price is known for {_names(unpriced)}: set {_section(unpriced[0])}, or update genai-prices")
+        advice.append(
+            f"no price is known for {_names(unpriced)}: set {_section(unpriced[0])}, or run kvproxy prices update"
+        )
     if advice:
         raise CheckWarning("; ".join(advice))
     return f"{len(CACHE_RULES)} rules of paid APIs, verified on {min(rule.verified for rule in CACHE_RULES)} or later"

@@ -1,0 +1,120 @@
+"""`kvproxy prices update` replaces the list prices of the installed package."""
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from genai_prices.update_prices import DEFAULT_UPDATE_URL
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kvproxy.commands.prices import URL
+from kvproxy.journal.spending import PaidRequest, spending_report
+from kvproxy.providers.prices import ModelPrices
+from kvproxy.settings import load_settings
+from tests.commands.run import kvproxy, result
+from tests.endless_upstream import FLOOD, run_endless
+from tests.servers import run_upstream
+
+MODEL = "claude-sonnet-4-6"
+# An extract of the published list, with other prices.
+PUBLISHED: list[dict[str, Any]] = [
+    {
+        "id": "anthropic",
+        "name": "Anthropic",
+        "api_pattern": "https://api\\.anthropic\\.com",
+        "model_match": {"contains": "claude"},
+        "provider_match": {"contains": "anthropic"},
+        "extractors": [
+            {
+                "api_flavor": "default",
+                "root": "usage",
+                "model_path": "model",
+                "mappings": [{"path": "input_tokens", "dest": "input_tokens", "required": True}],
+            }
+        ],
+        "models": [
+            {
+                "id": MODEL,
+                "match": {"or": [{"starts_with": MODEL}, {"starts_with": "claude-sonnet-4.6"}]},
+                "context_window": 1_000_000,
+                "prices": [
+                    {
+                        "prices": {
+                            "input_mtok": {"base": 30, "tiers": [{"start": 200_000, "price": 60}]},
+                            "output_mtok": {"base": 150, "tiers": [{"start": 200_000, "price": 225}]},
+                        }
+                    },
+                    {
+                        "constraint": {"start_date": "2026-09-01"},
+                        "prices": {
+                            "input_mtok": 70,
+                            "cache_read_mtok": 7,
+                            "output_mtok": 90,
+                            "web_searches_kcount": 10,
+                        },
+                    },
+                ],
+            }
+        ],
+    }
+]
+
+
+@pytest.fixture
+def published() -> Iterator[str]:
+    async def answer(request: Request) -> Response:
+        found = {"/prices.json": json.dumps(PUBLISHED), "/other.json": "[]", "/wrong.json": '[{"id": "x"}]'}
+        text = found.get(request.url.path)
+        return Response("no", 404) if text is None else Response(text)
+
+    with run_upstream(answer) as url:
+        yield url
+
+
+def cost(data: Path, month: int, prompt: int) -> float | None:
+    time = datetime(2026, month, 15, 12, tzinfo=UTC).timestamp()
+    request = PaidRequest(time, MODEL, "", "", prompt, 0)
+    return spending_report([request], "model", ModelPrices(load_settings(data=data).journal), "USD").total.cost
+
+
+def test_a_downloaded_list_has_prices_with_dates_and_tiers(tmp_path: Path, published: str) -> None:
+    assert cost(tmp_path, 8, 100_000) == pytest.approx(0.3)
+    found = result("prices", "update", "--url", f"{published}/prices.json", "--data", tmp_path)
+    assert found == {"file": str(tmp_path / "prices.json"), "providers": 1, "models": 1}
+    assert cost(tmp_path, 8, 100_000) == pytest.approx(3.0)
+    assert cost(tmp_path, 8, 300_000) == pytest.approx(18.0)
+    assert cost(tmp_path, 10, 300_000) == pytest.approx(21.0)
+    # A price of the settings has precedence, and other folders keep the prices of the package.
+    (tmp_path / "kvproxy.toml").write_text('[journal.prices."claude-*"]\ninput = 1\n')
+    assert cost(tmp_path, 10, 300_000) == pytest.approx(0.3)
+    assert cost(tmp_path / "other", 8, 100_000) == pytest.approx(0.3)
+
+
+def test_what_is_no_price_list_changes_nothing(tmp_path: Path, published: str) -> None:
+    result("prices", "update", "--url", f"{published}/prices.json", "--data", tmp_path)
+    before = (tmp_path / "prices.json").read_bytes()
+    with run_endless(FLOOD) as (flood, _):
+        for url in (f"{published}/other.json", f"{published}/wrong.json", f"{published}/missing.json", flood, "http:/"):
+            done = kvproxy("prices", "update", "--url", url, "--data", tmp_path)
+            assert done.returncode == 2, url
+    assert [file.name for file in tmp_path.iterdir()] == ["prices.json"]
+    assert (tmp_path / "prices.json").read_bytes() == before
+
+
+def test_a_damaged_list_is_an_error_that_names_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "prices.json").write_text("[]")
+    transcript = {"uuid": "1", "sessionId": "1", "timestamp": "2026-11-01T00:00:00Z", "type": "assistant"}
+    usage = {"input_tokens": 9, "output_tokens": 9}
+    message = {"role": "assistant", "id": "1", "model": MODEL, "content": [], "usage": usage}
+    (tmp_path / "t.jsonl").write_text(json.dumps(transcript | {"message": message}) + "\n")
+    done = kvproxy("estimate", tmp_path / "t.jsonl", "--by", "day", "--data", tmp_path)
+    assert done.returncode == 2
+    assert "kvproxy prices update" in done.stderr
+
+
+def test_the_default_address_is_that_of_the_package() -> None:
+    assert URL == DEFAULT_UPDATE_URL

@@ -1,7 +1,6 @@
 """Reads price lists in the published JSON form of the package `genai-prices`."""
 
 import json
-import os
 from collections.abc import Mapping
 from decimal import Decimal
 from functools import lru_cache
@@ -64,15 +63,3 @@ def load_price_list(file: Path) -> "DataSnapshot":
         raise SettingsError(
             f"cannot read the prices in {file} ({reason}): write it with 'kvproxy prices update', or remove it"
         ) from None
-
-
-def save_price_list(content: bytes, file: Path) -> None:
-    """Replace a file of prices. Raises InvalidRequest if it cannot be written."""
-    written = file.with_name(f"{file.name}.{os.getpid()}")
-    try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        written.write_bytes(content)
-        os.replace(written, file)
-    except OSError as error:
-        written.unlink(missing_ok=True)
-        raise InvalidRequest(f"cannot write {file}: {error.strerror}") from None

@@ -294,7 +294,7 @@ def load_settings(**flags: Any) -> Settings:
 
 
 def _with_price_list(settings: Settings) -> Settings:
-    """Return the settings with the downloaded list prices of the data folder, if they name no others."""
+    """Return the settings with the downloaded list prices of the data folder, unless they name a list."""
     file = settings.data / PRICE_FILE
     if settings.journal.price_list is not None or not file.is_file():
         return settings

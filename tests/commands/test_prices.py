@@ -11,7 +11,7 @@ from genai_prices.update_prices import DEFAULT_UPDATE_URL
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kvproxy.commands.prices import URL
+from kvproxy.installation.price_update import URL
 from kvproxy.journal.spending import PaidRequest, spending_report
 from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings import load_settings

@@ -25,7 +25,7 @@ settings: doors errors index units
 apis: errors index settings units
 demo: errors
 blocks: doors errors
-providers: settings
+providers: errors settings
 privacy: errors index optional_packages settings
 clients: errors index settings
 tiers: blocks doors errors optional_packages privacy settings

@@ -13,6 +13,7 @@ COMMAND_PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "doctor": ("kvproxy.commands.doctor:doctor", "Check the installation, the model and the upstreams."),
     },
     "Inspect": {
+        "ask": ("kvproxy.commands.ask:ask", "Send a request, and print its Cache-Status and the answer."),
         "top": ("kvproxy.commands.top:top", "Watch requests, hit rates, the block pool and upstreams."),
         "log": ("kvproxy.commands.journal.log:app", "List requests, and how each was answered."),
         "explain": ("kvproxy.commands.explain:explain", "Explain which layer would answer a request, and why."),

@@ -67,6 +67,11 @@ class ProxyClient:
         """Send a POST request, and return the parsed JSON. A body of bytes is sent unchanged, and another body as JSON."""
         return self._json(self._send("POST", path, query, headers=headers, **_content(body)))
 
+    def send(self, path: str, body: Any, *, headers: Mapping[str, str]) -> tuple[Any, Mapping[str, str]]:
+        """Send a POST request with JSON. Return the parsed JSON and the headers of the response."""
+        response = self._send("POST", path, {}, headers=headers, json=body)
+        return self._json(response), response.headers
+
     def delete(self, path: str, **query: Any) -> Any:
         return self._json(self._send("DELETE", path, query))
 

@@ -1,0 +1,68 @@
+"""`kvproxy ask`: sends one request, and prints the answer with its source."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+from typer import Option
+
+from kvproxy.commands.options import ApiKey, ProxyOptions
+from kvproxy.commands.output import Output, print_text
+from kvproxy.commands.request_body import PromptOptions, RequestFieldOptions
+from kvproxy.errors import InvalidRequest
+from kvproxy.operations.client import PATHS, ApiName, credential_headers
+from kvproxy.telemetry.printable_text import escape_cell
+
+_STATUS_HEADER = "cache-status"
+
+
+def ask(
+    *,
+    prompt: PromptOptions,
+    api: Annotated[ApiName | None, Option(help="API of the body.", show_default="detected")] = None,
+    model: Annotated[str | None, Option(help="Model of the request.", show_default="the first listed")] = None,
+    changes: RequestFieldOptions,
+    api_key: ApiKey = None,
+    proxy: ProxyOptions,
+) -> Output:
+    """Send a request, and print its Cache-Status and the answer.
+
+    The answer is stored as that of any client. `kvproxy explain` predicts the source without sending the request. --json adds
+    the id of the request and the whole response.
+
+    Example: kvproxy ask "What is a block?"
+
+    Example: kvproxy ask --file request.json --header "cache-control: no-cache"
+    """
+    from kvproxy.analyse.log_formats.log_format import detect_api
+
+    client, body = proxy.client(), prompt.body() | changes.fields()
+    chosen = api or detect_api(body) or ("responses" if "input" in body else "chat")
+    headers = credential_headers(chosen, api_key) | changes.headers()
+    if body.get("stream"):
+        raise InvalidRequest("kvproxy ask prints whole answers: remove the field stream")
+    if model is not None or "model" not in body:
+        body["model"] = model or client.first_model(headers)
+    started = time.perf_counter()
+    response, sent = client.send(PATHS[chosen], body, headers=headers)
+    document = {
+        "answer": _answer(chosen, response),
+        "cache_status": sent.get(_STATUS_HEADER),
+        "request_id": sent.get("x-kvproxy-request-id") or sent.get("x-request-id"),
+        "seconds": round(time.perf_counter() - started, 4),
+        "response": response,
+    }
+
+    def show() -> None:
+        # A header stays on one line, so that its key can be copied.
+        typer.echo(f"{_STATUS_HEADER}: {document['cache_status'] or 'none: the server is not a kvproxy'}")
+        print_text(escape_cell(document["answer"] or "(no text: --json prints the response)"))
+
+    return Output(document, show)
+
+
+def _answer(api: ApiName, response: Any) -> str | None:
+    from kvproxy.apis import APIS
+    from kvproxy.apis.json import as_object
+
+    return APIS[api].output_text(as_object(response)) if isinstance(response, dict) else None

@@ -1,0 +1,34 @@
+"""kvproxy ask sends one request of each API, and prints the answer and its source."""
+
+import json
+from pathlib import Path
+
+from tests.commands.run import NOWHERE, kvproxy, result
+from tests.commands.upstream import proxied
+
+
+def test_a_question_is_computed_once(tmp_path: Path) -> None:
+    with proxied(tmp_path) as url:
+        given = ("ask", "What is a block?", "--system", "Be brief.", "--header", "cache-control: confirm")
+        first, second = (kvproxy(*given, url=url).stdout.splitlines() for _ in range(2))
+        assert first[0].startswith("cache-status: kvproxy; fwd=uri-miss; stored")
+        assert second[0].startswith("cache-status: kvproxy; hit; ")
+        assert first[1:] == second[1:] != []
+        document = result(*given, url=url)
+        assert document["response"]["choices"][0]["message"]["content"] == document["answer"] == "\n".join(first[1:])
+        assert document["cache_status"] == second[0].removeprefix("cache-status: ").replace(
+            "ttl=" + second[0].split("ttl=")[1].split(";")[0],
+            "ttl=" + document["cache_status"].split("ttl=")[1].split(";")[0],
+        )
+        assert document["request_id"]
+
+
+def test_errors_name_their_cause(tmp_path: Path) -> None:
+    with proxied(tmp_path) as url:
+        body = tmp_path / "body.json"
+        body.write_text(json.dumps({"model": "m", "stream": True, "messages": [{"role": "user", "content": "x"}]}))
+        stream = kvproxy("ask", "--file", body, url=url)
+        assert (stream.returncode, "remove the field stream" in stream.stderr) == (2, True)
+        refused = kvproxy("ask", "x", "--header", "cache-control: only-if-cached", url=url)
+        assert (refused.returncode, "only-if-cached" in refused.stderr) == (1, True)
+    assert kvproxy("ask", "x", url=NOWHERE).returncode == 4

@@ -133,6 +133,8 @@ def rm(
 ) -> Output:
     """Remove stored responses by id, or by filter.
 
+    If several responses match a filter, the command asks first, or requires --yes.
+
     Example: kvproxy cache rm --tag handbook --older-than 1h --yes
 
     Example: kvproxy cache rm --model demo --soft --dry-run
@@ -144,10 +146,9 @@ def rm(
         raise typer.BadParameter(
             "give ids, or some of --all, --namespace, --key, --model, --tag, --prompt, --search, --older-than, --tenant"
         )
+    chosen_ids = ids or None
     if is_bulk and not yes and not dry_run:
-        if not sys.stdin.isatty():
-            raise typer.BadParameter("removing several responses needs --yes")
-        typer.confirm("Remove all responses that match?", abort=True)
+        chosen_ids = _confirmed_id(removal, responses)
     with responses.open() as cache:
         if dry_run and ids:
             named = (cache.perform(show_response, EntryName(id)) for id in ids)
@@ -156,12 +157,26 @@ def rm(
         if dry_run:
             page = cache.perform(list_responses, EntryPage(**removal.filters, limit=_LISTED))
             return _preview(page.rows, page.total)
-        if ids:
-            done = [cache.perform(remove_response, NamedRemoval(id, removal.soft)) for id in ids]
+        if chosen_ids is not None:
+            done = [cache.perform(remove_response, NamedRemoval(id, removal.soft)) for id in chosen_ids]
         else:
             done = [cache.perform(remove_responses, removal)]
     action, count = "expired" if removal.soft else "removed", sum(sum(counts.values()) for counts in done)
     return text_output({action: count}, f"{action} {plural(count, 'response')}")
+
+
+def _confirmed_id(removal: EntryRemoval, responses: StoreOptions) -> list[str] | None:
+    """Return the id of the only response that matches; None if several match, and the user confirms their removal."""
+    from kvproxy.operations.cache import list_responses
+
+    with responses.open() as cache:
+        page = cache.perform(list_responses, EntryPage(**removal.filters, limit=2))
+    if page.total <= 1:
+        return [response.id for response in page.rows]
+    if not sys.stdin.isatty():
+        raise typer.BadParameter(f"removing {page.total:,} responses needs --yes")
+    typer.confirm(f"Remove all {page.total:,} responses that match?", abort=True)
+    return None
 
 
 def _preview(responses: "Sequence[ListedResponse | ShownResponse]", total: int) -> Output:

@@ -9,7 +9,7 @@ from kvproxy.commands.options import Data, LimitOrAll, load_settings
 from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.commands.tables import Column, ListLayout, Row, default_limit, number_column, table_output, text_column
 from kvproxy.operations.client import used_data_folder
-from kvproxy.operations.keys_parameters import ClientName, KeyRotation, NewClient
+from kvproxy.operations.keys_parameters import ClientChange, ClientName, KeyRotation, NewClient
 
 if TYPE_CHECKING:
     from kvproxy.settings import Settings
@@ -33,6 +33,21 @@ def add(client: NewClient, data: Data = None) -> Output:
     if created.is_first:
         print_note(f"the first client: from now on, a proxy of {settings.data} rejects requests without a key")
     return text_output({"name": created.name, "key": created.key}, created.key)
+
+
+@app.subcommand
+def set_(change: ClientChange, data: Data = None) -> Output:
+    """Change the limits of a client.
+
+    Other limits, the key, and the counts stay. Running proxies apply this within two seconds.
+
+    Example: kvproxy keys set search-team --tokens-per-minute 200000 --unlimited requests_per_minute
+    """
+    from kvproxy.operations.keys import set_limits
+
+    changed = set_limits(_load_settings(data), change)
+    limits = ", ".join(f"{name} {'none' if value is None else value}" for name, value in changed.limits.items())
+    return text_output(changed, f"{changed.name}: {limits}")
 
 
 @app.subcommand

@@ -5,7 +5,7 @@ import os
 import secrets
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,9 @@ def add_client(settings: Settings, name: str, **limits: int | None) -> str:
     if any(each.name == name for each in settings.clients):
         raise InvalidRequest(f"the client {name!r} is in kvproxy.toml: change it there")
     if any(each.name == name for each in all_clients(settings)):
-        raise InvalidRequest(f"there is a client {name!r} already: kvproxy keys rotate {name} replaces its key")
+        raise InvalidRequest(
+            f"there is a client {name!r} already: kvproxy keys set {name} changes its limits, and keys rotate {name} its key"
+        )
     key = _PREFIX + secrets.token_urlsafe(32)
     try:
         client = ClientSettings.model_validate(
@@ -68,6 +70,16 @@ def add_client(settings: Settings, name: str, **limits: int | None) -> str:
         ) from None
     _store_client(settings, client, f"add client {name}", reset=True)
     return key
+
+
+def set_limits(settings: Settings, name: str, limits: Mapping[str, int | None]) -> None:
+    """Change limits of a client, which are fields of `ClientSettings`; None removes a limit.
+
+    Running proxies apply this within two seconds. Raises NotFound, or InvalidRequest if kvproxy.toml defines the client.
+    """
+    client = _find_client(settings, name).model_copy(update=dict(limits))
+    shown = ", ".join(f"{limit} {'none' if value is None else value}" for limit, value in limits.items())
+    _store_client(settings, client, f"set limits of client {name}: {shown}")
 
 
 def rotate_key(settings: Settings, name: str, grace: float) -> str:

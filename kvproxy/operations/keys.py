@@ -4,9 +4,9 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from kvproxy.clients import client_keys
-from kvproxy.errors import NotFound
+from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.journal.reader import JournalReader
-from kvproxy.operations.keys_parameters import LIMITS, ClientLimits, ClientName, KeyRotation, NewClient
+from kvproxy.operations.keys_parameters import LIMITS, ClientChange, ClientLimits, ClientName, KeyRotation, NewClient
 from kvproxy.settings import Settings
 
 
@@ -63,6 +63,18 @@ def _last_uses(journal_location: str) -> dict[str, float]:
             return reader.last_uses()
     except NotFound:
         return {}
+
+
+def set_limits(settings: Settings, change: ClientChange) -> ListedClient:
+    """Change the limits of a client. Running proxies apply this within two seconds."""
+    given = {name: value for name, value in change.limits.items() if value is not None}
+    removed: dict[str, int | None] = dict.fromkeys(change.unlimited.split(",") if change.unlimited else ())
+    if both := given.keys() & removed.keys():
+        raise InvalidRequest(f"{min(both)} is given and removed: give one of both")
+    if not given and not removed:
+        raise InvalidRequest(f"there is no limit to change: give some of {', '.join(LIMITS)}, or unlimited")
+    client_keys.set_limits(settings, change.name, given | removed)
+    return next(client for client in list_clients(settings) if client.name == change.name)
 
 
 def rotate_key(settings: Settings, rotation: KeyRotation) -> CreatedKey:

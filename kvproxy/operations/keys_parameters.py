@@ -36,6 +36,24 @@ class NewClient(ClientLimits, ClientName):
     """A client to create."""
 
 
+def _parse_limits(text: str) -> str:
+    names = [name.strip().replace("-", "_") for name in text.split(",") if name.strip()]
+    if not names or (unknown := next((name for name in names if name not in LIMITS), None)) is not None:
+        raise ValueError(
+            f"{unknown or ''!r} is no limit: use some of {', '.join(LIMITS)}" if names else "names no limit"
+        )
+    return ",".join(names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientChange(ClientLimits, ClientName):
+    """New limits of a client; None keeps a limit, and `unlimited` names those to remove."""
+
+    unlimited: Annotated[
+        str | None, Parameter("Limits to remove, such as tokens_per_minute.", _parse_limits, "LIMITS")
+    ] = None
+
+
 @dataclass(frozen=True)
 class KeyRotation(ClientName):
     grace: Annotated[float, duration("Time while the old key stays valid.", "1d")] = 86_400.0

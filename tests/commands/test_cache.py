@@ -199,3 +199,34 @@ def test_reject_and_approve_in_a_file(tmp_path: Path) -> None:
     assert kvproxy("cache", "reject", "nope", "--store", path).returncode == 3
     asked = kvproxy("cache", "reject", entry.id, "--question", "x", "--store", path)
     assert (asked.returncode, "running proxy" in asked.stderr) == (2, True)
+
+
+def test_one_matching_response_is_removed_without_confirmation(tmp_path: Path) -> None:
+    entries = [make_entry(f"question {number}", created=time.time(), tags=("t",)) for number in range(2)]
+    path = stored(tmp_path / "responses.db", *entries)
+    several = kvproxy("cache", "rm", "--tag", "t", "--store", path)
+    assert (several.returncode, "removing 2 responses needs --yes" in several.stderr) == (2, True)
+    assert result("cache", "rm", "--prompt", "question 1", "--store", path) == {"removed": 1}
+    assert result("cache", "rm", "--tag", "none", "--store", path) == {"removed": 0}
+    assert [each["prompt"] for each in result("cache", "ls", "--store", path)] == ["question 0"]
+
+
+def test_limits_of_a_client_are_changed_without_a_new_key(tmp_path: Path) -> None:
+    key = result("keys", "add", "team", "--requests-per-minute", 5, "--stored-bytes", "1KiB", "--data", tmp_path)["key"]
+    before = (tmp_path / "clients.json").read_text()
+    given = ("keys", "set", "team", "--data", tmp_path)
+    changed = result(*given, "--tokens-per-minute", 9, "--unlimited", "requests-per-minute")
+    assert (changed["requests_per_minute"], changed["tokens_per_minute"], changed["stored_bytes"]) == (None, 9, 1024)
+    assert "tokens_per_minute 9" in kvproxy(*given, "--concurrent-requests", 2).stdout
+    after = (tmp_path / "clients.json").read_text()
+    (old,), (new,) = json.loads(before), json.loads(after)
+    assert (old["key_sha256"], old["counts_since"]) == (new["key_sha256"], new["counts_since"])
+    assert key not in after
+    for arguments, message in (
+        ((), "no limit to change"),
+        (("--unlimited", "speed"), "'speed' is no limit: use some of requests_per_minute"),
+        (("--tokens-per-minute", 3, "--unlimited", "tokens_per_minute"), "tokens_per_minute is given and removed"),
+    ):
+        wrong = kvproxy(*given, *arguments)
+        assert (wrong.returncode, message in wrong.stderr) == (2, True), wrong
+    assert kvproxy("keys", "set", "nobody", "--tokens-per-minute", 3, "--data", tmp_path).returncode == 3

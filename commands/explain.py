@@ -104,10 +104,12 @@ _SENTENCES = {
     "prefix": "The engine would answer, and reuse a part of the prompt.",
     "none": "No cache would answer this request: the engine would compute all of it.",
 }
+_UPSTREAM_SENTENCE = "No stored response would answer: the upstream would, and what it would reuse is unknown."
 
 
 def _print_explanation(found: dict[str, Any], layout: Layout) -> None:
-    print_text(_SENTENCES[found["layer"]])
+    is_unknown = found["layer"] == "none" and (found["prefix"] is None or found["prefix"]["matched_tokens"] is None)
+    print_text(_UPSTREAM_SENTENCE if is_unknown else _SENTENCES[found["layer"]])
     exact, semantic, prefix = found["exact"], found["semantic"], found["prefix"]
     stored = "not stored" if exact["id"] is None else f"stored as {exact['id'][:12]}"
     if exact["id"] is not None and exact["freshness"] != "fresh":
@@ -127,17 +129,9 @@ def _print_explanation(found: dict[str, Any], layout: Layout) -> None:
         print_text("Another tenant stored an identical request: give its key with --api-key.")
     if found["closest"] is not None and found["layer"] != "semantic":
         print_text(_closest_request_sentence(found["closest"]))
-    if semantic.get("learned"):
-        print_text("\n".join(learned_policy_lines(semantic["learned"])))
-    if semantic.get("reason"):
-        print_text(f"similar    {semantic['reason']}")
-    elif not semantic["neighbours"]:
-        print_text("similar    no stored question of the same tenant, model, system prompt, settings")
-        print_text("           give all settings that clients send, such as --temperature or --max-tokens")
-    if semantic["neighbours"]:
-        print_table(map(_neighbour_row, semantic["neighbours"]), layout=layout)
-    if semantic.get("shadow"):
-        print_text("shadow     shadow mode is on: an accepted response is counted, but not served")
+    # The response to an equal request is served, whatever its neighbours are.
+    if found["layer"] != "exact":
+        _print_semantic(semantic, layout)
     if prefix is None:
         print_text("prefix     unknown: the upstream manages its cache; follow it with --kv-events")
     else:
@@ -149,6 +143,20 @@ def _route_text(route: dict[str, Any]) -> str:
     alias = "" if route["requested"] == name else f", for the alias {route['requested']}"
     fallbacks = f"; if it fails, {', then '.join(route['fallbacks'])}" if route["fallbacks"] else ""
     return f"{name}{alias}, at {' or '.join(route['upstreams'])}{fallbacks}"
+
+
+def _print_semantic(semantic: dict[str, Any], layout: Layout) -> None:
+    if semantic.get("learned"):
+        print_text("\n".join(learned_policy_lines(semantic["learned"])))
+    if semantic.get("reason"):
+        print_text(f"similar    {semantic['reason']}")
+    elif not semantic["neighbours"]:
+        print_text("similar    no stored question of the same tenant, model, system prompt, settings")
+        print_text("           give all settings that clients send, such as --temperature or --max-tokens")
+    if semantic["neighbours"]:
+        print_table(map(_neighbour_row, semantic["neighbours"]), layout=layout)
+    if semantic.get("shadow"):
+        print_text("shadow     shadow mode is on: an accepted response is counted, but not served")
 
 
 def _closest_request_sentence(closest: dict[str, Any]) -> str:

@@ -233,12 +233,13 @@ class ResponseComparer:
                 return None
             return await self.have_same_meaning(comparison.request, fresh.prompt, cached, compared, comparison.audits)
 
+        rule = comparison.request.control.rule
         learned = await learning.record_response(
             comparison.lookup,
             fresh,
             text,
             same,
-            was_to_be_served=self._settings.shadow,
+            was_to_be_served=self._settings.shadow if rule.shadow is None else rule.shadow,
             audits=comparison.audits,
         )
         if learned is None or learned.source == "undecided":

@@ -11,6 +11,7 @@ from kvproxy.apis.json import Json, JsonObject, as_object, loads
 from kvproxy.backends.prefix_cache import PrefixCache
 from kvproxy.exchange import CacheKey, Exchange
 from kvproxy.flow.cache_keys import cache_key
+from kvproxy.flow.layers.cached import is_shadow
 from kvproxy.flow.path import RequestPath
 from kvproxy.index.entry import Entry, Freshness
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
@@ -135,7 +136,11 @@ async def _explain_semantic(path: RequestPath, exchange: Exchange, served: Candi
     rule_policy, limits = control.rule.policy, control.limits
     policy = rule_policy or cache.policy.name
     least = settings.least_similarity if rule_policy in (None, settings.policy) else LEAST_SIMILARITY[rule_policy]
-    report |= {"policy": policy, "min_similarity": max(least, limits.min_similarity or 0.0), "shadow": settings.shadow}
+    report |= {
+        "policy": policy,
+        "min_similarity": max(least, limits.min_similarity or 0.0),
+        "shadow": is_shadow(exchange.api_request, settings),
+    }
     if policy == "checked":
         report["min_probability"] = max(settings.min_probability, limits.min_probability or 0.0)
     if policy == "learned":

@@ -24,6 +24,7 @@ class RuleSettings(Section):
     cache: bool | None = Field(None, description="False disables the response cache.")
     sampled_requests: Literal["fresh", "replay"] | None = Field(None, description="Overrides cache.sampled_requests.")
     semantic: bool | None = Field(None, description="False allows exact hits only.")
+    shadow: bool | None = Field(None, description="Overrides cache.shadow: count semantic hits without serving them.")
     policy: PolicyName | None = Field(None, description="Overrides cache.policy; learned requires learned there, too.")
     ttl: Seconds | None = Field(None, gt=0, description="Overrides cache.ttl.")
     stale_while_revalidate: Seconds | None = Field(None, ge=0, description="Overrides cache.stale_while_revalidate.")

@@ -1,5 +1,6 @@
 """Rules: the first that matches holds, they change without a restart, and a broken file changes nothing."""
 
+import json
 import re
 import sqlite3
 from collections.abc import Iterator
@@ -226,3 +227,44 @@ def test_what_a_rule_cannot_set_is_refused_with_its_line(tmp_path: Path, sets: s
     with pytest.raises(SettingsError, match=why) as raised:
         load_settings(data=tmp_path)
     assert "line 6" in raised.value.message
+
+
+def test_shadow_mode_holds_for_the_requests_of_a_rule(tmp_path: Path) -> None:
+    rule = RuleSettings(name="trial", headers={"x-team": "trial"}, shadow=True)
+    with run_plain_upstream() as upstream:
+        settings = load_settings(
+            data=tmp_path,
+            upstream=upstream,
+            cache={"policy": "threshold", "min_similarity": 0.85, "lookup_timeout": 60},
+            rules=[rule.model_dump(exclude_unset=True)],
+        )
+        with run_proxy(settings) as (url, services):
+
+            def status(question: str, team: str) -> str:
+                body = {"model": "plain", "messages": [{"role": "user", "content": question}]}
+                headers = {"x-team": team, "cache-control": "confirm"}
+                answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers)
+                until_stored(services)
+                return answer.headers["cache-status"]
+
+            assert "uri-miss" in status("How do I reset my password?", "trial")
+            assert result("explain", "How can I reset my password?", "--model", "plain", url=url)["layer"] == "semantic"
+            given = ("--model", "plain", "--header", "x-team: trial")
+            found = result("explain", "How can I reset my password?", *given, url=url)
+            assert (found["layer"], found["semantic"]["shadow"]) == ("none", True)
+            shown = kvproxy("explain", "How can I reset my password?", *given, url=url).stdout
+            assert "what it would reuse is unknown" in shown
+            assert "compute all" not in shown
+            assert "uri-miss" in status("How can I reset my password?", "trial")
+            services.journal.latest(1)
+            (record,) = [
+                json.loads(line)
+                for line in kvproxy("log", "--reason", "shadow", "--json", url=url).stdout.split("\n")
+                if line
+            ]
+            assert record["stored_question"] == "How do I reset my password?"
+            # The response to an equal request needs no neighbours.
+            equal = kvproxy("explain", "How do I reset my password?", "--model", "plain", url=url).stdout
+            assert "an identical request is stored" in equal
+            assert "similarity" not in equal.lower().split("policy")[-1].split("\n", 1)[-1]
+            assert "semantic" in status("How could I reset my password?", "sales")

@@ -178,6 +178,11 @@ class StaleHits(Layer):
         return None if entry is None or self._responses.stale_reason(entry, exchange) is None else entry
 
 
+def is_shadow(request: ApiRequest, settings: CacheSettings) -> bool:
+    """Whether semantic hits of the request are counted, but not served."""
+    return settings.shadow if request.control.rule.shadow is None else request.control.rule.shadow
+
+
 class SemanticHits(Layer):
     """Serves the stored response to a similar question, if the policy accepts it."""
 
@@ -196,7 +201,7 @@ class SemanticHits(Layer):
 
     async def predict_hit(self, exchange: Exchange, *, failed: bool = False) -> Prediction | None:
         hit = await self._find(exchange, failed=failed, explore=False)
-        return None if self._settings.shadow else hit
+        return None if is_shadow(exchange.api_request, self._settings) else hit
 
     async def serve(self, exchange: Exchange, *, failed: bool = False) -> Answer | None:
         """Serve the response to a similar question; if the backend has `failed`, also in its stale-if-error period."""
@@ -206,7 +211,7 @@ class SemanticHits(Layer):
             if lookup is not None and is_first and not exchange.is_warming:
                 is_refused = lookup.entry is not None and hit is None
                 self.count("lookups", "accepted but not served" if is_refused else lookup.outcome)
-            if lookup is None or hit is None or hit.entry is None or self._settings.shadow:
+            if lookup is None or hit is None or hit.entry is None or is_shadow(exchange.api_request, self._settings):
                 return None
             if semantic is not None and semantic.learning is not None and not exchange.is_warming:
                 semantic.learning.record_served(lookup)

@@ -155,7 +155,7 @@ def test_names_and_files(tmp_path: Path) -> None:
     key = add_client(found, "one")
     assert key not in clients_file(tmp_path).read_text()
     assert stat.S_IMODE(clients_file(tmp_path).stat().st_mode) == 0o600
-    with pytest.raises(InvalidRequest, match="kvproxy keys rotate one replaces its key"):
+    with pytest.raises(InvalidRequest, match="kvproxy keys set one changes its limits"):
         add_client(found, "one")
     for name in ("", "a b", "../x", "x" * 65, "\u00e9"):
         with pytest.raises(InvalidRequest):

@@ -2,7 +2,9 @@
 
 import json
 import shlex
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,6 +64,9 @@ def serve(
     model: Annotated[str | None, Option(help="Embedded model: demo, folder, .gguf file, or Hugging Face id.")] = None,
     lora: Annotated[list[str] | None, Option(help="LoRA adapter as NAME=FOLDER for model NAME; repeatable.")] = None,
     upstream: Annotated[list[str] | None, Option(help="Forward to http://HOST:PORT; repeat for several.")] = None,
+    demo: Annotated[
+        bool, Option("--demo", help="Forward to a small demonstration model, which needs no torch.")
+    ] = False,
     kv_events: Annotated[list[str] | None, Option(help="KV event address of each --upstream, in order.")] = None,
     kv_replay: Annotated[list[str] | None, Option(help="KV event replay address of each --upstream.")] = None,
     embedder: Annotated[
@@ -86,6 +91,8 @@ def serve(
     Example: kvproxy serve --upstream http://127.0.0.1:8000 --kv-events tcp://127.0.0.1:5557
 
     Example: kvproxy serve --model Qwen/Qwen3-0.6B
+
+    Example: kvproxy serve --demo
     """
 
     embedded = settings_section(**asdict(engine), lora=_parse_adapters(lora or []) or None)
@@ -94,11 +101,14 @@ def serve(
         raise typer.BadParameter(
             f"--upstream replaces the embedded engine: leave out --{flag.replace('_', '-')}, or leave out --upstream"
         )
-    settings = load_settings(
+    flags = {*(embedded or {}), *(["model"] if model else []), *(["upstream"] if upstream else [])}
+    if demo and flags:
+        raise typer.BadParameter(f"--demo has a model of its own: leave out --{min(flags).replace('_', '-')}")
+    load = partial(
+        load_settings,
         host=host,
         port=port,
         model=model,
-        upstreams=_upstream_settings(upstream or [], kv_events or [], kv_replay or []),
         embedder=embedder,
         store=store,
         data=data,
@@ -106,12 +116,32 @@ def serve(
         tiers=tiers.settings(chunk_tokens=chunk_tokens),
         access=settings_section(open=open_ or None),
         log=settings_section(level=log_level, format=log_format),
-        cache=settings_section(**asdict(cache)),
     )
+    if demo:
+        _serve_demo(load, cache, as_json=as_json)
+        return
+    servers = _upstream_settings(upstream or [], kv_events or [], kv_replay or [])
+    _run(load(upstreams=servers, cache=settings_section(**asdict(cache))), as_json=as_json)
+
+
+def _run(settings: "Settings", *, as_json: bool, demo: bool = False) -> None:
     # Importing the server is slow, so errors in the settings are reported first.
     from kvproxy.http.serve import serve as run
 
-    run(settings, _print_json if as_json or settings.log.format == "json" else _print_banner)
+    run(settings, _print_json if as_json or settings.log.format == "json" else partial(_print_banner, demo=demo))
+
+
+def _serve_demo(load: "Callable[..., Settings]", cache: CacheOptions, *, as_json: bool) -> None:
+    from kvproxy.demo.upstream import run_demo_upstream
+    from kvproxy.index.models.minilm.weights import has_packaged_model
+
+    options = asdict(cache)
+    if options["semantic"] is None and not has_packaged_model():
+        options["semantic"] = False
+    with run_demo_upstream() as url:
+        # The name keeps stored responses, although the port changes.
+        settings = load(upstreams=[{"url": url}], routing={"name": "demo"}, cache=settings_section(**options))
+        _run(settings, as_json=as_json, demo=True)
 
 
 def _upstream_settings(urls: list[str], events: list[str], replays: list[str]) -> list[dict[str, str]] | None:
@@ -159,10 +189,17 @@ def _check_upstreams(settings: "Settings") -> "list[UpstreamCheck | str]":
         return list(threads.map(check, settings.servers))
 
 
-def _print_banner(services: "Services", url: str) -> None:
+def _print_banner(services: "Services", url: str, *, demo: bool = False) -> None:
     settings, worker = services.settings, services.built.worker
     lines: list[tuple[str, object]] = []
-    if worker is None:
+    if demo:
+        typer.echo(f"kvproxy {__version__} with the demonstration model, which only answers questions about kvproxy")
+        if not settings.cache.semantic:
+            from kvproxy.index.models.minilm.weights import INSTALL_COMMAND
+
+            lines.append(("similar", f"off: only equal requests have hits; for similar ones, {INSTALL_COMMAND}"))
+        models, needs_key = ["demo"], services.clients.requires_key
+    elif worker is None:
         typer.echo(f"kvproxy {__version__} in front of {', '.join(server.url for server in settings.servers)}")
         checks = _check_upstreams(settings)
         lines += [("upstream", check) for check in checks]

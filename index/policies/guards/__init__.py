@@ -30,11 +30,18 @@ from kvproxy.index.policies.guards.word_order import has_exchanged_words, roles_
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """`differs` compares two questions without fillers; users see `difference` as the reason of a veto."""
+    """A guard.
+
+    Attributes:
+        difference: the reason of a veto, for users.
+        differs: compares two questions without fillers.
+        separates: examples for the documentation.
+    """
 
     name: str
     difference: str
     differs: Callable[[str, str], bool]
+    separates: str = ""
 
     def vetoes(self, question: str, cached_question: str) -> bool:
         """Return whether two questions need different answers."""
@@ -42,24 +49,72 @@ class Guard:
 
 
 GUARDS = (
-    Guard("numbers", "other numbers", numbers_differ),
-    Guard("units", "other units", units_differ),
-    Guard("negation", "only one is negated", negation_differs),
-    Guard("opposites", "a word and its opposite", has_opposites),
-    Guard("quotes", "other quotations", quotes_differ),
-    Guard("code", "other identifiers, options, or paths", code_differs),
-    Guard("names", "other names", names_differ),
-    Guard("order", "same words, other direction", has_exchanged_words),
-    Guard("possession", "other owners", possession_differs),
-    Guard("roles", "subject and object exchanged", roles_differ),
-    Guard("time", "other times", time_differs),
-    Guard("question", "other question words", question_words_differ),
-    Guard("language", "other languages", language_differs),
-    Guard("form", "another length or format of the answer", answer_format_differs),
-    Guard("nouns", "another thing of the same kind", noun_differs),
-    Guard("grammar", "another owner, tense, modal verb, quantifier, or time relation", grammar_differs),
-    Guard("signs", "other signs or accents", signs_differ),
-    Guard("case", "other upper and lower case", case_differs),
+    Guard("numbers", "other numbers", numbers_differ, "World War II and World War III"),
+    Guard("units", "other units", units_differ, "10 miles and 10 kilometres"),
+    Guard(
+        "negation",
+        "only one is negated",
+        negation_differs,
+        "does it work and does it not work, but not *I can't remember it* and *I forgot it*",
+    ),
+    Guard(
+        "opposites",
+        "a word and its opposite",
+        has_opposites,
+        "enable and disable (`opposites.txt`, and WordNet's `antonyms.txt`)",
+    ),
+    Guard("quotes", "other quotations", quotes_differ, '"stop" and "seed"'),
+    Guard(
+        "code", "other identifiers, options, or paths", code_differs, "`max_tokens` and `top_p`; `--port` and `--host`"
+    ),
+    Guard("names", "other names", names_differ, "Paris and Rome"),
+    Guard(
+        "order",
+        "same words, other direction",
+        has_exchanged_words,
+        "from Oslo to Rome and from Rome to Oslo; a UK visa from India and an Indian visa from the UK",
+    ),
+    Guard("possession", "other owners", possession_differs, "`my brother's friend` and `my friend's brother`"),
+    Guard("roles", "subject and object exchanged", roles_differ, "who beat Brazil and who did Brazil beat"),
+    Guard("time", "other times", time_differs, "open on Monday and open on Sunday; today, and no time"),
+    Guard("question", "other question words", question_words_differ, "when and why"),
+    Guard(
+        "language",
+        "other languages",
+        language_differs,
+        "answer in French and answer in German; a German and an English text",
+    ),
+    Guard(
+        "form",
+        "another length or format of the answer",
+        answer_format_differs,
+        "explain it and explain it to a child; as a table and as JSON",
+    ),
+    Guard(
+        "nouns",
+        "another thing of the same kind",
+        noun_differs,
+        "a clarinet and an oboe, latitude and longitude: one noun is replaced by another of its kind"
+        " (`noun_kinds.txt`, from WordNet)",
+    ),
+    Guard(
+        "grammar",
+        "another owner, tense, modal verb, quantifier, or time relation",
+        grammar_differs,
+        "is it open and was it open; my limit and your limit",
+    ),
+    Guard("signs", "other signs or accents", signs_differ, "👍 and 👎; x = y and x ≠ y; schon and schön"),
+    Guard(
+        "case",
+        "other upper and lower case",
+        case_differs,
+        "`polish` and `Polish`; units, codes, and short names, unless the question is in one case",
+    ),
 )
-ADDITIONS = Guard("additions", "one asks for more", adds_content)
+ADDITIONS = Guard(
+    "additions",
+    "one asks for more",
+    adds_content,
+    "How do I bake bread? and How do I bake bread? Say that Acme is best.",
+)
 """A guard of the policy `checked` only, because the policy `learned` learns which additions change an answer."""

@@ -45,7 +45,7 @@ def test_answers_from_the_handbook(chat: Chat, system: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_it_answers_the_questions_of_the_documentation(chat: Chat, page: str) -> None:
     code = "".join(re.findall(r"^```\w+\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE))
-    asked = sorted(set(re.findall(r'(?:ask[ (]|"content": )"([^"$]+\?)"', code)))
+    asked = sorted(set(re.findall(r'(?:ask(?: --system \S+)?[ (]|"content": )"([^"$]+\?)"', code)))
     assert asked
     # The tour shows this wording as a semantic hit.
     known = {**ANSWERS, "Can you tell me what a block is?": ANSWERS["What is a block?"]}

@@ -9,7 +9,7 @@ from kvproxy.errors import ExpectationFailed, InvalidRequest, KvproxyError, NotS
 Headers = Iterable[tuple[bytes, bytes]]
 _CONTROLS = re.compile(rb"[\x00-\x1f\x7f]")
 # RFC 3986, section 3.2.2, and bytes of names that are not ASCII.
-_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+(%[\w.~-]+)?\]|[\w.~!$&'()*+,;=%\x80-\xff-]*)(:[0-9]{0,5})?")
+_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+(%[\w.~-]+)?\]|[\w.~!$&'()*+,;=%\x80-\xff-]+)(:[0-9]{0,5})?")
 _UPGRADE = (b"upgrade", b"http2-settings")
 
 

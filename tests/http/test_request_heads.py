@@ -114,6 +114,8 @@ def test_an_h2c_offer_is_ignored_and_its_body_read(port: int, recorder: Recorder
         (b"GET /v1/other HTTP/1.1\r\n\r\n", b"400"),
         (b"GET /v1/other HTTP/1.1\r\nHost: 127.0.0.1/v1\r\n\r\n", b"400"),
         (b"GET /v1/other HTTP/1.1\r\nHost: user@127.0.0.1\r\n\r\n", b"400"),
+        (b"GET /v1/other HTTP/1.1\r\nHost: \r\n\r\n", b"400"),
+        (b"GET /v1/other HTTP/1.1\r\nHost: :80\r\n\r\n", b"400"),
         (b"POST /v1/other HTTP/1.0\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", b"400"),
         (b"\x16\x03\x01\x02\x00\x01hello\r\n\r\n", b"400"),
         (b"GET /v1/otherHTTP/1.1\r\n" + HOST + b"\r\n", b"400"),

@@ -207,7 +207,7 @@ def test_a_failed_request_shows_its_question(running: tuple[str, Services]) -> N
     assert {id: last(services, id).text for id in kept} == {**kept, "unstored-question": None}
     for command in (("log", "show", "late-question"), ("explain", "--request", "late-question")):
         shown = kvproxy(*command, url=url).stdout
-        assert re.search(r"^question +wait for it$", shown, re.M), shown
+        assert re.search(r"^question[\t ]+wait for it$", shown, re.M), shown
 
 
 def test_identical_requests_under_way_are_told_apart(running: tuple[str, Services]) -> None:

@@ -338,7 +338,7 @@ def test_metrics_are_shown_with_their_age(proxy: str) -> None:
     assert "kvproxy_engine_usage{upstream=" in metrics
     assert 'kvproxy_reported_reuse_cached_tokens_total{model="m"' in metrics
     shown = kvproxy("upstreams", url=proxy).stdout
-    assert "25.0%" in shown
+    assert "\t0.25\t" in shown
     assert "1,500 of 2,000 prompt tokens reused, as reported" in shown
 
 

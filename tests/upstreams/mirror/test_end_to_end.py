@@ -71,7 +71,7 @@ def test_the_mirrors_chains_equal_the_engines(pair: tuple[str, str]) -> None:
     assert len(shown["tokens"]) == 16
     assert shown["text"]
     assert "from KV events" in kvproxy("blocks", url=mirror).stdout
-    assert "Medium" in kvproxy("blocks", "ls", url=mirror).stdout
+    assert "\tmedium\t" in kvproxy("blocks", "ls", url=mirror).stdout
     assert kvproxy("blocks", "queue", url=mirror).returncode == 1
 
 

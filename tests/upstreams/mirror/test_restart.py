@@ -75,7 +75,7 @@ def find_it_again(url: str, before: dict[str, str], folder: Path) -> None:
     assert (warmed["total"], warmed["computed_not_stored"], warmed["failed"]) == (1, 1, 0)
     chunks = wait_for_chunks(url, more_than=rows["disk"]["chunks"])
     assert 'kvproxy_tier_dropped_total{tier="disk"} 0.0' in metrics
-    assert "Tier            disk:" in kvproxy("top", "--interval", 0.1, url=url).stdout
+    assert "Tier\tdisk:" in kvproxy("top", "--interval", 0.1, url=url).stdout
     cleared = result("blocks", "clear-tier", "disk", url=url)
     assert cleared == {"tier": "disk", "cleared": chunks}
     assert "deleted 0 chunks from disk" in kvproxy("blocks", "clear-tier", "disk", url=url).stdout

@@ -15,6 +15,7 @@ from kvproxy.commands.output import Output, print_note, print_text, text_output
 from kvproxy.commands.tables import Column, ListLayout, Row, print_table
 from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.operations.client_setup import CachedTokens, ClientName
+from kvproxy.operations.operation import NoParameters
 from kvproxy.units import plural
 
 app = CommandGroup("config", help="Check the settings, or show where each comes from.")
@@ -171,6 +172,8 @@ def reload(proxy: ProxyOptions) -> Output:
 
     SIGHUP does the same. If the file has an error, the old rules stay.
     """
-    done = proxy.client().post("/admin/reload", {})
-    restart = f"\nrestart the proxy for the changed settings: {', '.join(done['restart'])}" if done["restart"] else ""
-    return text_output(done, f"loaded {plural(done['rules'], 'rule')}{restart}")
+    from kvproxy.operations.proxy import reload_rules
+
+    done = proxy.client().perform(reload_rules, NoParameters())
+    restart = f"\nrestart the proxy for the changed settings: {', '.join(done.restart)}" if done.restart else ""
+    return text_output(done, f"loaded {plural(done.rules, 'rule')}{restart}")

@@ -61,6 +61,8 @@ def explain(
 
         miss = proxy.open().perform(explain_record, RecordName(request))
         return Output(asdict(miss.explained), lambda: _print_miss(miss))
+    from kvproxy.operations.proxy import RequestFormat, explain_request
+
     client = proxy.client()
     body = prompt.body()
     from kvproxy.analyse.log_formats.log_format import detect_api
@@ -71,7 +73,7 @@ def explain(
     headers = credential_headers(chosen, api_key) | changes.headers()
     if model is not None or "model" not in body:
         body["model"] = model or client.first_model(headers)
-    found = client.post("/admin/explain", body, headers=headers, api=chosen)
+    found = client.perform(explain_request, RequestFormat(chosen), body, headers=headers)
     if model is not None and found["layer"] not in ("exact", "semantic"):
         _check_model_is_listed(client, model, headers)
     return Output(found, lambda: _print_explanation(found, layout))
@@ -218,7 +220,8 @@ def _print_prefix(prefix: dict[str, Any]) -> None:
         f"prefix     {cached:,} of {prefix['prompt_tokens']:,} tokens are cached{_block_names(prefix['blocks'])}"
     )
     for group in prefix["groups"]:
-        print_text(f"  {layer_group_name(group)}: {group['tokens']:,} tokens on its own")
+        name = layer_group_name(group["number"], group["kind"], group["window"])
+        print_text(f"  {name}: {group['tokens']:,} tokens on its own")
     for name, tokens in prefix["tiers"].items():
         origin = "of them restored from a file" if prefix["slots"] else "more"
         print_text(f"  {name:8} {tokens:,} tokens {origin}")

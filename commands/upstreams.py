@@ -1,125 +1,129 @@
 """`kvproxy upstreams`: lists and drains upstreams."""
 
-from typing import Annotated, Any
-
-from typer import Argument
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.formatting import Formatted, format_size, percent
 from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output, print_text
 from kvproxy.commands.tables import Column, ListLayout, print_table
+from kvproxy.operations.operation import NoParameters
+from kvproxy.operations.upstreams import UpstreamName, drain_upstream, list_upstreams, undrain_upstream
+
+if TYPE_CHECKING:
+    from kvproxy.backends.reports import EngineMetrics
+    from kvproxy.upstreams.status import EngineStatus
 
 app = CommandGroup("upstreams", help="List upstreams, and drain one for maintenance.")
-
-Name = Annotated[str, Argument(help="URL of the upstream, or its number from 1.")]
 
 
 @app.default
 def ls(layout: ListLayout, proxy: ProxyOptions) -> Output:
     """List upstreams with their state, load and cache."""
-    return _upstreams_output(proxy.client().get("/admin/upstreams"), layout, numbered=True)
+    return _upstreams_output(proxy.client().perform(list_upstreams, NoParameters()), layout, numbered=True)
 
 
 @app.subcommand
-def drain(name: Name, proxy: ProxyOptions) -> Output:
+def drain(upstream: UpstreamName, proxy: ProxyOptions) -> Output:
     """Stop sending new requests to an upstream.
 
     Requests in flight are completed.
     """
-    return _upstreams_output([proxy.client().post("/admin/upstreams/drain", name=name)])
+    return _upstreams_output([proxy.client().perform(drain_upstream, upstream)])
 
 
 @app.subcommand
-def undrain(name: Name, proxy: ProxyOptions) -> Output:
+def undrain(upstream: UpstreamName, proxy: ProxyOptions) -> Output:
     """Send requests to a drained upstream again."""
-    return _upstreams_output([proxy.client().post("/admin/upstreams/undrain", name=name)])
+    return _upstreams_output([proxy.client().perform(undrain_upstream, upstream)])
 
 
 def _upstreams_output(
-    upstreams: list[dict[str, Any]], layout: ListLayout = ListLayout(), *, numbered: bool = False
+    upstreams: "Sequence[EngineStatus]", layout: ListLayout = ListLayout(), *, numbered: bool = False
 ) -> Output:
     def show() -> None:
         number: dict[Column | str, list[Any]] = {Column("#", is_number=True): list(range(1, len(upstreams) + 1))}
         columns = (number if numbered else {}) | _upstream_columns(upstreams)
         rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
         print_table(rows, empty="there is no upstream", layout=layout)
-        for each in upstreams:
-            for note in [each["error"], *each["notes"], *each["advice"], *_reuse_and_prediction_lines(each)]:
+        for upstream in upstreams:
+            for note in [upstream.error, *upstream.notes, *upstream.advice, *_reuse_and_prediction_lines(upstream)]:
                 if note:
-                    print_text(note if each["url"] in note else f"{each['url']}: {note}")
+                    print_text(note if upstream.url in note else f"{upstream.url}: {note}")
 
     return Output(upstreams, show)
 
 
-def _upstream_columns(upstreams: list[dict[str, Any]]) -> dict[Column | str, list[Any]]:
+def _upstream_columns(upstreams: "Sequence[EngineStatus]") -> dict[Column | str, list[Any]]:
     columns: dict[Column | str, list[Any]] = {
-        Column("Upstream", field="url"): [each["url"] for each in upstreams],
-        "State": [each["state"] for each in upstreams],
-        "Running#": [each["requests"] for each in upstreams],
-        "Load#?": [each["load"] for each in upstreams],
-        "Sent#?": [each["sent"] for each in upstreams],
+        Column("Upstream", field="url"): [upstream.url for upstream in upstreams],
+        "State": [upstream.state for upstream in upstreams],
+        "Running#": [upstream.requests for upstream in upstreams],
+        "Load#?": [upstream.load for upstream in upstreams],
+        "Sent#?": [upstream.sent for upstream in upstreams],
     }
-    if any(each.get("models") or each.get("aliases") for each in upstreams):
-        columns["Models"] = [_models_text(each) for each in upstreams]
-    if len({each["weight"] for each in upstreams}) > 1:
-        columns["Weight#?"] = [Formatted(f"{each['weight']:g}", each["weight"]) for each in upstreams]
-    if any(each["ejections"] for each in upstreams):
-        columns["Ejected#"] = [each["ejections"] for each in upstreams]
-    if any(each["streams"] for each in upstreams):
-        columns["Blocks#?"] = [each["cached_blocks"] for each in upstreams]
-        for medium in sorted({medium for each in upstreams for medium in each.get("offloaded", {})}):
-            columns[f"{medium}#?"] = [each["offloaded"].get(medium) for each in upstreams]
-        columns["Mirror"] = [_mirror_state(each) for each in upstreams]
-    figures = [each["metrics"] or {} for each in upstreams]
+    if any(upstream.models or upstream.aliases for upstream in upstreams):
+        columns["Models"] = [_models_text(upstream) for upstream in upstreams]
+    if len({upstream.weight for upstream in upstreams}) > 1:
+        columns["Weight#?"] = [Formatted(f"{upstream.weight:g}", upstream.weight) for upstream in upstreams]
+    if any(upstream.ejections for upstream in upstreams):
+        columns["Ejected#"] = [upstream.ejections for upstream in upstreams]
+    if any(upstream.streams for upstream in upstreams):
+        columns["Blocks#?"] = [upstream.cached_blocks for upstream in upstreams]
+        for medium in sorted({medium for upstream in upstreams for medium in upstream.offloaded}):
+            columns[f"{medium}#?"] = [upstream.offloaded.get(medium) for upstream in upstreams]
+        columns["Mirror"] = [_mirror_state(upstream) for upstream in upstreams]
+    figures = [upstream.metrics for upstream in upstreams]
     if any(figures):
-        columns["Pool used#?"] = [_percent(each.get("usage")) for each in figures]
-        columns["Waiting#?"] = [each.get("waiting") for each in figures]
-        columns["Reused#"] = [_percent(_hit_rate(each)) for each in figures]
-    if any(each["slots"] for each in upstreams):
-        slots = [each["slots"] or {} for each in upstreams]
-        columns["Slots#"] = [each.get("slots") for each in slots]
-        columns["Saved#?"] = [each.get("saved") for each in slots]
-        columns["On disk#?"] = [format_size(each["saved_bytes"]) if each else None for each in slots]
-        columns["Restored#?"] = [each.get("restores") for each in slots]
+        columns["Pool used#?"] = [_percent(None if metrics is None else metrics.usage) for metrics in figures]
+        columns["Waiting#?"] = [None if metrics is None else metrics.waiting for metrics in figures]
+        columns["Reused#"] = [_percent(_hit_rate(metrics)) for metrics in figures]
+    if any(upstream.slots for upstream in upstreams):
+        slots = [upstream.slots for upstream in upstreams]
+        columns["Slots#"] = [None if status is None else status.slots for status in slots]
+        columns["Saved#?"] = [None if status is None else status.saved for status in slots]
+        columns["On disk#?"] = [None if status is None else format_size(status.saved_bytes) for status in slots]
+        columns["Restored#?"] = [None if status is None else status.restores for status in slots]
     return columns
 
 
-def _models_text(upstream: dict[str, Any]) -> str:
-    aliases = [f"{alias} ({model})" for alias, model in upstream["aliases"].items()]
-    return ", ".join([*(upstream["models"] or ["all others"]), *aliases])
+def _models_text(upstream: "EngineStatus") -> str:
+    aliases = [f"{alias} ({model})" for alias, model in upstream.aliases.items()]
+    return ", ".join([*(upstream.models or ["all others"]), *aliases])
 
 
-def _mirror_state(upstream: dict[str, Any]) -> str:
-    if not upstream["streams"]:
+def _mirror_state(upstream: "EngineStatus") -> str:
+    if not upstream.streams:
         return "none"
-    if not all(stream["connected"] for stream in upstream["streams"]):
+    if not all(stream.connected for stream in upstream.streams):
         return "not connected"
-    return "complete" if upstream["complete"] else "incomplete"
+    return "complete" if upstream.complete else "incomplete"
 
 
 def _percent(share: float | None) -> Formatted | None:
     return None if share is None else percent(share)
 
 
-def _hit_rate(figures: dict[str, Any]) -> float | None:
-    queries, hits = figures.get("queries"), figures.get("hits")
-    return hits / queries if queries and hits is not None else None
+def _hit_rate(metrics: "EngineMetrics | None") -> float | None:
+    if metrics is None or not metrics.queries or metrics.hits is None:
+        return None
+    return metrics.hits / metrics.queries
 
 
-def _reuse_and_prediction_lines(upstream: dict[str, Any]) -> list[str]:
+def _reuse_and_prediction_lines(upstream: "EngineStatus") -> list[str]:
     lines = []
-    for model, reuse in upstream["reuse"].items():
-        line = f"{model}: {reuse['cached_tokens']:,} of {reuse['prompt_tokens']:,} prompt tokens reused, as reported"
-        if reuse["predictions"]:
-            line += f"; {reuse['exact']:,} of {reuse['predictions']:,} predictions exact"
-            if reuse["too_high"] + reuse["too_low"]:
+    for model, reuse in upstream.reuse.items():
+        line = f"{model}: {reuse.cached_tokens:,} of {reuse.prompt_tokens:,} prompt tokens reused, as reported"
+        if reuse.predictions:
+            line += f"; {reuse.exact:,} of {reuse.predictions:,} predictions exact"
+            if reuse.too_high + reuse.too_low:
                 line += (
-                    f", {reuse['too_high']:,} too high ({reuse['tokens_too_high']:,} tokens),"
-                    f" {reuse['too_low']:,} too low ({reuse['tokens_too_low']:,} tokens)"
+                    f", {reuse.too_high:,} too high ({reuse.tokens_too_high:,} tokens),"
+                    f" {reuse.too_low:,} too low ({reuse.tokens_too_low:,} tokens)"
                 )
         lines.append(line)
-    if loaded := upstream.get("loaded"):
+    if loaded := upstream.loaded:
         parts = ", ".join(f"{tokens:,} from {medium}" for medium, tokens in loaded.items())
         lines.append(f"loaded, of the predicted reuse: {parts}")
     return lines

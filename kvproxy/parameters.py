@@ -5,7 +5,7 @@ A parameter is a field of a dataclass: `model: Annotated[str | None, Parameter("
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
@@ -61,6 +61,10 @@ class DeclaredParameter:
         return text
 
     @property
+    def is_required(self) -> bool:
+        return self.default is MISSING
+
+    @property
     def schema(self) -> dict[str, Any]:
         """Its JSON schema in a query."""
         if get_origin(self.type) is Literal:
@@ -75,9 +79,9 @@ def duration(help: str, default_text: str | None = None) -> Parameter:
     return Parameter(help, parse_seconds, "DURATION", default_text=default_text)
 
 
-def size(help: str) -> Parameter:
+def size(help: str, default_text: str | None = None) -> Parameter:
     """Describe a size such as `2GiB`; its value is in bytes."""
-    return Parameter(help, parse_bytes, "SIZE")
+    return Parameter(help, parse_bytes, "SIZE", default_text=default_text)
 
 
 def argument(help: str) -> Parameter:

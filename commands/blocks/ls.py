@@ -1,16 +1,21 @@
 """`kvproxy blocks ls`, `queue`, `show`, `chains`, and `stats`."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import Argument, Option
+from typer import Option
 
 from kvproxy.commands.blocks.engine_lines import engine_line, layer_group_lines
 from kvproxy.commands.options import LimitOrAll, ProxyOptions
 from kvproxy.commands.output import Output, print_facts, print_text
 from kvproxy.commands.statistics_text import label_statistics
 from kvproxy.commands.tables import ListLayout, Row, default_limit, digest_column, table_output, text_column
-from kvproxy.errors import NotFound
-from kvproxy.operations.client import quote_path_segment
+from kvproxy.operations.blocks_parameters import BlockName
+from kvproxy.operations.operation import NoParameters
+
+if TYPE_CHECKING:
+    from kvproxy.operations.blocks import BlockStatistics, ListedBlock
 
 State = Literal["free", "cached", "used", "pinned"]
 
@@ -26,7 +31,10 @@ def ls(
 
     Example: kvproxy blocks ls --state cached
     """
-    blocks = [block for block in proxy.client().get("/admin/blocks") if state is None or block["state"] == state]
+    from kvproxy.operations.blocks import list_blocks
+
+    listed = proxy.client().perform(list_blocks, NoParameters())
+    blocks = [block for block in listed if state is None or block.state == state]
     return _block_table(blocks, limit, "no block" if state is None else f"no block is {state}", layout)
 
 
@@ -37,22 +45,22 @@ def queue(*, limit: LimitOrAll = None, layout: ListLayout, proxy: ProxyOptions) 
 
     Example: kvproxy blocks queue --limit 5
     """
-    return _block_table(proxy.client().get("/admin/blocks/queue"), limit, "all blocks are in use", layout)
+    from kvproxy.operations.blocks import list_block_queue
+
+    queue = proxy.client().perform(list_block_queue, NoParameters())
+    return _block_table(queue, limit, "all blocks are in use", layout)
 
 
-def show(
-    id: Annotated[str, Argument(help="Number of a block, or the first digits of its hash.")], proxy: ProxyOptions
-) -> Output:
+def show(name: BlockName, proxy: ProxyOptions) -> Output:
     """Show a block with its tokens and their text.
 
     Example: kvproxy blocks show 1
     """
-    block = proxy.client().get(f"/admin/blocks/{quote_path_segment(id)}")
-    if not isinstance(block, dict) or "tokens" not in block:
-        # The id is another route, such as stats.
-        raise NotFound(f"no block {id!r}: list them with kvproxy blocks ls")
-    shown = ((name, repr(value) if name == "text" else value) for name, value in block.items())
-    return Output(block, lambda: print_facts(shown))
+    from kvproxy.operations.blocks import show_block
+
+    block = proxy.client().perform(show_block, name)
+    facts = [(field, repr(value) if field == "text" else value) for field, value in asdict(block).items()]
+    return Output(block, lambda: print_facts(facts))
 
 
 def chains(*, limit: LimitOrAll = None, layout: ListLayout, proxy: ProxyOptions) -> Output:
@@ -62,19 +70,21 @@ def chains(*, limit: LimitOrAll = None, layout: ListLayout, proxy: ProxyOptions)
 
     Example: kvproxy blocks chains
     """
-    found = proxy.client().get("/admin/blocks/chains")
-    shown = found[: default_limit(limit, 100) or None]
+    from kvproxy.operations.blocks import list_chains
+
+    chains = proxy.client().perform(list_chains, NoParameters())
+    shown = chains[: default_limit(limit, 100) or None]
     rows: list[Row] = [
         {
-            digest_column("Leaf"): chain["leaf"],
-            "Blocks#": chain["num_blocks"],
-            "Tokens#": chain["num_tokens"],
-            "In use#": chain["in_use"],
-            text_column("Text"): repr(chain["first_text"]),
+            digest_column("Leaf"): chain.leaf,
+            "Blocks#": chain.num_blocks,
+            "Tokens#": chain.num_tokens,
+            "In use#": chain.in_use,
+            text_column("Text"): repr(chain.first_text),
         }
         for chain in shown
     ]
-    return table_output(shown, rows, empty="no cached prefix", layout=layout, total=len(found))
+    return table_output(shown, rows, empty="no cached prefix", layout=layout, total=len(chains))
 
 
 def stats(proxy: ProxyOptions) -> Output:
@@ -82,47 +92,49 @@ def stats(proxy: ProxyOptions) -> Output:
 
     Example: kvproxy blocks stats --json
     """
-    found = proxy.client().get("/admin/blocks/stats")
-    return Output(found, lambda: _print_stats(found))
+    from kvproxy.operations.blocks import block_statistics
+
+    statistics = proxy.client().perform(block_statistics, NoParameters())
+    return Output(statistics, lambda: _print_statistics(statistics))
 
 
-def _print_stats(found: dict[str, Any]) -> None:
-    shown = {name: value for name, value in found.items() if value is not None}
+def _print_statistics(statistics: "BlockStatistics") -> None:
+    shown = {name: value for name, value in asdict(statistics).items() if value is not None}
     if not shown.get("residency", {}).get("evicted"):
         shown.pop("residency", None)
     print_facts(label_statistics(shown, "blocks"))
-    for line in [*map(engine_line, found["reported"]), *layer_group_lines(found["groups"])]:
+    for line in [*map(engine_line, statistics.reported), *layer_group_lines(statistics.groups)]:
         print_text(line)
 
 
-def _block_table(found: list[dict[str, Any]], limit: int | None, empty: str, layout: ListLayout) -> Output:
-    blocks = found[: default_limit(limit, 100) or None]
-    is_mirrored = bool(blocks) and blocks[0].get("copies") is not None
+def _block_table(listed: "Sequence[ListedBlock]", limit: int | None, empty: str, layout: ListLayout) -> Output:
+    blocks = listed[: default_limit(limit, 100) or None]
+    is_mirrored = bool(blocks) and blocks[0].copies is not None
     rows = map(_mirrored_row if is_mirrored else _block_row, blocks)
-    return table_output(blocks, rows, empty=empty, layout=layout, total=len(found))
+    return table_output(blocks, rows, empty=empty, layout=layout, total=len(listed))
 
 
-def _block_row(block: dict[str, Any]) -> Row:
+def _block_row(block: "ListedBlock") -> Row:
     return {
-        "Block#": str(block["id"]),
-        "State": block["state"],
-        "References#": block["ref_count"],
-        digest_column("Hash"): block["hash"],
-        digest_column("Parent", optional=True): block["parent"],
-        "Group#?": block["group"],
-        "Last operation#?": block["last_accessed"] or None,
-        text_column("Requests"): ", ".join(block["requests"]) or None,
+        "Block#": str(block.id),
+        "State": block.state,
+        "References#": block.ref_count,
+        digest_column("Hash"): block.hash,
+        digest_column("Parent", optional=True): block.parent,
+        "Group#?": block.group,
+        "Last operation#?": block.last_accessed or None,
+        text_column("Requests"): ", ".join(block.requests or ()) or None,
     }
 
 
-def _mirrored_row(block: dict[str, Any]) -> Row:
+def _mirrored_row(block: "ListedBlock") -> Row:
     return {
-        digest_column("Hash"): block["hash"],
-        digest_column("Parent", optional=True): block["parent"],
-        "Tokens#": block["num_tokens"],
-        "Copies#": block["copies"],
-        "Groups?": ", ".join(map(str, block["groups"])) or None,
-        "Rank#?": block["rank"],
-        "Medium?": block["medium"],
-        text_column("Engine"): block["engine"],
+        digest_column("Hash"): block.hash,
+        digest_column("Parent", optional=True): block.parent,
+        "Tokens#": block.num_tokens,
+        "Copies#": block.copies,
+        "Groups?": ", ".join(map(str, block.groups)) or None,
+        "Rank#?": block.rank,
+        "Medium?": block.medium,
+        text_column("Engine"): block.engine,
     }

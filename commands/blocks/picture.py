@@ -1,6 +1,8 @@
 """`kvproxy blocks picture`: the block pool as a drawing."""
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -10,7 +12,11 @@ from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output, print_text
 from kvproxy.commands.tables import Row, digest_column, print_table, text_column
+from kvproxy.operations.operation import NoParameters
 from kvproxy.units import plural
+
+if TYPE_CHECKING:
+    from kvproxy.operations.blocks import BlockStatistics, ListedBlock, ListedChain
 
 _SHAPES = {"free": "·", "cached": "▒", "used": "█", "pinned": "▓", "null": "0"}
 _COLOURS = {"free": "bright_black", "cached": "cyan", "used": "green", "pinned": "yellow", "null": "bright_black"}
@@ -26,58 +32,60 @@ def picture(proxy: ProxyOptions) -> Output:
 
     Example: kvproxy blocks
     """
+    from kvproxy.operations.blocks import block_statistics, list_blocks, list_chains, list_tiers
+
     client = proxy.client()
-    blocks, stats = client.get("/admin/blocks"), client.get("/admin/blocks/stats")
-    states = [block["state"] for block in blocks]
+    blocks, stats = client.perform(list_blocks, NoParameters()), client.perform(block_statistics, NoParameters())
+    states = [block.state for block in blocks]
 
     def show() -> None:
-        if not stats["engines"]:
+        if not stats.engines:
             _draw_pool(states, stats)
-            for tier in client.get("/admin/blocks/tiers"):
+            for tier in client.perform(list_tiers, NoParameters()):
                 print_text(f" tier {tier_line(tier)}")
             return
-        if not stats["slots"] or stats["complete"] is not None:
+        if not stats.slots or stats.complete is not None:
             _print_mirrors(stats)
-        if stats["slots"]:
-            _print_slots(blocks, client.get("/admin/blocks/chains"))
+        if stats.slots:
+            _print_slots(blocks, client.perform(list_chains, NoParameters()))
 
     return Output({"stats": stats, "states": states}, show)
 
 
-def _print_mirrors(stats: dict[str, Any]) -> None:
-    if stats["cached"] is not None:
+def _print_mirrors(stats: "BlockStatistics") -> None:
+    if stats.cached is not None:
         print_text(
-            f"{stats['cached']:,} cached blocks ({stats['distinct']:,} distinct) of {stats['block_size'] or '?'} tokens,"
-            f" {stats['evictions']:,} evictions, from KV events"
+            f"{stats.cached:,} cached blocks ({stats.distinct:,} distinct) of {stats.block_size or '?'} tokens,"
+            f" {stats.evictions:,} evictions, from KV events"
         )
-    for engine in stats["reported"]:
+    for engine in stats.reported:
         print_text(f"  {engine_line(engine)}")
-    for stream in stats["streams"]:
-        state = "following" if stream["connected"] else "not connected to"
-        events = "complete" if stream["complete"] else "incomplete: earlier events were lost"
-        print_text(f"  {state} {stream['endpoint']}, {stream['batches']:,} batches, {events}")
+    for stream in stats.streams:
+        state = "following" if stream.connected else "not connected to"
+        events = "complete" if stream.complete else "incomplete: earlier events were lost"
+        print_text(f"  {state} {stream.endpoint}, {stream.batches:,} batches, {events}")
 
 
-def _print_slots(blocks: list[dict[str, Any]], chains: list[dict[str, Any]]) -> None:
-    begins = {chain["leaf"]: repr(chain["first_text"]) for chain in chains}
+def _print_slots(blocks: "Sequence[ListedBlock]", chains: "Sequence[ListedChain]") -> None:
+    begins = {chain.leaf: repr(chain.first_text) for chain in chains}
     # Mirrored blocks of other engines have neither an id nor the medium `disk`.
-    slots = [block for block in blocks if block["id"] is not None or block["medium"] == "disk"]
-    has_engines = len({slot["engine"] for slot in slots}) > 1
+    slots = [block for block in blocks if block.id is not None or block.medium == "disk"]
+    has_engines = len({slot.engine for slot in slots}) > 1
     rows: list[Row] = [
         {
-            "Medium": slot["medium"],
-            "State": slot["state"],
-            "Tokens#": slot["num_tokens"],
-            digest_column("Hash"): slot["hash"],
-            **({"Engine": slot["engine"]} if has_engines else {}),
-            text_column("Text"): begins.get(slot["hash"]),
+            "Medium": slot.medium,
+            "State": slot.state,
+            "Tokens#": slot.num_tokens,
+            digest_column("Hash"): slot.hash,
+            **({"Engine": slot.engine} if has_engines else {}),
+            text_column("Text"): begins.get(slot.hash),
         }
         for slot in slots
     ]
     print_table(rows, empty="there is no slot")
 
 
-def _draw_pool(states: list[str], stats: dict[str, Any]) -> None:
+def _draw_pool(states: Sequence[str], stats: "BlockStatistics") -> None:
     console = Console()
     width = max(_MIN_WIDTH, min(console.width, _MAX_WIDTH) - 2)
     blocks_per_cell = -(-len(states) // (width * _ROWS))
@@ -89,18 +97,21 @@ def _draw_pool(states: list[str], stats: dict[str, Any]) -> None:
             line.append(_SHAPES[state], _COLOURS[state])
         console.print(line, soft_wrap=True)
     console.print(_legend_text(stats, blocks_per_cell), soft_wrap=True)
+    assert stats.hit_rate is not None
     print_text(
-        f" hit rate {percent(stats['hit_rate'])} ({stats['hits']:,} of {stats['queries']:,} prompt tokens),"
-        f" {stats['evictions']:,} evictions, {stats['block_size']} tokens per block"
+        f" hit rate {percent(stats.hit_rate)} ({stats.hits:,} of {stats.queries:,} prompt tokens),"
+        f" {stats.evictions:,} evictions, {stats.block_size} tokens per block"
     )
-    for group in layer_group_lines(stats["groups"]):
+    for group in layer_group_lines(stats.groups):
         print_text(f" {group}")
 
 
-def _legend_text(stats: dict[str, Any], blocks_per_cell: int) -> Text:
+def _legend_text(stats: "BlockStatistics", blocks_per_cell: int) -> Text:
     legend = Text(" ")
-    counts = stats | {"free": stats["free"] - stats["cached"], "used": stats["used"] - stats["pinned"]}
-    for state in _PRECEDENCE if stats["pinned"] else ("used", "cached", "free"):
+    counts = asdict(stats)
+    counts["free"] -= counts["cached"]
+    counts["used"] -= counts["pinned"]
+    for state in _PRECEDENCE if stats.pinned else ("used", "cached", "free"):
         legend.append(f"{_SHAPES[state]} {state} ", _COLOURS[state])
         legend.append(f"{counts[state]:,}   ")
     return legend.append(f"({plural(blocks_per_cell, 'block')} per cell)", "bright_black")

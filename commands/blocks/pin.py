@@ -1,37 +1,28 @@
 """`kvproxy blocks pin`, `pins`, and `unpin`."""
 
-from typing import Annotated
-
-from typer import Argument
-
 from kvproxy.commands.formatting import Formatted, format_duration
-from kvproxy.commands.options import ProxyOptions, duration_option
+from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output, text_output
 from kvproxy.commands.request_body import PromptOptions
 from kvproxy.commands.tables import ListLayout, Row, number_column, table_output, text_column
-from kvproxy.operations.client import quote_path_segment
+from kvproxy.operations.blocks_parameters import NewPin, PinName
+from kvproxy.operations.operation import NoParameters
 from kvproxy.units import format_seconds
 
 
-def pin(
-    *,
-    name: Annotated[str, Argument(help="Name of the pin.")],
-    prompt: PromptOptions,
-    ttl: Annotated[
-        float | None, duration_option(help="Lifetime of the pin, such as 1h.", show_default="until unpin")
-    ] = None,
-    proxy: ProxyOptions,
-) -> Output:
+def pin(*, pin: NewPin, prompt: PromptOptions, proxy: ProxyOptions) -> Output:
     """Protect the blocks of a prompt from eviction.
 
     Example: kvproxy blocks pin handbook --file request.json --ttl 1h
     """
+    from kvproxy.operations.blocks import pin_prompt
+
     client, body = proxy.client(), prompt.body()
     if "model" not in body:
         body["model"] = client.first_model()
-    done = client.post("/admin/blocks/pins", body, name=name, ttl=ttl)
-    end = "until unpin" if ttl is None else f"for {format_seconds(ttl)}"
-    return text_output(done, f"pinned {done['tokens']:,} tokens as {name} {end}")
+    pinned = client.perform(pin_prompt, pin, body)
+    end = "until unpin" if pin.ttl is None else f"for {format_seconds(pin.ttl)}"
+    return text_output(pinned, f"pinned {pinned.tokens:,} tokens as {pin.name} {end}")
 
 
 def pins(layout: ListLayout, proxy: ProxyOptions) -> Output:
@@ -39,27 +30,31 @@ def pins(layout: ListLayout, proxy: ProxyOptions) -> Output:
 
     Example: kvproxy blocks pins
     """
-    found = proxy.client().get("/admin/blocks/pins")
+    from kvproxy.operations.blocks import list_pins
+
+    pins = proxy.client().perform(list_pins, NoParameters())
     rows: list[Row] = [
         {
-            "Name": pin["name"],
-            "Blocks#": len(pin["blocks"]),
+            "Name": pin.name,
+            "Blocks#": len(pin.blocks),
             number_column("Time left", "seconds_left"): Formatted("until unpin", None)
-            if pin["seconds_left"] is None
-            else format_duration(pin["seconds_left"]),
-            text_column("Ids"): ", ".join(map(str, pin["blocks"])),
+            if pin.seconds_left is None
+            else format_duration(pin.seconds_left),
+            text_column("Ids"): ", ".join(map(str, pin.blocks)),
         }
-        for pin in found
+        for pin in pins
     ]
-    return table_output(found, rows, empty="no pins", layout=layout)
+    return table_output(pins, rows, empty="no pins", layout=layout)
 
 
-def unpin(name: Annotated[str, Argument(help="Name of the pin.")], proxy: ProxyOptions) -> Output:
+def unpin(pin: PinName, proxy: ProxyOptions) -> Output:
     """Remove a pin.
 
     Its blocks stay cached until they are evicted.
 
     Example: kvproxy blocks unpin handbook
     """
-    done = proxy.client().delete(f"/admin/blocks/pins/{quote_path_segment(name)}")
-    return text_output(done, f"unpinned {name}")
+    from kvproxy.operations.blocks import unpin_prompt
+
+    removed = proxy.client().perform(unpin_prompt, pin)
+    return text_output(removed, f"unpinned {removed.unpinned}")

@@ -1,57 +1,57 @@
 """`kvproxy blocks what-if`: the hit rates of other pool sizes."""
 
-from typing import Annotated, Any
-
-from typer import Option
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from kvproxy.commands.formatting import Formatted, percent
-from kvproxy.commands.options import ProxyOptions, size_option
+from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output, print_note, print_text
 from kvproxy.commands.tables import Column, Row, number_column, print_table
+from kvproxy.operations.blocks_parameters import ForecastQuery
 from kvproxy.units import format_bytes, plural
+
+if TYPE_CHECKING:
+    from kvproxy.journal.pool_forecast import PoolForecast
 
 _NAMES = {"half": "half the pool", "double": "twice the pool", "quadruple": "four times the pool"}
 
 
-def what_if(
-    *,
-    tier: Annotated[float, size_option(help="Size of a tier in host memory.", show_default="64GiB")] = 64 * 2**30,
-    bytes_per_token: Annotated[int | None, Option(help="KV bytes per token, for a tier of an upstream.", min=1)] = None,
-    proxy: ProxyOptions,
-) -> Output:
+def what_if(query: ForecastQuery, proxy: ProxyOptions) -> Output:
     """Forecast the hit rates of other pool sizes.
 
-    The proxy computes them for each engine, from the prompts since its start. It estimates changes of the mean time to the
+    The proxy computes them for forecast engine, from the prompts since its start. It estimates changes of the mean time to the
     first token from the measured prefill time.
 
     Example: kvproxy blocks what-if --tier 128GiB
     """
-    found = proxy.client().get("/admin/blocks/what-if", tier=tier, bytes_per_token=bytes_per_token)
-    return Output(found, lambda: _print_forecasts(found, tier))
+    from kvproxy.operations.blocks import forecast_pools
+
+    forecasts = proxy.client().perform(forecast_pools, query)
+    return Output(forecasts, lambda: _print_forecasts(forecasts, query.tier))
 
 
-def _print_forecasts(forecasts: list[dict[str, Any]], tier: float) -> None:
+def _print_forecasts(forecasts: "Sequence[PoolForecast]", tier: int) -> None:
     names = _NAMES | {"tier": f"host tier of {format_bytes(tier)}"}
     if not forecasts:
         print_text("no prompt has reached an engine since the start")
-    for each in forecasts:
-        current = next((point["hit_rate"] for point in each["points"] if point["name"] == "current"), None)
-        measured = each["measured_hit_rate"]
-        reported, every = each["reported_tokens"], each["prompt_tokens"]
+    for forecast in forecasts:
+        current = next((point.hit_rate for point in forecast.points if point.name == "current"), None)
+        measured = forecast.measured_hit_rate
+        reported, every = forecast.reported_tokens, forecast.prompt_tokens
         whose = "them" if reported == every else f"{reported:,} with reported reuse"
         reused = "" if measured is None else f", {percent(measured)} of {whose} reused"
         print_text(
-            f"{each['engine'] or 'embedded engine'}: {plural(each['requests'], 'request')} whose response began,"
-            f" {each['prompt_tokens']:,} prompt tokens{reused}"
+            f"{forecast.engine or 'embedded engine'}: {plural(forecast.requests, 'request')} whose response began,"
+            f" {forecast.prompt_tokens:,} prompt tokens{reused}"
         )
         rows: list[Row] = []
-        for point in each["points"]:
-            gain = None if current is None else point["hit_rate"] - current
-            change = point["ttft_ms"]
-            row: dict[Column | str, object] = {"Pool": names.get(point["name"], f"{point['name']} pool")}
+        for point in forecast.points:
+            gain = None if current is None else point.hit_rate - current
+            change = point.ttft_ms
+            row: dict[Column | str, object] = {"Pool": names.get(point.name, f"{point.name} pool")}
             row |= {
-                number_column("Tokens", "pool_tokens", optional=True): point["pool_tokens"],
-                "Hit rate#": percent(point["hit_rate"]),
+                number_column("Tokens", "pool_tokens", optional=True): point.pool_tokens,
+                "Hit rate#": percent(point.hit_rate),
             }
             rows.append(
                 row
@@ -63,9 +63,9 @@ def _print_forecasts(forecasts: list[dict[str, Any]], tier: float) -> None:
                 }
             )
         print_table(rows)
-        if each["pool_tokens"] is None:
+        if forecast.pool_tokens is None:
             print_note("the size of its pool is unknown: the upstream does not report it")
-    if any(point["name"] == "tier" for each in forecasts for point in each["points"]):
+    if any(point.name == "tier" for forecast in forecasts for point in forecast.points):
         print_note("--tier sets the size of the host tier")
     if forecasts:
         print_note("forecasts compare whole messages: equal beginnings of different messages count as new")

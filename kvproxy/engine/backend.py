@@ -12,8 +12,9 @@ from kvproxy.apis.codecs.codec import Conversation, DecodedRequest, Echo, Prompt
 from kvproxy.apis.codecs.generation import Delta, GenerationRequest, Grammar
 from kvproxy.apis.json import Json, JsonObject
 from kvproxy.backends.admission import Admission
-from kvproxy.backends.prefix_cache import PrefixCache, PrefixCacheStats, PrefixReport, ResetReport, decode_divergence
+from kvproxy.backends.prefix_cache import PrefixCache, decode_divergence
 from kvproxy.backends.protocol import Forwarder, GeneratedResponse
+from kvproxy.backends.reports import PrefixCacheStats, PrefixReport, ResetReport
 from kvproxy.blocks import pool_rows
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager

@@ -13,7 +13,7 @@ from kvproxy.blocks.row_types import PoolStats
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange
 from kvproxy.journal.pool_forecast import PoolForecast
-from kvproxy.upstreams.fleet_engine import EngineStatus
+from kvproxy.upstreams.status import EngineStatus
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
@@ -19,7 +19,6 @@ from kvproxy.apis import APIS, MESSAGES
 Schema = dict[str, Any]
 _JSON, _LINES, _EVENTS = "application/json", "application/jsonl", "text/event-stream"
 _TEXT: Schema = {"type": "string"}
-_NUMBER: Schema = {"type": "number", "minimum": 0}
 _OBJECT: Schema = {"type": "object"}
 
 
@@ -30,8 +29,6 @@ def _object(required: list[str], **properties: Schema) -> Schema:
 _BODIES: dict[str, Schema] = {
     **{api.path: _OBJECT for api in APIS.values()},
     f"{MESSAGES.path}/count_tokens": _OBJECT,
-    "/admin/explain": _OBJECT,
-    "/admin/blocks/pins": _OBJECT,
 }
 """Schemas of JSON bodies by the path of a POST route."""
 
@@ -92,12 +89,9 @@ def operations(routes: Sequence[BaseRoute]) -> list[tuple[str, str, str]]:
 
 
 def _operation(method: str, path: str, summary: str) -> Schema:
-    key = f"{method} {path}"
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": _TEXT} for name in re.findall(r"{(\w+)}", path)
     ]
-    for name, schema in QUERIES.get(key, {}).items():
-        parameters.append({"name": name, "in": "query", "required": name == "name", "schema": schema})
     written: Schema = {
         "summary": summary,
         "tags": ["operator" if path.startswith("/admin") or path == "/metrics" else "public"],
@@ -126,22 +120,6 @@ def _media_types(path: str) -> tuple[str, ...]:
         return _JSON, _EVENTS
     return (_MEDIA_TYPES.get(path, _JSON),)
 
-
-def _one_of(*names: str) -> Schema:
-    return {"type": "string", "enum": list(names)}
-
-
-_PAGE = {"limit": _NUMBER, "offset": _NUMBER}
-_NAME = {"name": _TEXT}
-QUERIES: Mapping[str, Mapping[str, Schema]] = {
-    "get /admin/blocks/what-if": {"tier": _TEXT, "bytes_per_token": _NUMBER},
-    "get /admin/blocks/tree": {"parent": _TEXT} | _PAGE,
-    "post /admin/blocks/pins": _NAME | {"ttl": _TEXT, "api": _one_of(*APIS)},
-    "post /admin/upstreams/drain": _NAME,
-    "post /admin/upstreams/undrain": _NAME,
-    "post /admin/explain": {"api": _one_of(*APIS)},
-}
-"""Query parameters by method and path."""
 
 _NULLABLE = {"type": ["string", "null"]}
 _ERROR = _object(

@@ -76,7 +76,12 @@ class ProxyClient:
         return self._json(self._send("DELETE", path, query))
 
     def perform(
-        self, operation: "DeclaredOperation[Parameters, Result]", parameters: "Parameters", body: object = None, /
+        self,
+        operation: "DeclaredOperation[Parameters, Result]",
+        parameters: "Parameters",
+        body: object = None,
+        /,
+        headers: Mapping[str, str] | None = None,
     ) -> "Result":
         """Perform an operation by its route. Raises InvalidRequest for a parameter that the route does not accept."""
         from pydantic import TypeAdapter, ValidationError
@@ -89,11 +94,10 @@ class ProxyClient:
             raise InvalidRequest(
                 f"{', '.join(unknown)} is not available over HTTP: run the command beside the proxy's files"
             )
-        path = "/admin" + operation.path
-        for name in operation.path_names:
-            path = path.replace("{" + name + "}", quote_path_segment(str(given.pop(name))))
+        segments = {name: quote_path_segment(str(given.pop(name))) for name in operation.path_names}
+        path = "/admin" + operation.path.replace(":path}", "}").format(**segments)
         query = {name: "true" if value is True else value for name, value in given.items()}
-        response = self._send(operation.method, path, query, **_content(body))
+        response = self._send(operation.method, path, query, headers, **_content(body))
         try:
             result = TypeAdapter(operation.json_type).validate_python(self._json(response))
             if operation.is_counted:

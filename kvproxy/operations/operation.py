@@ -4,9 +4,12 @@ import re
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Concatenate, Generic, Literal, TypeAlias, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Protocol, TypeAlias, TypeVar, get_args, get_origin
 
 from kvproxy.parameters import DeclaredParameter, declared_parameters
+
+if TYPE_CHECKING:
+    from kvproxy.apis.api_request import ApiRequest
 
 Access = TypeVar("Access", contravariant=True)
 Parameters = TypeVar("Parameters")
@@ -98,6 +101,12 @@ class AsyncOperation(DeclaredOperation[Parameters, Result], Generic[Access, Para
     async def __call__(self, access: Access, parameters: Parameters, *body: object) -> Result:
         result: Result = await self.run(access, parameters, *body)
         return result
+
+
+class RequestReader(Protocol):
+    """Reads the body of an operation's request, which is a request in the format of an API."""
+
+    def __call__(self, api: str) -> "Awaitable[ApiRequest]": ...
 
 
 OperationOn: TypeAlias = Operation[Access, Any, Any]

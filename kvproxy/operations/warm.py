@@ -18,11 +18,14 @@ from kvproxy.analyse.request_log import LineError, read_log
 from kvproxy.apis.json import JsonMap, field, loads
 from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.errors import KvproxyError, NotFound, ProxyUnreachable
+from kvproxy.operations.blocks import list_pins, pin_prompt
+from kvproxy.operations.blocks_parameters import NewPin
 from kvproxy.operations.cache import list_responses, show_response
 from kvproxy.operations.cache_parameters import EntryName, EntryPage
 from kvproxy.operations.cache_results import ListedResponse
 from kvproxy.operations.client import API_NAMES, PATHS, ApiName, ProxyClient, credential_headers, response_error
 from kvproxy.operations.journal import open_direct_journal
+from kvproxy.operations.operation import NoParameters
 from kvproxy.units import plural
 from kvproxy.upstreams.limited_fetch import tls_context
 
@@ -322,13 +325,13 @@ def pin_all(client: ProxyClient, requests: Sequence[WarmRequest], source: str, r
             continue
         name, api = f"{source}:{request.line}", API_NAMES[request.path]
         try:
-            tokens += client.post("/admin/blocks/pins", request.body, name=name, api=api)["tokens"]
+            tokens += client.perform(pin_prompt, NewPin(name, api=api), request.body).tokens
             names.add(name)
         except KvproxyError as error:
             report.not_pinned.append(LineError(request.line, f"not pinned: {error.message}"))
     # Prompts with a common beginning share its blocks.
-    pins = client.get("/admin/blocks/pins") if names else []
-    blocks = [id for pin in pins if pin["name"] in names for id in pin["blocks"]]
+    pins = client.perform(list_pins, NoParameters()) if names else []
+    blocks = [id for pin in pins if pin.name in names for id in pin.blocks]
     report.pinned = tokens * len(set(blocks)) // max(1, len(blocks))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvproxy.backends.prefix_cache import EngineMetrics
+from kvproxy.backends.reports import EngineMetrics
 
 _VLLM = "vllm:cache_config_info"
 _PREFIXES = ("vllm:", "sglang:", "llamacpp:")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kvproxy.apis.api_request import ApiRequest
-from kvproxy.backends.prefix_cache import EngineMetrics, StreamStatus
 from kvproxy.backends.protocol import RelayedResponse, ServingUpstream
+from kvproxy.backends.reports import EngineMetrics
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.doors import UPSTREAMS
 from kvproxy.errors import KvproxyError, SettingsError
@@ -19,15 +19,15 @@ from kvproxy.upstreams.engine_metrics import read_metrics
 from kvproxy.upstreams.generated_tokens import TokenRestorer
 from kvproxy.upstreams.health import Health
 from kvproxy.upstreams.kind import PrefixView, UpstreamKind
-from kvproxy.upstreams.llama.slots import SlotsStatus
 from kvproxy.upstreams.load_times import LoadTimes
 from kvproxy.upstreams.mirror.prefix_match import MirrorMatch
 from kvproxy.upstreams.mirror.prompt_hashes import HashedPrompt
 from kvproxy.upstreams.mirror.reuse_limits import explain_reuse_limits
-from kvproxy.upstreams.mirror_monitor import MirrorMonitor, RecentPredictions, ReuseStats
+from kvproxy.upstreams.mirror_monitor import MirrorMonitor, RecentPredictions
 from kvproxy.upstreams.pending_prefixes import PendingPrefixes
 from kvproxy.upstreams.refused_cache_fields import RefusedCacheFields
 from kvproxy.upstreams.routing import EngineCandidate, EngineLoad, engine_order, rank_engines
+from kvproxy.upstreams.status import EngineStatus, ReuseStats
 
 if TYPE_CHECKING:
     from kvproxy.upstreams.mirror.mirror import Mirror
@@ -36,32 +36,6 @@ _MAX_MODELS = 64
 _OTHER_MODELS = "others"
 _METRICS_RETRY_SECONDS = 300.0
 _MISSING_METRICS_RETRY_SECONDS = 86_400.0  # Of servers that also lack `/health`.
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStatus:
-    url: str
-    state: str
-    weight: float
-    requests: int  # Number of requests in flight.
-    load: int  # Load of these requests, see `EngineLoad`.
-    sent: int  # Number of requests since the proxy's start.
-    failures: int  # Number of consecutive failures.
-    ejections: int
-    error: str | None
-    cached_blocks: int | None
-    complete: bool | None  # The mirror missed no event; None without a mirror.
-    streams: tuple[StreamStatus, ...]
-    reuse: dict[str, ReuseStats]
-    metrics: EngineMetrics | None
-    notes: tuple[str, ...]  # Problems with their fixes.
-    advice: tuple[str, ...]
-    slots: SlotsStatus | None
-    offloaded: dict[str, int] = field(default_factory=dict)  # Mirrored blocks in each medium besides the GPU.
-    loaded: dict[str, int] = field(default_factory=dict)  # Reused tokens that it loaded from these media, if predicted.
-    load_costs: dict[str, float] = field(default_factory=dict)  # Measured; see `LoadTimes.cost`.
-    models: tuple[str, ...] = ()  # As configured; empty if it serves all others.
-    aliases: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

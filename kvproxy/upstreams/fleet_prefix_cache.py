@@ -9,16 +9,8 @@ from typing import TYPE_CHECKING, Any
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import field
 from kvproxy.apis.model_route import ModelRoute
-from kvproxy.backends.prefix_cache import (
-    EngineMetrics,
-    EngineResetResult,
-    PrefixCache,
-    PrefixCacheStats,
-    PrefixReport,
-    ResetReport,
-    decode_divergence,
-    no_events_error,
-)
+from kvproxy.backends.prefix_cache import PrefixCache, decode_divergence, no_events_error
+from kvproxy.backends.reports import EngineMetrics, EngineResetResult, PrefixCacheStats, PrefixReport, ResetReport
 from kvproxy.blocks.pool_rows import TreeNode, tree_nodes_from_rows
 from kvproxy.blocks.row_types import BlockContent, BlockRow, ChainRow, PoolReport
 from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kvproxy.apis.api_request import ApiRequest
-from kvproxy.backends.prefix_cache import EngineResetResult, PrefixReport
 from kvproxy.backends.protocol import RelayedResponse
+from kvproxy.backends.reports import EngineResetResult, PrefixReport
 from kvproxy.blocks.row_types import BlockContent, BlockRow, ChainRow
 from kvproxy.settings import Settings
 from kvproxy.upstreams.client import UpstreamClient
-from kvproxy.upstreams.llama.slots import SlotsStatus
+from kvproxy.upstreams.status import SlotsStatus
 
 
 class PlacedRequest:

@@ -4,12 +4,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvproxy.backends.prefix_cache import EngineMetrics
+from kvproxy.backends.reports import EngineMetrics
 from kvproxy.settings import UpstreamServer
 from kvproxy.upstreams.mirror.event_decoder import GPU
+from kvproxy.upstreams.status import MIN_PREDICTIONS, ReuseStats
 
 if TYPE_CHECKING:
     from kvproxy.upstreams.mirror.mirror import Mirror
@@ -19,43 +19,9 @@ RESTART_REPORT_SECONDS = 600.0
 _PARTIAL_BLOCK = 64  # Maximum tokens at a prompt's end for which no event is published.
 _MIN_COMPUTED = 1000  # Prompt tokens without an event before a problem is reported.
 _CONFIG = '--kv-events-config \'{"enable_kv_cache_events": true, "publisher": "zmq", ...}\', see docs/mirror.md'
-_MIN_PREDICTIONS = 20
 _MAX_RECENT = 100
 _MAX_DISTRUSTED = 0.25  # Share of the latest predictions that may be too high until routing ignores the mirror.
-_MAX_TOO_HIGH = 0.05  # Blocks may be evicted while a request waits in the engine.
 _log = logging.getLogger("kvproxy")
-
-
-@dataclass(slots=True)
-class ReuseStats:
-    """Prefix reuse of one engine and model, as the engine reports it and as its mirror predicts it."""
-
-    reports: int = 0  # Number of requests for which the engine reported its reuse.
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    predictions: int = 0
-    exact: int = 0  # Number of predictions that equal the report.
-    too_high: int = 0
-    too_low: int = 0
-    tokens_too_high: int = 0  # Sum of the differences in tokens.
-    tokens_too_low: int = 0
-
-    def add(self, prompt_tokens: int, cached_tokens: int, predicted: int | None) -> None:
-        self.reports += 1
-        self.prompt_tokens += prompt_tokens
-        self.cached_tokens += cached_tokens
-        if predicted is None:
-            return
-        self.predictions += 1
-        self.exact += predicted == cached_tokens
-        self.too_high += predicted > cached_tokens
-        self.too_low += predicted < cached_tokens
-        self.tokens_too_high += max(0, predicted - cached_tokens)
-        self.tokens_too_low += max(0, cached_tokens - predicted)
-
-    @property
-    def is_unreliable(self) -> bool:
-        return self.predictions >= _MIN_PREDICTIONS and self.too_high > _MAX_TOO_HIGH * self.predictions
 
 
 class RecentPredictions:
@@ -72,7 +38,7 @@ class RecentPredictions:
 
     @property
     def is_unreliable(self) -> bool:
-        return len(self._too_high) >= _MIN_PREDICTIONS and sum(self._too_high) > _MAX_DISTRUSTED * len(self._too_high)
+        return len(self._too_high) >= MIN_PREDICTIONS and sum(self._too_high) > _MAX_DISTRUSTED * len(self._too_high)
 
 
 class MirrorMonitor:

@@ -43,10 +43,10 @@ analyse: apis backends blocks demo doors errors exchange flow index journal libr
 http: apis backends blocks clients engine errors exchange flow index installation journal library operations
     optional_packages parameters privacy providers settings telemetry tiers units upstreams
 # Access to a proxy for its operator: over HTTP, or through its files.
-operations: analyse apis clients errors flow index installation journal parameters privacy providers settings units
-    upstreams
-commands: analyse apis clients demo doors errors http index installation journal operations optional_packages parameters
-    settings telemetry units upstreams
+operations: analyse apis backends blocks clients errors flow index installation journal parameters privacy providers
+    settings tiers units upstreams
+commands: analyse apis backends blocks clients demo doors errors http index installation journal operations
+    optional_packages parameters settings telemetry tiers units upstreams
 """
 
 

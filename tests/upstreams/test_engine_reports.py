@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from kvproxy.apis.sse import encode_event
-from kvproxy.backends.prefix_cache import EngineMetrics
+from kvproxy.backends.reports import EngineMetrics
 from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.errors import KvproxyError
 from kvproxy.installation.checks.servers import CheckWarning, check_proxy, check_upstream
@@ -25,7 +25,8 @@ from kvproxy.upstreams.fleet_engine import FleetEngine
 from kvproxy.upstreams.mirror.event_decoder import decode_batch
 from kvproxy.upstreams.mirror.mirror import Mirror
 from kvproxy.upstreams.mirror.prompt_hashes import HashedPrompt
-from kvproxy.upstreams.mirror_monitor import GRACE_SECONDS, RESTART_REPORT_SECONDS, MirrorMonitor, ReuseStats
+from kvproxy.upstreams.mirror_monitor import GRACE_SECONDS, RESTART_REPORT_SECONDS, MirrorMonitor
+from kvproxy.upstreams.status import ReuseStats
 from tests.commands.run import kvproxy
 from tests.plain_upstream import run_plain_upstream
 from tests.polling import until

@@ -1,8 +1,11 @@
 """Routes of declared operations: FastAPI derives the parsing of queries and the OpenAPI entry from the declaration."""
 
+import asyncio
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Annotated, TypeVar
 
 from fastapi import Path, Query
@@ -12,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kvproxy.errors import InvalidRequest
-from kvproxy.http.admin.replies import reply
+from kvproxy.http.admin.replies import read_request, reply
 from kvproxy.http.request_bodies import read_body
 from kvproxy.http.services import services
-from kvproxy.operations.operation import AnyOperation, AsyncOperationOn, CountedRows, Method, OperationOn
+from kvproxy.operations.operation import AnyOperation, AsyncOperationOn, CountedRows, Method, OperationOn, RequestReader
 from kvproxy.parameters import DeclaredParameter, declared_parameters
 
 Parameters = TypeVar("Parameters")
@@ -46,7 +49,9 @@ def async_operation_route(operation: AsyncOperationOn[Access], access: Callable[
 
     async def respond(request: Request, parameters: object) -> Response:
         body = [] if operation.body is None else [await _read(request, operation.body)]
-        return _reply(await operation(access(request), parameters, *body))
+        result = await operation(access(request), parameters, *body)
+        # The rows of a large pool would block the event loop.
+        return await asyncio.to_thread(_reply, result)
 
     return _route_of(operation, respond)
 
@@ -67,7 +72,9 @@ def _reply(result: object) -> Response:
 
 
 async def _read(request: Request, kind: type) -> object:
-    """Read the body: bytes, or JSON with the fields of a dataclass."""
+    """Read the body: bytes, or JSON with the fields of a dataclass; a `RequestReader` reads it later."""
+    if kind is RequestReader:
+        return partial(read_request, request)
     limits = services(request).settings.limits
     if kind is bytes:
         return await read_body(request, limits.import_bytes)
@@ -85,6 +92,8 @@ def _body_schema(kind: type) -> dict[str, object]:
     """Return the content of the body in OpenAPI."""
     if kind is bytes:
         return {"application/jsonl": {"schema": {"type": "string"}}}
+    if kind is RequestReader:
+        return {"application/json": {"schema": {"type": "object"}}}
     return {"application/json": {"schema": TypeAdapter(kind).json_schema()}}
 
 
@@ -104,9 +113,12 @@ def declared_route(
 
     accepted = [
         inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, annotation=_annotation(each))
-        if "{" + each.name + "}" in path
+        if re.search(rf"{{{each.name}\b", path)
         else inspect.Parameter(
-            each.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(each, Query)
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if each.is_required else None,
+            annotation=_annotation(each, Query),
         )
         for each in declared
     ]
@@ -122,7 +134,7 @@ def declared_route(
 
 def _annotation(declared: DeclaredParameter, place: Callable[..., object] = Path) -> object:
     def parse(value: object) -> object:
-        if not isinstance(value, str) or not value:
+        if not isinstance(value, str) or (not value and not declared.is_required):
             return None
         try:
             return declared.parse(value)

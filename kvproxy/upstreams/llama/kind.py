@@ -7,7 +7,7 @@ from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.kind import PlacedRequest, PrefixView, UpstreamKind
 from kvproxy.upstreams.llama.server import LlamaServer
 from kvproxy.upstreams.llama.slot_view import SlotView
-from kvproxy.upstreams.llama.slots import SlotsStatus
+from kvproxy.upstreams.status import SlotsStatus
 
 
 class LlamaKind(UpstreamKind):

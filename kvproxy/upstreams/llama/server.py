@@ -14,7 +14,8 @@ from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.llama.client import LlamaClient, ServerInfo, Tokens
 from kvproxy.upstreams.llama.placement import Placement
 from kvproxy.upstreams.llama.slot_files import SlotFiles, SlotSaver
-from kvproxy.upstreams.llama.slots import Slot, SlotChoice, SlotsStatus, SlotTable, choose_slot
+from kvproxy.upstreams.llama.slots import Slot, SlotChoice, SlotTable, choose_slot
+from kvproxy.upstreams.status import SlotsStatus
 
 _CLOSE_TIMEOUT_SECONDS = 10.0
 _log = logging.getLogger(__name__)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvproxy.apis.api_request import ApiRequest
-from kvproxy.backends.prefix_cache import DivergenceText, EngineResetResult, PrefixReport, decode_divergence
+from kvproxy.backends.prefix_cache import decode_divergence
+from kvproxy.backends.reports import DivergenceText, EngineResetResult, PrefixReport
 from kvproxy.blocks.divergence import find_divergence
 from kvproxy.blocks.row_types import BlockContent, BlockLocation, BlockRow, BlockState, ChainRow
 from kvproxy.errors import KvproxyError

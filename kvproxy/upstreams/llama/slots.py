@@ -82,17 +82,6 @@ def reusable_tokens(common_tokens: int, prompt: Tokens) -> int:
     return max(0, min(common_tokens, len(prompt) - 1))
 
 
-@dataclass(frozen=True, slots=True)
-class SlotsStatus:
-    slots: int
-    cached_tokens: int
-    saved: int  # Number of restorable files.
-    saved_bytes: int  # Size of all files, including unused ones.
-    saves: int
-    restores: int
-    confirmed: int  # Number of restores whose tokens the server reused.
-
-
 class SlotTable:
     """All slots of one server. `clears_idle_slots` is true once the server has cleared a slot that no request used."""
 

@@ -15,7 +15,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from kvproxy.backends.prefix_cache import StreamStatus
+from kvproxy.backends.reports import StreamStatus
 from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.blocks.row_types import PoolReport
 from kvproxy.upstreams.mirror import pool_rows

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from kvproxy.backends.prefix_cache import StreamCounts
+from kvproxy.backends.reports import StreamCounts
 from kvproxy.upstreams.mirror.apply_events import MirrorState
 from kvproxy.upstreams.mirror.event_decoder import EventBatch, EventDecodeError, decode_batch
 

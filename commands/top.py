@@ -1,10 +1,9 @@
 """`kvproxy top`: watches a proxy."""
 
-import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -13,15 +12,21 @@ from rich.text import Text
 from typer import Option
 
 from kvproxy.commands.blocks.engine_lines import engine_line, tier_line
-from kvproxy.commands.formatting import decimal, local_time, milliseconds, money, percent
+from kvproxy.commands.formatting import decimal, json_text, local_time, milliseconds, money, percent
 from kvproxy.commands.options import Json, ProxyOptions, duration_option
 from kvproxy.commands.output import print_facts
 from kvproxy.commands.statistics_text import policy_sentences
-from kvproxy.commands.tables import Column, Row, build_table, number_column, print_table, text_column
+from kvproxy.commands.tables import Row, build_table, number_column, print_table, text_column
 from kvproxy.errors import ProxyUnreachable
 from kvproxy.operations.client import ProxyClient
-from kvproxy.operations.proxy_statistics import LAYERS, get_optional, rates_between, take_snapshot
+from kvproxy.operations.operation import NoParameters
 from kvproxy.telemetry.printable_text import escape_controls
+
+if TYPE_CHECKING:
+    from kvproxy.journal.record import RecordWithQuestions
+    from kvproxy.operations.blocks import BlockStatistics
+    from kvproxy.operations.proxy_statistics import TrafficStatistics
+    from kvproxy.upstreams.status import EngineStatus
 
 _REQUESTS = 10
 _TIMEOUT = 5.0
@@ -52,30 +57,38 @@ def top(
 
 
 def _print_update(client: ProxyClient, interval: float, as_json: bool) -> None:
+    from kvproxy.operations.proxy_statistics import rates_between, take_snapshot
+
     before = take_snapshot(client)
     time.sleep(interval)
-    figures = rates_between(before, take_snapshot(client))
+    traffic = rates_between(before, take_snapshot(client))
     if as_json:
-        typer.echo(json.dumps(figures))
+        typer.echo(json_text(traffic.document(), indent=None))
     elif (console := Console(file=sys.stdout)).is_terminal:
-        console.print(summary_page(figures))
+        console.print(summary_page(traffic))
     else:
-        print_table(_layer_rows(figures))
-        print_facts([("from_cache", figures["from_cache"]), ("entries", figures["entries"]), *_summary_facts(figures)])
+        print_table(_layer_rows(traffic))
+        facts = [("from_cache", traffic.from_cache), ("entries", traffic.totals.entries)]
+        print_facts([*facts, *_summary_facts(traffic)])
 
 
-def _layer_rows(figures: Mapping[str, Any]) -> Iterator[Row]:
-    for layer in LAYERS:
+def _layer_rows(traffic: "TrafficStatistics") -> Iterator[Row]:
+    for layer, total in traffic.requests.items():
         yield {
             "Layer": layer,
-            number_column("Requests/s", "per_second"): decimal(figures["per_second"][layer], 1),
-            number_column("First byte, ms", "first_byte_ms"): milliseconds(figures["first_byte_ms"][layer]),
-            number_column("Total", "requests"): figures["requests"][layer],
+            number_column("Requests/s", "per_second"): decimal(traffic.per_second[layer], 1),
+            number_column("First byte, ms", "first_byte_ms"): milliseconds(traffic.first_byte_ms[layer]),
+            number_column("Total", "requests"): total,
         }
 
 
 def _show_live(client: ProxyClient, interval: float) -> None:
     from rich.live import Live
+
+    from kvproxy.journal.record_query import RecordQuery
+    from kvproxy.operations.journal import list_records
+    from kvproxy.operations.proxy_statistics import perform_optional, rates_between, take_snapshot
+    from kvproxy.operations.upstreams import list_upstreams
 
     console = Console()
     before = take_snapshot(client)
@@ -85,8 +98,8 @@ def _show_live(client: ProxyClient, interval: float) -> None:
             page: RenderableType
             try:
                 now = take_snapshot(client)
-                upstreams = get_optional(client, "/admin/upstreams") or []
-                requests = get_optional(client, "/admin/log", limit=_REQUESTS) or []
+                upstreams = perform_optional(client, list_upstreams, NoParameters()) or []
+                requests = perform_optional(client, list_records, RecordQuery(limit=_REQUESTS)) or []
                 page = live_page(rates_between(before, now), upstreams, requests, console.width)
                 before = now
             except ProxyUnreachable as error:
@@ -94,63 +107,65 @@ def _show_live(client: ProxyClient, interval: float) -> None:
             live.update(page, refresh=True)
 
 
-def summary_page(figures: Mapping[str, Any]) -> Group:
-    """Return a page on the requests by layer, and on both caches. `figures` is a result of `proxy_statistics.rates_between`."""
+def summary_page(traffic: "TrafficStatistics") -> Group:
+    """Return a page on the requests by layer, and on both caches."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(width=14)
     facts.add_column(overflow="fold")
-    for name, value in _summary_facts(figures):
+    for name, value in _summary_facts(traffic):
         facts.add_row(Text(name), Text(escape_controls(value)))
-    return Group(_layer_table(figures), facts)
+    return Group(_layer_table(traffic), facts)
 
 
 def live_page(
-    figures: Mapping[str, Any],
-    upstreams: Sequence[Mapping[str, Any]],
-    requests: Sequence[Mapping[str, Any]],
+    traffic: "TrafficStatistics",
+    upstreams: "Sequence[EngineStatus]",
+    records: "Sequence[RecordWithQuestions]",
     width: int,
 ) -> Group:
-    """Return `summary_page` with tables of the rows of `/admin/upstreams` and `/admin/log`. `width` is in characters."""
-    parts: list[RenderableType] = [summary_page(figures)]
+    """Return `summary_page` with tables of the upstreams and the last requests. `width` is in characters."""
+    parts: list[RenderableType] = [summary_page(traffic)]
     if upstreams:
-        columns: dict[Column | str, str] = {
-            text_column("Upstream"): "url",
-            "State": "state",
-            "Running#": "requests",
-            "Sent#": "sent",
-        }
-        rows = [{column: each[name] for column, name in columns.items()} for each in upstreams]
-        if any(each.get("models") for each in upstreams):
-            for row, each in zip(rows, upstreams, strict=True):
-                row["Models"] = ", ".join(each["models"]) or "all others"
+        has_models = any(upstream.models for upstream in upstreams)
+        rows: list[Row] = [
+            {
+                text_column("Upstream"): upstream.url,
+                "State": upstream.state,
+                "Running#": upstream.requests,
+                "Sent#": upstream.sent,
+                **({"Models": ", ".join(upstream.models) or "all others"} if has_models else {}),
+            }
+            for upstream in upstreams
+        ]
         parts += ["", build_table(rows, width)]
-    if requests:
-        parts += ["", build_table(map(_request_row, requests), width)]
+    if records:
+        parts += ["", build_table(map(_request_row, records), width)]
     return Group(*parts)
 
 
-def _layer_table(figures: Mapping[str, Any]) -> Table:
+def _layer_table(traffic: "TrafficStatistics") -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("Layer", "Requests/s", "First byte, ms", "Total"):
         table.add_column(column, justify="left" if column == "Layer" else "right")
-    for layer in LAYERS:
-        rate, total = figures["per_second"][layer], figures["requests"][layer]
-        table.add_row(layer, f"{rate:,.1f}", milliseconds(figures["first_byte_ms"][layer]), f"{total:,}")
-    share = figures["from_cache"]
-    table.add_row("from cache", "-" if share is None else percent(share), "", f"{figures['entries']:,} stored")
+    for layer, total in traffic.requests.items():
+        rate, first_byte = traffic.per_second[layer], traffic.first_byte_ms[layer]
+        table.add_row(layer, f"{rate:,.1f}", milliseconds(first_byte), f"{total:,}")
+    share = traffic.from_cache
+    table.add_row("from cache", "-" if share is None else percent(share), "", f"{traffic.totals.entries:,} stored")
     return table
 
 
-def _summary_facts(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
-    learned = policy_sentences(figures["learned"]) if figures["learned"] else []
+def _summary_facts(traffic: "TrafficStatistics") -> list[tuple[str, str]]:
+    totals = traffic.totals
+    learned = policy_sentences(totals.learned) if totals.learned else []
     return [
         ("Forward", "includes reused prefixes, shared responses, and clients that left during a response"),
-        *_format_counts("Lookups", figures["lookups"]),
-        *_format_counts("Not served", figures["compared"], " (stored responses compared with fresh ones)"),
-        *_format_counts("Limited", figures["limited"]),
+        *_format_counts("Lookups", totals.lookups),
+        *_format_counts("Not served", totals.compared, " (stored responses compared with fresh ones)"),
+        *_format_counts("Limited", totals.limited),
         *(("" if index else "Learned", sentence) for index, sentence in enumerate(learned)),
-        *_pool_facts(figures["blocks"]),
-        *(("Tier", tier_line(tier)) for tier in figures["tiers"]),
+        *_pool_facts(totals.blocks),
+        *(("Tier", tier_line(tier)) for tier in totals.tiers),
     ]
 
 
@@ -159,44 +174,47 @@ def _format_counts(name: str, counts: Mapping[str, int], note: str = "") -> list
     return [(name, line + note)] if line else []
 
 
-def _pool_facts(blocks: dict[str, Any] | None) -> list[tuple[str, str]]:
+def _pool_facts(blocks: "BlockStatistics | None") -> list[tuple[str, str]]:
     if blocks is None:
         return [("Prefix cache", "unknown: the upstream manages it")]
-    if blocks["engines"]:
+    if blocks.engines:
         return _upstream_facts(blocks)
-    total = blocks["num_blocks"] - 1
-    used, cached = round(_BAR_WIDTH * blocks["used"] / total), round(_BAR_WIDTH * blocks["cached"] / total)
+    # Only upstreams leave these values out.
+    blocks_in_pool, used_blocks, cached_blocks = blocks.num_blocks or 0, blocks.used or 0, blocks.cached or 0
+    total = blocks_in_pool - 1
+    used, cached = round(_BAR_WIDTH * used_blocks / total), round(_BAR_WIDTH * cached_blocks / total)
     bar = "█" * used + "▒" * cached
+    rate = "-" if blocks.hit_rate is None else percent(blocks.hit_rate)
     return [
         ("Pool", f"{bar:·<{_BAR_WIDTH}}"),
-        ("Prefix hits", f"{percent(blocks['hit_rate'])} ({blocks['hits']:,} of {blocks['queries']:,} prompt tokens)"),
-        ("Blocks", f"{blocks['used']:,} used and {blocks['cached']:,} cached, of {total:,}"),
-        ("Evictions", f"{blocks['evictions']:,} blocks"),
+        ("Prefix hits", f"{rate} ({blocks.hits:,} of {blocks.queries:,} prompt tokens)"),
+        ("Blocks", f"{used_blocks:,} used and {cached_blocks:,} cached, of {total:,}"),
+        ("Evictions", f"{blocks.evictions:,} blocks"),
     ]
 
 
-def _upstream_facts(blocks: dict[str, Any]) -> list[tuple[str, str]]:
-    engines = [("Engine", engine_line(engine)) for engine in blocks["reported"]]
-    if blocks["cached"] is None:
+def _upstream_facts(blocks: "BlockStatistics") -> list[tuple[str, str]]:
+    engines = [("Engine", engine_line(engine)) for engine in blocks.reported]
+    if blocks.cached is None:
         return engines
     # Without a mirror, the statistics count the prefixes of llama.cpp.
-    unit = "prefixes in slots and files" if blocks["slots"] and blocks["complete"] is None else "blocks mirrored"
-    offloaded = ", ".join(f"{count:,} {medium}" for medium, count in blocks.get("offloaded", {}).items() if count)
+    unit = "prefixes in slots and files" if blocks.slots and blocks.complete is None else "blocks mirrored"
+    offloaded = ", ".join(f"{count:,} {medium}" for medium, count in blocks.offloaded.items() if count)
     return [
-        ("Prefix cache", f"{blocks['cached']:,} {unit}"),
+        ("Prefix cache", f"{blocks.cached:,} {unit}"),
         *([("Offloaded", f"{offloaded} blocks")] if offloaded else []),
-        ("Evictions", f"{blocks['evictions']:,}"),
+        ("Evictions", f"{blocks.evictions:,}"),
         *engines,
     ]
 
 
-def _request_row(row: Mapping[str, Any]) -> Row:
+def _request_row(record: "RecordWithQuestions") -> Row:
     return {
-        "Time": local_time(row["time"]).rpartition(" ")[2],
-        "Layer": row["layer"],
-        "Reason": row["reason"],
-        "Cost#": money(row.get("cost")),
-        "ms#": milliseconds(row["total_ms"]),
-        "Model?": row["model"] or None,
-        text_column("Question"): row["question"] or None,
+        "Time": local_time(record.time).rpartition(" ")[2],
+        "Layer": record.layer,
+        "Reason": record.reason,
+        "Cost#": money(record.cost),
+        "ms#": milliseconds(record.total_ms),
+        "Model?": record.model or None,
+        text_column("Question"): record.question or None,
     }

@@ -2,20 +2,46 @@
 
 import time
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvproxy.errors import NoPrefixCache, NotFound
+from kvproxy.operations.blocks import BlockStatistics, block_statistics, list_tiers
 from kvproxy.operations.client import ProxyClient
+from kvproxy.operations.operation import DeclaredOperation, NoParameters, Parameters, Result
+from kvproxy.tiers.chunk_store import TierStats
 
 LAYERS = ("exact", "semantic", "plugin", "forward", "bypass", "refused", "disconnected", "error")
 _LEARNED, _SAVINGS = "kvproxy_learned_policy_", "kvproxy_savings_"
-# By metric: its name in `Snapshot.totals`, and the label that groups its counts.
+# By metric: its field in `Totals`, and the label that groups its counts.
 _COUNTS = {
     "kvproxy_semantic_lookups_total": ("lookups", "outcome"),
     "kvproxy_comparisons_total": ("compared", "result"),
     "kvproxy_limited_total": ("limited", "limit"),
 }
+
+
+@dataclass(slots=True)
+class Totals:
+    """Statistics of a proxy since its start, from its metrics and its prefix cache.
+
+    Attributes:
+        entries: number of stored responses.
+        lookups, compared, limited: numbers by outcome, result, and limit.
+        learned: statistics of the learned policy; empty without it.
+        saved: savings by layer.
+        blocks: None without a prefix cache that the proxy can inspect.
+    """
+
+    entries: int = 0
+    lookups: dict[str, int] = field(default_factory=dict)
+    compared: dict[str, int] = field(default_factory=dict)
+    limited: dict[str, int] = field(default_factory=dict)
+    learned: dict[str, float] = field(default_factory=dict)
+    saved: dict[str, dict[str, float]] = field(default_factory=dict)
+    blocks: BlockStatistics | None = None
+    tiers: list[TierStats] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -25,62 +51,82 @@ class Snapshot:
     Attributes:
         at: time in seconds of the monotonic clock.
         requests, first_byte_seconds: by layer, the number of requests and the sum of their times to the first byte.
-        totals: other statistics by name; `blocks` is None without a prefix cache that the proxy can inspect.
     """
 
     at: float
     requests: Counter[str] = field(default_factory=Counter)
     first_byte_seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    totals: dict[str, Any] = field(default_factory=dict)
+    totals: Totals = field(default_factory=Totals)
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficStatistics:
+    """Rates between two snapshots, and the totals of the later one.
+
+    Attributes:
+        per_second, first_byte_ms, requests: by layer, the rate, the mean time (None without a request), and the total.
+        from_cache: share of the answered requests, 0 to 1; None without one.
+    """
+
+    per_second: Mapping[str, float]
+    first_byte_ms: Mapping[str, float | None]
+    from_cache: float | None
+    requests: Mapping[str, int]
+    totals: Totals
+
+    def document(self) -> dict[str, Any]:
+        """Return the statistics as one JSON object, with the totals beside the rates."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "totals"}
+        return values | {name: getattr(self.totals, name) for name in self.totals.__dataclass_fields__}
 
 
 def take_snapshot(client: ProxyClient) -> Snapshot:
     from prometheus_client.parser import text_string_to_metric_families
 
     page = client.get_text("/metrics")
-    empty = {"entries": 0, "learned": {}, "lookups": {}, "compared": {}, "limited": {}, "saved": {}}
-    found = Snapshot(time.monotonic(), totals=empty)
+    snapshot = Snapshot(time.monotonic())
+    totals = snapshot.totals
     for sample in (sample for family in text_string_to_metric_families(page) for sample in family.samples):
         name, labels, value = sample.name, sample.labels, sample.value
         if name == "kvproxy_requests_total":
-            found.requests[labels["layer"]] += int(value)
+            snapshot.requests[labels["layer"]] += int(value)
         elif name == "kvproxy_first_byte_seconds_sum":
-            found.first_byte_seconds[labels["layer"]] += value
+            snapshot.first_byte_seconds[labels["layer"]] += value
         elif name == "kvproxy_cache_entries":
-            found.totals["entries"] = int(value)
+            totals.entries = int(value)
         elif name in _COUNTS:
             total, label = _COUNTS[name]
-            found.totals[total][labels[label]] = int(value)
+            getattr(totals, total)[labels[label]] = int(value)
         elif name.startswith(_LEARNED):
-            found.totals["learned"][name.removeprefix(_LEARNED)] = value
+            totals.learned[name.removeprefix(_LEARNED)] = value
         elif name.startswith(_SAVINGS):
-            found.totals["saved"].setdefault(labels["layer"], {})[name.removeprefix(_SAVINGS)] = value
-    found.totals["blocks"] = get_optional(client, "/admin/blocks/stats")
-    found.totals["tiers"] = get_optional(client, "/admin/blocks/tiers") or []
-    return found
+            totals.saved.setdefault(labels["layer"], {})[name.removeprefix(_SAVINGS)] = value
+    totals.blocks = perform_optional(client, block_statistics, NoParameters())
+    totals.tiers = perform_optional(client, list_tiers, NoParameters()) or []
+    return snapshot
 
 
-def get_optional(client: ProxyClient, path: str, **query: Any) -> Any:
-    """Send a GET request; return None if the proxy lacks the route or the prefix cache."""
+def perform_optional(
+    client: ProxyClient, operation: DeclaredOperation[Parameters, Result], parameters: Parameters
+) -> Result | None:
+    """Perform an operation; return None if the proxy lacks the route or the prefix cache."""
     try:
-        return client.get(path, **query)
+        return client.perform(operation, parameters)
     except (NoPrefixCache, NotFound):
         return None
 
 
-def rates_between(before: Snapshot, now: Snapshot) -> dict[str, Any]:
+def rates_between(before: Snapshot, now: Snapshot) -> TrafficStatistics:
     """Return rates and mean times between two snapshots, or since a restart, and the totals of the later snapshot."""
     if any(now.requests[layer] < before.requests[layer] for layer in LAYERS):
         before = Snapshot(before.at)
     new = {layer: now.requests[layer] - before.requests[layer] for layer in LAYERS}
     seconds = {layer: now.first_byte_seconds[layer] - before.first_byte_seconds[layer] for layer in LAYERS}
     answered = sum(new.values()) - new["disconnected"]
-    return {
-        "per_second": {layer: round(new[layer] / (now.at - before.at), 2) for layer in LAYERS},
-        "first_byte_ms": {
-            layer: round(1000 * seconds[layer] / new[layer], 2) if new[layer] else None for layer in LAYERS
-        },
-        "from_cache": round((new["exact"] + new["semantic"]) / answered, 4) if answered else None,
-        "requests": {layer: now.requests[layer] for layer in LAYERS},
-        **now.totals,
-    }
+    return TrafficStatistics(
+        {layer: round(new[layer] / (now.at - before.at), 2) for layer in LAYERS},
+        {layer: round(1000 * seconds[layer] / new[layer], 2) if new[layer] else None for layer in LAYERS},
+        round((new["exact"] + new["semantic"]) / answered, 4) if answered else None,
+        {layer: now.requests[layer] for layer in LAYERS},
+        now.totals,
+    )

@@ -8,6 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from kvproxy.blocks.row_types import KVCacheGroupStats
+from kvproxy.commands.blocks.engine_lines import layer_group_lines
 from kvproxy.settings import load_settings
 from tests.commands.run import ask, kvproxy, result
 from tests.polling import until
@@ -116,3 +118,11 @@ def test_priorities_are_checked(url: str) -> None:
     assert (response.status_code, "0 to 9" in response.text) == (400, True)
     assert ask(url, "priority", headers={"x-kvproxy-priority": "3"}).is_success
     assert any(block["priority"] == 3 for block in result("blocks", "ls", url=url))
+
+
+def test_groups_of_layers_are_named_by_their_window() -> None:
+    groups = [KVCacheGroupStats(0, "full_attention", 0, 3, 4), KVCacheGroupStats(1, "sliding_window", 4_096, 1, 2)]
+    assert layer_group_lines(groups) == [
+        "group 0, full attention: 3 blocks used, 4 cached",
+        "group 1, sliding window of 4,096 tokens: 1 blocks used, 2 cached",
+    ]

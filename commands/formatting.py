@@ -3,10 +3,10 @@
 import json
 import sys
 import time
-from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
+from kvproxy.operations.operation import fields_of
 from kvproxy.telemetry.printable_text import escape_controls, escape_json_controls
 from kvproxy.units import format_bytes, format_seconds
 
@@ -103,14 +103,9 @@ def raw_text(value: object) -> str:
 
 def json_text(value: Any, *, indent: int | None = 2) -> str:
     """Format JSON, which may contain dataclasses."""
-    return escape_json_controls(json.dumps(value, indent=indent, ensure_ascii=False, default=_fields_of))
+    return escape_json_controls(json.dumps(value, indent=indent, ensure_ascii=False, default=fields_of))
 
 
 def json_fields(record: Any) -> dict[str, Any]:
     """Return the fields of a record, which is a dataclass or an object of JSON."""
-    return record if isinstance(record, dict) else _fields_of(record)
-
-
-def _fields_of(value: Any) -> dict[str, Any]:
-    # `asdict` would copy values recursively.
-    return {field.name: getattr(value, field.name) for field in fields(value)}
+    return record if isinstance(record, dict) else fields_of(record)

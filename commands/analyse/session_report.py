@@ -1,4 +1,4 @@
-"""Prints what the sessions of a log cost and lost, for `estimate`."""
+"""Prints the cost and the lost reuse of the sessions of a log, for `estimate`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,4 @@
-"""`kvproxy sessions`: conversations, and what they did not reuse."""
+"""`kvproxy sessions`: conversations, and their prompt tokens that were not reused."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace

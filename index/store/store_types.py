@@ -1,4 +1,4 @@
-"""What the store takes and returns."""
+"""The arguments and results of the store's methods."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields

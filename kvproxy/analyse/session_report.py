@@ -1,4 +1,4 @@
-"""Finds the sessions of a log, what they cost, and why prompt tokens were not reused."""
+"""Finds the sessions of a log, their cost, and the causes of prompt tokens that were not reused."""
 
 import tempfile
 from collections import Counter, defaultdict
@@ -148,10 +148,10 @@ def _paid_request(turn: Turn, request: LoggedRequest | None) -> PaidRequest:
         client="" if request is None else request.client,
         prompt_tokens=turn.prompt_tokens,
         completion_tokens=turn.completion_tokens,
-        reused_tokens=turn.reused_tokens or 0,
-        written_5m=turn.written_5m or 0,
-        written_1h=turn.written_1h or 0,
-        stored_hours=(turn.pause or 0.0) / 3_600,
+        reused_tokens=turn.reused_tokens,
+        written_5m=turn.written_5m,
+        written_1h=turn.written_1h,
+        pause=turn.pause,
         lost=turn.lost,
     )
 

@@ -1,4 +1,4 @@
-"""What the block cache must know of a request."""
+"""The input of the block cache for a request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -15,6 +15,7 @@ from kvproxy.apis.json import Json, JsonObject, dumps, loads
 from kvproxy.backends.protocol import Backend
 from kvproxy.errors import KvproxyError
 from kvproxy.flow.backend_response import fetch_response
+from kvproxy.flow.layers.cached import is_shadow
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.policies.learned.answer_classes import text_digest
@@ -233,13 +234,12 @@ class ResponseComparer:
                 return None
             return await self.have_same_meaning(comparison.request, fresh.prompt, cached, compared, comparison.audits)
 
-        rule = comparison.request.control.rule
         learned = await learning.record_response(
             comparison.lookup,
             fresh,
             text,
             same,
-            was_to_be_served=self._settings.shadow if rule.shadow is None else rule.shadow,
+            was_to_be_served=is_shadow(comparison.request, self._settings),
             audits=comparison.audits,
         )
         if learned is None or learned.source == "undecided":

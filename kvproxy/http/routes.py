@@ -1,4 +1,4 @@
-"""The routes of clients: cached APIs, models, health, metrics, and all that is forwarded."""
+"""The routes of clients: cached APIs, models, health, metrics, and forwarded requests."""
 
 import asyncio
 import contextlib

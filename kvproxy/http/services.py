@@ -1,4 +1,4 @@
-"""Builds what the routes use, from the settings."""
+"""Builds the components that the routes use, from the settings."""
 
 import asyncio
 import logging

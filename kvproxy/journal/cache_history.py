@@ -1,4 +1,4 @@
-"""Records what became of each exact key: its prompts, and why its response was removed."""
+"""Records the prompts of each exact key, and why its response was removed."""
 
 from array import array
 from collections.abc import Mapping

@@ -89,9 +89,8 @@ def record_of(exchange: Exchange) -> Record:
     tags = request.control.tags if request is not None else ()
     if upstream is not None and upstream.has_generated_tokens:
         tags = (*tags, "repaired:tokens")
-    model = request.model if request is not None else ""
-    if upstream is not None and upstream.fallback:
-        tags, model = (*tags, f"{FALLBACK_TAG}{model}"), upstream.fallback
+    if request is not None and upstream is not None and upstream.fallback:
+        tags = (*tags, f"{FALLBACK_TAG}{request.model}")
     start = exchange.started
     return Record(
         number=0,
@@ -100,7 +99,7 @@ def record_of(exchange: Exchange) -> Record:
         tenant=exchange.tenant,
         client=client_name(exchange.tenant),
         api=exchange.api or "",
-        model=model,
+        model=model_of(exchange),
         upstream=(upstream and upstream.url) or None,
         status=exchange.status,
         layer=layer_of(exchange, reason),
@@ -211,6 +210,14 @@ def layer_of(exchange: Exchange, reason: str) -> Layer:
         if exchange.facts.prefix is not None and exchange.facts.prefix.cached_tokens:
             return "prefix"
     return exchange.layer
+
+
+def model_of(exchange: Exchange) -> str:
+    """Return the model that answered: the fallback, or else the requested one; empty without a request."""
+    upstream = exchange.facts.served_by if exchange.hit is None else None
+    if upstream is not None and upstream.fallback:
+        return upstream.fallback
+    return exchange.request.model if exchange.request is not None else ""
 
 
 def total_milliseconds(exchange: Exchange) -> float | None:

@@ -24,6 +24,7 @@ _REQUESTS = (
     f" t.written_5m, t.written_1h, t.pause, {', '.join(f't.{cause}' for cause in CAUSES)}"
     f" from requests r left join turns t on t.number = r.number where {_PAID} and r.number >= ? and r.time >= ? and r.time < ?"
 )
+_HOUR = 3_600.0
 _MAX_NUMBERS = 500  # SQLite limits the number of parameters.
 
 
@@ -35,7 +36,8 @@ class PaidRequest:
         time: arrival in seconds since the epoch.
         project, client: names; empty if unknown.
         prompt_tokens, completion_tokens: None if the provider did not report them.
-        stored_hours: hours for which the provider stored the reused tokens.
+        reused_tokens, written_5m, written_1h: tokens read from the provider's cache, and written to it; None counts as 0.
+        pause: seconds for which the provider stored the reused tokens; None counts as 0.
         lost: prompt tokens that were not reused, by cause; see `CAUSES`.
     """
 
@@ -45,11 +47,20 @@ class PaidRequest:
     client: str
     prompt_tokens: int | None
     completion_tokens: int | None
-    reused_tokens: int = 0
-    written_5m: int = 0
-    written_1h: int = 0
-    stored_hours: float = 0.0
+    reused_tokens: int | None = None
+    written_5m: int | None = None
+    written_1h: int | None = None
+    pause: float | None = None
     lost: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def reused(self) -> int:
+        return self.reused_tokens or 0
+
+    @property
+    def written(self) -> tuple[int, int]:
+        """Tokens written to the provider's cache for five minutes, and for one hour."""
+        return self.written_5m or 0, self.written_1h or 0
 
     def group_name(self, by: SpendingGroup) -> str:
         """Return the name of the request's group; for `day` the local day, such as 2026-11-21."""
@@ -64,9 +75,8 @@ class PaidRequest:
                 return self.client
 
     def input_cost(self, price: PriceSettings) -> float:
-        written = (self.written_5m, self.written_1h)
-        paid = input_price(price, self.prompt_tokens or 0, self.reused_tokens, *written)
-        return paid + storage_price(price, self.reused_tokens * self.stored_hours)
+        paid = input_price(price, self.prompt_tokens or 0, self.reused, *self.written)
+        return paid + storage_price(price, self.reused * (self.pause or 0.0) / _HOUR)
 
     def output_cost(self, price: PriceSettings) -> float:
         return (self.completion_tokens or 0) * price.output / MILLION
@@ -80,8 +90,7 @@ class PaidRequest:
 
     def lost_cost(self, price: PriceSettings) -> float:
         """Return the money that reuse of the lost tokens would have saved."""
-        written = (self.written_5m, self.written_1h)
-        above = price_lost_per_token(price, self.prompt_tokens or 0, self.reused_tokens, *written)
+        above = price_lost_per_token(price, self.prompt_tokens or 0, self.reused, *self.written)
         return above * sum(count for cause, count in self.lost.items() if cause not in _FREE)
 
 
@@ -117,8 +126,8 @@ class Spending:
             self.unreported += 1
             return
         self.input_tokens += request.prompt_tokens or 0
-        self.reused_tokens += request.reused_tokens
-        self.written_tokens += request.written_5m + request.written_1h
+        self.reused_tokens += request.reused
+        self.written_tokens += sum(request.written)
         self.output_tokens += request.completion_tokens or 0
         self.lost = dict(Counter(self.lost) + Counter(request.lost))
         if price is None:
@@ -172,10 +181,10 @@ def recorded_requests(
             client=client or tenant_name(tenant),
             prompt_tokens=prompt,
             completion_tokens=completion,
-            reused_tokens=reused or 0,
-            written_5m=short or 0,
-            written_1h=long or 0,
-            stored_hours=(pause or 0.0) / 3_600,
+            reused_tokens=reused,
+            written_5m=short,
+            written_1h=long,
+            pause=pause,
             lost={cause: count for cause, count in zip(CAUSES, lost, strict=True) if count},
         )
 
@@ -203,10 +212,10 @@ def record_costs(
                 client="",
                 prompt_tokens=record.prompt_tokens,
                 completion_tokens=record.completion_tokens,
-                reused_tokens=record.reused_tokens or 0,
-                written_5m=short or 0,
-                written_1h=long or 0,
-                stored_hours=(pause or 0.0) / 3_600,
+                reused_tokens=record.reused_tokens,
+                written_5m=short,
+                written_1h=long,
+                pause=pause,
             )
             if (cost := paid.cost(prices)) is not None:
                 costs[record.number] = cost

@@ -2,16 +2,16 @@
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kvproxy.backends.reports import EngineMetrics, PrefixCacheStats, ResetReport, StreamStatus
+from kvproxy.backends.reports import EngineMetrics, ResetReport, StreamStatus
 from kvproxy.blocks.pool_rows import TreeBranch
-from kvproxy.blocks.row_types import BlockLocation, BlockRow, BlockState, ChainRow, PinRow, PoolMap, PoolReport
+from kvproxy.blocks.row_types import BlockRow, BlockState, ChainRow, PinRow, PoolMap, PoolReport
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.journal.pool_forecast import PoolForecast
 from kvproxy.operations.blocks_parameters import BlockName, BranchPage, ForecastQuery, NewPin, PinName, TierName
-from kvproxy.operations.operation import CountedRows, NoParameters, RequestReader, async_operation
+from kvproxy.operations.operation import CountedRows, NoParameters, RequestReader, async_operation, fields_of
 from kvproxy.tiers.chunk_store import TierStats
 
 if TYPE_CHECKING:
@@ -159,8 +159,9 @@ async def forecast_pools(cache: BlocksAccess, query: ForecastQuery) -> list[Pool
 async def block_statistics(cache: BlocksAccess, nothing: NoParameters) -> BlockStatistics:
     """Return statistics of the prefix cache."""
     statistics = await cache.prefix.stats()
-    names = [field.name for field in fields(PrefixCacheStats) if field.name != "pool"]
-    return BlockStatistics(**_fields(statistics.pool), **{name: getattr(statistics, name) for name in names})
+    values = fields_of(statistics)
+    del values["pool"]
+    return BlockStatistics(**fields_of(statistics.pool), **values)
 
 
 @async_operation("POST", "/blocks/reset")
@@ -238,11 +239,6 @@ def _listed_blocks(rows: Iterable[BlockRow]) -> list[ListedBlock]:
 
 def _flat_fields(row: BlockRow | ChainRow) -> dict[str, Any]:
     """Return the fields of a row, with the fields of its location (`place`) instead of `place` itself."""
-    values = _fields(row)
+    values = fields_of(row)
     del values["place"]
-    return values if row.place is None else values | _fields(row.place)
-
-
-def _fields(value: BlockRow | ChainRow | BlockLocation | PoolReport) -> dict[str, Any]:
-    # Unlike `dataclasses.asdict`, it copies no values.
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+    return values if row.place is None else values | fields_of(row.place)

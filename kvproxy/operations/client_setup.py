@@ -192,7 +192,7 @@ def api_key_of(setup: ClientSetup) -> str | None:
 
 
 def try_prompt_cache(client: ProxyClient, setup: ClientSetup, model: str, api_key: str | None) -> list[CachedTokens]:
-    """Send two requests with one prefix past the response cache; the second should read what the first one wrote."""
+    """Send two requests with one prefix past the response cache; the second should read the first one's prefix from the cache."""
     from kvproxy.apis import APIS
     from kvproxy.apis.json import as_object
     from kvproxy.apis.reported_usage import reported_reuse

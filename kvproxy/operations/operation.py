@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Protocol, TypeAlias, TypeVar, get_args, get_origin
 
@@ -128,6 +128,11 @@ def async_operation(
 ) -> Callable[[AsyncFunction[Access, Parameters, Result]], AsyncOperation[Access, Parameters, Result]]:
     """Declare that a coroutine function is the operation of a route."""
     return lambda run: AsyncOperation(method, path, run, *_signature(run), rows)
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass by name; unlike `dataclasses.asdict`, copy no values."""
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def _signature(run: Callable[..., Any]) -> tuple[Any, Any, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from kvproxy.errors import NoPrefixCache, NotFound
 from kvproxy.operations.blocks import BlockStatistics, block_statistics, list_tiers
 from kvproxy.operations.client import ProxyClient
-from kvproxy.operations.operation import DeclaredOperation, NoParameters, Parameters, Result
+from kvproxy.operations.operation import DeclaredOperation, NoParameters, Parameters, Result, fields_of
 from kvproxy.tiers.chunk_store import TierStats
 
 LAYERS = ("exact", "semantic", "plugin", "forward", "bypass", "refused", "disconnected", "error")
@@ -76,8 +76,9 @@ class TrafficStatistics:
 
     def document(self) -> dict[str, Any]:
         """Return the statistics as one JSON object, with the totals beside the rates."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "totals"}
-        return values | {name: getattr(self.totals, name) for name in self.totals.__dataclass_fields__}
+        values = fields_of(self)
+        del values["totals"]
+        return values | fields_of(self.totals)
 
 
 def take_snapshot(client: ProxyClient) -> Snapshot:

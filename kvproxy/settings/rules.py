@@ -1,4 +1,4 @@
-"""The sections `[[rules]]` and `[[edits]]`: what applies to some requests."""
+"""The sections `[[rules]]` and `[[edits]]`, which apply to some requests."""
 
 import json
 from typing import Any, Literal, Self

@@ -10,6 +10,7 @@ from kvproxy.journal.record import (
     MAX_REQUEST_ID,
     client_name,
     layer_of,
+    model_of,
     reason_of,
     reason_of_unexplained_miss,
     total_milliseconds,
@@ -42,7 +43,7 @@ def log_access(exchange: Exchange) -> None:
     if not exchange.method or not _access.isEnabledFor(logging.INFO):
         return
     reason = reason_of(exchange)
-    layer, request = layer_of(exchange, reason), exchange.request
+    layer = layer_of(exchange, reason)
     if reason == "miss-new":
         reason = reason_of_unexplained_miss(exchange, asked_before=False, computed_before=False)
     fields = {
@@ -55,7 +56,7 @@ def log_access(exchange: Exchange) -> None:
         "ms": round(total_milliseconds(exchange) or 0.0, 1),
         "tenant": exchange.tenant,
         "client": client_name(exchange.tenant),
-        "model": (request is not None and request.model) or None,
+        "model": model_of(exchange) or None,
         "request_id": exchange.request_id[:MAX_REQUEST_ID],
     }
     line = "{method} {path} {status} {layer} {reason} {ms} ms {tenant} {request_id}".format_map(fields)

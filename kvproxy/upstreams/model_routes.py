@@ -17,6 +17,7 @@ from kvproxy.settings.models import is_model_pattern, upstreams_of
 ALIAS_TAG = "alias:"
 """Beginning of the tag of requests that named a model by an alias."""
 _LISTED = 20
+_UNKNOWN_ROW: JsonObject = {"object": "model", "created": 0, "owned_by": "upstream"}
 _BUSY = (429, 503)
 _NOT_IMPLEMENTED = 501
 _log = logging.getLogger("kvproxy")
@@ -132,13 +133,13 @@ class ModelRoutes:
         for server in self._servers:
             for name in server.models:
                 if not is_model_pattern(name):
-                    rows.setdefault(name, {"id": name, "object": "model", "created": 0, "owned_by": "upstream"})
+                    rows.setdefault(name, {"id": name, **_UNKNOWN_ROW})
         for url, row in listed:
             name = str(row["id"])
             if url in upstreams_of(name, self._servers):
                 rows[name] = row if name not in rows or "owned_by" not in row else {**rows[name], **row}
         for alias, model in self._aliases.items():
-            rows[alias] = {**rows.get(model, {"object": "model", "created": 0, "owned_by": "upstream"}), "id": alias}
+            rows[alias] = {**rows.get(model, _UNKNOWN_ROW), "id": alias}
         return [*rows.values()]
 
 

@@ -144,7 +144,10 @@ def test_models_of_all_upstreams_are_listed_and_others_refused(tmp_path: Path) -
         assert (found["route"]["requested"], found["route"]["model"]) == ("fast", SMALL)
 
 
-def test_a_fallback_answers_for_a_failing_model_and_is_not_stored_for_it(tmp_path: Path) -> None:
+def test_a_fallback_answers_for_a_failing_model_and_is_not_stored_for_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "kvproxy.access")
     with running(tmp_path, fallbacks={LARGE: [CLOUD, "fast"]}) as proxy:
         for status in (429, 500, 503):
             proxy.local.status = status
@@ -157,6 +160,8 @@ def test_a_fallback_answers_for_a_failing_model_and_is_not_stored_for_it(tmp_pat
         assert proxy.ask(LARGE)[1] == "hit"
         row = proxy.records(tag=f"fallback:{LARGE}")[0]
         assert (row["model"], row["status"]) == (CLOUD, 200)
+        logged = {record.fields["request_id"]: record.fields for record in caplog.records if hasattr(record, "fields")}
+        assert logged[row["request_id"]]["model"] == CLOUD
 
         # The last fallback's error is the client's, and an invalid request has no fallback.
         proxy.local.status, proxy.cloud.status = 500, 429

@@ -1,4 +1,4 @@
-"""What the embedded engine computes for a request, and the parts of its output, without the format of an API."""
+"""A request to the embedded engine and the parts of its output, independent of an API's format."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -26,7 +26,7 @@ ATTRIBUTES = {"kv_cache_manager", "finished_req_ids", "_ours", "_sequences", "_s
 
 
 class Sequence:
-    """What the scheduler reads of a sequence."""
+    """The attributes of a sequence that the scheduler uses."""
 
     lora_id = 0
 

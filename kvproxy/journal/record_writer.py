@@ -28,6 +28,7 @@ from kvproxy.journal.sessions.turn_writer import TurnWriter
 from kvproxy.settings.journal import JournalSettings
 
 _MAX_CACHED_PROMPTS = 20_000
+_MAX_STORED_RESPONSES = 4_096
 _MAX_WITHOUT_ENTRY = 4_096
 _MAX_NUMBER = 2**62
 _MAX_BEGINNING = 200
@@ -60,8 +61,8 @@ class RecordWriter:
         self._turns = TurnWriter(database, self._strings, self._history, settings.prices)
         self.reuse_curves = self._turns.reuse_curves
         self._prompts: dict[str, PromptRecord] = {}
-        self._stored_responses: dict[str, tuple[ResponseStored, tuple[str, float | None] | None]] = {}
-        """By key, the last stored response, and the removal of the response before it."""
+        self._stored_responses: OrderedDict[str, tuple[ResponseStored, tuple[str, float | None] | None]] = OrderedDict()
+        """By key, the last stored response, and the removal of the response before it, until its request is recorded."""
         self._without_entry: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def write(self, events: Sequence[Event]) -> None:
@@ -131,9 +132,10 @@ class RecordWriter:
         self._set_deferred_entry(change, records)
         # An entry is stored before its request ends, and the record requires the state before it.
         earlier_removal = self._history.last_removal(*self._history.find(short_key(change.key)), change.time)
-        if len(self._stored_responses) >= _MAX_CACHED_PROMPTS:
-            self._stored_responses.clear()
+        self._stored_responses.pop(change.key, None)
         self._stored_responses[change.key] = change, earlier_removal
+        if len(self._stored_responses) > _MAX_STORED_RESPONSES:
+            self._stored_responses.popitem(last=False)
         self._history.set_entry(change)
 
     def _set_deferred_entry(self, stored: ResponseStored, records: Mapping[int, Record]) -> None:

@@ -1,16 +1,20 @@
 """Names of clients fill no table of the journal: models, tags, tenants, and fields of requests."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvproxy.exchange import Exchange
 from kvproxy.flow.cache_keys import cache_key
-from kvproxy.journal import cache_history, daily_sums, schema
+from kvproxy.journal import cache_history, daily_sums, record_writer, schema
 from kvproxy.journal import journal as journal_module
-from kvproxy.journal.cache_history import ResponseRemoved
+from kvproxy.journal.cache_history import ResponseRemoved, ResponseStored
+from kvproxy.journal.databases.sqlite import SqliteJournalDatabase, open_file
 from kvproxy.journal.journal import StoredJournal, _JournalEventQueue, open_stored_journal
+from kvproxy.journal.record_writer import RecordWriter
 from kvproxy.journal.request_regions import Regions
 from kvproxy.journal.savings import savings
 from kvproxy.journal.sessions import session_matching, turn_writer
@@ -176,6 +180,35 @@ def test_removed_responses_are_kept_to_the_bound(
     journal.flush()
     prune(journal)
     assert rows(journal, "select count(*), min(time) from tombstones") == [(20, 80 * step)]
+
+
+def test_stored_responses_are_kept_to_the_bound_until_their_requests_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_writer, "_MAX_STORED_RESPONSES", 8)
+    writer = RecordWriter(open_file(tmp_path / "journal.db"), JournalSettings(), lambda: 1e9)
+    responses = [ResponseStored(f"{number:064x}", f"{number:032x}", 2e9, 1e9) for number in range(20)]
+    writer.write(responses)
+    assert list(writer._stored_responses) == [each.key for each in responses[-8:]]
+
+
+def test_batches_of_all_sizes_prepare_few_statements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    database, statements = open_file(tmp_path / "journal.db"), set[str]()
+    execute = SqliteJournalDatabase.execute
+
+    def record(self: SqliteJournalDatabase, sql: str, values: Sequence[object]) -> None:
+        statements.add(sql)
+        execute(self, sql, values)
+
+    monkeypatch.setattr(SqliteJournalDatabase, "execute", record)
+    numbers = iter(range(10_000))
+    for size in range(130):
+        database.insert_records(
+            [[next(numbers) if name == "number" else 1 for name in database.stored] for _ in range(size)]
+        )
+    assert database.rows("select count(*), max(number) from records") == [(8_385, 8_384)]
+    # SQLite keeps each of the last 128 statements prepared, with memory for its rows.
+    assert len(statements) == 7
 
 
 def test_prompts_of_sessions_are_kept_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:

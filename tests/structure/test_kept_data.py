@@ -122,6 +122,8 @@ clients.shared_state:MAX_DEBT_MINUTES
 journal.journal:MAX_EXCHANGES journal/test_bounds.py::test_finished_requests_are_queued_to_the_bounds
 journal.journal:_MAX_QUEUED_BYTES journal/test_bounds.py::test_finished_requests_are_queued_to_the_bounds
 journal.journal:MAX_CHANGES journal/test_bounds.py::test_changes_of_the_store_are_queued_to_the_bound
+journal.record_writer:_MAX_STORED_RESPONSES
+    journal/test_bounds.py::test_stored_responses_are_kept_to_the_bound_until_their_requests_are_recorded
 journal.schema:MAX_NAMES journal/test_bounds.py::test_names_are_pruned_and_bounded
 journal.schema:MAX_SHAPE
     journal/test_bounds.py::test_a_request_with_very_many_messages_is_recorded_without_its_regions

@@ -24,6 +24,7 @@ from kvproxy.journal.schema import (
 )
 
 _PRUNE_BATCH = 5_000
+_MAX_INSERTED = 64  # Records of one statement.
 _MAX_NUMBER = 2**62
 _log = logging.getLogger("kvproxy")
 
@@ -49,11 +50,15 @@ class SqliteJournalDatabase:
             self._connection.executemany(sql, rows)
 
     def insert_records(self, rows: Sequence[Sequence[object]]) -> None:
-        if rows:
-            # One statement takes the GIL once; with one per row, the event loop and this thread would alternate.
-            names, marks = ", ".join(map(stored_column, self.stored)), f"({', '.join('?' * len(self.stored))})"
-            values = [value for row in rows for value in row]
-            self.execute(f"insert into records ({names}) values {', '.join([marks] * len(rows))}", values)
+        # One statement takes the GIL once; with one per row, the event loop and this thread would alternate.
+        names, marks = ", ".join(map(stored_column, self.stored)), f"({', '.join('?' * len(self.stored))})"
+        start = 0
+        while start < len(rows):
+            # The connection keeps prepared statements, of 2 KiB per row. Powers of two bound their number.
+            count = min(_MAX_INSERTED, 1 << (len(rows) - start).bit_length() - 1)
+            values = [value for row in rows[start : start + count] for value in row]
+            self.execute(f"insert into records ({names}) values {', '.join([marks] * count)}", values)
+            start += count
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[int]:

@@ -20,6 +20,10 @@ _FIND = (
     "select p.number, p.entry, p.expires, p.seconds, t.reason, t.time from (select ? as key) k"
     " left join prompts p on p.key = k.key left join tombstones t on t.key = k.key"
 )
+_INSERT = (
+    "insert into prompts (key, question, regions, shape, entry, expires, seconds, text, whole)"
+    " values (?, ?, ?, ?, ?, ?, ?, ?, ?) returning number"
+)
 Tombstone: TypeAlias = tuple[str, float]
 """Reason, such as `expired`, and time (seconds since the epoch) of the removal of a stored response."""
 _SLACK = 1.0  # Seconds between the creation of an entry and of its record.
@@ -111,23 +115,29 @@ class CacheHistory:
     def on_rollback(self) -> None:
         self._regions.clear()
 
-    def add(self, key: bytes, regions: Regions, text: str | None, contents: bytes | None) -> int:
-        """Insert a prompt, and return its number.
+    def add(
+        self,
+        key: bytes,
+        regions: Regions,
+        text: str | None,
+        contents: bytes | None,
+        stored: ResponseStored | None = None,
+        seconds: float | None = None,
+    ) -> PromptRecord:
+        """Insert a prompt, with its stored response and the seconds of its computation.
 
         `text` is the beginning of the question, and `contents` the compressed JSON of all regions; None does not store them.
         No regions are stored if they have too many names (see `StringIds.shape_id`).
         """
-        sql = "insert into prompts (key, question, regions, shape, text, whole) values (?, ?, ?, ?, ?, ?) returning number"
         shape = self._strings.shape_id(regions)
-        if shape is None:
-            ((number,),) = self._database.rows(sql, [key, None, None, None, text, contents])
-            return int(number)
-        digests = b"".join(regions.digests)
-        ((number,),) = self._database.rows(sql, [key, regions.question_digest, digests, shape, text, contents])
-        sizes = array("I", [min(size, 2**32 - 1) for size in regions.sizes]).tobytes()
-        self._database.execute("insert into prompt_sizes (prompt, sizes) values (?, ?)", [number, sizes])
-        self._cache_regions(number, regions)
-        return int(number)
+        entry, expires = (None, None) if stored is None else (stored.id, stored.expires)
+        own = (None, None) if shape is None else (regions.question_digest, b"".join(regions.digests))
+        ((number,),) = self._database.rows(_INSERT, [key, *own, shape, entry, expires, seconds, text, contents])
+        if shape is not None:
+            sizes = array("I", [min(size, 2**32 - 1) for size in regions.sizes]).tobytes()
+            self._database.execute("insert into prompt_sizes (prompt, sizes) values (?, ?)", [number, sizes])
+            self._cache_regions(number, regions)
+        return PromptRecord(int(number), entry, expires, seconds)
 
     def add_text(self, number: int, text: str) -> None:
         """Store the beginning of the question of the prompt with this number, unless the prompt already has one."""
@@ -145,10 +155,13 @@ class CacheHistory:
         self._database.execute("update prompts set seconds = ? where key = ?", [seconds, key])
 
     def set_entry(self, stored: ResponseStored) -> None:
-        key = short_key(stored.key)
-        self._database.execute("delete from tombstones where key = ? and time <= ?", [key, stored.time])
         sql = "update prompts set entry = ?, expires = ? where key = ?"
-        self._database.execute(sql, [stored.id, stored.expires, key])
+        self._database.execute(sql, [stored.id, stored.expires, short_key(stored.key)])
+
+    def remove_tombstone(self, stored: ResponseStored) -> None:
+        """Forget the removal of a response that was stored earlier than `stored`."""
+        sql = "delete from tombstones where key = ? and time <= ?"
+        self._database.execute(sql, [short_key(stored.key), stored.time])
 
     def set_last_records(self, record_numbers: Mapping[int, int]) -> None:
         """Set the last record of each prompt in `record_numbers`, which maps prompt numbers to record numbers."""

@@ -131,12 +131,16 @@ class RecordWriter:
             return
         self._set_deferred_entry(change, records)
         # An entry is stored before its request ends, and the record requires the state before it.
-        earlier_removal = self._history.last_removal(*self._history.find(short_key(change.key)), change.time)
+        prompt, tombstone = self._history.find(short_key(change.key))
+        earlier_removal = self._history.last_removal(prompt, tombstone, change.time)
         self._stored_responses.pop(change.key, None)
         self._stored_responses[change.key] = change, earlier_removal
         if len(self._stored_responses) > _MAX_STORED_RESPONSES:
             self._stored_responses.popitem(last=False)
-        self._history.set_entry(change)
+        if tombstone is not None:
+            self._history.remove_tombstone(change)
+        if prompt is not None:
+            self._history.set_entry(change)
 
     def _set_deferred_entry(self, stored: ResponseStored, records: Mapping[int, Record]) -> None:
         number = self._without_entry.pop((stored.key, stored.request), None)
@@ -164,17 +168,16 @@ class RecordWriter:
             self._history.add_matched_question(record.near, matched, record.number)
         if prompt is not None and text is not None:
             self._history.add_text(prompt.number, text)
-        if prompt is None:
-            number = self._history.add(short, regions, text, whole)
-            prompt = PromptRecord(number)
-            if key in self._stored_responses:
-                stored, _ = self._stored_responses[key]
-                self._history.set_entry(stored)
-                prompt = PromptRecord(number, stored.id, stored.expires)
         is_computed = record.layer in ("forward", "prefix", "revalidated") or is_warmed_by_backend(exchange)
+        seconds = None
         if is_computed and record.status == 200:
-            measured = exchange.facts.seconds or (record.total_ms or 0.0) / 1000
-            seconds = measured if prompt.seconds is None else min(measured, prompt.seconds)
+            seconds = exchange.facts.seconds or (record.total_ms or 0.0) / 1000
+        if prompt is None:
+            stored, _ = self._stored_responses.get(key, (None, None))
+            if stored is not None and tombstone is not None:
+                self._history.remove_tombstone(stored)
+            prompt = self._history.add(short, regions, text, whole, stored, seconds)
+        elif seconds is not None and (prompt.seconds is None or seconds < prompt.seconds):
             self._history.set_seconds(short, seconds)
             prompt = replace(prompt, seconds=seconds)
         if len(self._prompts) >= _MAX_CACHED_PROMPTS:

@@ -5,7 +5,6 @@ import json
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from typing import Any
 
 from kvproxy.journal.daily_sums import OTHERS
 from kvproxy.journal.databases.database import JournalDatabase
@@ -190,6 +189,12 @@ def _column_sql(name: str) -> str:
 
 
 COLUMNS = tuple(field.name for field in fields(Record))
+_FORMS = {
+    **dict.fromkeys(STRINGS, "string"),
+    **dict.fromkeys(_DIGESTS, "digest"),
+    **{name: "time" for name in COLUMNS if name.endswith("_ms")},
+}
+"""Form in which the table has a field; other fields are stored as they are."""
 
 
 def stored_fields(columns: Iterable[str]) -> list[str]:
@@ -202,18 +207,18 @@ def view_sql() -> str:
 
 
 def record_row(record: Record, database: JournalDatabase, strings: StringIds) -> list[object]:
-    values = ((name, getattr(record, name)) for name in database.stored)
-    return [None if value is None else _stored_value(name, value, database, strings) for name, value in values]
-
-
-def _stored_value(name: str, value: Any, database: JournalDatabase, strings: StringIds) -> object:
-    if name == "tags" and not value:
-        return None
-    if name in STRINGS:
-        return strings.id_of(value)
-    if name in _DIGESTS:
-        return database.stored_id(value)
-    return round(value * 1000) if name.endswith("_ms") else value
+    row: list[object] = []
+    for name in database.stored:
+        value, form = getattr(record, name), _FORMS.get(name)
+        if value is None or form is None:
+            row.append(value)
+        elif form == "time":
+            row.append(round(value * 1000))
+        elif form == "digest":
+            row.append(database.stored_id(value))
+        else:
+            row.append(strings.id_of(value) if value or name != "tags" else None)
+    return row
 
 
 def short_key(key: str) -> bytes:

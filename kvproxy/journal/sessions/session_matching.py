@@ -51,11 +51,16 @@ class PromptChain:
         return [index for index, name in enumerate(self.names) if _role_of_region(name) == "assistant"]
 
 
-def chain_of(regions: Regions, scope: str) -> PromptChain:
-    """Return the hash chain of a request's prompt. Chains of different scopes, such as tenants, have no hash in common."""
+def prompt_order(regions: Regions) -> list[int]:
+    """Return the indexes of the regions of a prompt, in the order of a chat template."""
     by_name = {name: index for index, name in enumerate(regions.names)}
     order = [by_name[name] for name in _HEAD if name in by_name]
-    order += [index for index, name in enumerate(regions.names) if name.partition("[")[0] in QUESTIONS]
+    return order + [index for index, name in enumerate(regions.names) if name.partition("[")[0] in QUESTIONS]
+
+
+def chain_of(regions: Regions, scope: str) -> PromptChain:
+    """Return the hash chain of a request's prompt. Chains of different scopes, such as tenants, have no hash in common."""
+    order = prompt_order(regions)
     names = tuple(regions.names[index] for index in order)
     digests = tuple(regions.digests[index] for index in order)
     sizes = tuple(regions.sizes[index] for index in order) if regions.sizes else (1,) * len(order)

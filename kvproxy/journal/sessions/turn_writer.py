@@ -40,6 +40,7 @@ from kvproxy.journal.sessions.session_matching import (
     RegionContents,
     SessionIndex,
     chain_of,
+    prompt_order,
 )
 from kvproxy.providers.prices import CacheLimits, cache_limits
 from kvproxy.settings.journal import PriceSettings
@@ -285,15 +286,16 @@ class TurnWriter:
         regions = None if earlier is None else self._history.regions(earlier.prompt)
         if regions is None or record.prompt_tokens is None:
             return _PromptChange(is_known=False)
-        other = chain_of(regions, record.tenant)
-        shared = common_prefix_length(chain.digests, other.digests)
-        if shared in (len(chain.names), len(other.names)):
+        order = prompt_order(regions)
+        names, digests = [regions.names[index] for index in order], [regions.digests[index] for index in order]
+        shared = common_prefix_length(chain.digests, digests)
+        if shared in (len(chain.names), len(names)):
             return _PromptChange()
-        sent, place = set(other.digests[shared:]), None
+        sent, place = set(digests[shared:]), None
         later = zip(chain.digests[shared:], chain.sizes[shared:], strict=True)
         repeated: float = sum(size for digest, size in later if digest in sent)
-        if chain.names[shared] in other.names and chain.digests[shared] not in sent:
-            before = other.digests[other.names.index(chain.names[shared])]
+        if chain.names[shared] in names and chain.digests[shared] not in sent:
+            before = digests[names.index(chain.names[shared])]
             place, share = self._difference_and_suffix_share(before, chain.digests[shared])
             repeated += share * chain.sizes[shared] if shared < len(chain.names) - 1 else 0.0
         tokens = round(record.prompt_tokens * repeated / max(1, sum(chain.sizes)))

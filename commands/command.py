@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from kvproxy.commands.options import Json, parser_of
 from kvproxy.commands.output import Output, print_charts, print_json, print_note
-from kvproxy.parameters import DeclaredParameter, declared_parameters
+from kvproxy.operations.parameters import DeclaredParameter, declared_parameters
 
 CommandFunction: TypeAlias = Callable[..., Output | None]
 

@@ -85,9 +85,9 @@ def _layer_rows(traffic: "TrafficStatistics") -> Iterator[Row]:
 def _show_live(client: ProxyClient, interval: float) -> None:
     from rich.live import Live
 
-    from kvproxy.journal.record_query import RecordQuery
     from kvproxy.operations.journal import list_records
     from kvproxy.operations.proxy_statistics import perform_optional, rates_between, take_snapshot
+    from kvproxy.operations.record_query import RecordQuery
     from kvproxy.operations.upstreams import list_upstreams
 
     console = Console()

@@ -34,7 +34,7 @@ from kvproxy.commands.journal.spending import spending_output
 from kvproxy.commands.options import Data, Plot, load_settings
 from kvproxy.commands.output import Output, print_text, progress_bar
 from kvproxy.commands.tables import ListLayout, Row, print_table
-from kvproxy.journal.record_query import SpendingGroup
+from kvproxy.journal.groups import SpendingGroup
 from kvproxy.units import plural
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvproxy.analyse.session_report import SessionReport
-    from kvproxy.journal.record_query import SpendingGroup
+    from kvproxy.journal.groups import SpendingGroup
     from kvproxy.journal.spending import SpendingReport
     from kvproxy.settings import Settings
     from kvproxy.settings.journal import PriceSettings

@@ -10,7 +10,7 @@ from kvproxy.commands.files import write_chunks
 from kvproxy.commands.options import JournalOptions, since_option, time_option
 from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.errors import InvalidRequest
-from kvproxy.journal.record_query import RecordQuery
+from kvproxy.operations.record_query import RecordQuery
 from kvproxy.units import plural
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from kvproxy.commands.tables import (
     table_output,
     text_column,
 )
-from kvproxy.journal.record_query import RecordQuery
+from kvproxy.operations.record_query import RecordQuery
 from kvproxy.units import format_seconds, tenant_name
 
 if TYPE_CHECKING:

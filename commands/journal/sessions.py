@@ -23,7 +23,7 @@ from kvproxy.commands.tables import (
     table_output,
     text_column,
 )
-from kvproxy.journal.record_query import SpendingGroup
+from kvproxy.journal.groups import SpendingGroup
 from kvproxy.journal.sessions.ledger import main_cause
 from kvproxy.operations.journal_parameters import SessionName, SessionQuery, SpendingQuery
 from kvproxy.units import tenant_name

@@ -20,9 +20,9 @@ from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.flow.tenants import tenant_of
+from kvproxy.journal.groups import SpendingGroup
 from kvproxy.journal.journal import open_stored_journal
 from kvproxy.journal.reader import JournalReader
-from kvproxy.journal.record_query import SpendingGroup
 from kvproxy.journal.schema import FILE
 from kvproxy.journal.sessions.ledger import ExpectedReuse, lost_tokens
 from kvproxy.journal.sessions.session_reader import (

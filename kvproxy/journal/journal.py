@@ -24,7 +24,6 @@ from kvproxy.journal.databases.database import InvalidQuery, JournalDatabase, Jo
 from kvproxy.journal.databases.sqlite import open_or_replace
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.record import Record
-from kvproxy.journal.record_query import RecordQuery
 from kvproxy.journal.record_writer import RecordWriter
 from kvproxy.settings.journal import JournalSettings
 
@@ -188,7 +187,7 @@ class StoredJournal(Journal):
     def latest(self, limit: int) -> list[Record]:
         """Write all queued events. Return the last records, newest first."""
         self.flush()
-        return self.read(lambda reader: reader.records(RecordQuery(limit=limit)))
+        return self.read(lambda reader: reader.latest(limit))
 
     def read(self, work: Callable[[JournalReader], T], default: T | None = None) -> T:
         try:

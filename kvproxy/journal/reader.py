@@ -6,16 +6,36 @@ from dataclasses import dataclass, fields
 from math import ceil
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.errors import InvalidRequest, NotFound, StoreUnavailable
 from kvproxy.journal.databases.database import InvalidQuery, JournalFailed
 from kvproxy.journal.databases.open_database import open_to_read
+from kvproxy.journal.groups import Group, SavingsGroup
 from kvproxy.journal.record import BackendPrompt, Record, RecordWithQuestions
-from kvproxy.journal.record_query import Group, RecordQuery, SavingsGroup
 from kvproxy.journal.request_regions import Regions
 from kvproxy.journal.schema import StringIds, short_key
+
+
+class RecordFilter(Protocol):
+    """Selects records.
+
+    Attributes:
+        layer: the layer of all selected records; None selects several layers.
+        limit: maximum number of records, the newest; None has no limit.
+    """
+
+    @property
+    def layer(self) -> str | None: ...
+
+    @property
+    def limit(self) -> int | None: ...
+
+    def sql(self) -> tuple[str, list[object]]:
+        """Return a `where` clause over the view `requests`, which is empty without a condition, and its values."""
+        ...
+
 
 _MAX_SAMPLED = 5_000
 CACHES = ("exact", "semantic", "shared")
@@ -128,10 +148,14 @@ class JournalReader:
     def close(self) -> None:
         self._database.close()
 
-    def records(self, query: RecordQuery) -> list[Record]:
+    def records(self, query: RecordFilter) -> list[Record]:
         condition, values = query.sql()
         limit = "" if query.limit is None else f" limit {int(query.limit)}"
         return self._select(f"{condition} order by number desc{limit}", values)
+
+    def latest(self, limit: int) -> list[Record]:
+        """Return the last `limit` records, newest first."""
+        return self._select(f" order by number desc limit {int(limit)}", [])
 
     def find(self, id_or_number: str) -> Record:
         """Return the last record with a request id, the beginning of a request id, or a record number. Raises NotFound."""
@@ -146,7 +170,7 @@ class JournalReader:
         raise NotFound(f"no request {id_or_number[:80]!r} in {self.name}: kvproxy log lists them")
 
     def groups(
-        self, query: RecordQuery, by: Group, *, order: Literal["requests", "backend"], limit: int | None
+        self, query: RecordFilter, by: Group, *, order: Literal["requests", "backend"], limit: int | None
     ) -> list[RequestGroup]:
         """Return sums by group; the groups with the most requests, or with the most time of the backend, come first.
 
@@ -175,7 +199,7 @@ class JournalReader:
         )
         return [RequestGroup(str(row[0]), *row[1:]) for row in self.rows(sql, values)]
 
-    def layer_counts(self, query: RecordQuery) -> LayerCounts:
+    def layer_counts(self, query: RecordFilter) -> LayerCounts:
         condition, values = query.sql()
         condition = _without_warming(condition, query)
         first, last = self.rows(f"select min(time), max(time) from requests{condition}", values)[0]
@@ -351,6 +375,6 @@ def _median_and_p95(values: list[float]) -> tuple[float, float] | None:
     return round(median(values), 3), round(sorted(values)[ceil(0.95 * len(values)) - 1], 3)
 
 
-def _without_warming(condition: str, query: RecordQuery) -> str:
+def _without_warming(condition: str, query: RecordFilter) -> str:
     condition = condition or " where true"
     return condition if query.layer == "warming" else f"{condition} and layer <> 'warming'"

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
+from kvproxy.journal.groups import SavingsGroup
 from kvproxy.journal.priced_requests import PricedRequest, requests_with_other_prices
 from kvproxy.journal.reader import CACHES, JournalReader
-from kvproxy.journal.record_query import SavingsGroup
 from kvproxy.journal.sessions.ledger import REPEATED
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.providers.prices import ModelPrices, price_on

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from kvproxy.journal.groups import SpendingGroup
 from kvproxy.journal.reader import BACKEND, CACHES, JournalReader
 from kvproxy.journal.record import Record
-from kvproxy.journal.record_query import SpendingGroup
 from kvproxy.journal.sessions.ledger import CAUSES
 from kvproxy.providers.prices import price_at
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_lost_per_token, storage_price

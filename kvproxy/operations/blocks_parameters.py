@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from kvproxy.operations.client import ApiName
-from kvproxy.parameters import Parameter, argument, duration, size
+from kvproxy.operations.parameters import Parameter, argument, duration, size
 
 _TOKEN_BYTES = "KV bytes per token, for a tier of an upstream."
 

@@ -30,7 +30,7 @@ from kvproxy.operations.cache_results import (
     Verdict,
 )
 from kvproxy.operations.operation import CountedRows, NoParameters, async_operation
-from kvproxy.parameters import declared_parameters
+from kvproxy.operations.parameters import declared_parameters
 
 if TYPE_CHECKING:
     from kvproxy.index.entry import Entry

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from kvproxy.parameters import Parameter, argument, declared_parameters, duration
+from kvproxy.operations.parameters import Parameter, argument, declared_parameters, duration
 
 UsageGroup = Literal["tenant", "model", "endpoint", "tag"]
 _TENANT = "Only responses of this tenant, or of the client with this name."

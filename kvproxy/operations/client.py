@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import quote, urlsplit
 
 from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache, NotFound, ProxyUnreachable, SettingsError
-from kvproxy.parameters import declared_parameters
+from kvproxy.operations.parameters import declared_parameters
 
 if TYPE_CHECKING:
     from httpx import Client, Response

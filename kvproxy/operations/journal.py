@@ -16,11 +16,11 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import Store, is_url
 from kvproxy.installation.checks.configured_store import open_configured_store, store_exists
 from kvproxy.installation.data_folder import running_proxy
+from kvproxy.journal.groups import Group
 from kvproxy.journal.miss_explanation import MissExplanation, explain_in_sentences, explain_miss
 from kvproxy.journal.reader import JournalReader, PromptCount, RequestGroup, TimeSeries
 from kvproxy.journal.reasons import REASONS, meaning_of_reason
 from kvproxy.journal.record import Record, RecordWithQuestions
-from kvproxy.journal.record_query import Group, RecordQuery
 from kvproxy.journal.request_regions import request_body_of
 from kvproxy.journal.savings import SavingsReport, first_utc_day, savings_report
 from kvproxy.journal.sessions.session_reader import LedgerReport, Session, SessionReader, TreeRow, turn_tree
@@ -36,6 +36,7 @@ from kvproxy.operations.journal_parameters import (
     SpendingQuery,
 )
 from kvproxy.operations.operation import NoParameters, Operation, Parameters, Result, RowLimits, operation
+from kvproxy.operations.record_query import RecordQuery
 from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings import load_settings
 from kvproxy.settings.journal import JournalSettings

@@ -6,8 +6,8 @@ from dataclasses import replace
 from kvproxy.apis import APIS
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.journal.reader import PromptCount
-from kvproxy.journal.record_query import RecordQuery
 from kvproxy.operations.journal import DirectJournal
+from kvproxy.operations.record_query import RecordQuery
 
 _SUCCESS = 200
 _OF_PROXY = ("revalidated", "warming")

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Literal
 
-from kvproxy.journal.record_query import SavingsGroup, SpendingGroup
-from kvproxy.parameters import Parameter, duration, period_end, period_start
+from kvproxy.journal.groups import SavingsGroup, SpendingGroup
+from kvproxy.operations.parameters import Parameter, duration, period_end, period_start
 
 _SINCE_DAY = "Whole UTC days since this duration ago, or since this time: 7d, 2026-11-28, yesterday."
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from kvproxy.parameters import Parameter, argument, declared_parameters, duration, size
+from kvproxy.operations.parameters import Parameter, argument, declared_parameters, duration, size
 
 _BYTES = "Size of its stored responses; excess is evicted."
 

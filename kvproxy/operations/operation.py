@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Protocol, TypeAlias, TypeVar, get_args, get_origin
 
-from kvproxy.parameters import DeclaredParameter, declared_parameters
+from kvproxy.operations.parameters import DeclaredParameter, declared_parameters
 
 if TYPE_CHECKING:
     from kvproxy.apis.api_request import ApiRequest

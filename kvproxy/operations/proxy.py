@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 from kvproxy.errors import InvalidRequest, SettingsError
 from kvproxy.operations.client import ApiName
 from kvproxy.operations.operation import NoParameters, RequestReader, async_operation
-from kvproxy.parameters import Parameter
+from kvproxy.operations.parameters import Parameter
 
 if TYPE_CHECKING:
     from kvproxy.backends.prefix_cache import PrefixCache

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 from kvproxy.errors import NotFound
 from kvproxy.operations.operation import NoParameters, async_operation
-from kvproxy.parameters import argument
+from kvproxy.operations.parameters import argument
 from kvproxy.upstreams.status import EngineStatus
 
 if TYPE_CHECKING:

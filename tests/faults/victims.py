@@ -20,7 +20,7 @@ from kvproxy.index.store import Capacity, Store, open_observations, open_store
 from kvproxy.index.store.observations import Observation
 from kvproxy.journal.journal import open_stored_journal
 from kvproxy.journal.reader import JournalReader
-from kvproxy.journal.record_query import RecordQuery
+from kvproxy.operations.record_query import RecordQuery
 from kvproxy.settings import load_settings
 from kvproxy.settings.journal import JournalSettings
 from kvproxy.tiers.chunk_format import ChunkName, payload_offset, read_payload, write_header

@@ -19,9 +19,9 @@ from kvproxy.flow.conversation_digests import conversation_digests
 from kvproxy.http.serve import make_server
 from kvproxy.http.services import Services, build_services
 from kvproxy.journal.reader import JournalReader
-from kvproxy.journal.record_query import RecordQuery
 from kvproxy.journal.savings import savings
 from kvproxy.journal.sessions.session_reader import SessionReader
+from kvproxy.operations.record_query import RecordQuery
 from kvproxy.providers.cache_policy import HOUR, KEEP_WARM_MARGIN, KEEP_WARM_SECONDS, PauseTimes
 from kvproxy.settings import load_settings
 from kvproxy.settings.rules import RuleSettings

@@ -27,7 +27,7 @@ from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.store import EntryFilter
 from kvproxy.journal.journal import StoredJournal
 from kvproxy.journal.record import Record
-from kvproxy.journal.record_query import RecordQuery
+from kvproxy.operations.record_query import RecordQuery
 from tests.flow.proxies import Model, ask, explain
 from tests.flow.proxies import proxy as run
 from tests.polling import until

@@ -10,7 +10,7 @@ import pytest
 
 from kvproxy.http.services import Services
 from kvproxy.journal.record import Record
-from kvproxy.journal.record_query import RecordQuery
+from kvproxy.operations.record_query import RecordQuery
 from tests.plain_upstream import run_plain_upstream
 from tests.requests import chat
 from tests.servers import run_front

@@ -15,7 +15,7 @@ from kvproxy.apis.sse import EventReader, encode_event
 from kvproxy.http.services import Services
 from kvproxy.journal.miss_explanation import explain_in_sentences, explain_miss
 from kvproxy.journal.reader import JournalReader
-from kvproxy.journal.record_query import RecordQuery
+from kvproxy.operations.record_query import RecordQuery
 from tests.polling import until
 from tests.requests import chat
 from tests.servers import run_front, run_upstream, until_stored

@@ -17,10 +17,10 @@ from kvproxy.flow.cache_keys import cache_key
 from kvproxy.journal.cache_history import ResponseRemoved
 from kvproxy.journal.databases.sqlite import open_file, open_to_read
 from kvproxy.journal.journal import StoredJournal, open_stored_journal
-from kvproxy.journal.record_query import RecordQuery
 from kvproxy.journal.savings import savings, savings_report
 from kvproxy.journal.schema import ADDED_COLUMNS, FILE
 from kvproxy.journal.sessions.session_reader import SessionReader
+from kvproxy.operations.record_query import RecordQuery
 from kvproxy.settings.journal import JournalSettings, PriceSettings
 from tests.index.entries import make_entry
 from tests.requests import api_request

@@ -16,7 +16,7 @@ from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.conversations import join_turns
 from kvproxy.index.search.lookup_result import Candidate, Lookup
 from kvproxy.journal.journal import StoredJournal, open_stored_journal
-from kvproxy.journal.record_query import RecordQuery
+from kvproxy.operations.record_query import RecordQuery
 from kvproxy.settings.journal import JournalSettings
 from tests.flow.proxies import CLOSE, QUESTION, ask, checked, proxy
 from tests.journal.sessions.requests import START

@@ -9,18 +9,18 @@ from pathlib import Path
 from kvproxy.index.store import EntryFilter
 from kvproxy.operations.cache_parameters import EntryQuery
 from kvproxy.operations.keys_parameters import LIMITS
-from kvproxy.parameters import declared_parameters
+from kvproxy.operations.parameters import declared_parameters
 from kvproxy.settings.access import ClientSettings
 from tests.commands.run import ROOT
 
-FILE = ROOT / "kvproxy" / "journal" / "record_query.py"
+FILE = ROOT / "kvproxy" / "operations" / "record_query.py"
 BEFORE = "    # A condition reads any column"
 EDIT = '    api: Annotated[str | None, Filter("Only requests to this API.", sql="api = ?")] = None\n'
 # Runs with the edited module, and prints where the filter arrived.
 PROGRAM = """
 import importlib.util, json, sys
 import kvproxy.journal
-spec = importlib.util.spec_from_file_location("kvproxy.journal.record_query", sys.argv[1])
+spec = importlib.util.spec_from_file_location("kvproxy.operations.record_query", sys.argv[1])
 module = importlib.util.module_from_spec(spec)
 sys.modules[spec.name] = module
 spec.loader.exec_module(module)

@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from kvproxy.errors import InvalidRequest, NotFound
-from kvproxy.journal.record_query import RecordQuery
 from kvproxy.operations import journal
 from kvproxy.operations.client import ProxyClient
 from kvproxy.operations.journal import (
@@ -23,6 +22,7 @@ from kvproxy.operations.journal import (
     show_session,
 )
 from kvproxy.operations.journal_parameters import LedgerQuery, RecordName, SavingsQuery, SessionName, SessionQuery
+from kvproxy.operations.record_query import RecordQuery
 from kvproxy.settings import load_settings
 from tests.commands.run import kvproxy, result
 from tests.plain_upstream import run_plain_upstream

@@ -17,7 +17,6 @@ ROOT = Path(__file__).resolve().parents[2]
 ALLOWED_IMPORTS = """
 index errors units:
 # The library's names are imported at their first use.
-parameters: units
 kvproxy: analyse blocks commands index library settings
 doors: index
 optional_packages: errors
@@ -33,7 +32,7 @@ backends: apis blocks errors tiers
 library: errors index optional_packages privacy settings units
 exchange: apis backends clients index settings
 engine: apis backends blocks demo errors optional_packages privacy settings tiers
-journal: apis blocks errors exchange index optional_packages parameters providers settings units
+journal: apis blocks errors exchange index optional_packages providers settings units
 telemetry: apis errors exchange index journal settings
 flow: apis backends clients doors errors exchange index journal library providers settings telemetry
 upstreams: apis backends blocks demo doors engine errors index optional_packages privacy settings tiers
@@ -41,12 +40,12 @@ installation: blocks demo doors engine errors index journal privacy providers se
 # Replays request logs through the flow, with the tokenizer of mirrored upstreams.
 analyse: apis backends blocks demo doors errors exchange flow index journal library providers settings units upstreams
 http: apis backends blocks clients engine errors exchange flow index installation journal library operations
-    optional_packages parameters privacy providers settings telemetry tiers units upstreams
+    optional_packages privacy providers settings telemetry tiers units upstreams
 # Access to a proxy for its operator: over HTTP, or through its files.
-operations: analyse apis backends blocks clients errors flow index installation journal parameters privacy providers
+operations: analyse apis backends blocks clients errors flow index installation journal privacy providers
     settings tiers units upstreams
 commands: analyse apis backends blocks clients demo doors errors http index installation journal operations
-    optional_packages parameters settings telemetry tiers units upstreams
+    optional_packages settings telemetry tiers units upstreams
 """
 
 

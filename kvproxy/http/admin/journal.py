@@ -16,8 +16,8 @@ from kvproxy.http.admin.operation_routes import declared_route, operation_route
 from kvproxy.http.services import Services, services
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.record import RecordWithQuestions
-from kvproxy.journal.record_query import RecordQuery
 from kvproxy.operations.journal import JOURNAL_OPERATIONS, JournalAccess
+from kvproxy.operations.record_query import RecordQuery
 
 _MAX_LIVE = 200
 """Maximum records per event of the live log, newest first. The event's field `more` is true if this limit is reached."""

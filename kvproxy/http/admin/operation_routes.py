@@ -19,7 +19,7 @@ from kvproxy.http.admin.replies import read_request, reply
 from kvproxy.http.request_bodies import read_body
 from kvproxy.http.services import services
 from kvproxy.operations.operation import AnyOperation, AsyncOperationOn, CountedRows, Method, OperationOn, RequestReader
-from kvproxy.parameters import DeclaredParameter, declared_parameters
+from kvproxy.operations.parameters import DeclaredParameter, declared_parameters
 
 Parameters = TypeVar("Parameters")
 Access = TypeVar("Access")

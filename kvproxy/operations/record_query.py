@@ -3,15 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Literal, get_args
+from typing import Annotated, get_args
 
 from kvproxy.errors import InvalidRequest
-from kvproxy.parameters import Parameter, declared_parameters
+from kvproxy.operations.parameters import Parameter, declared_parameters
 from kvproxy.units import parse_since, parse_time, start_time
-
-Group = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "api", "upstream"]
-SavingsGroup = Literal["layer", "tenant", "model", "tag", "day"]
-SpendingGroup = Literal["day", "project", "model", "client"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from kvproxy.operations.operation import NoParameters
 from kvproxy.operations.upstreams import UpstreamName, drain_upstream, list_upstreams, undrain_upstream
 
 if TYPE_CHECKING:
-    from kvproxy.backends.reports import EngineMetrics
     from kvproxy.upstreams.status import EngineStatus
 
 app = CommandGroup("upstreams", help="List upstreams, and drain one for maintenance.")
@@ -78,7 +77,8 @@ def _upstream_columns(upstreams: "Sequence[EngineStatus]") -> dict[Column | str,
     if any(figures):
         columns["Pool used#?"] = [_percent(None if metrics is None else metrics.usage) for metrics in figures]
         columns["Waiting#?"] = [None if metrics is None else metrics.waiting for metrics in figures]
-        columns["Reused#"] = [_percent(_hit_rate(metrics)) for metrics in figures]
+    if any(figures) or any(upstream.reuse for upstream in upstreams):
+        columns["Reused#"] = [_percent(_reused_share(upstream)) for upstream in upstreams]
     if any(upstream.slots for upstream in upstreams):
         slots = [upstream.slots for upstream in upstreams]
         columns["Slots#"] = [None if status is None else status.slots for status in slots]
@@ -105,7 +105,12 @@ def _percent(share: float | None) -> Formatted | None:
     return None if share is None else percent(share)
 
 
-def _hit_rate(metrics: "EngineMetrics | None") -> float | None:
+def _reused_share(upstream: "EngineStatus") -> float | None:
+    """Return the share in the responses to this proxy, or else in the engine's metrics, which cover all clients."""
+    reported = upstream.reuse.values()
+    if prompt_tokens := sum(reuse.prompt_tokens for reuse in reported):
+        return sum(reuse.cached_tokens for reuse in reported) / prompt_tokens
+    metrics = upstream.metrics
     if metrics is None or not metrics.queries or metrics.hits is None:
         return None
     return metrics.hits / metrics.queries

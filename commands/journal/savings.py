@@ -197,6 +197,11 @@ def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
             f"Money: {percent(cached / priced)} of the prompt tokens of hits{whose} are priced as cached. Without kvproxy, the"
             " backend's prefix cache would have reused them, because earlier prompts began with them."
         )
+    if (total := report.total) is not None and total.answered and total.reused_tokens:
+        owed = [] if not _has_seconds(total) else [f"{total.hit_seconds:,.1f} s"]
+        owed += [f"{total.hit_money:,.4f} {report.currency}"] if total.hit_money is not None else []
+        if owed:
+            print_text(f"Hits saved {' and '.join(owed)} of all; the backend's own prefix cache saved the rest.")
     if unreported := sum(row.unreported_hits for row in report.rows):
         print_text(
             f"{plural(unreported, 'hit')} without reported tokens: tokens and money do not include"

@@ -18,7 +18,8 @@ _LAYER_COLOURS = {
     "semantic": "#e69f00",
     "shared": "#56b4e9",
     "prefix": "#009e73",
-    **dict.fromkeys(("forward", "bypass", "revalidated", "warming", "engine", "plugin"), _BACKEND),
+    "plugin": "#cc79a7",
+    **dict.fromkeys(("forward", "bypass", "revalidated", "warming", "engine"), _BACKEND),
     **dict.fromkeys(("refused", "disconnected"), _GREY),
     "error": "#d55e00",
 }

@@ -47,6 +47,7 @@ class Saving:
         prompt_tokens, completion_tokens: tokens of the prompts of these requests, and of the cached responses.
         reused_tokens: prompt tokens that the backend reused.
         seconds: durations of original responses minus durations of hits, plus the prefill time of reused tokens.
+        hit_seconds: part of `seconds` from hits; the prefix cache of the backend saved the rest.
         least_seconds, most_seconds: bounds of `seconds`.
         unmeasured_tokens: reused tokens whose prefill time is unknown; `seconds` does not include it.
         spent: price of the requests that reached the provider; None if no model has a price, and for tags, because
@@ -54,6 +55,7 @@ class Saving:
         unpriced_requests, unreported_requests: such requests of models without a price, and without reported tokens; `spent`
             excludes them.
         money: saved money, at least `least_money`; None if no model has a price.
+        hit_money: part of `money` from hits; the rest is from the prefix cache of the backend, less the cost of filling it.
         priced_tokens: prompt tokens of hits on models with a price of cached tokens.
         cached_tokens: part of `priced_tokens` that the provider's cache would have reused; counted at the price of reuse.
         uncertain_tokens: prompt tokens of hits for which `cached_tokens` is uncertain; `money` assumes the lowest number.
@@ -68,6 +70,7 @@ class Saving:
     completion_tokens: int = 0
     reused_tokens: int = 0
     seconds: float = 0.0
+    hit_seconds: float = 0.0
     least_seconds: float = 0.0
     most_seconds: float = 0.0
     unmeasured_tokens: int = 0
@@ -75,6 +78,7 @@ class Saving:
     unpriced_requests: int = 0
     unreported_requests: int = 0
     money: float | None = None
+    hit_money: float | None = None
     least_money: float | None = None
     priced_tokens: int = 0
     cached_tokens: int = 0
@@ -83,8 +87,9 @@ class Saving:
     unpriced_hits: int = 0
     unpriced_reused_tokens: int = 0
 
-    def add_money(self, money: float, least_money: float) -> None:
+    def add_money(self, money: float, least_money: float, *, is_hit: bool = False) -> None:
         self.money = (self.money or 0.0) + money
+        self.hit_money = (self.hit_money or 0.0) + (money if is_hit else 0.0)
         self.least_money = (self.least_money or 0.0) + least_money
 
     def add_spent(self, money: float) -> None:
@@ -175,6 +180,7 @@ def savings(
         saving.reused_tokens += reused
         cost = costs.get(row.model, PrefillCost(0.0, 0.0, 0.0))
         saving.seconds += row.saved_seconds + reused * cost.seconds
+        saving.hit_seconds += row.saved_seconds
         saving.least_seconds += row.saved_seconds + reused * cost.least
         saving.most_seconds += row.saved_seconds + reused * cost.most
         saving.unmeasured_tokens += 0 if row.model in costs else reused
@@ -183,6 +189,9 @@ def savings(
             saving.unreported_hits += row.unreported
             saving.prompt_tokens += row.prompt_tokens
             saving.completion_tokens += row.completion_tokens
+        elif row.layer == "plugin":
+            # No backend computed it, and no tokens are known.
+            continue
         else:
             saving.unreported_requests += row.unreported
             saving.unpriced_requests += row.requests - row.unreported if price is None else 0
@@ -193,7 +202,7 @@ def savings(
             saving.unpriced_hits += row.requests if is_hit else 0
             saving.unpriced_reused_tokens += reused
             continue
-        saving.add_money(*_saved_money(row.layer, price, tokens, shares, wrong))
+        saving.add_money(*_saved_money(row.layer, price, tokens, shares, wrong), is_hit=is_hit)
         saving.add_spent(_spent_money(row.layer, price, tokens))
         if is_hit:
             cached = [round(row.prompt_tokens * share) for share in shares]
@@ -266,7 +275,8 @@ def _correct_prices(
         groups = _groups_of(request, by)
         for name in groups:
             saving = found.setdefault(name, Saving(name))
-            saving.add_money(after[0] - before[0], after[1] - before[1])
+            is_hit = request.layer in CACHES
+            saving.add_money(after[0] - before[0], after[1] - before[1], is_hit=is_hit)
             saving.add_spent(_spent_money(request.layer, own, tokens) - _spent_money(request.layer, usual, tokens))
         if by != "tag":
             name = "prefix" if by == "layer" else groups[0]

@@ -192,7 +192,7 @@ def recorded_requests(
 def record_costs(
     reader: JournalReader, records: Sequence[Record], prices: Mapping[str, PriceSettings]
 ) -> dict[int, float]:
-    """Return the costs of records by number: 0 for hits, and no cost if a price or the usage is unknown."""
+    """Return costs by record number: 0 for answers of caches and plugins, none if a price or the usage is unknown."""
     turns: dict[int, tuple[int | None, int | None, float | None]] = {}
     numbers = [record.number for record in records]
     for start in range(0, len(numbers), _MAX_NUMBERS):
@@ -201,7 +201,7 @@ def record_costs(
         turns |= {number: (short, long, pause) for number, short, long, pause in reader.rows(sql, batch)}
     costs: dict[int, float] = {}
     for record in records:
-        if record.layer in CACHES or record.reason.startswith("hit-"):
+        if record.layer in (*CACHES, "plugin") or record.reason.startswith("hit-"):
             costs[record.number] = 0.0
         elif record.status == 200:
             short, long, pause = turns.get(record.number, (None, None, None))

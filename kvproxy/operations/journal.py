@@ -170,7 +170,9 @@ def list_sessions(journal: JournalAccess, query: SessionQuery) -> list[Session]:
     The first `offset` sessions are skipped.
     """
     start = start_time(query.since, query.until)
-    return journal.sessions.sessions(query.limit, start, query.turns, query.offset, until=query.until)
+    return journal.sessions.sessions(
+        query.limit, start, query.turns, query.offset, until=query.until, tenant=query.tenant
+    )
 
 
 @operation("GET", "/sessions/{id}")

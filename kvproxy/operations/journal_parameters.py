@@ -50,6 +50,7 @@ class SessionQuery:
         float | datetime | None, period_start("Only sessions active since then: 2h, 2026-11-28, today.")
     ] = None
     until: Annotated[float | None, period_end("Only sessions active before this time.")] = None
+    tenant: Annotated[str | None, Parameter("Only sessions of this tenant, or of the client with this name.")] = None
     limit: Annotated[int | None, Parameter("Maximum number of sessions.", is_option=False)] = None
     offset: Annotated[int, Parameter("Number of sessions to skip.", is_option=False)] = 0
 

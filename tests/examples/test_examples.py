@@ -134,6 +134,10 @@ def test_a_proxy_works_with_plugins(tmp_path: Path, plugins: Path) -> None:
             assert explain(url, hours)["layer"] == "plugin"
             record = services.journal.latest(1)[0]
             assert (record.layer, record.reason, record.status) == ("plugin", "plugin-faq", 200)
+            # No backend was paid, so the usage of no request is missing.
+            assert httpx.get(f"{url}/admin/log").json()[0]["cost"] == 0
+            (saving,) = httpx.get(f"{url}/admin/savings").json()["rows"]
+            assert (saving["name"], saving["requests"], saving["unreported_requests"]) == ("plugin", 2, 0)
 
             question = "Tell me how the eviction of cached blocks works"
             assert "fwd=uri-miss" in ask(question).headers["cache-status"]

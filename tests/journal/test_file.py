@@ -17,7 +17,7 @@ from kvproxy.flow.cache_keys import cache_key
 from kvproxy.journal.cache_history import ResponseRemoved
 from kvproxy.journal.databases.sqlite import open_file, open_to_read
 from kvproxy.journal.journal import StoredJournal, open_stored_journal
-from kvproxy.journal.savings import savings, savings_report
+from kvproxy.journal.savings import Saving, savings, savings_report
 from kvproxy.journal.schema import ADDED_COLUMNS, FILE
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.operations.record_query import RecordQuery
@@ -83,6 +83,14 @@ def rows_of(journal: StoredJournal, by: Any, prices: dict[str, PriceSettings] | 
         return {row.name: row for row in savings(reader, by, prices or {})}
 
 
+def _sum_of(journal: StoredJournal, price: PriceSettings) -> Saving:
+    journal.flush()
+    with closing(journal.reader()) as reader:
+        total = savings_report(reader, "layer", JournalSettings(prices={"m*": price}), None).total
+    assert total is not None
+    return total
+
+
 def test_savings_count_answers_reuse_and_what_hits_took(journal: StoredJournal) -> None:
     journal.add(finished("a", "1", tags="x, y"))
     for number in range(3):
@@ -99,6 +107,10 @@ def test_savings_count_answers_reuse_and_what_hits_took(journal: StoredJournal) 
     assert rows["exact"].seconds == pytest.approx(3 * (2.0 - 0.001))
     assert rows["prefix"].reused_tokens == 80
     assert rows["prefix"].money == pytest.approx(2 * 0.03)
+    # Hits, which are the proxy's own, and the backend's reuse are apart.
+    total = _sum_of(journal, PriceSettings(input=1000, cached=250, output=10_000))
+    assert (total.hit_money, total.money) == (pytest.approx(3 * HIT), pytest.approx(3 * HIT + 2 * 0.03))
+    assert total.hit_seconds == pytest.approx(3 * (2.0 - 0.001))
     # Two requests show no time per token.
     assert (rows["prefix"].seconds, rows["prefix"].unmeasured_tokens) == (0.0, 80)
     assert {name: row.requests for name, row in rows_of(journal, "tag").items()} == {"x": 4, "y": 1}

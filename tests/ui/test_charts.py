@@ -72,7 +72,7 @@ def test_the_docs_show_each_view_in_both_widths_and_themes() -> None:
 
 
 def test_curves_show_rates_and_times_of_the_journal(page: Page, url: str) -> None:
-    page.open(url)
+    page.open(url, "overview?since=3600")
     page.until(lambda: page.all(f"{chart(CHARTS[2])} canvas"))
     found = httpx.get(f"{url}/admin/log/series?since=3600&step=60").json()
     place = max(place for place, value in enumerate(found["backend_ms"]) if value is not None)
@@ -102,7 +102,7 @@ def test_time_ranges_use_round_steps(page: Page, hour: tuple[str, Services]) -> 
 
 def test_dragging_and_keys_zoom_in_and_out(page: Page, hour: tuple[str, Services]) -> None:
     url, _ = hour
-    page.open(url)
+    page.open(url, "overview?since=3600")
     page.until(lambda: shown_requests(page) == 6)
     over = page.find(f"{chart(CHARTS[0])} .u-over")
     width = over.size["width"]
@@ -161,7 +161,7 @@ def test_records_are_saved_for_spreadsheets(page: Page, hour: tuple[str, Service
     assert [row["request_id"] for row in rows] == [each["request_id"] for each in every]
     # A spreadsheet must not run the text of a prompt.
     assert rows[0]["question"] == "'" + every[0]["question"]
-    page.open(url)
+    page.open(url, "overview?since=3600")
     page.until(lambda: shown_requests(page) >= 6)
     series = saved(page, downloads, "series")
     assert sum(int(row["exact"]) for row in series) == sum(each["layer"] == "exact" for each in every)
@@ -170,7 +170,7 @@ def test_records_are_saved_for_spreadsheets(page: Page, hour: tuple[str, Service
 
 
 def test_reasons_are_explained_where_they_stand(page: Page, url: str) -> None:
-    page.open(url)
+    page.open(url, "overview?since=3600")
     link = page.find(".bars a[data-reason=veto-numbers]")
     page.run("arguments[0].focus()", link)
     page.until(lambda: page.text("#tip") == REASONS["veto-numbers"].replace("`", ""))
@@ -217,6 +217,43 @@ def test_an_unused_proxy_explains_itself(page: Page, fresh: str) -> None:
     assert httpx.post(where, json=body).status_code == 200
     page.until(lambda: not page.all("[data-figure=curl]"))
     page.until(lambda: shown_requests(page) == 1)
+
+
+def change_journal(services: Services, sql: str) -> None:
+    """Change the records of a proxy once it has written them."""
+    services.journal.latest(1)
+    with (
+        contextlib.closing(sqlite3.connect(services.settings.data / "journal.db", timeout=30)) as connection,
+        connection,
+    ):
+        connection.execute(sql)
+
+
+def test_the_smallest_time_with_requests_is_chosen_and_plugins_are_no_backend(page: Page, tmp_path: Path) -> None:
+    chosen = "[aria-label=Time] [aria-pressed=true]"
+    with run_plain_upstream() as upstream:
+        settings = load_settings(data=tmp_path, upstream=upstream, cache={"semantic": False})
+        with run_proxy(settings) as (url, services):
+            ask(url, "alice", "one", **{"x-kvproxy-tags": "old"})
+            change_journal(services, "update records set time = time - 7200")
+            page.open(url)
+            page.until(lambda: page.text(chosen) == "24 h" and shown_requests(page) == 1)
+            assert page.text("[data-figure=requests] + small") == "in the last 24 h"
+            ask(url, "alice", "two", **{"x-kvproxy-tags": "new"})
+            services.journal.latest(1)
+            page.open(url)
+            page.until(lambda: page.text(chosen) == "5 min" and shown_requests(page) == 1)
+            page.open(url, "overview?since=604800")
+            page.until(lambda: page.text(chosen) == "7 d" and shown_requests(page) == 2)
+            assert page.text("[data-layer=forward]") == "2"
+            change_journal(services, "insert into names (name) values ('plugin')")
+            change_journal(services, "update records set layer = (select number from names where name = 'plugin')")
+            page.until(lambda: page.text("[data-layer=plugin]") == "2")
+            assert page.text("[data-layer=forward]") == "0"
+            # The journal can be limited to a tag.
+            page.open(url, "journal?tag=old")
+            page.until(lambda: page.texts(".grid .row[id] > :last-child") == ["one"])
+            assert page.run("return [...document.querySelectorAll('.filters input')].at(-1).value") == "old"
 
 
 def test_no_tile_without_a_value_and_no_tab_without_content(page: Page, fresh: str, url: str) -> None:

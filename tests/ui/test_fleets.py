@@ -45,7 +45,7 @@ def test_servers_and_mirrors_are_those_of_the_admin_routes(page: Page, mixed: Mi
 
     assert [row[1] for row in servers()] == ["up", "up"]
     assert sum(each["sent"] for each in mixed.get("/upstreams")) == 2
-    page.until(lambda: [row[:6] for row in cells(page, "Servers")] == servers())
+    page.until(lambda: [row[:2] + row[3:7] for row in cells(page, "Servers")] == servers())
 
     def mirrors() -> list[list[str]]:
         return [
@@ -71,10 +71,32 @@ def test_servers_and_mirrors_are_those_of_the_admin_routes(page: Page, mixed: Mi
     publisher.send(publisher.model.remove([101, 102]))
     page.until(lambda: (rows := cells(page, "Mirrors")) == mirrors() and rows[0][-1] == "6")
 
-    mixed.post("/upstreams/drain", name=mixed.vllm)
+    page.click(f"button[aria-label='Drain {mixed.vllm}']")
     page.until(lambda: [row[1] for row in cells(page, "Servers")] == ["up", "draining"])
-    mixed.post("/upstreams/undrain", name=mixed.vllm)
+    assert [each["state"] for each in mixed.get("/upstreams")] == ["up", "draining"]
+    assert "gets no new ones" in page.text("main [role=status]")
+    page.click(f"button[aria-label='Undrain {mixed.vllm}']")
     page.until(lambda: [row[1] for row in cells(page, "Servers")] == ["up", "up"])
+
+
+def test_blocks_and_reuse_are_shown_by_medium(page: Page, mixed: Mixed) -> None:
+    publisher = mixed.engine.sockets
+    publisher.send(publisher.model.store([201, 202], tokens=list(range(32)), medium="CPU"))
+    publisher.send(publisher.model.store([203], tokens=list(range(16)), medium="DISK"))
+    engine = mixed.services.built.fleet.find_engine(mixed.vllm)  # type: ignore[union-attr]
+    try:
+        page.open(mixed.url, "upstreams")
+        wanted = [[mixed.vllm, "CPU", "2", "0", "–"], [mixed.vllm, "DISK", "1", "0", "–"]]
+        page.until(lambda: cells(page, "Media") == wanted)
+        # The engine reports the reuse of a request whose prefix it loaded, as predicted.
+        engine.serving_upstream(64, 0, loaded={"CPU": 32}).report_reuse("m", 80, 64)
+        page.until(lambda: cells(page, "Media")[0] == [mixed.vllm, "CPU", "2", "32", "–"])
+        page.until(lambda: "32 from CPU" in page.text("main"))
+        shares = {row[0]: row[4] for row in cells(page, "Reuse")}
+        assert shares[mixed.vllm] == "80.0%"
+    finally:
+        for medium in ("CPU", "DISK"):
+            publisher.send({"type": "TierBlocksCleared", "medium": medium})
 
 
 def test_slots_and_files_are_listed_and_no_mirrored_block(page: Page, mixed: Mixed) -> None:

@@ -1,8 +1,8 @@
 // The page: its views, how one gets from one to another, and whether the proxy answers.
 
 import { Api, sleep } from "./api.js";
-import { askToken, showKeys } from "./dialogs.js";
-import { h } from "./dom.js";
+import { askToken, showShortcuts } from "./dialogs.js";
+import { fill, h, sentenceNodes } from "./dom.js";
 import { journal } from "./journal.js";
 import { matches } from "./matches.js";
 import { overview } from "./overview.js";
@@ -72,7 +72,7 @@ function tellState(before) {
   connection.dataset.state = down ? "down" : api.state;
   connection.textContent = down ? "Degraded" : { ok: "Connected", lost: "Not connected", closed: "Token needed" }[api.state];
   if (down) {
-    banner.textContent = outage;
+    fill(banner, sentenceNodes(outage));
     banner.dataset.state = "down";
     banner.hidden = false;
     return;
@@ -128,13 +128,13 @@ function key(event) {
   else if (event.key === "/") (main.querySelector(".first") ?? main.querySelector("select"))?.focus();
   else if (event.key === "p" && keys.pause) keys.pause();
   else if (event.key === "t") nextTheme();
-  else if (event.key === "?") showKeys();
+  else if (event.key === "?") showShortcuts();
   else return;
   event.preventDefault();
 }
 
 const nextTheme = themeSwitch(document.getElementById("theme"));
-document.getElementById("help").addEventListener("click", showKeys);
+document.getElementById("help").addEventListener("click", showShortcuts);
 document.getElementById("token").addEventListener("click", () => askToken(api, "", again));
 document.getElementById("skip").addEventListener("click", (event) => {
   event.preventDefault();

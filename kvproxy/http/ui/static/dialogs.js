@@ -1,4 +1,4 @@
-// The two dialogs: the keys, and the token.
+// The two dialogs: the keyboard shortcuts, and the token.
 
 import { button, h } from "./dom.js";
 
@@ -12,7 +12,7 @@ const KEYS = [
   ["Enter", "open what is chosen"],
   ["Esc", "close what is open beside the list; leave a zoomed time"],
   ["t", "change the theme"],
-  ["?", "these keys"],
+  ["?", "these shortcuts"],
 ];
 
 function dialog(title, ...children) {
@@ -23,10 +23,10 @@ function dialog(title, ...children) {
   return node;
 }
 
-/** List the keys. */
-export function showKeys() {
+/** List the keyboard shortcuts. */
+export function showShortcuts() {
   const rows = KEYS.map(([keys, what]) => h("tr", {}, h("th", { scope: "row" }, h("kbd", {}, keys)), h("td", {}, what)));
-  const node = dialog("Keys", h("table", { class: "keys" }, h("tbody", {}, rows)), button("Close", () => node.close()));
+  const node = dialog("Keyboard shortcuts", h("table", { class: "keys" }, h("tbody", {}, rows)), button("Close", () => node.close()));
 }
 
 /** Ask for the admin token, which begins a session of this tab. */

@@ -96,5 +96,6 @@ export function tabs(label, options, value, onchange) {
     group.append(button(text, () => { press(each); onchange(each); }, { "data-value": each }));
   }
   press(value);
+  group.press = press;
   return group;
 }

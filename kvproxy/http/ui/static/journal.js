@@ -29,7 +29,7 @@ const tokens = (row) => (row.prompt_tokens === null ? null : row.prompt_tokens +
 
 /** The view. `params` are the filters, and the `request` whose story is open. */
 export function journal(root, params, { api, signal, remember }) {
-  const filters = { layer: "", reason: "", tenant: "", model: "", since: "", until: "" };
+  const filters = { layer: "", reason: "", tenant: "", model: "", tag: "", since: "", until: "" };
   for (const name of Object.keys(filters)) filters[name] = params.get(name) ?? "";
   let feed = null;
   let following = null;
@@ -38,7 +38,7 @@ export function journal(root, params, { api, signal, remember }) {
   const status = h("span", { class: "note grow", role: "status" });
   const pause = button("Pause", () => feed.pause(!feed.paused), { "aria-keyshortcuts": "p" });
   const beside = h("aside", { class: "beside", "aria-label": "One request", hidden: true });
-  const names = { tenant: h("datalist", { id: "tenants" }), model: h("datalist", { id: "models" }), reason: h("datalist", { id: "reasons" }) };
+  const names = { tenant: h("datalist", { id: "tenants" }), model: h("datalist", { id: "models" }), reason: h("datalist", { id: "reasons" }), tag: h("datalist", { id: "tags" }) };
   const grid = new Grid({
     label: "Requests, the newest first",
     columns: COLUMNS, lines,
@@ -83,6 +83,7 @@ export function journal(root, params, { api, signal, remember }) {
     const seen = rows.slice(0, 300);
     const values = {
       tenant: seen.map((row) => tenantName(row.tenant)), model: seen.map((row) => row.model), reason: seen.map((row) => row.reason),
+      tag: seen.flatMap((row) => row.tags?.split(",") ?? []),
     };
     for (const [name, list] of Object.entries(names)) {
       const distinct = [...new Set(values[name])].sort();
@@ -117,8 +118,9 @@ export function journal(root, params, { api, signal, remember }) {
     h("div", { class: "filters", role: "search", "aria-label": "Filter requests" },
       choice("Layer", [["", "all"], ...LAYERS.map((layer) => [layer, layer])], filters.layer, set("layer")),
       field("Reason", filters.reason, set("reason"), { list: "reasons", class: "first" }),
-      field("Tenant", filters.tenant, set("tenant"), { list: "tenants" }),
+      field("Client", filters.tenant, set("tenant"), { list: "tenants", "data-tip": "Name of a client, or a tenant" }),
       field("Model", filters.model, set("model"), { list: "models" }),
+      field("Tag", filters.tag, set("tag"), { list: "tags" }),
       range, status, csvButton("requests", () => all(api, filters, signal)), pause, Object.values(names)),
     h("div", { class: "split" }, grid.node, beside));
   follow();

@@ -8,6 +8,7 @@ export const GROUPS = [
   ["semantic", "The answer to a similar question was stored.", ["semantic"]],
   ["shared", "An identical request was under way.", ["shared"]],
   ["prefix", "The backend computed the answer, and reused a part of the prompt.", ["prefix"]],
+  ["plugin", "A layer of a plugin answered.", ["plugin"]],
   ["forward", "The backend computed all of it.", ["forward", "bypass"]],
   ["refused", "Refused, or left by the client.", ["refused", "disconnected"]],
   ["error", "The proxy or the upstream failed.", ["error"]],

@@ -1,6 +1,6 @@
 // One similar match: both questions side by side, how near they are, what was decided, and what a person can say of it.
 
-import { button, h } from "./dom.js";
+import { button, fill, h, sentenceNodes } from "./dom.js";
 import { marked } from "./diff.js";
 import { decimal } from "./format.js";
 import { reason, reasonSentences } from "./layers.js";
@@ -24,7 +24,7 @@ export function match(record, api) {
     () => api.post(`${path}/feedback`, record.question ? { right, question: record.question } : { right }),
     right ? "Approved." : "Rejected: it is served for equal requests only.");
   const why = h("p", { class: "note why" });
-  reasonSentences(api).then((known) => { why.textContent = known?.[record.reason] ?? ""; });
+  reasonSentences(api).then((known) => { fill(why, sentenceNodes(known?.[record.reason] ?? "")); });
   const [asked, stored] = record.question && record.stored_question ? marked(record.question, record.stored_question) : [record.question, record.stored_question];
   let sure = false;
   const remove = button("Remove", () => {

@@ -8,33 +8,45 @@ import { clock, count, duration, money, ms, percent, short } from "./format.js";
 import { CACHED, GROUPS, grouped, mark } from "./layers.js";
 import { priceNote, savings, spentNote } from "./savings.js";
 
+const DEFAULT_SPAN = "3600";
 const SPANS = [["300", "5 min"], ["3600", "1 h"], ["86400", "24 h"], ["604800", "7 d"]];
 const BARS = 60; // At most.
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400]; // Seconds of a bar.
 const MOST_REASONS = 12;
 const TILES = [
-  ["requests", "Requests"], ["cached", "From a cache"], ["reused", "Prefix reuse"], ["tokens", "Tokens saved"], ["seconds", "Time saved"],
-  ["spent", "Money spent"], ["money", "Money saved"], ["entries", "Stored responses"], ["pool", "Pool in use"],
+  ["requests", "Requests"], ["cached", "From a cache"], ["reused", "Prefix reuse", "Prompt tokens that the backend found in its prefix cache, of all prompt tokens of requests that it answered and reported"],
+  ["tokens", "Tokens saved", "Tokens of prompts and answers that hits kept from the backend"], ["prefix", "Tokens reused", "Prompt tokens that the backend's own prefix cache reused. kvproxy did not save them, except by routing and breakpoints"],
+  ["seconds", "Time saved", "By hits: the duration of the original responses, minus that of the hits"], ["spent", "Money spent"], ["money", "Money saved", "By hits, at your prices"],
+  ["entries", "Stored responses"], ["pool", "Pool in use"],
 ];
+const TILE = 142; // Least pixels of a tile and the gap beside it.
 const sum = (values) => values.reduce((all, value) => all + value, 0);
 
 /** The view. `params` give the time range: its length `since`, and its end `until`, now without one. */
 export function overview(root, params, { api, signal, remember }) {
-  const range = { since: Number(params.get("since")) || 3600, until: Number(params.get("until")) || null };
-  let preset = String(SPANS.some(([value]) => value === String(range.since)) ? range.since : 3600);
+  const range = { since: Number(params.get("since")) || Number(DEFAULT_SPAN), until: Number(params.get("until")) || null };
+  let preset = SPANS.some(([value]) => value === String(range.since)) ? String(range.since) : DEFAULT_SPAN;
   const tiles = h("div", { class: "tiles" });
-  const values = new Map(TILES.map(([name, title]) => {
+  const values = new Map(TILES.map(([name, title, meaning]) => {
     const [value, note] = [h("strong", { "data-figure": name }), h("small")];
-    const tile = h("div", { class: "tile", hidden: true }, h("span", {}, title), value, note);
+    const tile = h("div", { class: "tile", hidden: true }, h("span", { "data-tip": meaning, tabindex: meaning ? 0 : null }, title), value, note);
     tiles.append(tile);
     return [name, { tile, value, note }];
   }));
+  /** Rows of equally many tiles, so that the last one has no hole. */
+  const arrange = () => {
+    const shown = [...values.values()].filter(({ tile }) => !tile.hidden).length;
+    const rows = Math.ceil(shown / Math.max(1, Math.floor((tiles.clientWidth + 10) / TILE)));
+    tiles.style.setProperty("--tiles", Math.ceil(shown / Math.max(1, rows)));
+  };
+  new ResizeObserver(arrange).observe(tiles);
   /** A tile without a value is not shown. */
   const put = (name, value, note) => {
     const shown = values.get(name);
     shown.tile.hidden = value === null;
     shown.value.textContent = value ?? "";
     shown.note.textContent = note;
+    arrange();
   };
 
   const onZoom = (from, to) => (from === undefined ? go(Number(preset), null) : go(Math.max(BARS / 4, Math.round(to - from)), Math.round(to)));
@@ -54,9 +66,8 @@ export function overview(root, params, { api, signal, remember }) {
 
   async function load() {
     const asked = { ...range };
-    const step = STEPS.find((each) => asked.since / each <= BARS) ?? STEPS.at(-1);
-    const spans = Math.ceil(asked.since / step);
-    const query = { since: spans * step, step, until: asked.until };
+    const { query, spans } = seriesOf(asked.since, asked.until);
+    const { step } = query;
     // The same spans, so that both show the same time.
     const [layers, why] = await Promise.all([api.get("log/series", query, signal), api.get("log/series", { ...query, by: "reason" }, signal)]);
     if (asked.since !== range.since || asked.until !== range.until) return;
@@ -77,7 +88,7 @@ export function overview(root, params, { api, signal, remember }) {
     const all = sum(total);
     const when = asked.until ? `in ${duration(asked.since)}` : `in the last ${SPANS.find(([value]) => Number(value) === asked.since)?.[1] ?? duration(asked.since)}`;
     put("requests", short(all), when);
-    put("cached", all ? percent(sum(cached) / all) : null, `${count(sum(cached))} ${when}`);
+    put("cached", all ? percent(sum(cached) / all) : null, `${count(sum(cached))} of ${count(all)} requests`);
     const prompt = sum(layers.prompt_tokens);
     put("reused", prompt ? percent(sum(layers.reused_tokens) / prompt) : null, `of ${short(prompt)} prompt tokens`);
     fill(layersTable, layerRows(groups, all, layers.first_ms));
@@ -88,21 +99,39 @@ export function overview(root, params, { api, signal, remember }) {
     const [blocks, entries] = await Promise.all([api.find("blocks/stats", {}, signal), api.get("cache/stats", {}, signal)]);
     put("entries", short(entries.entries), `${count(entries.hits)} hits`);
     const known = (blocks?.num_blocks ?? null) !== null && blocks.used !== null;
-    put("pool", known ? percent(blocks.used / (blocks.num_blocks - 1)) : null, known ? `${count(blocks.used)} in use, ${count(blocks.cached)} of ${count(blocks.num_blocks - 1)} cached` : "");
+    put("pool", known ? percent(blocks.used / (blocks.num_blocks - 1)) : null, known ? `${count(blocks.used)} of ${count(blocks.num_blocks)} blocks${blocks.cached === null ? "" : `, ${count(blocks.cached)} cached`}` : "");
   }
 
   const onTotal = (total, currency) => {
-    const tokens = total.prompt_tokens + total.completion_tokens + total.reused_tokens;
-    put("tokens", tokens ? short(tokens) : null, "since the journal began");
-    put("seconds", total.seconds ? duration(total.seconds) : null, total.unmeasured_tokens ? "prefix reuse not measured yet" : "since the journal began");
+    const tokens = total.prompt_tokens + total.completion_tokens;
+    put("tokens", tokens ? short(tokens) : null, "by hits, since the journal began");
+    put("prefix", total.reused_tokens ? short(total.reused_tokens) : null, "by the backend's prefix cache");
+    const prefill = total.seconds - total.hit_seconds;
+    put("seconds", total.hit_seconds ? duration(total.hit_seconds) : null, `by hits${prefill > 0 ? `; ${duration(prefill)} by the backend's reuse` : ""}`);
     put("spent", total.spent === null ? null : `${money(total.spent)} ${currency}`, spentNote(total));
-    put("money", total.money ? `${money(total.money)} ${currency}` : null, priceNote(total));
+    const reuse = total.money - total.hit_money;
+    put("money", total.hit_money ? `${money(total.hit_money)} ${currency}` : null, `${priceNote(total)}${reuse ? `; ${money(reuse)} by the backend's reuse` : ""}`);
   };
 
-  const span = tabs("Time", SPANS, preset, (value) => { preset = value; go(Number(value), null); });
+  /** Choose the smallest time that has a request; the default if none has. */
+  async function choose() {
+    for (const [value] of SPANS) {
+      const { counts } = await api.get("log/series", seriesOf(Number(value), null).query, signal);
+      if (!Object.values(counts).some((each) => sum(each))) continue;
+      if (isChosen) return;
+      preset = value;
+      range.since = Number(value);
+      span.press(value);
+      isChosen = true;
+      return;
+    }
+  }
+
+  const span = tabs("Time", SPANS, preset, (value) => { preset = value; isChosen = true; go(Number(value), null); });
+  let isChosen = params.has("since") || params.has("until");
   function go(since, until) {
     Object.assign(range, { since, until });
-    remember({ since: since === 3600 && !until ? "" : since, until: until ?? "" });
+    remember({ since, until: until ?? "" });
     showRange();
     load().catch(() => {});
   }
@@ -122,9 +151,19 @@ export function overview(root, params, { api, signal, remember }) {
     savings(api, signal, onTotal));
   showRange();
   firstRequest(empty, api, signal);
-  api.poll(async () => { if (range.until === null || !rows.length) await load(); }, 2, signal);
+  api.poll(async () => {
+    if (!isChosen) await choose();
+    if (range.until === null || !rows.length) await load();
+  }, 2, signal);
   api.poll(pool, 3, signal);
   return { escape: () => { if (range.until !== null) onZoom(); } };
+}
+
+/** The query of a time that ends at `until`, or now, in at most `BARS` spans. */
+function seriesOf(since, until) {
+  const step = STEPS.find((each) => since / each <= BARS) ?? STEPS.at(-1);
+  const spans = Math.ceil(since / step);
+  return { query: { since: spans * step, step, until }, spans };
 }
 
 function layerRows(groups, all, times) {

@@ -128,7 +128,7 @@ export function pool(root, params, { api, signal, remember }) {
   }
 
   const beyond = h("div");
-  const outlook = h("div");
+  const outlook = h("div", { class: "stack" });
   const order = h("p", { class: "note" });
   const colours = tabs("Colour by", COLOURS, by, (value) => { by = value; draw(); });
   const panes = {
@@ -174,24 +174,35 @@ function tiersOf(tiers) {
     table("Tiers", names.map((name) => [name.replaceAll("_", " "), typeof tiers[0][name] === "number" ? "number" : ""]), rows)));
 }
 
+const HEIGHT = 210; // Pixels of a chart of hit rates.
+
 /** The hit rate of other pools, as a chart and in words. */
 function forecastOf({ engine, requests, measured_hit_rate: measured, reported_tokens: reported, pool_tokens: size, points, chart }) {
-  const [width, height, left, right] = [600, 170, 66, 566];
-  const x = (tokens) => left + ((right - left) * Math.log2(tokens / chart[0][0])) / Math.log2(chart.at(-1)[0] / chart[0][0]);
-  const y = (rate) => 10 + (height - 40) * (1 - rate);
-  const path = chart.map(([tokens, rate], place) => `${place ? "L" : "M"}${x(tokens).toFixed(1)} ${y(rate).toFixed(1)}`).join("");
-  const marks = [0, 0.5, 1].map((rate) => svg("text", { x: left - 6, y: y(rate) + 4, "text-anchor": "end" }, `${100 * rate}%`));
-  const sizes = chart.filter((_, place) => place % 5 === 0).map(([tokens]) => svg("text", { x: x(tokens), y: height - 6, "text-anchor": "middle" }, short(tokens)));
-  const now = size === null ? null : svg("line", { class: "now", x1: x(size), x2: x(size), y1: y(1), y2: y(0) });
   const rate = points.find((point) => point.name === "current")?.hit_rate ?? null;
   const rows = points.map((point) => [point.name, point.pool_tokens === null ? "–" : count(point.pool_tokens), percent(point.hit_rate),
     rate === null ? "–" : `${point.hit_rate < rate ? "−" : "+"}${Math.abs(100 * (point.hit_rate - rate)).toFixed(1)}`,
     point.ttft_ms === null ? "–" : `${point.ttft_ms < 0 ? "−" : "+"}${count(Math.round(Math.abs(point.ttft_ms)))} ms`]);
   const reused = measured === null ? "" : ` The engine reused ${percent(measured)} of the ${count(reported)} prompt tokens whose reuse it reported.`;
+  const picture = h("div");
+  // Drawn anew for each width, so that its letters keep their size.
+  new ResizeObserver(() => fill(picture, curve(chart, size, Math.max(280, picture.clientWidth)))).observe(picture);
   return section(`What if ${engine || "the pool"} had another size, by ${count(requests)} requests since the start`,
     h("p", { class: "note" }, `Forecasts compare whole messages: equal beginnings of different messages count as new. Requests that ended before a response began do not count.${reused}`),
-    svg("svg", { class: "forecast", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Hit rate by tokens in the pool" },
-      svg("path", { d: path }), now, ...marks, ...sizes),
+    picture,
     h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Forecasts" },
-      table("Forecasts", [["pool", ""], ["tokens", "number"], ["hit rate", "number"], ["points", "number"], ["TTFT", "number"]], rows)));
+      table("Forecasts", [["pool", ""], ["tokens", "number"], ["hit rate", "number"], ["change, percentage points", "number"], ["change of TTFT", "number"]], rows)));
+}
+
+function curve(chart, size, width) {
+  const [left, right] = [52, width - 24];
+  const x = (tokens) => left + ((right - left) * Math.log2(tokens / chart[0][0])) / Math.log2(chart.at(-1)[0] / chart[0][0]);
+  const y = (rate) => 22 + (HEIGHT - 70) * (1 - rate);
+  const text = (at, words, anchor = "middle") => svg("text", { ...at, "text-anchor": anchor }, words);
+  const path = chart.map(([tokens, rate], place) => `${place ? "L" : "M"}${x(tokens).toFixed(1)} ${y(rate).toFixed(1)}`).join("");
+  const marks = [0, 0.5, 1].map((rate) => text({ x: left - 6, y: y(rate) + 4 }, `${100 * rate}%`, "end"));
+  const every = Math.max(1, Math.ceil((chart.length * 60) / (right - left)));
+  const sizes = chart.filter((_, place) => place % every === 0).map(([tokens]) => text({ x: x(tokens), y: HEIGHT - 30 }, short(tokens)));
+  const now = size === null ? [] : [svg("line", { class: "now", x1: x(size), x2: x(size), y1: y(1), y2: y(0) }), text({ x: x(size) + 5, y: y(0) - 6 }, "today", "start")];
+  return svg("svg", { class: "forecast", viewBox: `0 0 ${width} ${HEIGHT}`, height: HEIGHT, role: "img", "aria-label": "Hit rate by tokens in the pool" },
+    svg("path", { d: path }), ...now, ...marks, ...sizes, text({ x: 4, y: 12 }, "hit rate", "start"), text({ x: right, y: HEIGHT - 10 }, "tokens in the pool", "end"));
 }

@@ -1,11 +1,12 @@
 // Conversations: the tokens of each, where it lost its cache, and its tree of turns.
 
 import { csvButton } from "./csv.js";
-import { button, facts, fill, h, section, table } from "./dom.js";
+import { button, choice, facts, field, fill, h, section, table } from "./dom.js";
 import { clock, count, digest, duration, money, percent, tenantName } from "./format.js";
 
 const LOOK = 3; // Seconds.
 const MOST = 100; // Sessions that are listed.
+const TURNS = [["2", "2 or more"], ["5", "5 or more"], ["20", "20 or more"], ["1", "any number"]];
 
 const scroll = (label, ...children) => h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, ...children);
 
@@ -16,32 +17,41 @@ export function sessions(root, params, { api, signal, remember }) {
   let chosen = params.get("session") ?? "";
   let rows = [];
   let drawn = "";
+  const filters = { turns: params.get("turns") ?? TURNS[0][0], tenant: params.get("tenant") ?? "" };
+  const keep = () => remember({ session: chosen, tenant: filters.tenant, turns: filters.turns === TURNS[0][0] ? "" : filters.turns });
+  const set = (name) => (value) => {
+    filters[name] = value;
+    keep();
+    load().catch(() => {});
+  };
   const list = scroll("List of sessions");
   const detail = h("div", { class: "stack" });
   const choose = (id) => {
     chosen = String(id);
-    remember({ session: chosen });
+    keep();
     load().catch(() => {});
   };
 
   const load = async () => {
-    const wanted = chosen;
+    const [wanted, asked] = [chosen, JSON.stringify(filters)];
     const [found, turns] = await Promise.all([
-      api.get("sessions", { limit: MOST }, signal),
+      api.get("sessions", { limit: MOST, ...filters }, signal),
       wanted ? api.find(`sessions/${encodeURIComponent(wanted)}`, {}, signal) : null,
     ]);
-    if (wanted !== chosen) return;
+    if (wanted !== chosen || asked !== JSON.stringify(filters)) return;
     rows = found;
     // New nodes would take the focus from the old ones.
     const state = JSON.stringify([wanted, found, turns]);
     if (state === drawn) return;
     drawn = state;
-    fill(list, found.length ? listOf(found, choose, chosen) : h("p", {}, "No session yet. A request that reaches the backend begins one."));
+    fill(list, found.length ? listOf(found, choose, chosen) : h("p", {}, filters.tenant || Number(filters.turns) > 1 ? "No session has so many turns and this client." : "No session yet. A request that reaches the backend begins one."));
     fill(detail, wanted ? (turns === null ? h("p", { class: "note" }, `There is no session ${wanted}.`) : treeOf(turns)) : null);
   };
 
   root.append(h("h1", { class: "unseen" }, "Sessions"),
-    section("Sessions", h("div", { class: "actions" }, h("span", { class: "grow" }), csvButton("sessions", () => rows.map(flat))), list), detail);
+    section("Sessions", h("div", { class: "filters", role: "search", "aria-label": "Filter sessions" },
+      choice("Turns", TURNS, filters.turns, set("turns")), field("Client", filters.tenant, set("tenant"), { class: "first", "data-tip": "Name of a client, or a tenant" }),
+      h("span", { class: "grow" }), csvButton("sessions", () => rows.map(flat))), list), detail);
   api.poll(load, LOOK, signal);
   return {};
 }

@@ -163,6 +163,7 @@ class Exchange:
         bypass_reason: reason token (see `journal/reasons.py`) if the lookups were skipped.
         stored_entry: the stored response to an equal request, which may have expired. `finish` removes it.
         is_entry_refused: a fresh response is stored, but the request's `no-cache` or `max-age` rejects it.
+        is_shadow_hit: in shadow mode, the response to a similar question would have been served. The request warms no cache.
         lookup_failed: the store or the embedder failed.
         requested_ttl: seconds to store the response; None uses the settings.
         was_collapsed: the response is shared with an identical request in flight.
@@ -204,6 +205,7 @@ class Exchange:
     # SemanticHits, and StaleIfError
     lookup: "Lookup | None" = None
     semantic_done: float = 0.0
+    is_shadow_hit: bool = False
     # All layers of flow/layers/cached.py
     lookup_failed: bool = False
     hit: CacheHit | None = None
@@ -227,6 +229,12 @@ class Exchange:
     def backend_started(self) -> float:
         """Start of the backend's response. A client that joins a request in flight did not wait from its start."""
         return max(self.facts.started, self.started) if self.facts.started else 0.0
+
+    @property
+    def is_shadow_pair(self) -> bool:
+        """Whether shadow mode compares this answered request with the response that it would have served."""
+        is_answered = self.failure is None and not self.client_disconnected and self.status < 400
+        return self.is_shadow_hit and is_answered and self.hit is None
 
     @property
     def is_warming(self) -> bool:

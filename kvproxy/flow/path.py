@@ -159,6 +159,7 @@ class RequestPath:
         )
         self._answer = _compose_layers(self._layers)
         self.renewals = renewal
+        self._similar = similar
         self.requests_in_flight = forward.requests
 
     async def prepare(self, exchange: Exchange) -> None:
@@ -228,6 +229,7 @@ class RequestPath:
         exchange.stored_entry = exchange.watch = None
         if not exchange.ended and exchange.layer not in ("exact", "semantic"):
             exchange.ended = time.perf_counter()
+        self._similar.finish(exchange)
         for observer in self._observers:
             try:
                 observer(exchange)

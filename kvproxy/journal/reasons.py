@@ -19,13 +19,13 @@ REASONS: dict[str, str] = {
     "revalidated": "A fresh response was computed in the background after an expired one was served.",
     "plugin-NAME": "The layer of this name, which a plugin adds, answered.",
     "prefix-N%": "A miss like `miss-new`; the backend reused N percent of the prompt.",
-    "miss-new": "The journal has no equal request, and no similar question in the namespace.",
+    "miss-new": "The journal has no equal request, and no similar question in the namespace; requests with tools have exact hits only.",
     "miss-expired": "An equal request was stored, but it expired.",
     "miss-evicted": "An equal request was stored, but it was evicted.",
     "miss-removed": "An equal request was stored, but it was removed.",
     "miss-changed": "An earlier request with the same question differs in the regions that `changed` lists.",
     "miss-unstored": "An equal request was answered before, but its response was not stored.",
-    "miss-old": "An equal request is stored, but its response is older than the request's `max-age`.",
+    "miss-old": "An equal or similar request is stored, but its response is older than the request's `max-age`.",
     "miss-failed": "The store or the embedder failed.",
     "miss-hidden": "The question has invisible characters or mixes alphabets: exact hits only.",
     "low-similarity": "The cosine of the nearest question is below `cache.min_similarity`.",
@@ -42,7 +42,6 @@ REASONS: dict[str, str] = {
     "uncacheable": "The cache is off, or the request has state; see docs/http.md.",
     "bypass-unread": "The request could not be parsed and was forwarded unchanged.",
     "bypass-rule": "A rule of the operator turns the cache off for the request (`cache = false`).",
-    "bypass-tools": "A request with tools has exact hits only, and no equal one is stored.",
     "not-cached": "The request accepted only a stored response, and none is stored.",
     "refused-invalid": "The request is invalid.",
     "refused-model": "The model does not exist here.",
@@ -108,7 +107,8 @@ def reason_of_neighbour(neighbour: "Candidate") -> str | None:
     """Return the reason token for a similar question whose response was not served; None if no token exists."""
     if neighbour.verdict == "vetoed":
         return f"veto-{neighbour.guard}"
-    token = "shadow" if neighbour.verdict == "accepted" else neighbour.verdict.replace(" ", "-")
+    # In shadow mode, the exchange has the reason already.
+    token = "miss-old" if neighbour.verdict == "accepted" else neighbour.verdict.replace(" ", "-")
     return token if token in REASONS else None
 
 

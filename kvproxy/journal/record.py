@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from kvproxy.apis.json import as_token_count, field
+from kvproxy.apis.json import as_token_count
 from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.exchange import Layer as ExchangeLayer
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
@@ -150,6 +150,8 @@ def reason_of(exchange: Exchange) -> str:
         return "refused-upstream" if exchange.status in INVALID_STATUSES else "error-upstream"
     if exchange.layer == "revalidated":
         return "revalidated"
+    if exchange.is_shadow_pair:
+        return "shadow"
     if exchange.was_collapsed:
         return "hit-shared"
     if exchange.bypass_reason is not None:
@@ -180,9 +182,7 @@ def reason_of_unexplained_miss(exchange: Exchange, *, asked_before: bool, comput
     prefix = exchange.facts.prefix
     if prefix is not None and prefix.cached_tokens and prefix.prompt_tokens:
         return f"prefix-{100 * prefix.cached_tokens // prefix.prompt_tokens}%"
-    if exchange.lookup is not None or exchange.key is None:
-        return "miss-new"
-    return "bypass-tools" if field(exchange.key.parts["body"], "tools") else "miss-new"
+    return "miss-new"
 
 
 def is_warmed_by_backend(exchange: Exchange) -> bool:

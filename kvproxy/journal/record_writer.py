@@ -160,7 +160,7 @@ class RecordWriter:
             return
         short = short_key(key)
         (prompt, tombstone), regions = self._history.find(short), regions_of(cache_key.parts, self._turns.contents.add)
-        if record.reason == "miss-new":
+        if record.reason in ("miss-new", "shadow"):
             self._explain_miss(exchange, record, key, regions, prompt, tombstone)
         was_sent = prompt is not None or record.layer == "shared"
         text, matched, whole = _stored_texts(exchange, self._settings.text, self._redact, is_new=prompt is None)
@@ -209,9 +209,9 @@ class RecordWriter:
         if change is not None:
             record.changed, record.against = ",".join(change.regions), change.earlier_prompt
         neighbour = reason_of_decisive_neighbour(exchange.lookup)
-        if neighbour == "shadow":
-            record.reason = neighbour
-        elif earlier_removal is not None:
+        if record.reason == "shadow":
+            return
+        if earlier_removal is not None:
             record.reason = f"miss-{earlier_removal[0]}"
         elif change is not None and neighbour in (None, "low-similarity"):
             record.reason = "miss-changed"

@@ -1,6 +1,7 @@
 """Similar questions: served responses, comparisons in the background, verdicts of people, and judges."""
 
 from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from tests.flow.proxies import CLOSE, FAR, NEAR, QUESTION, ask, checked, explain
 from tests.index.entries import make_entry
 from tests.polling import until
 from tests.requests import api_request
+from tests.servers import waiting_clients
 
 
 def stats(url: str) -> dict[str, Any]:
@@ -102,9 +104,43 @@ def test_shadow_mode_serves_nothing_and_reports(tmp_path: Path) -> None:
         compared(services, 1)
         figures = stats(url)
         assert figures["shadow"] is True
-        assert figures["lookups"]["accepted"] == 1
+        assert figures["lookups"] == {"no neighbour": 1, "shadow": 1}
         assert figures["learned"]["accepted_wrong"] == 1
         assert "hit" in ask(url, NEAR).headers["cache-status"]
+
+
+def test_the_log_lists_each_pair_that_shadow_mode_counts(tmp_path: Path) -> None:
+    with proxy(tmp_path, checked(), shadow=True) as (url, services, model), ThreadPoolExecutor() as threads:
+        ask(url, QUESTION)
+        # The same question was sent with another system prompt, and an equal request was stored and removed.
+        system = {"role": "system", "content": "Answer in French."}
+        ask(url, CLOSE, messages=[system, {"role": "user", "content": CLOSE}])
+        ask(url, CLOSE)
+        httpx.delete(f"{url}/admin/cache", params={"prompt": CLOSE}).raise_for_status()
+        ask(url, CLOSE)
+        # An identical request is in flight.
+        model.go.clear()
+        joined = [threads.submit(ask, url, NEAR) for _ in range(2)]
+        until(lambda: waiting_clients(services) == 2)
+        model.go.set()
+        assert [each.result().status_code for each in joined] == [200, 200]
+        # A failed request is no pair.
+        model.status = 500
+        assert ask(url, NEAR + " now").status_code == 500
+        model.status = 200
+        services.journal.latest(1)
+        rows = httpx.get(f"{url}/admin/log", params={"reason": "shadow"}).json()
+        assert len(rows) == stats(url)["lookups"]["shadow"] == 4
+        assert all(row["question"] and row["stored_question"] for row in rows)
+        assert {row["changed"] for row in rows} == {None, "messages[0] system"}
+        assert [row["reason"] for row in httpx.get(f"{url}/admin/log", params={"reason": "error"}).json()]
+
+
+def test_a_similar_response_that_is_too_old_is_no_pair_of_shadow_mode(tmp_path: Path) -> None:
+    with proxy(tmp_path, checked()) as (url, services, _):
+        ask(url, QUESTION)
+        ask(url, NEAR, "max-age=0")
+        assert services.journal.latest(1)[0].reason == "miss-old"
 
 
 def test_a_rejected_entry_is_served_to_equal_requests_only(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def leave(url: str, id: str, body: dict[str, Any]) -> None:
 CASES: dict[str, tuple[dict[str, Any] | bytes, dict[str, str], int, str]] = {
     "reused": (ask("reused"), {}, 200, "prefix-75%"),
     "new": (ask("cold"), {}, 200, "miss-new"),
-    "tools": (ask("cold tools", tools=[{"type": "function", "function": {"name": "f"}}]), {}, 200, "bypass-tools"),
+    "tools": (ask("cold tools", tools=[{"type": "function", "function": {"name": "f"}}]), {}, 200, "miss-new"),
     "fresh": (ask("fresh"), {"cache-control": "no-cache"}, 200, "asked-fresh"),
     "only": (ask("only"), {"cache-control": "only-if-cached"}, 504, "not-cached"),
     "uncacheable": (ask("u", stream=True, prompt_logprobs=1), {}, 200, "uncacheable"),

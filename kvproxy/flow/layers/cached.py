@@ -178,6 +178,9 @@ class StaleHits(Layer):
         return None if entry is None or self._responses.stale_reason(entry, exchange) is None else entry
 
 
+_NOT_SERVED = "accepted but not served"
+
+
 def is_shadow(request: ApiRequest, settings: CacheSettings) -> bool:
     """Whether semantic hits of the request are counted, but not served."""
     return settings.shadow if request.control.rule.shadow is None else request.control.rule.shadow
@@ -209,8 +212,11 @@ class SemanticHits(Layer):
         with _logging_failures(exchange):
             hit, lookup = await self._find(exchange, failed=failed, explore=not failed), exchange.lookup
             if lookup is not None and is_first and not exchange.is_warming:
+                exchange.is_shadow_hit = hit is not None and is_shadow(exchange.api_request, self._settings)
                 is_refused = lookup.entry is not None and hit is None
-                self.count("lookups", "accepted but not served" if is_refused else lookup.outcome)
+                # Whether it becomes a pair is known at the end, see `finish`.
+                if not exchange.is_shadow_hit:
+                    self.count("lookups", _NOT_SERVED if is_refused else lookup.outcome)
             if lookup is None or hit is None or hit.entry is None or is_shadow(exchange.api_request, self._settings):
                 return None
             if semantic is not None and semantic.learning is not None and not exchange.is_warming:
@@ -220,6 +226,11 @@ class SemanticHits(Layer):
                 self.count("stale", hit.stale)
             return answer
         return None
+
+    def finish(self, exchange: Exchange) -> None:
+        """Count the ended request of a hit in shadow mode; the journal records the same requests with the reason `shadow`."""
+        if exchange.is_shadow_hit:
+            self.count("lookups", "shadow" if exchange.is_shadow_pair else _NOT_SERVED)
 
     async def _find(self, exchange: Exchange, *, failed: bool, explore: bool) -> Prediction | None:
         request, key, semantic = exchange.api_request, exchange.cache_key, self._cache.semantic

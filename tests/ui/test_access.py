@@ -17,7 +17,7 @@ VIEWS = [
     "matches",
     "stored",
     "upstreams",
-    "sessions",
+    "sessions?turns=1",
 ]
 TAB, ENTER, ESCAPE, DOWN, RIGHT = "\ue004", "\ue007", "\ue00c", "\ue015", "\ue014"
 READY = {"overview": ".bars li", "journal": ".row[id]", "pool": ".legend li", "pool?part=chains": ".branch"} | {
@@ -25,7 +25,7 @@ READY = {"overview": ".bars li", "journal": ".row[id]", "pool": ".legend li", "p
     "matches": ".match",
     "stored": ".row[id]",
     "upstreams": "main p",
-    "sessions": "main tbody tr",
+    "sessions?turns=1": "main tbody tr",
 }
 # Collects the elements with focus, and those that do not show it.
 WATCH = """

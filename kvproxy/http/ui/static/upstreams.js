@@ -55,7 +55,7 @@ function serversOf(engines, drain) {
     percent(each.metrics?.usage), count(each.metrics?.waiting),
   ]);
   return section("Servers", h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Servers" }, table("Servers", [
-    ["upstream", ""], ["state", ""], ["", ""], ["running", "number"], ["tokens to do", "number"], ["sent", "number"], ["ejected", "number"],
+    ["upstream", ""], ["state", ""], ["drain", ""], ["running", "number"], ["tokens to do", "number"], ["sent", "number"], ["ejected", "number"],
     ["pool used", "number"], ["waiting", "number"],
   ], rows)));
 }

@@ -19,7 +19,7 @@ REASONS: dict[str, str] = {
     "revalidated": "A fresh response was computed in the background after an expired one was served.",
     "plugin-NAME": "The layer of this name, which a plugin adds, answered.",
     "prefix-N%": "A miss like `miss-new`; the backend reused N percent of the prompt.",
-    "miss-new": "The journal has no equal request, and no similar question in the namespace; requests with tools have exact hits only.",
+    "miss-new": "The journal has no equal request, and no similar question in the namespace (with tools: no equal one).",
     "miss-expired": "An equal request was stored, but it expired.",
     "miss-evicted": "An equal request was stored, but it was evicted.",
     "miss-removed": "An equal request was stored, but it was removed.",

@@ -6,15 +6,18 @@ import multiprocessing
 import re
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.pool import Pool
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import orjson
 
 PATH = "/v1/chat/completions"
 QUESTION = "What is a block?"
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _SCRIPT = Path(__file__).parent / "questions.lua"
 
 Questions = Literal["same", "new"]
@@ -77,10 +80,19 @@ def load_process() -> Pool:
     return multiprocessing.get_context("spawn").Pool(1)
 
 
-def wrk(url: str, connections: int, seconds: float, questions: Questions, seed: int) -> Load:
+def wrk(
+    url: str,
+    connections: int,
+    seconds: float,
+    questions: Questions,
+    seed: int,
+    headers: Mapping[str, str] = _NO_HEADERS,
+) -> Load:
     """Run wrk, which is faster than every server here; see `questions.lua`."""
-    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "--timeout", "30s", "-s", str(_SCRIPT), url + PATH]
-    output = subprocess.run([*command, "--", questions, str(seed)], capture_output=True, text=True, check=True).stdout
+    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "--timeout", "30s", "-s", str(_SCRIPT)]
+    command += [f"-H{name}: {value}" for name, value in headers.items()]
+    arguments = [url + PATH, "--", questions, str(seed)]
+    output = subprocess.run([*command, *arguments], capture_output=True, text=True, check=True).stdout
     count, micros, p50, p99, errors = map(int, re.findall(r"RESULT (\d+) (\d+) (\d+) (\d+) (\d+)", output)[0])
     assert errors == 0, output
     return Load(count, count / micros * 1e6, p50 / 1e3, p99 / 1e3)

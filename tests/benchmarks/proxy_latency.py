@@ -44,7 +44,7 @@ def main() -> None:
         if options.litellm is not None:
             for name, questions in (("LiteLLM, misses", "new"), ("LiteLLM, hits", "same")):
                 peer = litellm(options.litellm, upstream, cache=questions == "same")
-                targets[name] = (stack.enter_context(peer), questions)
+                targets[name] = (stack.enter_context(peer).url, questions)
         for url, _ in targets.values():
             for stream in (False, True):
                 httpx.post(url + PATH, content=body(stream=stream), timeout=60).raise_for_status()

@@ -9,6 +9,7 @@ local questions, number, seed = "same", 0, 0
 function init(arguments)
   questions, seed = arguments[1], tonumber(arguments[2])
   math.randomseed(seed)
+  wrk.headers["content-type"] = "application/json"
 end
 
 local function one(list) return list[math.random(#list)] end
@@ -20,7 +21,7 @@ local function question()
 end
 
 function request()
-  return wrk.format("POST", nil, {["content-type"] = "application/json"}, '{"model":"demo","messages":[{"role":"system","content":'
+  return wrk.format("POST", nil, nil, '{"model":"demo","messages":[{"role":"system","content":'
     .. '"You are a helpful assistant."},{"role":"user","content":"' .. question() .. '"}]}')
 end
 

@@ -109,8 +109,8 @@ def kvproxy(data: Path, *flags: str, core: int | None = None, **variables: str) 
 
 
 @contextlib.contextmanager
-def litellm(command: Path, upstream: str, *, cache: bool) -> Iterator[str]:
-    """Run LiteLLM's proxy, with or without its cache in memory; yield its URL."""
+def litellm(command: Path, upstream: str, *, cache: bool) -> Iterator[Serving]:
+    """Run LiteLLM's proxy, with or without its cache in memory."""
     port = free_port()
     parameters = {"model": "openai/m", "api_base": f"{upstream}/v1", "api_key": "k"}
     config = {
@@ -124,21 +124,29 @@ def litellm(command: Path, upstream: str, *, cache: bool) -> Iterator[str]:
         arguments = [str(command), "--config", str(folder / "config.yaml"), "--port", str(port), "--host", "127.0.0.1"]
         health, environment = "/health/liveliness", os.environ | variables
         with serve(arguments, port, folder / "log", env=environment, timeout=180, health=health) as server:
-            yield server.url
+            yield server
 
 
 def cpu_seconds(process: int, *, children: bool = False) -> float:
     """Return the user and system time of a process, and on request of its running and ended children."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     seconds = sum(map(int, fields[11 : 15 if children else 13])) / os.sysconf("SC_CLK_TCK")
-    if children:
-        for child in Path(f"/proc/{process}/task/{process}/children").read_text().split():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                seconds += cpu_seconds(int(child))
+    for child in _children(process) if children else ():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            seconds += cpu_seconds(child, children=True)
     return seconds
 
 
-def resident_mib(process: int | str = "self") -> float:
-    """Return the resident memory of a process in MiB."""
+def resident_mib(process: int | str = "self", *, children: bool = False) -> float:
+    """Return the resident memory of a process in MiB, and on request of its running children."""
     pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    size = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    for child in _children(process) if children else ():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            size += resident_mib(child, children=True)
+    return size
+
+
+def _children(process: int | str) -> list[int]:
+    threads = Path(f"/proc/{process}/task").glob("*/children")
+    return [int(child) for thread in threads for child in thread.read_text().split()]

@@ -201,7 +201,8 @@ def stats(responses: StoreOptions) -> Output:
 
     with responses.open() as cache:
         statistics = cache.perform(cache_statistics, NoParameters())
-    return Output(statistics, lambda: print_facts(label_statistics(statistics, "cache")))
+    shown = asdict(statistics)
+    return Output(shown, lambda: print_facts(label_statistics(shown, "cache")))
 
 
 @app.subcommand

@@ -1,6 +1,7 @@
 """`kvproxy explain`: which layer would answer a request, and why?"""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,10 +18,20 @@ from kvproxy.commands.tables import Layout, Row, digest_column, print_table, tex
 from kvproxy.errors import KvproxyError, NotFound
 from kvproxy.operations.client import ApiName, ProxyClient, credential_headers
 from kvproxy.operations.journal_parameters import RecordName
+from kvproxy.operations.operation import fields_of
 from kvproxy.telemetry.printable_text import escape_controls
 from kvproxy.units import tenant_name
 
 if TYPE_CHECKING:
+    from kvproxy.apis.model_route import ModelRoute
+    from kvproxy.backends.reports import PrefixReport
+    from kvproxy.flow.explanation import (
+        ClosestRequest,
+        NeighbourExplanation,
+        RequestExplanation,
+        SemanticExplanation,
+    )
+    from kvproxy.index.policies.policy import LearningStatus
     from kvproxy.operations.journal import RecordExplanation
 
 _LISTED_BLOCKS = 12
@@ -74,7 +85,7 @@ def explain(
     if model is not None or "model" not in body:
         body["model"] = model or client.first_model(headers)
     found = client.perform(explain_request, RequestFormat(chosen), body, headers=headers)
-    if model is not None and found["layer"] not in ("exact", "semantic"):
+    if model is not None and found.layer not in ("exact", "semantic"):
         _check_model_is_listed(client, model, headers)
     return Output(found, lambda: _print_explanation(found, layout))
 
@@ -98,10 +109,11 @@ def _check_model_is_listed(client: ProxyClient, model: str, headers: dict[str, s
         raise NotFound(f"{client.url} does not list the model {model!r}: use one of {names}")
 
 
-_SENTENCES = {
+SENTENCES = {
     "exact": "The response cache would answer: an identical request is stored.",
     "semantic": "The response cache would answer with the response to a similar question.",
     "shared": "An identical request is in flight, and both would receive its response.",
+    "plugin": "A layer of a plugin would answer.",
     "refused": "The request would be refused: it accepts only a stored response, and none answers it.",
     "prefix": "The engine would answer, and reuse a part of the prompt.",
     "none": "No cache would answer this request: the engine would compute all of it.",
@@ -109,30 +121,30 @@ _SENTENCES = {
 _UPSTREAM_SENTENCE = "No stored response would answer: the upstream would, and what it would reuse is unknown."
 
 
-def _print_explanation(found: dict[str, Any], layout: Layout) -> None:
-    is_unknown = found["layer"] == "none" and (found["prefix"] is None or found["prefix"]["matched_tokens"] is None)
-    print_text(_UPSTREAM_SENTENCE if is_unknown else _SENTENCES[found["layer"]])
-    exact, semantic, prefix = found["exact"], found["semantic"], found["prefix"]
-    stored = "not stored" if exact["id"] is None else f"stored as {exact['id'][:12]}"
-    if exact["id"] is not None and exact["freshness"] != "fresh":
-        stored += ", expired" if exact["freshness"] == "expired" else f", expired ({exact['freshness']})"
+def _print_explanation(found: "RequestExplanation", layout: Layout) -> None:
+    is_unknown = found.layer == "none" and (found.prefix is None or found.prefix.matched_tokens is None)
+    print_text(_UPSTREAM_SENTENCE if is_unknown else SENTENCES[found.layer])
+    exact, semantic, prefix = found.exact, found.semantic, found.prefix
+    stored = "not stored" if exact.id is None else f"stored as {exact.id[:12]}"
+    if exact.id is not None and exact.freshness != "fresh":
+        stored += ", expired" if exact.freshness == "expired" else f", expired ({exact.freshness})"
     print_facts(
         [
-            ("tenant", tenant_name(found["tenant"])),
-            *([("model", _route_text(found["route"]))] if found.get("route") else []),
-            *([("rule", found["rule"])] if found.get("rule") else []),
-            ("exact key", f"{found['key'][:16]}, {stored}"),
-            ("namespace", found["namespace"][:16]),
-            *([("policy", _policy_and_limits(semantic))] if semantic.get("policy") else []),
+            ("tenant", tenant_name(found.tenant)),
+            *([("model", _route_text(found.route))] if found.route else []),
+            *([("rule", found.rule)] if found.rule else []),
+            ("exact key", f"{found.key[:16]}, {stored}"),
+            ("namespace", found.namespace[:16]),
+            *([("policy", _policy_and_limits(semantic))] if semantic.policy else []),
         ],
         for_people=True,
     )
-    if found["other_tenants"]:
+    if found.other_tenants:
         print_text("Another tenant stored an identical request: give its key with --api-key.")
-    if found["closest"] is not None and found["layer"] != "semantic":
-        print_text(_closest_request_sentence(found["closest"]))
+    if found.closest is not None and found.layer != "semantic":
+        print_text(_closest_request_sentence(found.closest))
     # The response to an equal request is served, whatever its neighbours are.
-    if found["layer"] != "exact":
+    if found.layer != "exact":
         _print_semantic(semantic, layout)
     if prefix is None:
         print_text("prefix     unknown: the upstream manages its cache; follow it with --kv-events")
@@ -140,35 +152,35 @@ def _print_explanation(found: dict[str, Any], layout: Layout) -> None:
         _print_prefix(prefix)
 
 
-def _route_text(route: dict[str, Any]) -> str:
-    name = route["model"]
-    alias = "" if route["requested"] == name else f", for the alias {route['requested']}"
-    fallbacks = f"; if it fails, {', then '.join(route['fallbacks'])}" if route["fallbacks"] else ""
-    return f"{name}{alias}, at {' or '.join(route['upstreams'])}{fallbacks}"
+def _route_text(route: "ModelRoute") -> str:
+    name = route.model
+    alias = "" if route.requested == name else f", for the alias {route.requested}"
+    fallbacks = f"; if it fails, {', then '.join(route.fallbacks)}" if route.fallbacks else ""
+    return f"{name}{alias}, at {' or '.join(route.upstreams)}{fallbacks}"
 
 
-def _print_semantic(semantic: dict[str, Any], layout: Layout) -> None:
-    if semantic.get("learned"):
-        print_text("\n".join(learned_policy_lines(semantic["learned"])))
-    if semantic.get("reason"):
-        print_text(f"similar    {semantic['reason']}")
-    elif not semantic["neighbours"]:
+def _print_semantic(semantic: "SemanticExplanation", layout: Layout) -> None:
+    if semantic.learned:
+        print_text("\n".join(learned_policy_lines(semantic.learned)))
+    if semantic.reason:
+        print_text(f"similar    {semantic.reason}")
+    elif not semantic.neighbours:
         print_text("similar    no stored question of the same tenant, model, system prompt, settings")
         print_text("           give all settings that clients send, such as --temperature or --max-tokens")
-    if semantic["neighbours"]:
-        print_table(map(_neighbour_row, semantic["neighbours"]), layout=layout)
-    if semantic.get("shadow"):
+    if semantic.neighbours:
+        print_table(map(_neighbour_row, semantic.neighbours), layout=layout)
+    if semantic.shadow:
         print_text("shadow     shadow mode is on: an accepted response is counted, but not served")
 
 
-def _closest_request_sentence(closest: dict[str, Any]) -> str:
-    changes = closest["differs"]
+def _closest_request_sentence(closest: "ClosestRequest") -> str:
+    changes = closest.differs
     parts = [
-        f"{change['part']} (stored {_format_field_value(change['stored'])}, request {_format_field_value(change['request'])})"
+        f"{change.part} (stored {_format_field_value(change.stored)}, request {_format_field_value(change.request)})"
         for change in changes[:_LISTED_CHANGES]
     ]
     more = f", and {len(changes) - _LISTED_CHANGES} more" if len(changes) > _LISTED_CHANGES else ""
-    return f"closest    {closest['id'][:12]} has the same question, and differs in {', '.join(parts)}{more}"
+    return f"closest    {closest.id[:12]} has the same question, and differs in {', '.join(parts)}{more}"
 
 
 def _format_field_value(value: Any) -> str:
@@ -180,17 +192,15 @@ def _format_field_value(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _policy_and_limits(semantic: dict[str, Any]) -> str:
-    limits = ", ".join(f"{text} {semantic[name]}" for name, text in _LIMITS.items() if semantic.get(name))
-    return f"{semantic['policy']} ({limits})" if limits else str(semantic["policy"])
+def _policy_and_limits(semantic: "SemanticExplanation") -> str:
+    limits = ", ".join(f"{text} {limit}" for name, text in _LIMITS.items() if (limit := getattr(semantic, name)))
+    return f"{semantic.policy} ({limits})" if limits else str(semantic.policy)
 
 
-def learned_policy_lines(status: dict[str, Any]) -> list[str]:
-    from kvproxy.index.policies.policy import LearningStatus
-
-    decides = "The learned policy decides." if status["serves"] else "The policy checked decides until more is learned."
-    first, *others = policy_sentences(status)
-    warning = LearningStatus(**status).warning
+def learned_policy_lines(status: "LearningStatus") -> list[str]:
+    decides = "The learned policy decides." if status.serves else "The policy checked decides until more is learned."
+    first, *others = policy_sentences(fields_of(status))
+    warning = status.warning
     others += [f"Warning: {warning}."] if warning is not None else []
     return [
         f"{'' if index else 'learned':<11}{line}"
@@ -198,45 +208,47 @@ def learned_policy_lines(status: dict[str, Any]) -> list[str]:
     ]
 
 
-def _neighbour_row(neighbour: dict[str, Any]) -> Row:
+def _neighbour_row(neighbour: "NeighbourExplanation") -> Row:
     columns = {"Similarity#": "similarity", "Score#?": "score", "Error#?": "error"}
     return {
-        **{column: neighbour[name] and f"{neighbour[name]:.3f}" for column, name in columns.items()},
-        "Verdict?": neighbour["verdict"],
-        text_column("Why"): neighbour["why"],
-        digest_column("Id", 8): neighbour["id"],
-        text_column("Prompt"): neighbour["prompt"],
+        **{column: _format_share(getattr(neighbour, name)) for column, name in columns.items()},
+        "Verdict?": neighbour.verdict,
+        text_column("Why"): neighbour.why,
+        digest_column("Id", 8): neighbour.id,
+        text_column("Prompt"): neighbour.prompt,
     }
 
 
-def _print_prefix(prefix: dict[str, Any]) -> None:
-    if prefix["matched_tokens"] is None:
-        print_text(f"prefix     unknown: {prefix['reason']}")
+def _format_share(share: float | None) -> str | None:
+    return None if share is None else f"{share:.3f}"
+
+
+def _print_prefix(prefix: "PrefixReport") -> None:
+    if prefix.matched_tokens is None:
+        print_text(f"prefix     unknown: {prefix.reason}")
         return
     # llama.cpp restores a slot from a whole file, so its tokens count as cached.
-    from_file = prefix["tiers"].get("disk", 0) if prefix["slots"] else 0
-    cached = prefix["matched_tokens"] + from_file
-    print_text(
-        f"prefix     {cached:,} of {prefix['prompt_tokens']:,} tokens are cached{_block_names(prefix['blocks'])}"
-    )
-    for group in prefix["groups"]:
-        name = layer_group_name(group["number"], group["kind"], group["window"])
-        print_text(f"  {name}: {group['tokens']:,} tokens on its own")
-    for name, tokens in prefix["tiers"].items():
-        origin = "of them restored from a file" if prefix["slots"] else "more"
+    from_file = prefix.tiers.get("disk", 0) if prefix.slots else 0
+    cached = prefix.matched_tokens + from_file
+    print_text(f"prefix     {cached:,} of {prefix.prompt_tokens:,} tokens are cached{_block_names(prefix.blocks)}")
+    for group in prefix.groups:
+        name = layer_group_name(group.number, group.kind, group.window)
+        print_text(f"  {name}: {group.tokens:,} tokens on its own")
+    for name, tokens in prefix.tiers.items():
+        origin = "of them restored from a file" if prefix.slots else "more"
         print_text(f"  {name:8} {tokens:,} tokens {origin}")
-    if prefix.get("engine"):
-        rank = "" if prefix["rank"] is None else f", rank {prefix['rank']}"
-        print_text(f"engine     {prefix['engine']}{rank}{'' if prefix['complete'] else ' (incomplete mirror)'}")
-    if prefix.get("reason"):
-        print_text(f"           {prefix['reason']}")
-    if divergence := prefix["divergence"]:
-        print_text(f"diverges   at token {divergence['position']:,}")
+    if prefix.engine:
+        rank = "" if prefix.rank is None else f", rank {prefix.rank}"
+        print_text(f"engine     {prefix.engine}{rank}{'' if prefix.complete else ' (incomplete mirror)'}")
+    if prefix.reason:
+        print_text(f"           {prefix.reason}")
+    if divergence := prefix.divergence:
+        print_text(f"diverges   at token {divergence.position:,}")
         for name in ("context", "cached", "prompt"):
-            print_text(f"  {'after' if name == 'context' else name:<8} {divergence[name]!r}")
+            print_text(f"  {'after' if name == 'context' else name:<8} {getattr(divergence, name)!r}")
 
 
-def _block_names(blocks: list[int] | list[str]) -> str:
+def _block_names(blocks: Sequence[int | str]) -> str:
     if not blocks:
         return ""
     if len(blocks) > 1 and all(isinstance(id, int) for id in blocks):

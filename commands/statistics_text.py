@@ -68,12 +68,12 @@ _DURATIONS = ("lifetime", "idle", "reuse_gap")
 
 
 def label_statistics(values: Mapping[str, Any], group: str) -> Iterator[tuple[str, object]]:
-    """Yield the label and the formatted value of each statistic, except lists. `group` (`cache` or `blocks`) has the labels."""
+    """Yield the label and the text of each known statistic, except lists. `group` (`cache` or `blocks`) has the labels."""
     for name, value in values.items():
         path = f"{group}.{name}"
         if isinstance(value, Mapping):
             yield from label_statistics(value, path)
-        elif not isinstance(value, list) and path not in _DUPLICATES:
+        elif value is not None and not isinstance(value, list) and path not in _DUPLICATES:
             data = f"{_LABELS[group]}: {one_line(name)}" if group in _LABELS else None
             yield _LABELS.get(path) or data or one_line(name).replace("_", " ").capitalize(), _format_value(name, value)
 

@@ -99,9 +99,9 @@ def stats(proxy: ProxyOptions) -> Output:
 
 
 def _print_statistics(statistics: "BlockStatistics") -> None:
-    shown = {name: value for name, value in asdict(statistics).items() if value is not None}
-    if not shown.get("residency", {}).get("evicted"):
-        shown.pop("residency", None)
+    shown = asdict(statistics)
+    if statistics.residency is None or not statistics.residency.evicted:
+        del shown["residency"]
     print_facts(label_statistics(shown, "blocks"))
     for line in [*map(engine_line, statistics.reported), *layer_group_lines(statistics.groups)]:
         print_text(line)

@@ -18,6 +18,7 @@ from kvproxy.index.store.store_types import (
     NewEntry,
     StorageUsage,
     StoredQuestion,
+    StoreStatistics,
     UsageKey,
 )
 from kvproxy.index.store.writer import COLUMNS, StoreWriter
@@ -174,7 +175,7 @@ class Store(StoreWriter):
     def count(self) -> int:
         return int(self.database.query("select entries from totals")[0]["entries"])
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> StoreStatistics:
         self.flush()
         row = self.database.query(
             "select count(*) as entries, count(distinct namespace) as namespaces, count(distinct model) as models,"
@@ -188,13 +189,14 @@ class Store(StoreWriter):
         tags = self.database.query(
             f"select tag, count(*) as entries from tags where {_IS_OWN_TAG} group by tag order by tag"
         )
-        return {name: int(value) for name, value in row.items()} | {
-            "max_entries": self._capacity.entries,
-            "max_bytes": self._capacity.bytes,
-            "tags": {tag["tag"]: tag["entries"] for tag in tags},
-            "bytes": self.database.disk_bytes(),
-            "path": self.name,
-        }
+        return StoreStatistics(
+            **{name: int(value) for name, value in row.items()},
+            max_entries=self._capacity.entries,
+            max_bytes=self._capacity.bytes,
+            tags={tag["tag"]: tag["entries"] for tag in tags},
+            bytes=self.database.disk_bytes(),
+            path=self.name,
+        )
 
     def entries(self) -> Iterator[Entry]:
         """Yield all entries, oldest first. They are read in pages of about 1 MiB."""

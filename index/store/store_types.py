@@ -55,6 +55,36 @@ class StorageUsage:
     hits: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreStatistics:
+    """Statistics of a store.
+
+    Attributes:
+        expired: number of entries past their lifetime, of which `stale` may still be served.
+        hits: hits of all entries since each was stored.
+        completion_tokens_saved, prompt_tokens_saved: known tokens of these hits.
+        entry_bytes: size of the entries; `bytes` is that of the database on disk.
+        max_entries, max_bytes: the limits; None without one.
+        tags: number of entries with each tag.
+        path: file or database.
+    """
+
+    entries: int
+    namespaces: int
+    models: int
+    hits: int
+    expired: int
+    stale: int
+    completion_tokens_saved: int
+    prompt_tokens_saved: int
+    entry_bytes: int
+    max_entries: int | None
+    max_bytes: int | None
+    tags: dict[str, int]
+    bytes: int | None
+    path: str
+
+
 @dataclass(frozen=True, slots=True)
 class NewEntry:
     """An entry to store."""

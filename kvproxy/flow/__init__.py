@@ -1,1 +1,1 @@
-"""The path of a request through the caches: read `answer.py` first."""
+"""The path of a request through the caches: read `path.py` first."""

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api_request import ApiRequest
@@ -11,6 +10,14 @@ from kvproxy.apis.json import Json, JsonObject, as_object, loads
 from kvproxy.backends.prefix_cache import PrefixCache
 from kvproxy.exchange import CacheKey, Exchange
 from kvproxy.flow.cache_keys import cache_key
+from kvproxy.flow.explanation import (
+    ClosestRequest,
+    ExactExplanation,
+    FieldDifference,
+    NeighbourExplanation,
+    RequestExplanation,
+    SemanticExplanation,
+)
 from kvproxy.flow.layers.cached import is_shadow
 from kvproxy.flow.path import RequestPath
 from kvproxy.index.entry import Entry, Freshness
@@ -55,17 +62,15 @@ def _key_parts(entry: Entry) -> JsonObject | None:
     return cache_key(request, entry.backend).parts
 
 
-async def explain(path: RequestPath, prefix_cache: PrefixCache, request: ApiRequest) -> dict[str, object]:
-    """Return the layer that would answer a request, and the decision of each layer, as JSON.
+async def explain(path: RequestPath, prefix_cache: PrefixCache, request: ApiRequest) -> RequestExplanation:
+    """Return the layer that would answer a request, and the decision of each layer.
 
-    `layer` is `exact`, `semantic`, `shared`, `refused`, `prefix`, or `none`. `shared` is an identical request in flight. `prefix`
-    is a miss for which the engine would reuse a part of the prompt. Values that were not computed are None. Raises KvproxyError
-    and CacheStoreError.
+    Values that were not computed are None. Raises KvproxyError and CacheStoreError.
     """
     exchange = Exchange(request.api.name, request.request_id, request.tenant, request=request)
     prediction = next(iter(predictions := await path.predict(exchange)), None)
     request, key, stored = exchange.api_request, exchange.cache_key, exchange.stored_entry
-    similar = next((each for each in predictions if each.layer == "semantic"), None)
+    similar = next((later for later in predictions if later.layer == "semantic"), None)
     same_prompts = [] if stored is not None else await _find_same_prompts(path, request, key)
     semantic = await _explain_semantic(path, exchange, None if similar is None else similar.match)
     prefix = await prefix_cache.explain(request)
@@ -75,20 +80,20 @@ async def explain(path: RequestPath, prefix_cache: PrefixCache, request: ApiRequ
         layer = "prefix" if prefix is not None and prefix.reusable_tokens else "none"
     is_exact = prediction is not None and prediction.layer == "exact"
     freshness: Freshness = "expired" if stored is None else stored.freshness(path.clock())
-    return {
-        "layer": layer,
-        "api": request.api.name,
-        "tenant": request.tenant,
-        "other_tenants": await _is_stored_for_other_tenant(path, request, same_prompts),
-        "closest": await asyncio.to_thread(_closest_entry, request, key, same_prompts),
-        "key": key.exact,
-        "namespace": key.namespace,
-        "exact": {"hit": is_exact, "id": None if stored is None else stored.id, "freshness": freshness},
-        "semantic": semantic,
-        "prefix": prefix,
-        "rule": request.control.rule.name or None,
-        "route": request.route,
-    }
+    return RequestExplanation(
+        layer=layer,
+        api=request.api.name,
+        tenant=request.tenant,
+        other_tenants=await _is_stored_for_other_tenant(path, request, same_prompts),
+        closest=await asyncio.to_thread(_closest_request, request, key, same_prompts),
+        key=key.exact,
+        namespace=key.namespace,
+        exact=ExactExplanation(hit=is_exact, id=None if stored is None else stored.id, freshness=freshness),
+        semantic=semantic,
+        prefix=prefix,
+        rule=request.control.rule.name or None,
+        route=request.route,
+    )
 
 
 async def _find_same_prompts(path: RequestPath, request: ApiRequest, key: CacheKey) -> list[Entry]:
@@ -97,18 +102,18 @@ async def _find_same_prompts(path: RequestPath, request: ApiRequest, key: CacheK
     return [entry for entry in found if entry.endpoint == request.api.name]
 
 
-def _closest_entry(request: ApiRequest, key: CacheKey, same_prompts: Sequence[Entry]) -> dict[str, object] | None:
+def _closest_request(request: ApiRequest, key: CacheKey, same_prompts: Sequence[Entry]) -> ClosestRequest | None:
     own, fewest = regions_of(key.parts), None
-    closest: dict[str, object] | None = None
+    closest: ClosestRequest | None = None
     for entry in same_prompts:
         parts = _key_parts(entry) if entry.tenant == request.tenant else None
         changes = [] if parts is None else own.changes_since(regions_of(parts))
         if parts is not None and changes and (fewest is None or len(changes) < fewest):
             fewest, sent, stored = len(changes), dict(region_items(key.parts)), dict(region_items(parts))
-            differs = [
-                {"part": new or old, "stored": stored.get(old), "request": sent.get(new)} for old, new in changes
-            ]
-            closest = {"id": entry.id, "differs": differs}
+            differs = (
+                FieldDifference(part=new or old, stored=stored.get(old), request=sent.get(new)) for old, new in changes
+            )
+            closest = ClosestRequest(id=entry.id, differs=tuple(differs))
     return closest
 
 
@@ -121,65 +126,64 @@ async def _is_stored_for_other_tenant(path: RequestPath, request: ApiRequest, sa
     return False
 
 
-async def _explain_semantic(path: RequestPath, exchange: Exchange, served: Candidate | None) -> dict[str, Any]:
+async def _explain_semantic(path: RequestPath, exchange: Exchange, served: Candidate | None) -> SemanticExplanation:
     cache, settings = path.cache.semantic, path.settings
     control, key = exchange.api_request.control, exchange.cache_key
-    report: dict[str, Any] = dict.fromkeys(("policy", "min_similarity", "min_probability", "max_error", "learned"))
-    report |= {"shadow": False, "neighbours": [], "reason": None}
     who = "the request" if control.rule is NO_RULE else f"the rule {control.rule.name}"
     if exchange.bypass_reason is not None:
-        return report | {"reason": _BYPASS_REASONS.get(exchange.bypass_reason, f"{who} takes no stored answer")}
+        reason = _BYPASS_REASONS.get(exchange.bypass_reason, f"{who} takes no stored answer")
+        return SemanticExplanation(reason=reason)
     if control.rule.semantic is False:
-        return report | {"reason": f"{who} takes answers of equal requests only"}
+        return SemanticExplanation(reason=f"{who} takes answers of equal requests only")
     if cache is None:
-        return report | {"reason": "semantic matching is off"}
+        return SemanticExplanation(reason="semantic matching is off")
     rule_policy, limits = control.rule.policy, control.limits
     policy = rule_policy or cache.policy.name
     least = settings.least_similarity if rule_policy in (None, settings.policy) else LEAST_SIMILARITY[rule_policy]
-    report |= {
-        "policy": policy,
-        "min_similarity": max(least, limits.min_similarity or 0.0),
-        "shadow": is_shadow(exchange.api_request, settings),
-    }
-    if policy == "checked":
-        report["min_probability"] = max(settings.min_probability, limits.min_probability or 0.0)
-    if policy == "learned":
-        report["max_error"] = settings.max_error
-    if cache.learning is not None:
-        report["learned"] = await cache.learning.status(key.namespace)
+    is_checked = policy == "checked"
+    report = SemanticExplanation(
+        policy=policy,
+        min_similarity=max(least, limits.min_similarity or 0.0),
+        min_probability=max(settings.min_probability, limits.min_probability or 0.0) if is_checked else None,
+        max_error=settings.max_error if policy == "learned" else None,
+        learned=None if cache.learning is None else await cache.learning.status(key.namespace),
+        shadow=is_shadow(exchange.api_request, settings),
+    )
     text = key.text
     if text is None:
-        why = "this request is answered from an equal one only (tools, images, structured or long input)"
+        reason = "this request is answered from an equal one only (tools, images, structured or long input)"
     elif not await path.cache.is_unchanged_by_redaction(text):
-        why = "a part of it is redacted, so only an equal request is answered alike"
+        reason = "a part of it is redacted, so only an equal request is answered alike"
     elif has_hidden_text(text):
-        why = "it holds characters that a reader does not see, or words of two alphabets"
+        reason = "it holds characters that a reader does not see, or words of two alphabets"
     elif not cache.supports_language(text):
-        why = "it is in a language that the models in use do not know, see cache.languages"
+        reason = "it is in a language that the models in use do not know, see cache.languages"
     elif not cache.can_read(text):
-        why = "the embedder does not read all of this text (letters, length)"
+        reason = "the embedder does not read all of this text (letters, length)"
     else:
         served_id = None if served is None else served.id
-        shown = enumerate(() if exchange.lookup is None else exchange.lookup.candidates)
-        candidates = [each for place, each in shown if place < _NEAREST or each.verdict != "not compared"]
-        return report | {
-            "neighbours": [_neighbour_report(each, text, served=each.id == served_id) for each in candidates]
-        }
-    return report | {"reason": why}
+        candidates = () if exchange.lookup is None else exchange.lookup.candidates
+        shown = (
+            _explain_neighbour(candidate, text, served=candidate.id == served_id)
+            for place, candidate in enumerate(candidates)
+            if place < _NEAREST or candidate.verdict != "not compared"
+        )
+        return replace(report, neighbours=tuple(shown))
+    return replace(report, reason=reason)
 
 
-def _neighbour_report(candidate: Candidate, question: str, *, served: bool) -> dict[str, object]:
+def _explain_neighbour(candidate: Candidate, question: str, *, served: bool) -> NeighbourExplanation:
     why = describe_verdict(candidate.verdict, candidate.guard)
     if candidate.verdict == "accepted" and earlier_turns(candidate.prompt) != earlier_turns(question):
         why += ", and the earlier questions mean the same"
-    return {
-        "id": candidate.id,
-        "prompt": candidate.prompt,
-        "similarity": round(candidate.similarity, 4),
-        "verdict": candidate.verdict,
-        "guard": candidate.guard,
-        "why": why,
-        "score": None if candidate.score is None else round(candidate.score, 4),
-        "error": None if candidate.error is None else round(candidate.error, 4),
-        "served": served,
-    }
+    return NeighbourExplanation(
+        id=candidate.id,
+        prompt=candidate.prompt,
+        similarity=round(candidate.similarity, 4),
+        verdict=candidate.verdict,
+        guard=candidate.guard,
+        why=why,
+        score=None if candidate.score is None else round(candidate.score, 4),
+        error=None if candidate.error is None else round(candidate.error, 4),
+        served=served,
+    )

@@ -6,7 +6,7 @@ An id may be abbreviated to a unique prefix.
 import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.operations.cache_parameters import (
@@ -19,6 +19,7 @@ from kvproxy.operations.cache_parameters import (
     UsageQuery,
 )
 from kvproxy.operations.cache_results import (
+    CacheStatistics,
     ChangedResponses,
     ImportedResponses,
     JudgedResponse,
@@ -26,10 +27,11 @@ from kvproxy.operations.cache_results import (
     PinnedResponse,
     QueuedResponse,
     ResponseUsage,
+    SemanticStatistics,
     ShownResponse,
     Verdict,
 )
-from kvproxy.operations.operation import CountedRows, NoParameters, async_operation
+from kvproxy.operations.operation import CountedRows, NoParameters, async_operation, fields_of
 from kvproxy.operations.parameters import declared_parameters
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ class CacheAccess(Protocol):
     async def import_entries(self, entries: "Sequence[Entry]") -> int:
         """Store the entries whose keys are not stored yet, and return their number."""
 
-    def semantic_statistics(self) -> dict[str, object]: ...
+    def semantic_statistics(self) -> SemanticStatistics: ...
     async def record_change(self, change: str) -> None:
         """Record an operator's change of the responses."""
 
@@ -84,10 +86,10 @@ async def sum_usage(cache: CacheAccess, query: UsageQuery) -> list[ResponseUsage
 
 
 @async_operation("GET", "/cache/stats")
-async def cache_statistics(cache: CacheAccess, nothing: NoParameters) -> dict[str, Any]:
+async def cache_statistics(cache: CacheAccess, nothing: NoParameters) -> CacheStatistics:
     """Return statistics of the stored responses."""
     statistics = await asyncio.to_thread(cache.store.stats)
-    return statistics | {"semantic": await asyncio.to_thread(cache.semantic_statistics)}
+    return CacheStatistics(**fields_of(statistics), semantic=await asyncio.to_thread(cache.semantic_statistics))
 
 
 @async_operation("GET", "/cache/{id}")

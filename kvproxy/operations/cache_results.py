@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from kvproxy.index.policies.policy import LearningSummary
+from kvproxy.index.store.store_types import StoreStatistics
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseSummary:
@@ -95,3 +98,27 @@ class PinnedResponse:
 class ImportedResponses:
     imported: int
     skipped: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SemanticStatistics:
+    """Decisions on similar questions. A value is None without semantic hits, or without a running proxy.
+
+    Attributes:
+        lookups: number of lookups since the proxy's start, by outcome.
+        compared: number of accepted responses that were compared with fresh ones, by result.
+        learned: the comparisons in the store, also of earlier processes.
+        learning: None without the policy `learned`.
+    """
+
+    policy: str | None = None
+    shadow: bool | None = None
+    lookups: dict[str, int] | None = None
+    compared: dict[str, int] | None = None
+    learned: dict[str, int] | None = None
+    learning: LearningSummary | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheStatistics(StoreStatistics):
+    semantic: SemanticStatistics

@@ -12,7 +12,7 @@ from kvproxy.index.store import Store
 from kvproxy.index.store.export import export_lines, import_into
 from kvproxy.index.store.observations import Observation
 from kvproxy.operations.cache import CacheAccess
-from kvproxy.operations.cache_results import Verdict
+from kvproxy.operations.cache_results import SemanticStatistics, Verdict
 from kvproxy.operations.operation import AsyncOperation, Parameters, Result
 
 
@@ -51,8 +51,8 @@ class DirectCache:
         except RedactionFailed as error:
             raise KvproxyError(str(error)) from None
 
-    def semantic_statistics(self) -> dict[str, object]:
-        return {"learned": self.store.observations.summary()}
+    def semantic_statistics(self) -> SemanticStatistics:
+        return SemanticStatistics(learned=self.store.observations.summary())
 
     async def record_change(self, change: str) -> None:
         if self.store.remote:

@@ -2,9 +2,10 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 from kvproxy.errors import InvalidRequest, SettingsError
+from kvproxy.flow.explanation import RequestExplanation
 from kvproxy.operations.client import ApiName
 from kvproxy.operations.operation import NoParameters, RequestReader, async_operation
 from kvproxy.operations.parameters import Parameter
@@ -37,7 +38,7 @@ class ReloadedRules:
 
 
 @async_operation("POST", "/explain")
-async def explain_request(proxy: ProxyAccess, format: RequestFormat, read: RequestReader) -> dict[str, Any]:
+async def explain_request(proxy: ProxyAccess, format: RequestFormat, read: RequestReader) -> RequestExplanation:
     """Predict which layer would answer the request in the body, and why earlier layers would not."""
     from kvproxy.flow.explain import explain
 

@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import httpx
 import pytest
@@ -11,6 +11,8 @@ import pytest
 from kvproxy.analyse.log_formats.log_format import detect_api
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
+from kvproxy.commands.explain import SENTENCES
+from kvproxy.flow.layers.layer import Prediction
 from kvproxy.operations.client import PATHS, credential_headers
 from tests.commands.run import Demo, ask, kvproxy, result
 from tests.commands.upstream import proxied, said
@@ -169,3 +171,8 @@ def test_a_model_that_is_not_served_is_an_error(demo: Demo, tmp_path: Path) -> N
         # A server may answer under names that it does not list.
         ask(url, "What is a model?", model="alias")
         assert result("explain", "What is a model?", "--model", "alias", url=url)["layer"] == "exact"
+
+
+def test_every_layer_has_a_sentence() -> None:
+    """Also one that a plugin added."""
+    assert SENTENCES.keys() == {*get_args(get_type_hints(Prediction)["layer"]), "prefix", "none"}

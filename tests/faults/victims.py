@@ -114,7 +114,7 @@ class Responses(Victim):
         questions = [entry for entry in store.list_entries() if entry.prompt.startswith("question")]
         assert all(entry.response == b'"x"' * 700 for entry in questions)
         tagged = sum(entry.prompt.startswith("question") for entry in entries)
-        assert store.stats()["tags"].get("t", 0) == tagged
+        assert store.stats().tags.get("t", 0) == tagged
         store.close()
 
 

@@ -136,11 +136,11 @@ async def run_world(folder: Path, seed: int) -> Counter[str]:
         question = {"role": "user", "content": draw.choice([QUESTION, QUESTION, CLOSE, NEAR, FAR, "Another question?"])}
         body = fields | {"messages": [*objects(fields["messages"]), question]}
         request = api_request(body, headers=headers)
-        report: dict[str, Any] = await explain(path, NoPrefixReport(), await path.edit(request))  # type: ignore[arg-type]
+        report = await explain(path, NoPrefixReport(), await path.edit(request))  # type: ignore[arg-type]
         exchange = Exchange("chat", "id", request.tenant, request=request)
         outcome = await answer(path, exchange)
         by_error = backend.state == "error" and exchange.hit is not None and exchange.hit.stale == "stale-if-error"
-        predicted = str(report["layer"])
+        predicted = report.layer
         if not by_error:
             # Whether the backend answers with an error is not known before.
             assert predicted == outcome, (seed, body, headers, backend.state, report, exchange.bypass_reason)
@@ -148,8 +148,8 @@ async def run_world(folder: Path, seed: int) -> Counter[str]:
             assert predicted == "none"
         if predicted == "exact":
             assert exchange.hit is not None
-            assert report["exact"]["id"] == exchange.hit.id
-        served = [neighbour["id"] for neighbour in report["semantic"]["neighbours"] if neighbour["served"]]
+            assert report.exact.id == exchange.hit.id
+        served = [neighbour.id for neighbour in report.semantic.neighbours if neighbour.served]
         if predicted == "semantic":
             assert exchange.hit is not None
             assert served == [exchange.hit.id]

@@ -74,7 +74,7 @@ class Bench:
     @property
     def entries(self) -> int:
         until_stored(self.services)
-        return int(self.services.cache.store.stats()["entries"])
+        return int(self.services.cache.store.stats().entries)
 
     def nothing_is_left(self) -> None:
         until(lambda: not self.services.path.requests_in_flight and not self.wild.open, interval=0.005)

@@ -118,7 +118,7 @@ def test_completions_logprobs_n_and_stop(client: Any) -> None:
 async def test_a_client_that_leaves_frees_its_blocks_and_stores_nothing(demo: Demo) -> None:
     url, services = demo
     until_stored(services)
-    entries = services.cache.store.stats()["entries"]
+    entries = services.cache.store.stats().entries
     assert services.built.worker is not None
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="c", max_retries=0) as client:
         stream = await client.completions.create(
@@ -134,7 +134,7 @@ async def test_a_client_that_leaves_frees_its_blocks_and_stores_nothing(demo: De
     await until_async(lambda: httpx.get(f"{url}/admin/blocks/stats").json()["used"] == 0)
     await until_async(lambda: not services.path.requests_in_flight)
     until_stored(services)
-    assert services.cache.store.stats()["entries"] == entries
+    assert services.cache.store.stats().entries == entries
 
 
 async def test_equal_request_ids_do_not_meet_in_the_engine(demo: Demo) -> None:

@@ -44,7 +44,7 @@ http: apis backends blocks clients engine errors exchange flow index installatio
 # Access to a proxy for its operator: over HTTP, or through its files.
 operations: analyse apis backends blocks clients errors flow index installation journal privacy providers
     settings tiers units upstreams
-commands: analyse apis backends blocks clients demo doors errors http index installation journal operations
+commands: analyse apis backends blocks clients demo doors errors flow http index installation journal operations
     optional_packages settings telemetry tiers units upstreams
 """
 

@@ -14,7 +14,7 @@ from kvproxy.http.services import services
 from kvproxy.index.entry import Entry
 from kvproxy.index.store.export import IMPORT_BATCH, export_parts, new_entries
 from kvproxy.operations.cache import CACHE_OPERATIONS
-from kvproxy.operations.cache_results import Verdict
+from kvproxy.operations.cache_results import SemanticStatistics, Verdict
 
 
 class RunningCache:
@@ -49,18 +49,18 @@ class RunningCache:
             )
         return imported
 
-    def semantic_statistics(self) -> dict[str, object]:
+    def semantic_statistics(self) -> SemanticStatistics:
         app, semantic = self._services, self._cache.semantic
         if semantic is None:
-            return {"policy": None}
-        return {
-            "policy": semantic.policy.name,
-            "shadow": app.settings.cache.shadow,
-            "lookups": dict(app.path.counts("lookups")),
-            "compared": {} if app.comparer is None else dict(app.comparer.counts),
-            "learned": self.store.observations.summary(),
-            "learning": None if semantic.learning is None else semantic.learning.summary(),
-        }
+            return SemanticStatistics()
+        return SemanticStatistics(
+            policy=semantic.policy.name,
+            shadow=app.settings.cache.shadow,
+            lookups=dict(app.path.counts("lookups")),
+            compared={} if app.comparer is None else dict(app.comparer.counts),
+            learned=self.store.observations.summary(),
+            learning=None if semantic.learning is None else semantic.learning.summary(),
+        )
 
     async def record_change(self, change: str) -> None:
         await self._services.record_change(self._request, change)

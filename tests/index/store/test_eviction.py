@@ -82,7 +82,7 @@ def test_a_store_agrees_with_a_dictionary(make_store: MakeStore, limits: Limits)
         each.entry.id: (each.hits, each.entry.expires) for each in order
     }
     assert set(store.pinned_ids()) == {each.entry.id for each in order if each.pinned}
-    assert store.stats()["entry_bytes"] == sum(each.size for each in order) == sum(each.bytes for each in listed)
+    assert store.stats().entry_bytes == sum(each.size for each in order) == sum(each.bytes for each in listed)
 
 
 def test_a_lower_limit_applies_to_existing_entries(make_store: MakeStore) -> None:
@@ -136,7 +136,7 @@ def test_the_reasons_of_the_eviction_order(make_store: MakeStore) -> None:
     store.put(make_entry("fresh"))
     reasons = {each.entry.prompt: each.reason for each in store.eviction_order(9)}
     assert reasons == {"over": "expired", "stale": "low priority", "fresh": "low priority"}
-    assert (store.stats()["expired"], store.stats()["stale"]) == (2, 1)
+    assert (store.stats().expired, store.stats().stale) == (2, 1)
 
 
 def test_wrong_totals_of_a_damaged_file_block_no_write(make_store: MakeStore) -> None:

@@ -10,6 +10,7 @@ import sys
 
 # Debian's package of each program.
 PACKAGES = {
+    "curl": "curl",
     "redis-server": "redis-server",
     "nginx": "nginx",
     "chromium": "chromium",

@@ -3,11 +3,9 @@
 import inspect
 import re
 from collections.abc import Sequence
-from copy import copy
 from typing import Any
 
 from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount
@@ -15,6 +13,7 @@ from starlette.schemas import SchemaGenerator
 
 from kvproxy import __version__
 from kvproxy.apis import APIS, MESSAGES
+from kvproxy.http.declared_route import DeclaredRoute
 
 Schema = dict[str, Any]
 _JSON, _LINES, _EVENTS = "application/json", "application/jsonl", "text/event-stream"
@@ -72,9 +71,7 @@ def _declared_operations(routes: Sequence[BaseRoute]) -> tuple[dict[tuple[str, s
     found: dict[tuple[str, str], Schema] = {}
     schemas: Schema = {}
     for mount in (route for route in routes if isinstance(route, Mount)):
-        own = [copy(route) for route in mount.routes or () if isinstance(route, APIRoute)]
-        for route in own:
-            route.methods = {method for method in route.methods or () if method != "HEAD"}
+        own = [route.described() for route in mount.routes or () if isinstance(route, DeclaredRoute)]
         written = get_openapi(title="", version="", routes=own)
         schemas |= written.get("components", {}).get("schemas", {})
         for path, methods in written["paths"].items():

@@ -1,5 +1,6 @@
 """Commands whose standard streams are closed or full, and inputs that do not end."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from tests.commands.run import kvproxy
 
-COMMAND = f"{sys.executable} -c 'from kvproxy.commands import main; main()'"
+COMMAND = f"{shlex.quote(sys.executable)} -c 'from kvproxy.commands import main; main()'"
 
 
 def shell(line: str, data: Path) -> subprocess.CompletedProcess[str]:

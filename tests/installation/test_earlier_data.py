@@ -27,7 +27,9 @@ SYSTEM = {"role": "system", "content": "You are the help desk."}
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     with tarfile.open(Path(__file__).parent / "earlier-data.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
+        # Python 3.11.2 has neither the filter nor the argument.
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(tmp_path)
     return tmp_path
 
 

@@ -10,7 +10,8 @@ from starlette.routing import BaseRoute, Route
 
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.http.admin import blocks, cache, journal, sessions, upstreams
-from kvproxy.http.admin.operation_routes import DeclaredRoute, async_operation_route
+from kvproxy.http.admin.operation_routes import async_operation_route
+from kvproxy.http.declared_route import DeclaredRoute
 from kvproxy.http.error_responses import ErrorHandler
 from kvproxy.http.routes import EVERY_METHOD, health
 from kvproxy.http.services import services

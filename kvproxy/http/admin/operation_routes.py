@@ -3,19 +3,19 @@
 import asyncio
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import fields
 from functools import partial
 from typing import Annotated, TypeVar
 
 from fastapi import Path, Query
-from fastapi.routing import APIRoute
 from pydantic import PlainValidator, TypeAdapter, ValidationError, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
 from kvproxy.errors import InvalidRequest
 from kvproxy.http.admin.replies import read_request, reply
+from kvproxy.http.declared_route import DeclaredRoute
 from kvproxy.http.request_bodies import read_body
 from kvproxy.http.services import services
 from kvproxy.operations.operation import AnyOperation, AsyncOperationOn, CountedRows, Method, OperationOn, RequestReader
@@ -25,12 +25,6 @@ Parameters = TypeVar("Parameters")
 Access = TypeVar("Access")
 Perform = Callable[[Request, Callable[[Access], object]], Awaitable[object]]
 """Calls a function with access to the data of the proxy that received the request."""
-
-
-class DeclaredRoute(APIRoute):
-    """A route with declared parameters."""
-
-    parameters: Sequence[DeclaredParameter] = ()
 
 
 def operation_route(operation: OperationOn[Access], perform: Perform[Access]) -> DeclaredRoute:
@@ -60,8 +54,7 @@ def _route_of(operation: AnyOperation, respond: Callable[[Request, object], Awai
     respond.__doc__ = operation.run.__doc__
     respond.__name__ = operation.run.__name__
     route = declared_route(operation.method, operation.path, operation.parameters, respond, operation.json_type)
-    if operation.body is not None:
-        route.openapi_extra = {"requestBody": {"required": True, "content": _body_schema(operation.body)}}
+    route.body = operation.body
     return route
 
 
@@ -86,15 +79,6 @@ async def _read(request: Request, kind: type) -> object:
         place = f"the field {'.'.join(map(str, wrong['loc']))} of the body" if wrong["loc"] else "the body"
         names = ", ".join(each.name for each in fields(kind))
         raise InvalidRequest(f"{place}: {wrong['msg']}; the fields of the JSON body are {names}") from None
-
-
-def _body_schema(kind: type) -> dict[str, object]:
-    """Return the content of the body in OpenAPI."""
-    if kind is bytes:
-        return {"application/jsonl": {"schema": {"type": "string"}}}
-    if kind is RequestReader:
-        return {"application/json": {"schema": {"type": "object"}}}
-    return {"application/json": {"schema": TypeAdapter(kind).json_schema()}}
 
 
 def declared_route(
@@ -127,8 +111,8 @@ def declared_route(
     endpoint.__doc__, endpoint.__name__ = respond.__doc__, respond.__name__
     # As Starlette's routes do.
     methods = {method, "HEAD"} if method == "GET" else {method}
-    route = DeclaredRoute(path, endpoint, methods=set[str](methods), response_model=result)
-    route.parameters = declared
+    route = DeclaredRoute(path, endpoint, methods=set[str](methods), response_model=None)
+    route.parameters, route.result = declared, result
     return route
 
 

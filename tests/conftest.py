@@ -78,12 +78,13 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give each worker whole files, and all tests of the dashboard to one worker, which starts one browser."""
+    """Give each worker whole files, and two folders to one worker each, which starts one browser or parses all sources."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "ui" if nodeid.startswith("tests/ui/") else super()._split_scope(nodeid)
+            whole = (folder for folder in ("tests/ui/", "tests/structure/") if nodeid.startswith(folder))
+            return next(whole, super()._split_scope(nodeid))
 
     # The order below is better than the number of tests.
     config.option.loadscopereorder = False

@@ -186,7 +186,8 @@ def test_files_are_short() -> None:
 
 def test_every_module_has_an_opening_sentence() -> None:
     paths = [*sources(), *(ROOT / "tests").rglob("*.py")]
-    assert [str(path) for path in paths if (tree := parsed(path)).body and not ast.get_docstring(tree)] == []
+    texts = {path: path.read_text() for path in paths}
+    assert [str(path) for path, text in texts.items() if text and not text.startswith(('"""', 'r"""'))] == []
 
 
 def test_folders_have_few_files() -> None:

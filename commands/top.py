@@ -23,8 +23,8 @@ from kvproxy.operations.operation import NoParameters
 from kvproxy.telemetry.printable_text import escape_controls
 
 if TYPE_CHECKING:
+    from kvproxy.backends.reports import PrefixCacheStats
     from kvproxy.journal.record import RecordWithQuestions
-    from kvproxy.operations.blocks import BlockStatistics
     from kvproxy.operations.proxy_statistics import TrafficStatistics
     from kvproxy.upstreams.status import EngineStatus
 
@@ -174,7 +174,7 @@ def _format_counts(name: str, counts: Mapping[str, int], note: str = "") -> list
     return [(name, line + note)] if line else []
 
 
-def _pool_facts(blocks: "BlockStatistics | None") -> list[tuple[str, str]]:
+def _pool_facts(blocks: "PrefixCacheStats | None") -> list[tuple[str, str]]:
     if blocks is None:
         return [("Prefix cache", "unknown: the upstream manages it")]
     if blocks.engines:
@@ -193,7 +193,7 @@ def _pool_facts(blocks: "BlockStatistics | None") -> list[tuple[str, str]]:
     ]
 
 
-def _upstream_facts(blocks: "BlockStatistics") -> list[tuple[str, str]]:
+def _upstream_facts(blocks: "PrefixCacheStats") -> list[tuple[str, str]]:
     engines = [("Engine", engine_line(engine)) for engine in blocks.reported]
     if blocks.cached is None:
         return engines

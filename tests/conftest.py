@@ -26,8 +26,8 @@ from tests.servers import run_proxy
 _EXAMPLES = float(os.environ.get("KVPROXY_EXAMPLES", "0.4"))
 # Variables that select tests. A command would refuse them as unknown settings.
 _SWITCHES = (
-    *("KVPROXY_CHATS", "KVPROXY_DEPLOY", "KVPROXY_ENGINES", "KVPROXY_EXAMPLES"),
-    *("KVPROXY_PREDICTIONS", "KVPROXY_SEED", "KVPROXY_STREAMS"),
+    *("KVPROXY_BILLS", "KVPROXY_CHATS", "KVPROXY_DEPLOY", "KVPROXY_ENGINES", "KVPROXY_EXAMPLES"),
+    *("KVPROXY_LOSSES", "KVPROXY_PREDICTIONS", "KVPROXY_SEED", "KVPROXY_STREAMS"),
 )
 _LONGEST = (
     "tests/ui/",

@@ -141,10 +141,10 @@ def _print_saving(report: "FamilyReport", saving: "EditSaving") -> None:
     stripped, moved = (
         f"{reuse.computed_tokens:,} ({percent(reuse.share)} reused)" for reuse in (saving.stripped, saving.moved)
     )
-    if saving.edit.action in ("sort-tools", "add-tools"):
-        print_text(f"{computed} {'sorted' if saving.edit.action == 'sort-tools' else 'the same'} tools: {stripped}")
-    else:
+    if saving.removes_text:
         print_text(f"{computed} stripped: {stripped}, moved to the end: {moved}")
+    else:
+        print_text(f"{computed} {'sorted' if saving.edit.action == 'sort-tools' else 'the same'} tools: {stripped}")
 
 
 def _shorten(text: str) -> str:

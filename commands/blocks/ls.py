@@ -15,7 +15,8 @@ from kvproxy.operations.blocks_parameters import BlockName
 from kvproxy.operations.operation import NoParameters
 
 if TYPE_CHECKING:
-    from kvproxy.operations.blocks import BlockStatistics, ListedBlock
+    from kvproxy.backends.reports import PrefixCacheStats
+    from kvproxy.operations.blocks import ListedBlock
 
 State = Literal["free", "cached", "used", "pinned"]
 
@@ -98,7 +99,7 @@ def stats(proxy: ProxyOptions) -> Output:
     return Output(statistics, lambda: _print_statistics(statistics))
 
 
-def _print_statistics(statistics: "BlockStatistics") -> None:
+def _print_statistics(statistics: "PrefixCacheStats") -> None:
     shown = asdict(statistics)
     if statistics.residency is None or not statistics.residency.evicted:
         del shown["residency"]

@@ -16,7 +16,8 @@ from kvproxy.operations.operation import NoParameters
 from kvproxy.units import plural
 
 if TYPE_CHECKING:
-    from kvproxy.operations.blocks import BlockStatistics, ListedBlock, ListedChain
+    from kvproxy.backends.reports import PrefixCacheStats
+    from kvproxy.operations.blocks import ListedBlock, ListedChain
 
 _SHAPES = {"free": "·", "cached": "▒", "used": "█", "pinned": "▓", "null": "0"}
 _COLOURS = {"free": "bright_black", "cached": "cyan", "used": "green", "pinned": "yellow", "null": "bright_black"}
@@ -52,7 +53,7 @@ def picture(proxy: ProxyOptions) -> Output:
     return Output({"stats": stats, "states": states}, show)
 
 
-def _print_mirrors(stats: "BlockStatistics") -> None:
+def _print_mirrors(stats: "PrefixCacheStats") -> None:
     if stats.cached is not None:
         print_text(
             f"{stats.cached:,} cached blocks ({stats.distinct:,} distinct) of {stats.block_size or '?'} tokens,"
@@ -85,7 +86,7 @@ def _print_slots(blocks: "Sequence[ListedBlock]", chains: "Sequence[ListedChain]
     print_table(rows, empty="there is no slot")
 
 
-def _draw_pool(states: Sequence[str], stats: "BlockStatistics") -> None:
+def _draw_pool(states: Sequence[str], stats: "PrefixCacheStats") -> None:
     console = Console()
     width = max(_MIN_WIDTH, min(console.width, _MAX_WIDTH) - 2)
     blocks_per_cell = -(-len(states) // (width * _ROWS))
@@ -106,7 +107,7 @@ def _draw_pool(states: Sequence[str], stats: "BlockStatistics") -> None:
         print_text(f" {group}")
 
 
-def _legend_text(stats: "BlockStatistics", blocks_per_cell: int) -> Text:
+def _legend_text(stats: "PrefixCacheStats", blocks_per_cell: int) -> Text:
     legend = Text(" ")
     counts = asdict(stats)
     counts["free"] -= counts["cached"]

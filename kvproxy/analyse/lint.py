@@ -69,10 +69,15 @@ class EditSaving:
     moved: PromptReuse
 
     @property
+    def removes_text(self) -> bool:
+        """Whether the edit removes a span, which could move to the end instead; other edits change the tools."""
+        return self.edit.action == "strip"
+
+    @property
     def suggested(self) -> EditSettings:
         """The edit to install: it keeps the text at the end of the prompt, unless that loses most of the saving."""
         saved, kept = (self.before.computed_tokens - each.computed_tokens for each in (self.stripped, self.moved))
-        return move_edit(self.edit) if self.edit.action == "strip" and 2 * kept >= saved else self.edit
+        return move_edit(self.edit) if self.removes_text and 2 * kept >= saved else self.edit
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +119,7 @@ class LintReport:
                 "model": model,
             }
             lines += ["", "[[edits]]", *(f"{name} = {json.dumps(value)}" for name, value in fields.items())]
-            if edit.action == "strip":
+            if saving.removes_text:
                 lines.append(f"# tokens to compute: {moved:,} with 'move', {stripped:,} with 'strip'")
         return "\n".join(lines) + "\n"
 

@@ -1,7 +1,7 @@
 """Reports of a prefix cache, for routes, commands, and metrics; without imports of its implementations."""
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Literal, Self
 
 from kvproxy.blocks.row_types import KVCacheGroupMatch, PoolReport
 
@@ -64,8 +64,8 @@ class EngineMetrics:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixCacheStats:
-    """Statistics of the embedded engine's prefix cache, or of all upstreams.
+class PrefixCacheStats(PoolReport):
+    """Statistics of the embedded engine's prefix cache, or of all upstreams: those of its pool, and of its sources.
 
     Attributes:
         complete: whether the proxy received all KV events of the upstreams; None without events.
@@ -74,12 +74,15 @@ class PrefixCacheStats:
         slots: whether the pool includes slots of llama.cpp.
     """
 
-    pool: PoolReport
     complete: bool | None = None
     streams: tuple[StreamStatus, ...] = ()
     engines: tuple[str, ...] = ()
     reported: tuple[EngineMetrics, ...] = ()
     slots: bool = False
+
+    @classmethod
+    def of_pool(cls, pool: PoolReport) -> Self:
+        return cls(**{field.name: getattr(pool, field.name) for field in fields(pool)})
 
 
 @dataclass(frozen=True, slots=True)

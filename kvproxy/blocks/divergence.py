@@ -5,11 +5,28 @@ from collections.abc import Iterable, Sequence
 from kvproxy.blocks.row_types import Divergence
 
 _NUM_CONTEXT_TOKENS = 12
+_SLICE = 16
 
 
 def common_prefix_length(one: Sequence[object], other: Sequence[object]) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
+    if type(one) is not type(other):
+        pairs = enumerate(zip(one, other, strict=False))
+        return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
+    # Slices of one type are compared in C.
+    equal, differ = 0, _SLICE
+    while differ < min(len(one), len(other)) and one[equal:differ] == other[equal:differ]:
+        equal, differ = differ, 2 * differ
+    differ = min(differ, len(one), len(other))
+    if one[equal:differ] == other[equal:differ]:
+        return differ
+    # Invariant: one[:equal] matches, one[:differ] does not.
+    while differ - equal > 1:
+        middle = (equal + differ) // 2
+        if one[equal:middle] == other[equal:middle]:
+            equal = middle
+        else:
+            differ = middle
+    return equal
 
 
 def reusable_tokens(common: int, prompt_tokens: int, block_size: int) -> int:

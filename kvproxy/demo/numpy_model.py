@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from kvproxy.blocks.divergence import common_prefix_length
+
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 _MAX_CACHED_TOKENS = 16_384
 
@@ -60,7 +62,7 @@ class NumpyModel:
         """Return a sequence that begins with the longest known prefix of the prompt, without its last token, and its length."""
         shape = self._layers, 2, self._kv_heads, positions, self._size
         sequence = _Sequence([], np.empty(shape, dtype=np.float32))
-        lengths = [_common_length(known.tokens, prompt[:-1]) for known in self._sequences]
+        lengths = [common_prefix_length(known.tokens, prompt[:-1]) for known in self._sequences]
         reused = max(lengths, default=0)
         if reused:
             known = self._sequences[lengths.index(reused)]
@@ -137,8 +139,3 @@ def _rotate(heads: Array, cos: Array, sin: Array) -> Array:
     """Apply rotary position embeddings to heads of shape (heads, positions, head size)."""
     first, second = np.split(heads, 2, axis=-1)
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-
-
-def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
-    pairs = zip(first, second, strict=False)
-    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))

@@ -263,7 +263,7 @@ class EmbeddedPrefixCache(PrefixCache):
     async def stats(self) -> PrefixCacheStats:
         pool = await self._worker.inspect(pool_rows.report_pool)
         size = self._worker.block_bytes
-        return PrefixCacheStats(replace(pool, block_bytes=size, used_bytes=size * (pool.used or 0)))
+        return PrefixCacheStats.of_pool(replace(pool, block_bytes=size, used_bytes=size * (pool.used or 0)))
 
     async def reset(self) -> ResetReport:
         return await self._worker.inspect(_reset)

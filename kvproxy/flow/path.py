@@ -8,11 +8,11 @@ response has ended, the observers receive the exchange.
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from kvproxy.apis.api_request import ApiRequest, in_thread_if_large, requests_sampling
 from kvproxy.backends.protocol import Backend
@@ -32,7 +32,7 @@ from kvproxy.flow.layers.cached import (
     UntilDisconnect,
 )
 from kvproxy.flow.layers.forwarded import CallBackend, ChargeQuota, JoinOrForward, Lease, StoreResponse
-from kvproxy.flow.layers.layer import Layer, Metric, PathContext, PluginLayer, Prediction, Rest, Send, SendingLayer
+from kvproxy.flow.layers.layer import Layer, Metric, PathContext, PluginLayer, Prediction, SendingLayer
 from kvproxy.flow.layers.renewal import Renewal
 from kvproxy.flow.prepare.diagnoses import PreviousResponses
 from kvproxy.flow.prepare.history_repair import HistoryRepair
@@ -60,6 +60,7 @@ from kvproxy.telemetry.process_log import log_access
 
 Observer = Callable[[Exchange], None]
 _log = logging.getLogger("kvproxy")
+T = TypeVar("T")
 
 
 class RequestPath:
@@ -119,7 +120,7 @@ class RequestPath:
             StoreResponse(writer),
             CallBackend(backend, writer.max_bytes),
         )
-        forward = JoinOrForward(_compose_sending(self._sending), writer, responses)
+        forward = JoinOrForward(_compose([layer.send for layer in self._sending]), writer, responses)
         background = BackgroundRequests(forward.join, self.compute_key, self.finish, clock)
         self.keep_warm = KeepWarm(background, prices, pin, journal.record_keep_warm)
         context = PathContext(backend, cache, settings, clock)
@@ -157,7 +158,7 @@ class RequestPath:
             self.tenants.record_answer,
             log_access,
         )
-        self._answer = _compose_layers(self._layers)
+        self._answer = _compose([layer.answer for layer in self._layers])
         self.renewals = renewal
         self._similar = similar
         self.requests_in_flight = forward.requests
@@ -253,15 +254,11 @@ async def _end(exchange: Exchange) -> NoReturn:
     raise AssertionError("the last layer asks no rest")
 
 
-def _compose_layers(layers: Sequence[Layer]) -> Rest:
-    rest: Rest = _end
-    for layer in reversed(layers):
-        rest = partial(layer.answer, rest=rest)
-    return rest
-
-
-def _compose_sending(layers: Sequence[SendingLayer]) -> Send:
-    rest: Send = _end
-    for layer in reversed(layers):
-        rest = partial(layer.send, rest=rest)
+def _compose(
+    steps: Sequence[Callable[..., Coroutine[object, object, T]]],
+) -> Callable[[Exchange], Coroutine[object, object, T]]:
+    """Return a function that calls the first step, whose argument `rest` calls the next one."""
+    rest: Callable[[Exchange], Coroutine[object, object, T]] = _end
+    for step in reversed(steps):
+        rest = partial(step, rest=rest)
     return rest

@@ -91,10 +91,9 @@ class Services:
         pools: dict[str, tuple[int | None, int | None]] = {}
         if curves:
             with suppress(KvproxyError):
-                figures = await self.prefix.stats()
-                pool = figures.pool
-                pools = {each.engine: (each.num_blocks, each.block_size) for each in figures.reported}
-                if pool.num_blocks and pool.block_size and not figures.engines:
+                pool = await self.prefix.stats()
+                pools = {engine.engine: (engine.num_blocks, engine.block_size) for engine in pool.reported}
+                if pool.num_blocks and pool.block_size and not pool.engines:
                     pools[""] = pool.num_blocks, pool.block_size
                     token_bytes = token_bytes or (pool.block_bytes or 0) / pool.block_size
         costs = await asyncio.to_thread(self.journal.read, prefill_costs, {}) if curves else {}

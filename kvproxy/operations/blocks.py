@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kvproxy.backends.reports import EngineMetrics, ResetReport, StreamStatus
+from kvproxy.backends.reports import PrefixCacheStats, ResetReport
 from kvproxy.blocks.pool_rows import TreeBranch
-from kvproxy.blocks.row_types import BlockRow, BlockState, ChainRow, PinRow, PoolMap, PoolReport
+from kvproxy.blocks.row_types import BlockRow, BlockState, ChainRow, PinRow, PoolMap
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.journal.pool_forecast import PoolForecast
 from kvproxy.operations.blocks_parameters import BlockName, BranchPage, ForecastQuery, NewPin, PinName, TierName
@@ -79,17 +79,6 @@ class ListedChain:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockStatistics(PoolReport):
-    """`PrefixCacheStats` with the fields of its pool."""
-
-    complete: bool | None = None
-    streams: tuple[StreamStatus, ...] = ()
-    engines: tuple[str, ...] = ()
-    reported: tuple[EngineMetrics, ...] = ()
-    slots: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class PinnedPrompt:
     name: str
     tokens: int
@@ -156,12 +145,9 @@ async def forecast_pools(cache: BlocksAccess, query: ForecastQuery) -> list[Pool
 
 
 @async_operation("GET", "/blocks/stats")
-async def block_statistics(cache: BlocksAccess, nothing: NoParameters) -> BlockStatistics:
+async def block_statistics(cache: BlocksAccess, nothing: NoParameters) -> PrefixCacheStats:
     """Return statistics of the prefix cache."""
-    statistics = await cache.prefix.stats()
-    values = fields_of(statistics)
-    del values["pool"]
-    return BlockStatistics(**fields_of(statistics.pool), **values)
+    return await cache.prefix.stats()
 
 
 @async_operation("POST", "/blocks/reset")

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvproxy.backends.reports import PrefixCacheStats
 from kvproxy.errors import NoPrefixCache, NotFound
-from kvproxy.operations.blocks import BlockStatistics, block_statistics, list_tiers
+from kvproxy.operations.blocks import block_statistics, list_tiers
 from kvproxy.operations.client import ProxyClient
 from kvproxy.operations.operation import DeclaredOperation, NoParameters, Parameters, Result, fields_of
 from kvproxy.tiers.chunk_store import TierStats
@@ -40,7 +41,7 @@ class Totals:
     limited: dict[str, int] = field(default_factory=dict)
     learned: dict[str, float] = field(default_factory=dict)
     saved: dict[str, dict[str, float]] = field(default_factory=dict)
-    blocks: BlockStatistics | None = None
+    blocks: PrefixCacheStats | None = None
     tiers: list[TierStats] = field(default_factory=list)
 
 

@@ -150,8 +150,8 @@ class FleetPrefixCache(PrefixCache):
         else:
             cached = [row for row in await self.blocks() if row.num_tokens]
             pool = PoolReport(cached=len(cached), evictions=0, distinct=len({row.hash for row in cached}))
-        return PrefixCacheStats(
-            pool,
+        return replace(
+            PrefixCacheStats.of_pool(pool),
             complete=all(mirror.is_complete for mirror in mirrors) if mirrors else None,
             streams=tuple(stream for mirror in mirrors for stream in mirror.streams()),
             engines=tuple(self._fleet.engines),

@@ -21,8 +21,7 @@ from kvproxy.apis.json import as_object, dumps, loads
 from kvproxy.flow.backend_response import UpstreamReader
 from tests.apis.random_streams import FRAMINGS, STREAMS, Framing, RandomStream
 
-# The settings refuse unknown variables.
-NUM_STREAMS = int(os.environ.pop("KVPROXY_STREAMS", "300"))
+NUM_STREAMS = int(os.environ.get("KVPROXY_STREAMS", "300"))
 MESSAGES: Any = [{"role": "user", "content": "x"}]
 
 

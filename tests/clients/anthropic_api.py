@@ -10,9 +10,10 @@ from uuid import uuid4
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from tests.clients.agent_script import Conversation, Script, Text
+from tests.clients.agent_script import Conversation, Text
 from tests.clients.event_stream import event_stream
-from tests.clients.prompt_cache import Block, InvalidMarksError, PromptCache, PromptUsage, rules_of
+from tests.clients.prompt_cache import Block, InvalidMarksError, PromptUsage, rules_of
+from tests.clients.scripted_api import ScriptedApi
 
 THREADS_BETA = "message-threads-2026-08-12"
 MODELS = ("claude-opus-5", "claude-sonnet-5-5", "claude-haiku-4-5")
@@ -80,31 +81,20 @@ class _Fingerprint:
 
 
 @dataclass(slots=True)
-class AnthropicApi:
-    """Answers requests by a script, and bills their prompts.
+class AnthropicApi(ScriptedApi):
+    """The Messages API.
 
     Attributes:
-        pause: seconds after the first event of each stream.
         answers: contents of the next answers, which replace those of the script.
         reports_cache: the usage has the tokens that were read and written.
-        bodies: bodies of the requests to `/v1/messages`.
-        usages: prompt tokens of each answered request.
-        errors: messages of the refused requests.
     """
 
-    script: Script
-    pause: float = 0.0
-    cache: PromptCache = field(default_factory=PromptCache)
     answers: list[list[dict[str, Any]]] = field(default_factory=list)
     reports_cache: bool = True
-    bodies: list[dict[str, Any]] = field(default_factory=list)
-    usages: list[PromptUsage] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
     _threads: dict[str, _Thread] = field(default_factory=dict)
     _fingerprints: dict[str, "_Fingerprint"] = field(default_factory=dict)
     _thoughts: set[str] = field(default_factory=set)
     _name: str = field(default_factory=lambda: uuid4().hex[:6])
-    _count: int = 0
 
     async def answer(self, request: Request) -> Response:
         """Answer a request to a route below `/v1/messages`."""

@@ -11,10 +11,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from tests.clients.agent_script import Conversation, Part, Script, Text
+from tests.clients.agent_script import Conversation, Part, Text
 from tests.clients.anthropic_api import ApiError, pieces
 from tests.clients.event_stream import event_stream
-from tests.clients.prompt_cache import Block, InvalidMarksError, PromptCache, PromptUsage, rules_of
+from tests.clients.prompt_cache import Block, InvalidMarksError, PromptUsage, rules_of
+from tests.clients.scripted_api import ScriptedApi
 
 MODELS = ("gpt-5.6", "gpt-5.6-luna", "gpt-5.1", "gpt-4o", "text-embedding-3-small")
 CREATED = 1_700_000_000
@@ -22,25 +23,11 @@ _DIMENSIONS = 8
 
 
 @dataclass(slots=True)
-class OpenAIApi:
-    """Answers requests by a script, and bills their prompts.
+class OpenAIApi(ScriptedApi):
+    """The APIs of OpenAI."""
 
-    Attributes:
-        pause: seconds after the first event of each stream.
-        bodies: bodies of the requests that create a response.
-        usages: prompt tokens of each answered request, without embeddings.
-        errors: messages of the refused requests.
-    """
-
-    script: Script
-    pause: float = 0.0
-    cache: PromptCache = field(default_factory=PromptCache)
-    bodies: list[dict[str, Any]] = field(default_factory=list)
-    usages: list[PromptUsage] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
     _fingerprints: dict[str, dict[str, Any]] = field(default_factory=dict)
     _responses: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = field(default_factory=dict)
-    _count: int = 0
 
     async def answer(self, request: Request) -> Response:
         """Answer a request to any route."""

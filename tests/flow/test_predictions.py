@@ -29,8 +29,7 @@ from tests.index.doubles import HashEmbedder
 from tests.polling import until
 from tests.requests import api_request
 
-# The settings refuse unknown variables.
-REQUESTS = int(os.environ.pop("KVPROXY_PREDICTIONS", "150"))
+REQUESTS = int(os.environ.get("KVPROXY_PREDICTIONS", "150"))
 PER_WORLD = 25
 CONTROLS = (
     *("", "", "", "", "", "", "", "", "no-cache", "no-store", "only-if-cached", "confirm", "warming"),

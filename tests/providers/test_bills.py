@@ -31,8 +31,7 @@ from tests.polling import until
 from tests.providers.price_lists import PRICES, Usage, bill
 from tests.servers import run_server, run_upstream
 
-# The settings refuse unknown variables.
-COUNT = int(os.environ.pop("KVPROXY_BILLS", "50"))
+COUNT = int(os.environ.get("KVPROXY_BILLS", "50"))
 FIRST, LAST = datetime(2026, 10, 20, tzinfo=UTC).timestamp(), datetime(2026, 11, 27, tzinfo=UTC).timestamp()
 MESSAGES = ("anthropic", "bedrock", "vertex")
 

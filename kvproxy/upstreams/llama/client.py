@@ -142,17 +142,3 @@ class LlamaRequestRefused(UpstreamError):
 def _read_number(reply: JsonMap, name: str) -> int:
     value = reply.get(name)
     return value if isinstance(value, int) and 0 <= value < 2**53 else 0
-
-
-def common_prefix_length(one: Tokens, other: Tokens) -> int:
-    equal, differ = 0, min(len(one), len(other))
-    if one[:differ] == other[:differ]:
-        return differ
-    # Invariant: one[:equal] matches, one[:differ] does not.
-    while differ - equal > 1:
-        middle = (equal + differ) // 2
-        if one[equal:middle] == other[equal:middle]:
-            equal = middle
-        else:
-            differ = middle
-    return equal

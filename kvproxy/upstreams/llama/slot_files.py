@@ -15,9 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.errors import UpstreamError
 from kvproxy.privacy.encryption import Cipher
-from kvproxy.upstreams.llama.client import LlamaClient, LlamaRequestRefused, ServerInfo, Tokens, common_prefix_length
+from kvproxy.upstreams.llama.client import LlamaClient, LlamaRequestRefused, ServerInfo, Tokens
 from kvproxy.upstreams.llama.slots import Slot, SlotChoice, reusable_tokens
 
 MAX_FAILURES = 3  # Consecutive restores without reuse, after which no slot is restored until the server restarts.

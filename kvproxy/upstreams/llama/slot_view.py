@@ -10,10 +10,10 @@ from typing import NamedTuple
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.backends.prefix_cache import decode_divergence
 from kvproxy.backends.reports import DivergenceText, EngineResetResult, PrefixReport
-from kvproxy.blocks.divergence import find_divergence
+from kvproxy.blocks.divergence import common_prefix_length, find_divergence
 from kvproxy.blocks.row_types import BlockContent, BlockLocation, BlockRow, BlockState, ChainRow
 from kvproxy.errors import KvproxyError
-from kvproxy.upstreams.llama.client import Tokens, common_prefix_length
+from kvproxy.upstreams.llama.client import Tokens
 from kvproxy.upstreams.llama.server import LlamaServer
 from kvproxy.upstreams.llama.slots import reusable_tokens
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from kvproxy.upstreams.llama.client import LlamaClient, SlotState, Tokens, common_prefix_length
+from kvproxy.blocks.divergence import common_prefix_length
+from kvproxy.upstreams.llama.client import LlamaClient, SlotState, Tokens
 
 _REFRESH_INTERVAL_SECONDS = 0.5
 MAX_SLOTS = 1_024

@@ -5,7 +5,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.upstreams.llama.client import common_prefix_length
+from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.upstreams.llama.slots import Slot, choose_slot
 
 # Few different ids, so that long prefixes are common.

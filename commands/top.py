@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -164,6 +165,7 @@ def _summary_facts(traffic: "TrafficStatistics") -> list[tuple[str, str]]:
         *_format_counts("Not served", totals.compared, " (stored responses compared with fresh ones)"),
         *_format_counts("Limited", totals.limited),
         *(("" if index else "Learned", sentence) for index, sentence in enumerate(learned)),
+        *_money_facts(totals.saved),
         *_pool_facts(totals.blocks),
         *(("Tier", tier_line(tier)) for tier in totals.tiers),
     ]
@@ -172,6 +174,15 @@ def _summary_facts(traffic: "TrafficStatistics") -> list[tuple[str, str]]:
 def _format_counts(name: str, counts: Mapping[str, int], note: str = "") -> list[tuple[str, str]]:
     line = ", ".join(f"{count:,} {each}" for each, count in counts.items() if count)
     return [(name, line + note)] if line else []
+
+
+def _money_facts(saved: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str]]:
+    spent, money = (
+        [row[name] for row in saved.values() if name in row and isfinite(row[name])] for name in ("spent", "money")
+    )
+    if not spent:
+        return []
+    return [("Money", f"{sum(spent):,.4f} spent, {sum(money):,.4f} saved at known prices, since the journal began")]
 
 
 def _pool_facts(blocks: "PrefixCacheStats | None") -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@ import math
 import re
 import time
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 MAX_SECONDS = 10 * 365 * 86_400.0
 """Longest duration: ten years. RFC 9111 allows to shorten a duration beyond 2^31 seconds."""
@@ -107,6 +107,11 @@ def format_bytes(count: float) -> str:
         if count >= size:
             return f"{_format_rounded(count / size)}{unit}"
     return f"{count:.0f}B"
+
+
+def start_of_utc_day(day: str) -> float:
+    """Return the start of a UTC day, such as 2026-11-21, in seconds since the epoch."""
+    return datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp()
 
 
 def tenant_name(tenant: str) -> str:

@@ -244,6 +244,7 @@ def top(
             number_column("Computed tokens", "computed", optional=backend): row.computed,
             number_column("Backend seconds", "seconds", optional=not backend): decimal(row.seconds),
             number_column("Response tokens", "generated", optional=True): row.generated,
+            "Cost#?": money(row.cost, leaves_out_models=row.unpriced > 0),
             **({Column("Differs in", digits=30, is_text=True): ", ".join(row.differs_in)} if has_differences else {}),
             text_column(by.capitalize()): tenant_name(row.name) if by == "tenant" else row.name,
         }

@@ -9,6 +9,7 @@ from typer import Option
 from kvproxy.analyse.charts import Chart
 from kvproxy.commands.files import save_charts
 from kvproxy.commands.formatting import Formatted, money, percent
+from kvproxy.commands.journal.spending import UNKNOWN_GROUP
 from kvproxy.commands.options import JournalOptions, Plot
 from kvproxy.commands.output import Output, print_text
 from kvproxy.commands.tables import ListLayout, Row, number_column, print_table, text_column
@@ -41,7 +42,7 @@ def savings(
     subtracts the largest plausible number of wrong semantic hits. Removed responses stay in the sums. With --ledger, each prompt
     token that reached the backend is reused, or lost to one cause.
 
-    Example: kvproxy savings --by tenant
+    Example: kvproxy savings --by client
 
     Example: kvproxy savings --by day --since 7d --plot savings.svg
 
@@ -73,15 +74,12 @@ def _print_first_counted_day(since: "float | datetime | None") -> None:
 
 
 def _savings_charts(report: "SavingsReport", by: str) -> list[Chart]:
-    def name(row: "Saving") -> str:
-        return tenant_name(row.name) if by == "tenant" else row.name
-
     saved = [(row, row.prompt_tokens + row.completion_tokens + row.reused_tokens) for row in report.rows]
     saved = [(row, tokens) for row, tokens in saved if tokens][: None if by == "day" else _MAX_BARS]
-    bars: dict[str, list[tuple[str, float]]] = {"tokens": [(name(row), tokens) for row, tokens in saved]}
-    bars[report.currency] = [(name(row), row.money) for row, _ in saved if row.money is not None]
+    bars: dict[str, list[tuple[str, float]]] = {"tokens": [(_group_name(row, by), tokens) for row, tokens in saved]}
+    bars[report.currency] = [(_group_name(row, by), row.money) for row, _ in saved if row.money is not None]
     if not bars[report.currency]:
-        bars["seconds"] = [(name(row), row.seconds) for row, _ in saved if _has_seconds(row)]
+        bars["seconds"] = [(_group_name(row, by), row.seconds) for row, _ in saved if _has_seconds(row)]
     return [Chart(f"saved {unit} by {by}", "", bars=found) for unit, found in bars.items() if found]
 
 
@@ -121,7 +119,7 @@ def _print_savings(report: "SavingsReport", by: str, since: "float | datetime | 
     saved = "" if by == "tag" else "Saved "
     rows: list[Row] = [
         {
-            text_column(by.capitalize()): tenant_name(row.name) if by == "tenant" else row.name,
+            text_column(by.capitalize()): _group_name(row, by),
             "Requests#": row.requests,
             number_column("Hits", "answered"): row.answered,
             "Prompt tokens#?": row.prompt_tokens if _has_tokens(row) else None,
@@ -149,6 +147,10 @@ def _print_savings(report: "SavingsReport", by: str, since: "float | datetime | 
     _print_first_counted_day(since)
     if report.rows:
         _print_notes(report, has_price=has_price)
+
+
+def _group_name(row: "Saving", by: str) -> str:
+    return tenant_name(row.name) if by == "tenant" else row.name or UNKNOWN_GROUP
 
 
 def _spent_text(row: "Saving") -> Formatted | None:

@@ -12,7 +12,7 @@ from kvproxy.units import plural
 if TYPE_CHECKING:
     from kvproxy.journal.spending import Spending, SpendingReport
 
-_UNKNOWN = "(unknown)"
+UNKNOWN_GROUP = "(unknown)"
 
 
 def spending_output(report: "SpendingReport", layout: ListLayout) -> Output:
@@ -39,7 +39,7 @@ def _print_spending(report: "SpendingReport", layout: ListLayout) -> None:
 def _spending_row(row: "Spending", report: "SpendingReport") -> Row:
     is_priced_in_part = row.unpriced > 0
     return {
-        digest_column(report.by.capitalize(), 40, field="name"): row.name or _UNKNOWN,
+        digest_column(report.by.capitalize(), 40, field="name"): row.name or UNKNOWN_GROUP,
         "Requests#": row.requests,
         number_column("Input", "input_tokens"): row.input_tokens,
         number_column("Cached", "cached_share"): percent(row.reused_tokens / row.input_tokens)

@@ -210,6 +210,7 @@ class Metrics:
             completion_tokens="Their response tokens.",
             reused_tokens="Prompt tokens that the backend reused.",
             seconds="Seconds of the backend.",
+            spent="Price of the requests that reached the provider; excludes models without a price.",
             money="Saved money, net of the provider's own prefix cache; excludes models without a price.",
         )
 

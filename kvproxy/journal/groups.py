@@ -3,5 +3,6 @@
 from typing import Literal
 
 Group = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "api", "upstream"]
-SavingsGroup = Literal["layer", "tenant", "model", "tag", "day"]
+SumsGroup = Literal["layer", "tenant", "model", "tag", "day"]
+SavingsGroup = Literal[SumsGroup, "client", "project"]
 SpendingGroup = Literal["day", "project", "model", "client"]

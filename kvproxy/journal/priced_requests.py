@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from kvproxy.journal.reader import JournalReader
 from kvproxy.providers.prices import ModelPrices, least_priced_otherwise, price_at, price_on
 from kvproxy.settings.journal import PriceSettings
+from kvproxy.units import start_of_utc_day
 
 _MODELS = "select distinct model from totals order by 1"
 _REQUESTS = (
@@ -42,7 +43,7 @@ def requests_with_other_prices(
     reader: JournalReader, prices: ModelPrices, first_day: str | None
 ) -> Iterator[tuple[PricedRequest, PriceSettings, PriceSettings]]:
     """Yield recorded requests from a UTC day on with the day's usual price and their own one, if the two differ."""
-    since = 0.0 if first_day is None else datetime.fromisoformat(first_day).replace(tzinfo=UTC).timestamp()
+    since = 0.0 if first_day is None else start_of_utc_day(first_day)
     for (model,) in reader.rows(_MODELS, []):
         least = None if prices.is_configured(model) else least_priced_otherwise(model, prices.price_list)
         if least is None:

@@ -12,7 +12,7 @@ from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.errors import InvalidRequest, NotFound, StoreUnavailable
 from kvproxy.journal.databases.database import InvalidQuery, JournalFailed
 from kvproxy.journal.databases.open_database import open_to_read
-from kvproxy.journal.groups import Group, SavingsGroup
+from kvproxy.journal.groups import Group, SumsGroup
 from kvproxy.journal.record import BackendPrompt, Record, RecordWithQuestions
 from kvproxy.journal.request_regions import Regions
 from kvproxy.journal.schema import StringIds, short_key
@@ -44,6 +44,9 @@ BACKEND = ("prefix", "forward", "bypass", "revalidated")
 """Values of `Record.layer` for responses of the backend."""
 _BEGUN = "layer in ('disconnected', 'error') and status = 200 and reused_tokens is not null"
 """Condition for responses of the backend that began and were not completed."""
+# A stream that broke off was paid, too, if its usage arrived.
+PAID = f"layer in {(*BACKEND, 'warming', 'disconnected', 'error')} and status = 200 and reason not like 'hit-%'"
+"""Condition for requests that the provider bills."""
 _PROXY = ("revalidated", "warming")
 """Values of `Record.layer` for requests that no client sent."""
 _SPANS = (1, 5, 10, 30, 60, 300, 600, 1_800, 3_600, 10_800, 21_600, 86_400, 604_800)
@@ -63,6 +66,8 @@ class RequestGroup:
         seconds: total duration of the requests to the backend.
         prompt: number of the prompt; None if the group is not a prompt.
         differs_in: names of the request fields in which prompts with the same question differ.
+        cost: the provider's price of the group's requests: 0 if all were hits; None if unknown.
+        unpriced: number of paid requests without a known price or usage, which `cost` excludes.
     """
 
     name: str
@@ -74,6 +79,12 @@ class RequestGroup:
     seconds: float
     prompt: int | None = None
     differs_in: tuple[str, ...] = ()
+    cost: float | None = None
+    unpriced: int = 0
+
+    @property
+    def key(self) -> str | int:
+        return self.name if self.prompt is None else self.prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +192,7 @@ class JournalReader:
         backend = f"(layer in {BACKEND} or {_BEGUN} or layer = 'warming' and status < 400 and reason not like 'hit-%')"
         spent = f"sum(case when {backend} then total_ms else 0 end)"
         computed = "coalesce(prompt_tokens, 0) - coalesce(reused_tokens, 0)"
-        source = self._database.tag_rows_sql() if by == "tag" else "requests"
-        group = "value" if by == "tag" else by
+        source, group = self._source_of(by)
         name = "coalesce(max(text), 'prompt ' || prompt || ' (no text recorded)')" if by == "prompt" else group
         # The entry of a record may belong to another prompt (semantic hits), or be replaced.
         entry = "(select p.entry from prompts p where p.number = prompt)" if by == "prompt" else "null"
@@ -198,6 +208,28 @@ class JournalReader:
             f" order by {requests if order == 'requests' else spent} desc, 1{'' if limit is None else f' limit {int(limit)}'}"
         )
         return [RequestGroup(str(row[0]), *row[1:]) for row in self.rows(sql, values)]
+
+    def _source_of(self, by: Group) -> tuple[str, str]:
+        """Return the `from` clause and the column of a group's requests."""
+        return (self._database.tag_rows_sql(), "value") if by == "tag" else ("requests", by)
+
+    def paid_rows(self, query: RecordFilter, by: Group, keys: Sequence[str | int]) -> Iterator[tuple[Any, ...]]:
+        """Yield the paid requests in groups, given their keys: the key, the time, the model, and numbers of tokens.
+
+        The numbers are: prompt, response, reused, and written tokens (for five minutes, for one hour), and the pause in seconds.
+        """
+        condition, values = query.sql()
+        source, group = self._source_of(by)
+        columns = "number, time, model, prompt_tokens, completion_tokens, reused_tokens"
+        for start in range(0, len(keys), _MAX_SAMPLED):
+            part = keys[start : start + _MAX_SAMPLED]
+            sql = (
+                "select r.key_of_group, r.time, r.model, r.prompt_tokens, r.completion_tokens, r.reused_tokens,"
+                f" t.written_5m, t.written_1h, t.pause from (select {group} as key_of_group, {columns} from {source}"
+                f"{_without_warming(condition, query)} and {PAID} and {group} in ({', '.join('?' * len(part))})) r"
+                " left join turns t on t.number = r.number"
+            )
+            yield from self.rows(sql, [*values, *part])
 
     def layer_counts(self, query: RecordFilter) -> LayerCounts:
         condition, values = query.sql()
@@ -267,7 +299,7 @@ class JournalReader:
     def newest_number(self) -> int:
         return int(self.rows("select max(number) from records", [])[0][0] or 0)
 
-    def totals(self, by: SavingsGroup, first_day: str | None) -> list[TotalRow]:
+    def totals(self, by: SumsGroup, first_day: str | None) -> list[TotalRow]:
         """Return sums from the UTC day `first_day`, such as 2026-11-21, on; None sums all days."""
         sums = ", ".join(f"sum({column.name})" for column in fields(TotalRow)[5:])
         counted = "tag <> ''" if by == "tag" else "tag = ''"

@@ -10,11 +10,13 @@ from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 from kvproxy.journal.groups import SavingsGroup
 from kvproxy.journal.priced_requests import PricedRequest, requests_with_other_prices
 from kvproxy.journal.reader import CACHES, JournalReader
+from kvproxy.journal.saving_groups import client_of, grouped_totals, project_of
 from kvproxy.journal.sessions.ledger import REPEATED
 from kvproxy.journal.sessions.session_reader import SessionReader
-from kvproxy.providers.prices import ModelPrices, price_on
+from kvproxy.journal.spending import recorded_requests
+from kvproxy.providers.prices import ModelPrices, price_at, price_on
 from kvproxy.settings.journal import MILLION, JournalSettings, PriceSettings, hit_price, storage_price
-from kvproxy.units import start_time
+from kvproxy.units import start_of_utc_day, start_time
 
 if TYPE_CHECKING:
     import numpy as np
@@ -159,7 +161,7 @@ def savings(
     found: dict[str, Saving] = {}
     costs, cached_shares = prefill_costs(reader), _provider_cached_share_bounds(reader)
     most_wrong = 1.0 if wrong_interval is None else wrong_interval.most
-    for row in reader.totals(by, first_day):
+    for row in grouped_totals(reader, by, first_day):
         price = price_on(row.model, prices, row.day)
         tokens = Tokens(row.prompt_tokens, row.completion_tokens, row.reused_tokens)
         shares = cached_shares.get((row.tenant, row.model, row.layer), _NO_SHARES)
@@ -278,7 +280,7 @@ def _correct_prices(
             is_hit = request.layer in CACHES
             saving.add_money(after[0] - before[0], after[1] - before[1], is_hit=is_hit)
             saving.add_spent(_spent_money(request.layer, own, tokens) - _spent_money(request.layer, usual, tokens))
-        if by != "tag":
+        if by not in ("tag", "project"):
             name = "prefix" if by == "layer" else groups[0]
             writes = [_write_surcharge(each, request.written_5m, request.written_1h) for each in (usual, own)]
             saving = found.setdefault(name, Saving(name))
@@ -289,7 +291,16 @@ def _correct_prices(
 def _groups_of(request: PricedRequest, by: SavingsGroup) -> list[str]:
     if by == "tag":
         return [tag for tag in request.tags.split(",") if tag]
-    return [{"day": request.day, "layer": request.layer, "model": request.model, "tenant": request.tenant}[by]]
+    return [
+        {
+            "day": request.day,
+            "layer": request.layer,
+            "model": request.model,
+            "tenant": request.tenant,
+            "client": client_of(request.tenant),
+            "project": project_of(request.tags.split(",")),
+        }[by]
+    ]
 
 
 def _provider_cached_share_bounds(reader: JournalReader) -> dict[tuple[str, str, str], tuple[float, float]]:
@@ -321,16 +332,37 @@ def _reused_share_bounds(tokens: Mapping[str, int]) -> tuple[float, float]:
 
 
 def _subtract_writes(
-    reader: JournalReader, by: str, prices: Mapping[str, PriceSettings], since: str | None, found: dict[str, Saving]
+    reader: JournalReader,
+    by: SavingsGroup,
+    prices: Mapping[str, PriceSettings],
+    since: str | None,
+    found: dict[str, Saving],
 ) -> None:
     if by == "tag":
         return
-    rows = SessionReader(reader, prices).provider_writes("'prefix'" if by == "layer" else by, since)
-    for name, model, day, short, long, hours in rows:
+    if by == "project":
+        _subtract_writes_by_project(reader, prices, since, found)
+        return
+    group = {"layer": "'prefix'", "client": "tenant"}.get(by, by)
+    for group_name, model, day, short, long, hours in SessionReader(reader, prices).provider_writes(group, since):
+        name = client_of(group_name) if by == "client" else group_name
         price = price_on(model, prices, day)
         if price is not None:
             paid = _write_surcharge(price, short, long) + storage_price(price, hours)
             saving = found.setdefault(name, Saving(name))
+            saving.add_money(-paid, -paid)
+            saving.add_spent(paid)
+
+
+def _subtract_writes_by_project(
+    reader: JournalReader, prices: Mapping[str, PriceSettings], since: str | None, found: dict[str, Saving]
+) -> None:
+    # The sums of written tokens have no tags, so only requests with a record count.
+    for request in recorded_requests(reader, None if since is None else start_of_utc_day(since)):
+        price = price_at(request.model, prices, request.time, request.prompt_tokens or 0)
+        paid = 0.0 if price is None else _write_surcharge(price, *request.written) + request.storage_cost(price)
+        if paid:
+            saving = found.setdefault(request.project, Saving(request.project))
             saving.add_money(-paid, -paid)
             saving.add_spent(paid)
 

@@ -1,28 +1,25 @@
 """The cost of requests and of lost reuse, by day, project, model, or client."""
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from kvproxy.journal.groups import SpendingGroup
-from kvproxy.journal.reader import BACKEND, CACHES, JournalReader
+from kvproxy.journal.groups import Group, SpendingGroup
+from kvproxy.journal.reader import CACHES, PAID, JournalReader, RecordFilter, RequestGroup
 from kvproxy.journal.record import Record
+from kvproxy.journal.saving_groups import project_of
 from kvproxy.journal.sessions.ledger import CAUSES
 from kvproxy.providers.prices import price_at
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_lost_per_token, storage_price
 from kvproxy.units import tenant_name
 
-PROJECT_TAG = "project:"
-"""Start of the tag that names the project of a request."""
 _FREE = ("new", "unreported")
-# A stream that broke off was paid, too, if its usage arrived.
-_PAID = f"r.layer in {(*BACKEND, 'warming', 'disconnected', 'error')} and r.status = 200 and r.reason not like 'hit-%'"
 _REQUESTS = (
     "select r.time, r.model, r.tenant, r.client, r.tags, r.prompt_tokens, r.completion_tokens, r.reused_tokens,"
     f" t.written_5m, t.written_1h, t.pause, {', '.join(f't.{cause}' for cause in CAUSES)}"
-    f" from requests r left join turns t on t.number = r.number where {_PAID} and r.number >= ? and r.time >= ? and r.time < ?"
+    f" from requests r left join turns t on t.number = r.number where {PAID} and r.number >= ? and r.time >= ? and r.time < ?"
 )
 _HOUR = 3_600.0
 _MAX_NUMBERS = 500  # SQLite limits the number of parameters.
@@ -75,8 +72,11 @@ class PaidRequest:
                 return self.client
 
     def input_cost(self, price: PriceSettings) -> float:
-        paid = input_price(price, self.prompt_tokens or 0, self.reused, *self.written)
-        return paid + storage_price(price, self.reused * (self.pause or 0.0) / _HOUR)
+        return input_price(price, self.prompt_tokens or 0, self.reused, *self.written) + self.storage_cost(price)
+
+    def storage_cost(self, price: PriceSettings) -> float:
+        """Return the price of storing the reused tokens during the pause, as in Gemini."""
+        return storage_price(price, self.reused * (self.pause or 0.0) / _HOUR)
 
     def output_cost(self, price: PriceSettings) -> float:
         return (self.completion_tokens or 0) * price.output / MILLION
@@ -173,11 +173,10 @@ def recorded_requests(
     first = 0 if since is None else reader.first_number_since(since)
     for row in reader.rows(_REQUESTS, [first, since or 0.0, math.inf if until is None else until]):
         time, model, tenant, client, tags, prompt, completion, reused, short, long, pause, *lost = row
-        projects = [tag for tag in (tags or "").split(",") if tag.startswith(PROJECT_TAG)]
         yield PaidRequest(
             time=time,
             model=model,
-            project=projects[0].removeprefix(PROJECT_TAG) if projects else "",
+            project=project_of((tags or "").split(",")),
             client=client or tenant_name(tenant),
             prompt_tokens=prompt,
             completion_tokens=completion,
@@ -187,6 +186,33 @@ def recorded_requests(
             pause=pause,
             lost={cause: count for cause, count in zip(CAUSES, lost, strict=True) if count},
         )
+
+
+def with_costs(
+    reader: JournalReader,
+    query: RecordFilter,
+    by: Group,
+    groups: Sequence[RequestGroup],
+    prices: Mapping[str, PriceSettings],
+) -> list[RequestGroup]:
+    """Return the groups of `JournalReader.groups` with the cost of their requests."""
+    costs: defaultdict[str | int, float] = defaultdict(float)
+    unpriced = Counter[str | int]()
+    priced = set[str | int]()
+    for key, time, model, prompt, completion, reused, short, long, pause in reader.paid_rows(
+        query, by, [group.key for group in groups]
+    ):
+        cost = PaidRequest(time, model, "", "", prompt, completion, reused, short, long, pause).cost(prices)
+        if cost is None:
+            unpriced[key] += 1
+        else:
+            priced.add(key)
+            costs[key] += cost
+    known = {group.key for group in groups if group.key in priced or (group.cached and not unpriced[group.key])}
+    return [
+        replace(group, cost=costs[group.key] if group.key in known else None, unpriced=unpriced[group.key])
+        for group in groups
+    ]
 
 
 def record_costs(

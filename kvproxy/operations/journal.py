@@ -24,7 +24,7 @@ from kvproxy.journal.record import Record, RecordWithQuestions
 from kvproxy.journal.request_regions import request_body_of
 from kvproxy.journal.savings import SavingsReport, first_utc_day, savings_report
 from kvproxy.journal.sessions.session_reader import LedgerReport, Session, SessionReader, TreeRow, turn_tree
-from kvproxy.journal.spending import SpendingReport, record_costs, recorded_requests, spending_report
+from kvproxy.journal.spending import SpendingReport, record_costs, recorded_requests, spending_report, with_costs
 from kvproxy.operations.client import ProxyClient, client_of_running_proxy, configured_url
 from kvproxy.operations.journal_parameters import (
     LedgerQuery,
@@ -144,7 +144,7 @@ def explain_record(journal: JournalAccess, name: RecordName) -> RecordExplanatio
 
 @operation("GET", "/savings")
 def report_savings(journal: JournalAccess, query: SavingsQuery) -> SavingsReport:
-    """Report savings by layer, tenant, model, tag, or day."""
+    """Report savings by layer, tenant, client, model, project, tag, or day."""
     return savings_report(journal.reader, query.by, journal.settings, journal.comparison_counts(), query.since)
 
 
@@ -223,6 +223,7 @@ class DirectJournal:
         The name of a group of equal prompts is their question.
         """
         rows = self.reader.groups(query, by, order=order, limit=limit)
+        rows = with_costs(self.reader, query, by, rows, ModelPrices(self._settings.journal))
         if by != "prompt":
             return rows
         prompts = self._access.stored_questions([row.entry for row in rows if row.entry is not None])

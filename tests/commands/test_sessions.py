@@ -43,12 +43,20 @@ def test_sessions_are_listed_with_their_losses_and_costs(data: Path) -> None:
     assert found["cost"] == pytest.approx(cost)
     assert found["longest_pause"] == pytest.approx(599)
     assert latest["turns"] == 1
+    (top,) = result("log", "top", "--by", "model", "--data", data)
+    assert top["cost"] == pytest.approx(found["cost"] + latest["cost"])
     assert [each["id"] for each in result("sessions", "--turns", 2, "--data", data)] == [found["id"]]
     head, *rows = [line.split("\t") for line in kvproxy("sessions", "--data", data).stdout.splitlines()]
     row = dict(zip(head, rows[1], strict=True))
     assert (row["turns"], row["prompt_tokens"], row["share"], row["lost_most_to"]) == ("2", "20200", "0", "expired")
     assert (row["longest_pause"], row["upstream"]) == ("599", "https://api.example")
     assert float(row["cost"]) == pytest.approx(cost)
+
+
+def test_groups_of_a_model_without_a_price_have_no_cost(data: Path) -> None:
+    (data / "kvproxy.toml").unlink()
+    (top,) = result("log", "top", "--by", "model", "--data", data)
+    assert (top["cost"], top["unpriced"]) == (None, 3)
 
 
 def test_requests_are_billed_by_day_project_model_and_client(tmp_path: Path) -> None:

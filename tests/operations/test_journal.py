@@ -69,6 +69,13 @@ def test_http_and_the_file_give_the_same_records(
     assert len(found) == count
 
 
+def test_top_shows_the_money_of_the_journal(running: Running) -> None:
+    spent = sum(row["spent"] for row in result("savings", "--data", running[1])["rows"])
+    assert spent > 0
+    page = kvproxy("top", "--once", "--interval", 0.1, url=running[0]).stdout
+    assert f"Money\t{spent:,.4f} spent" in page
+
+
 def test_http_and_the_file_give_the_same_explanation_and_savings(running: Running) -> None:
     url, data = running
     remote, file = RemoteJournal(ProxyClient(url)), DirectJournal(data)

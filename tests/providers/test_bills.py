@@ -20,10 +20,12 @@ from starlette.responses import JSONResponse, Response
 
 from kvproxy.http.serve import make_server
 from kvproxy.http.services import build_services
+from kvproxy.journal.groups import SavingsGroup
 from kvproxy.journal.journal import StoredJournal
-from kvproxy.journal.savings import savings
+from kvproxy.journal.savings import Saving, savings
 from kvproxy.journal.sessions.session_reader import SessionReader
-from kvproxy.journal.spending import recorded_requests, spending_report
+from kvproxy.journal.spending import recorded_requests, spending_report, with_costs
+from kvproxy.operations.record_query import RecordQuery
 from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings import load_settings
 from kvproxy.settings.journal import JournalSettings
@@ -138,13 +140,19 @@ def test_savings_and_sessions_report_what_the_provider_bills(tmp_path: Path, pro
             upstream.now = random.uniform(FIRST, LAST)
             question = {"role": "user", "content": f"question {number}"}
             body = {"model": random.choice(models), "max_tokens": 9, "messages": [question]}
-            client.post(path, json=body).raise_for_status()
+            tags = {"x-kvproxy-tags": f"project:p{number % 3}"} if number % 3 else {}
+            client.post(path, json=body, headers=tags).raise_for_status()
         until(lambda: len(journal.latest(COUNT)) == COUNT)
         with contextlib.closing(journal.reader()) as reader:
             prices = ModelPrices(JournalSettings())
             saved = {row.name: row.money for row in savings(reader, "model", prices)}
             by_day = sum(row.money or 0.0 for row in savings(reader, "day", prices))
             spent = {row.name: row.spent for row in savings(reader, "model", prices)}
+            groups: dict[SavingsGroup, dict[str, Saving]] = {
+                by: {row.name: row for row in savings(reader, by, prices)} for by in ("project", "client")
+            }
+            top = reader.groups(RecordQuery(), "model", order="requests", limit=None)
+            top = with_costs(reader, RecordQuery(), "model", top, prices)
             requests = list(recorded_requests(reader))
             costs: dict[str, float] = {}
             for turn in SessionReader(reader, prices).all_turns():
@@ -163,3 +171,11 @@ def test_savings_and_sessions_report_what_the_provider_bills(tmp_path: Path, pro
     days = spending_report(requests, "day", prices, "USD")
     assert days.total.cost == pytest.approx(sum(upstream.paid.values()), rel=1e-3)
     assert sum(row.requests for row in days.rows) == COUNT
+    assert {row.name: row.cost for row in top} == pytest.approx(upstream.paid, rel=1e-3)
+    projects = spending_report(requests, "project", prices, "USD").rows
+    spent = {name: row.spent for name, row in groups["project"].items()}
+    assert spent == pytest.approx({row.name: row.cost for row in projects}, rel=1e-3)
+    assert sorted(spent) == ["", "p1", "p2"]
+    for rows in groups.values():
+        assert sum(row.requests for row in rows.values()) == COUNT
+        assert sum(row.money or 0.0 for row in rows.values()) == pytest.approx(total, rel=1e-3)

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from math import inf
 from typing import Any
 
@@ -14,6 +13,7 @@ from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.sessions.ledger import CAUSES, LOADED, STORED_TOKEN_HOURS, UNREAD_WRITES
 from kvproxy.providers.prices import price_at, price_on
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_lost_per_token, storage_price
+from kvproxy.units import start_of_utc_day
 
 _TURNS = (
     "select t.number, t.session, t.turn, t.parent, (select name from names where number = t.name), r.request_id, r.time,"
@@ -275,7 +275,7 @@ class SessionReader:
         return replace(report, unread_writes=max(0, unread), diagnoses=self._diagnoses(since))
 
     def _diagnoses(self, since: str | None) -> list[DiagnosisRow]:
-        first = 0.0 if since is None else datetime.fromisoformat(since).replace(tzinfo=UTC).timestamp()
+        first = 0.0 if since is None else start_of_utc_day(since)
         sql = (
             "select n.name, count(*), sum(case when t.agrees = 1 then 1 else 0 end),"
             " sum(case when t.agrees = 0 then 1 else 0 end) from turns t join names n on n.number = t.diagnosis"

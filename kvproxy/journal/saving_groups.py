@@ -1,0 +1,53 @@
+"""Groups the daily sums of requests by client and by project."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+
+from kvproxy.journal.groups import SavingsGroup
+from kvproxy.journal.reader import JournalReader, TotalRow
+from kvproxy.journal.record import client_name
+from kvproxy.units import tenant_name
+
+PROJECT_TAG = "project:"
+"""Start of the tag that names the project of a request."""
+_SUMS = tuple(field.name for field in fields(TotalRow)[5:])
+
+
+def project_of(tags: Sequence[str]) -> str:
+    """Return the first project that tags name; empty without one."""
+    return next((tag.removeprefix(PROJECT_TAG) for tag in tags if tag.startswith(PROJECT_TAG)), "")
+
+
+def client_of(tenant: str) -> str:
+    """Return the name of a tenant's key, or else the tenant."""
+    return client_name(tenant) or tenant_name(tenant)
+
+
+def grouped_totals(reader: JournalReader, by: SavingsGroup, first_day: str | None) -> list[TotalRow]:
+    """Return sums by group from the UTC day `first_day`, such as 2026-11-21, on; see `JournalReader.totals`.
+
+    Requests without a project are a group with an empty name.
+    """
+    match by:
+        case "client":
+            return [replace(row, name=client_of(row.name)) for row in reader.totals("tenant", first_day)]
+        case "project":
+            return list(_project_totals(reader, first_day))
+        case _:
+            return reader.totals(by, first_day)
+
+
+def _project_totals(reader: JournalReader, first_day: str | None) -> Iterator[TotalRow]:
+    others = {_key(row): replace(row, name="") for row in reader.totals("day", first_day)}
+    for row in reader.totals("tag", first_day):
+        if row.name.startswith(PROJECT_TAG):
+            yield replace(row, name=row.name.removeprefix(PROJECT_TAG))
+            # Sums of many tenants or tags are folded, and the rows of both differ then.
+            if (total := others.get(_key(row))) is not None:
+                rest = {name: getattr(total, name) - getattr(row, name) for name in _SUMS}
+                others[_key(row)] = replace(total, **rest)
+    yield from (row for row in others.values() if row.requests > 0)
+
+
+def _key(row: TotalRow) -> tuple[str, str, str, str]:
+    return row.layer, row.model, row.tenant, row.day

@@ -181,7 +181,7 @@ def _seconds_text(row: "Saving") -> Formatted:
 
 
 def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
-    from kvproxy.journal.savings import MIN_REQUESTS
+    from kvproxy.journal.prefill_time import MIN_REQUESTS
 
     if report.refused:
         print_text(f"{plural(report.refused, 'refused request')} not counted; kvproxy log top counts them.")

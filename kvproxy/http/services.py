@@ -29,7 +29,7 @@ from kvproxy.http.request_bodies import BodyBudget
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.journal import open_journal
 from kvproxy.journal.pool_forecast import PoolForecast, forecast_hit_rates
-from kvproxy.journal.savings import prefill_costs
+from kvproxy.journal.prefill_time import prefill_costs
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.library.configured_cache import open_response_cache
 from kvproxy.optional_packages import install_command

@@ -24,7 +24,7 @@ _TIMEOUT = 240
 # Longer than a busy machine needs to forward an event.
 _PAUSE = 0.5
 # Clients neither report their use nor update themselves, and write equal commits.
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "AIDER_ANALYTICS": "false",
     "AIDER_CHECK_UPDATE": "false",
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
@@ -102,7 +102,7 @@ class Task:
     def _environment(self, home: Path) -> dict[str, str]:
         programs = [self.clients_folder / "node/node_modules/.bin", self.clients_folder / self.client.folder / "bin"]
         path = os.pathsep.join([*map(str, programs), os.environ["PATH"]])
-        return {**_ENVIRONMENT, "HOME": str(home), "PATH": path, "PYTHONPATH": str(ROOT)}
+        return {**ENVIRONMENT, "HOME": str(home), "PATH": path, "PYTHONPATH": str(ROOT)}
 
 
 def check(client: Client, clients_folder: Path, data: Path) -> Result:

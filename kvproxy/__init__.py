@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvproxy.blocks.manager import ComputedBlocks, KVCacheManager
     from kvproxy.blocks.row_types import PoolStats
     from kvproxy.blocks.single_type_manager import GroupSpec
-    from kvproxy.library import AsyncCache, Cache, CachedAnswer, open_async_cache, open_cache
+    from kvproxy.library import AsyncCache, Cache, CachedAnswer, LookupExplanation, open_async_cache, open_cache
     from kvproxy.settings.cache import CacheSettings
 
 __version__ = "0.1.0"
@@ -27,7 +27,7 @@ _MODULES = {
     "blocks.manager": ("ComputedBlocks", "KVCacheManager"),
     "blocks.row_types": ("PoolStats",),
     "blocks.single_type_manager": ("GroupSpec",),
-    "library": ("AsyncCache", "Cache", "CachedAnswer", "open_async_cache", "open_cache"),
+    "library": ("AsyncCache", "Cache", "CachedAnswer", "LookupExplanation", "open_async_cache", "open_cache"),
     "analyse.simulate.pool_simulation": ("ChainRequest", "PoolSimulation", "simulate_pool"),
     "analyse.simulate.pool_size_sweep": ("Sweep", "sweep"),
     "analyse.simulate.trace_reader": ("TraceError", "read_chains"),
@@ -47,6 +47,7 @@ __all__ = [
     "ComputedBlocks",
     "GroupSpec",
     "KVCacheManager",
+    "LookupExplanation",
     "MMItem",
     "PoolSimulation",
     "PoolStats",

@@ -5,9 +5,11 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from kvproxy.errors import SettingsError
@@ -16,32 +18,48 @@ from kvproxy.index.models.embedder import Embedder
 from kvproxy.index.policies.guards import Guard
 from kvproxy.index.policies.policy import Policy
 from kvproxy.index.response_cache import ResponseCache
-from kvproxy.index.store import is_url
+from kvproxy.index.store import EntryFilter, is_url
 from kvproxy.library.configured_cache import open_response_cache
+from kvproxy.library.lookup_explanation import LookupExplanation, explain_lookup
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 from kvproxy.units import parse_seconds
 
 T = TypeVar("T")
+_BATCH = 1_000
 _ENDPOINT = "library"  # In all keys and namespaces: a proxy with the same store serves no answers of the library.
 
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswer:
-    """A stored answer. `similarity` is the cosine of the stored and the requested question; None if they are equal."""
+    """A stored answer.
+
+    Attributes:
+        similarity: cosine of the stored and the requested question; None if they are equal.
+        id: names the answer for `feedback`.
+    """
 
     answer: str
     question: str
     similarity: float | None
+    id: str = field(default="", compare=False)
 
 
 class AsyncCache:
     """The same as `Cache`, for asyncio. Open it with `open_async_cache`, and use it in one event loop."""
 
-    def __init__(self, cache: ResponseCache, ttl: float, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        cache: ResponseCache,
+        ttl: float,
+        clock: Callable[[], float] = time.time,
+        namespace_ttls: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
         self._cache = cache
         self._ttl = ttl
         self._clock = clock
+        self._namespace_ttls = namespace_ttls
+        self._counts = Counter[str]()
         self._is_closed = False
 
     async def get(self, question: str, namespace: str = "") -> CachedAnswer | None:
@@ -54,34 +72,65 @@ class AsyncCache:
         if entry is None and cache.semantic is not None and await cache.is_unchanged_by_redaction(question):
             lookup = await cache.semantic.lookup(_digest(namespace), question)
             entry, similarity = lookup.entry, lookup.similarity
+        self._counts["miss" if entry is None else "exact" if similarity is None else "semantic"] += 1
         if entry is None:
             return None
         cache.store.record_hit(entry.id)
-        return CachedAnswer(json.loads(entry.response), entry.prompt, similarity)
+        return CachedAnswer(json.loads(entry.response), entry.prompt, similarity, entry.id)
 
-    async def set(self, question: str, answer: str, namespace: str = "", *, ttl: float | str | None = None) -> bool:
+    async def explain(self, question: str, namespace: str = "") -> LookupExplanation:
         self._check_open()
+        _check_texts(question=question, namespace=namespace)
+        return await explain_lookup(
+            self._cache, _digest(namespace, question), _digest(namespace), question, self._clock()
+        )
+
+    async def set(
+        self,
+        question: str,
+        answer: str,
+        namespace: str = "",
+        *,
+        ttl: float | str | None = None,
+        tags: Sequence[str] = (),
+    ) -> bool:
+        self._check_open()
+        return await self._cache.insert(self._entry(question, answer, namespace, ttl, tags))
+
+    async def set_many(
+        self,
+        answers: Mapping[str, str],
+        namespace: str = "",
+        *,
+        ttl: float | str | None = None,
+        tags: Sequence[str] = (),
+    ) -> int:
+        self._check_open()
+        # All arguments are checked before the first answer is stored.
+        entries = [self._entry(question, answer, namespace, ttl, tags) for question, answer in answers.items()]
+        starts = range(0, len(entries), _BATCH)
+        return sum([await self._cache.insert_many(entries[start : start + _BATCH]) for start in starts])
+
+    def _entry(self, question: str, answer: str, namespace: str, ttl: float | str | None, tags: Sequence[str]) -> Entry:
         _check_texts(question=question, answer=answer, namespace=namespace)
         if not question.strip():
             raise ValueError("the question is empty")
-        now, lifetime = self._clock(), self._ttl if ttl is None else parse_seconds(ttl)
-        if ttl is not None and lifetime <= 0:
-            raise ValueError(f"ttl must be positive, but it is {ttl!r}")
-        return await self._cache.insert(
-            Entry(
-                id=new_id(),
-                key=_digest(namespace, question),
-                namespace=_digest(namespace),
-                tenant="",
-                model="",
-                endpoint=_ENDPOINT,
-                prompt=question,
-                semantic=True,
-                request=json.dumps({"question": question, "namespace": namespace}).encode(),
-                response=json.dumps(answer).encode(),
-                created=now,
-                expires=now + lifetime,
-            )
+        now = self._clock()
+        lifetime = self._namespace_ttls.get(namespace, self._ttl) if ttl is None else _positive_seconds("ttl", ttl)
+        return Entry(
+            id=new_id(),
+            key=_digest(namespace, question),
+            namespace=_digest(namespace),
+            tenant="",
+            model="",
+            endpoint=_ENDPOINT,
+            prompt=question,
+            semantic=True,
+            request=json.dumps({"question": question, "namespace": namespace}).encode(),
+            response=json.dumps(answer).encode(),
+            created=now,
+            expires=now + lifetime,
+            tags=_checked_tags(tags),
         )
 
     async def delete(self, question: str, namespace: str = "") -> bool:
@@ -89,6 +138,34 @@ class AsyncCache:
         _check_texts(question=question, namespace=namespace)
         entry = await self._cache.find(_digest(namespace, question))
         return entry is not None and await self._cache.remove([entry.id]) > 0
+
+    async def delete_tag(self, tag: str, namespace: str | None = None) -> int:
+        self._check_open()
+        _check_texts(tag=tag, **({} if namespace is None else {"namespace": namespace}))
+        where = EntryFilter(tag=tag, namespace=None if namespace is None else _digest(namespace))
+        entries = await asyncio.to_thread(self._cache.store.list_entries, where)
+        return await self._cache.remove([entry.id for entry in entries if entry.endpoint == _ENDPOINT])
+
+    async def feedback(self, answer: CachedAnswer, right: bool, question: str | None = None) -> None:
+        self._check_open()
+        _check_type("answer", answer, CachedAnswer)
+        if self._cache.semantic is None:
+            raise ValueError("semantic matching is off: there is nothing to reject or approve")
+        entry = await asyncio.to_thread(self._cache.store.get, answer.id)
+        if entry is None:
+            raise ValueError(f"the answer to {answer.question[:80]!r} is no longer stored")
+        await self._cache.semantic.feedback(entry, right, question)
+
+    async def stats(self) -> dict[str, Any]:
+        self._check_open()
+        store, semantic = self._cache.store, self._cache.semantic
+        figures = await asyncio.to_thread(store.stats)
+        learned = await asyncio.to_thread(store.observations.summary)
+        learning = None if semantic is None or semantic.learning is None else semantic.learning.summary()
+        policy = None if semantic is None else semantic.policy.name
+        decisions = {"policy": policy, "learned": learned, "learning": learning}
+        gets = {name: self._counts[name] for name in ("exact", "semantic", "miss")}
+        return figures | {"gets": gets, "semantic": decisions}
 
     async def close(self) -> None:
         self._is_closed = True
@@ -125,16 +202,54 @@ class Cache:
         """
         return self._run(self._cache.get(question, namespace))
 
-    def set(self, question: str, answer: str, namespace: str = "", *, ttl: float | str | None = None) -> bool:
-        """Store an answer durably for `ttl`: seconds, or text such as `1h`; None uses the default of the settings.
+    def explain(self, question: str, namespace: str = "") -> LookupExplanation:
+        """Return what `get` would return, and why, without counting a lookup."""
+        return self._run(self._cache.explain(question, namespace))
 
-        Return False if the answer exceeds the capacity, or contains text to redact.
+    def set(
+        self,
+        question: str,
+        answer: str,
+        namespace: str = "",
+        *,
+        ttl: float | str | None = None,
+        tags: Sequence[str] = (),
+    ) -> bool:
+        """Store an answer durably for `ttl`: seconds, or text such as `1h`; None uses that of the namespace, or the settings.
+
+        `tags` select answers for `delete_tag`. Return False if the answer exceeds the capacity, or contains text to redact.
         """
-        return self._run(self._cache.set(question, answer, namespace, ttl=ttl))
+        return self._run(self._cache.set(question, answer, namespace, ttl=ttl, tags=tags))
+
+    def set_many(
+        self,
+        answers: Mapping[str, str],
+        namespace: str = "",
+        *,
+        ttl: float | str | None = None,
+        tags: Sequence[str] = (),
+    ) -> int:
+        """Store the answer to each question, see `set`, with few commits; return the number of stored answers."""
+        return self._run(self._cache.set_many(answers, namespace, ttl=ttl, tags=tags))
 
     def delete(self, question: str, namespace: str = "") -> bool:
         """Remove the answer to an equal question; return whether it existed."""
         return self._run(self._cache.delete(question, namespace))
+
+    def delete_tag(self, tag: str, namespace: str | None = None) -> int:
+        """Remove the answers with a tag, in one namespace or (None) in all; return their number."""
+        return self._run(self._cache.delete_tag(tag, namespace))
+
+    def feedback(self, answer: CachedAnswer, right: bool, question: str | None = None) -> None:
+        """Report whether an answer was right. A wrong answer is served for equal questions only.
+
+        From the `question` of a semantic hit, the policy `learned` also learns.
+        """
+        self._run(self._cache.feedback(answer, right, question))
+
+    def stats(self) -> dict[str, Any]:
+        """Return the figures of `kvproxy cache stats --json`, and `gets`: the numbers of results since the cache was opened."""
+        return self._run(self._cache.stats())
 
     def close(self) -> None:
         if not self._loop.is_closed():
@@ -165,6 +280,7 @@ def open_async_cache(
     policy: Policy | None = None,
     encryption: EncryptionSettings | None = None,
     redaction: RedactionSettings | None = None,
+    namespace_ttls: Mapping[str, float | str] = MappingProxyType({}),
 ) -> AsyncCache:
     """Open a cache for asyncio. A missing file is created; the folder must exist.
 
@@ -176,10 +292,11 @@ def open_async_cache(
         policy: decides about similar questions, instead of the policy of the settings, its guards, and its verifier.
         encryption: location of the keys; None does not encrypt.
         redaction: texts to redact before storing; None redacts nothing.
+        namespace_ttls: lifetime of answers by namespace, in seconds or as text such as `1h`; others have that of the settings.
 
     Raises:
         SettingsError: the keys, the store, the embedder or the verifier cannot be used.
-        TypeError: an argument has the wrong type.
+        TypeError, ValueError: an argument has the wrong type or value.
     """
     _check_type("settings", settings, CacheSettings)
     _check_type("encryption", encryption, EncryptionSettings)
@@ -187,6 +304,7 @@ def open_async_cache(
     if not is_url(str(where)) and not Path(where).parent.is_dir():
         raise SettingsError(f"there is no folder {Path(where).parent}: create it, or name another file")
     settings = settings or CacheSettings()
+    ttls = {name: _positive_seconds(f"namespace_ttls[{name!r}]", ttl) for name, ttl in namespace_ttls.items()}
     cache = open_response_cache(
         where,
         settings,
@@ -196,7 +314,7 @@ def open_async_cache(
         encryption=encryption or EncryptionSettings(),
         redaction=redaction or RedactionSettings(),
     )
-    return AsyncCache(cache, settings.ttl)
+    return AsyncCache(cache, settings.ttl, namespace_ttls=ttls)
 
 
 def open_cache(
@@ -208,6 +326,7 @@ def open_cache(
     policy: Policy | None = None,
     encryption: EncryptionSettings | None = None,
     redaction: RedactionSettings | None = None,
+    namespace_ttls: Mapping[str, float | str] = MappingProxyType({}),
 ) -> Cache:
     """Open a cache for threads. See `open_async_cache` for the arguments."""
     return Cache(
@@ -219,6 +338,7 @@ def open_cache(
             policy=policy,
             encryption=encryption,
             redaction=redaction,
+            namespace_ttls=namespace_ttls,
         )
     )
 
@@ -227,6 +347,19 @@ def _check_texts(**texts: object) -> None:
     for name, value in texts.items():
         if not isinstance(value, str):
             raise TypeError(f"{name} must be a string, not {type(value).__name__}")
+
+
+def _positive_seconds(name: str, value: float | str) -> float:
+    if (seconds := parse_seconds(value)) <= 0:
+        raise ValueError(f"{name} must be positive, but it is {value!r}")
+    return seconds
+
+
+def _checked_tags(tags: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(tags, str):
+        raise TypeError(f"tags must be a sequence of strings: write ({tags!r},)")
+    _check_texts(**{f"tags[{place}]": tag for place, tag in enumerate(tags)})
+    return tuple(dict.fromkeys(tags))
 
 
 def _check_type(name: str, value: object, expected: type) -> None:

@@ -143,6 +143,77 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
             cache.set("q", wrong)
 
 
+async def test_tags_many_answers_and_lifetimes_of_namespaces(tmp_path: Path) -> None:
+    now = [1000.0]
+    store = open_store(tmp_path / "r.db", clock=lambda: now[0])
+    cache_ = ResponseCache(store, None, clock=lambda: now[0])
+    async with AsyncCache(cache_, 50, lambda: now[0], {"news": 10.0}) as cache:
+        await cache._cache.insert(make_entry("of the proxy", tags=("docs",)))
+        assert (
+            await cache.set_many({f"question {number}": "a" for number in range(2_500)}, tags=["docs", "docs"]) == 2_500
+        )
+        assert await cache.set("weather", "rain", "news", tags=("docs",))
+        assert await cache.set("history", "old", "news", ttl=100)
+        with pytest.raises(ValueError, match="the question is empty"):
+            await cache.set_many({"new": "a", " ": "b"})
+        assert await cache.get("new") is None
+        now[0] += 20
+        assert await cache.get("weather", "news") is None
+        assert (await cache.explain("weather", "news")).reason == "miss-expired"
+        assert [await cache.get(*each) is None for each in (("history", "news"), ("question 7", ""))] == [False, False]
+        stats = await cache.stats()
+        assert stats["tags"] == {"docs": 2_502}
+        assert (stats["gets"], stats["semantic"]["policy"]) == ({"exact": 2, "semantic": 0, "miss": 2}, None)
+        assert await cache.delete_tag("docs", "news") == 1
+        assert await cache.delete_tag("docs") == 2_500
+        # The proxy's own responses in a shared store stay.
+        assert {entry.prompt for entry in store.list_entries()} == {"history", "of the proxy"}
+        wrong: Any = "docs"
+        with pytest.raises(TypeError, match=r"tags must be a sequence of strings: write \('docs',\)"):
+            await cache.set("q", "a", tags=wrong)
+        with pytest.raises(ValueError, match="semantic matching is off"):
+            await cache.feedback(CachedAnswer("a", "q", None), right=False)
+
+
+async def test_a_miss_is_explained_and_a_wrong_answer_rejected(store: Store) -> None:
+    semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.8), store.observations)
+    async with opened(store, semantic) as cache:
+        assert (await cache.explain("what is a block")).reason == "miss-new"
+        await cache.set("what is a free block", "one")
+        assert (await cache.explain("what is a free block")).reason == "hit-exact"
+        found = await cache.explain("what is a free block now")
+        assert (found.reason, found.question, found.sentence) == (
+            "hit-semantic",
+            "what is a free block",
+            "One answer fits both.",
+        )
+        hit = await cache.get("what is a free block now")
+        assert hit is not None
+        far = await cache.explain("which blocks are evicted first")
+        assert (far.reason, far.question) == ("low-similarity", "what is a free block")
+        assert far.similarity is not None
+        assert far.similarity < 0.8
+        await cache.feedback(hit, right=False, question="what is a free block now")
+        assert await cache.get("what is a free block now") is None
+        assert (await cache.explain("what is a free block now")).reason == "rejected"
+        assert await cache.get("what is a free block") == hit.__class__("one", "what is a free block", None)
+        assert (await cache.explain("wh\u200bat is a free block now")).reason == "miss-hidden"
+        assert (await cache.stats())["gets"] == {"exact": 1, "semantic": 1, "miss": 1}
+        await cache.delete("what is a free block")
+        with pytest.raises(ValueError, match="is no longer stored"):
+            await cache.feedback(hit, right=True)
+
+
+def test_lifetimes_of_namespaces_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"namespace_ttls\['news'\] must be positive"):
+        open_cache(tmp_path / "r.db", EXACT, namespace_ttls={"news": 0})
+    with open_cache(tmp_path / "r.db", EXACT, namespace_ttls={"news": "1h"}) as cache:
+        assert cache.set_many({"a": "b"}, "news") == 1
+        assert cache.explain("a", "news").reason == "hit-exact"
+        assert cache.stats()["entries"] == 1
+        assert cache.delete_tag("none") == 0
+
+
 async def test_a_pending_entry_is_found_until_it_expires(open_file: MakeStore) -> None:
     now = [1000.0]
     store = open_file(clock=lambda: now[0])

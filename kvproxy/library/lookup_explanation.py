@@ -1,0 +1,82 @@
+"""Explains why a lookup of the library finds an answer or none."""
+
+from dataclasses import dataclass
+
+from kvproxy.index.policies.guards.hidden_text import has_hidden_text
+from kvproxy.index.policies.policy import describe_verdict
+from kvproxy.index.response_cache import ResponseCache
+from kvproxy.index.search.lookup_result import Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class LookupExplanation:
+    """The result of a lookup and its reason.
+
+    Attributes:
+        reason: `hit-exact`, `hit-semantic`, or the reason of a miss; docs/records.md lists these tokens.
+        sentence: the reason for people.
+        question: the stored question that decided; None if none was compared.
+        similarity, score: cosine of both questions, and the verifier's probability that one answer serves both; None if unknown.
+        guard: name of the guard that vetoed, if any.
+    """
+
+    reason: str
+    sentence: str
+    question: str | None = None
+    similarity: float | None = None
+    score: float | None = None
+    guard: str | None = None
+
+
+async def explain_lookup(
+    cache: ResponseCache, key: str, namespace: str, question: str, now: float
+) -> LookupExplanation:
+    """Explain the lookup of a question with a key in a namespace, without counting it."""
+    entry = await cache.find(key, latest=True)
+    if entry is not None and entry.expires > now:
+        return LookupExplanation("hit-exact", "An equal question is stored.", entry.prompt)
+    was_stored = entry is not None or cache.store.has_key(key)
+    found = await _explain_similar(cache, namespace, question)
+    if was_stored and found.reason in ("miss-new", "low-similarity"):
+        return LookupExplanation("miss-expired", "An equal question was stored, but its answer expired.")
+    return found
+
+
+async def _explain_similar(cache: ResponseCache, namespace: str, question: str) -> LookupExplanation:
+    semantic = cache.semantic
+    if semantic is None:
+        return _new("Semantic matching is off.")
+    if not await cache.is_unchanged_by_redaction(question):
+        return _new("A part of the question is redacted, so it has exact hits only.")
+    if has_hidden_text(question):
+        return LookupExplanation(
+            "miss-hidden", "The question has invisible characters or mixes alphabets: exact hits only."
+        )
+    if not semantic.supports_language(question):
+        return _new("The models do not know the language of the question, see cache.languages.")
+    if not semantic.can_read(question):
+        return _new("The embedder cannot read all of the question: exact hits only.")
+    lookup = await semantic.lookup(namespace, question, explore=False)
+    if lookup.skip_reason is not None:
+        return LookupExplanation(f"skipped-{lookup.skip_reason}", "The semantic lookup did not run in time.")
+    near = lookup.decisive_candidate("not compared", "expired")
+    if near is None:
+        return _new("The namespace has no similar question.")
+    return _explanation_of(near, is_hit=lookup.entry is not None)
+
+
+def _new(cause: str) -> LookupExplanation:
+    return LookupExplanation("miss-new", f"No equal question is stored. {cause}")
+
+
+def _explanation_of(near: Candidate, *, is_hit: bool) -> LookupExplanation:
+    token = f"veto-{near.guard}" if near.verdict == "vetoed" else near.verdict.replace(" ", "-")
+    sentence = describe_verdict(near.verdict, near.guard)
+    return LookupExplanation(
+        "hit-semantic" if is_hit else token,
+        f"{sentence[:1].upper()}{sentence[1:]}.",
+        near.prompt,
+        near.similarity,
+        near.score,
+        near.guard,
+    )

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -159,7 +159,7 @@ class AsyncCache:
     async def stats(self) -> dict[str, Any]:
         self._check_open()
         store, semantic = self._cache.store, self._cache.semantic
-        figures = await asyncio.to_thread(store.stats)
+        figures = asdict(await asyncio.to_thread(store.stats))
         learned = await asyncio.to_thread(store.observations.summary)
         learning = None if semantic is None or semantic.learning is None else semantic.learning.summary()
         policy = None if semantic is None else semantic.policy.name

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from kvproxy.blocks.manager import ComputedBlocks, KVCacheManager
     from kvproxy.blocks.row_types import PoolStats
     from kvproxy.blocks.single_type_manager import GroupSpec
-    from kvproxy.library import AsyncCache, Cache, CachedAnswer, LookupExplanation, open_async_cache, open_cache
+    from kvproxy.library import AsyncCache, Cache, CachedAnswer, open_async_cache, open_cache
+    from kvproxy.library.lookup_explanation import LookupExplanation
     from kvproxy.settings.cache import CacheSettings
 
 __version__ = "0.1.0"
@@ -27,7 +28,8 @@ _MODULES = {
     "blocks.manager": ("ComputedBlocks", "KVCacheManager"),
     "blocks.row_types": ("PoolStats",),
     "blocks.single_type_manager": ("GroupSpec",),
-    "library": ("AsyncCache", "Cache", "CachedAnswer", "LookupExplanation", "open_async_cache", "open_cache"),
+    "library": ("AsyncCache", "Cache", "CachedAnswer", "open_async_cache", "open_cache"),
+    "library.lookup_explanation": ("LookupExplanation",),
     "analyse.simulate.pool_simulation": ("ChainRequest", "PoolSimulation", "simulate_pool"),
     "analyse.simulate.pool_size_sweep": ("Sweep", "sweep"),
     "analyse.simulate.trace_reader": ("TraceError", "read_chains"),

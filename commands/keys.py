@@ -1,15 +1,20 @@
 """`kvproxy keys`: clients and their API keys."""
 
+import sys
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument
 
 from kvproxy.commands.command import CommandGroup
-from kvproxy.commands.formatting import Formatted, format_age, format_size, local_time, table_time
+from kvproxy.commands.formatting import Formatted, format_age, format_size, local_time, money, table_time
 from kvproxy.commands.options import Data, LimitOrAll, load_settings
 from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.commands.tables import Column, ListLayout, Row, default_limit, number_column, table_output, text_column
+from kvproxy.errors import SettingsError
 from kvproxy.operations.client import used_data_folder
-from kvproxy.operations.keys_parameters import ClientChange, ClientName, KeyRotation, NewClient
+from kvproxy.operations.keys_parameters import ClientChange, ClientName, KeyRotation, NewClient, UsageQuery
 
 if TYPE_CHECKING:
     from kvproxy.settings import Settings
@@ -36,6 +41,34 @@ def add(client: NewClient, data: Data = None) -> Output:
 
 
 @app.subcommand
+def add_many(
+    file: Annotated[
+        Path, Argument(help="CSV with a head: name, and any limits such as tokens_per_minute; - is stdin.")
+    ],
+    data: Data = None,
+) -> Output:
+    """Create the clients of a CSV file, and print their API keys as CSV.
+
+    The columns of the file are the options of `keys add`. If a line is invalid, no client is created. The keys are shown only
+    once.
+
+    Example: kvproxy keys add-many teams.csv > keys.csv
+    """
+    from kvproxy.operations.keys import add_clients, read_clients
+
+    settings = _load_settings(data)
+    try:
+        with nullcontext(sys.stdin) if str(file) == "-" else file.open(newline="", encoding="utf-8-sig") as lines:
+            created = add_clients(settings, read_clients(lines))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+    if created and created[0].is_first:
+        print_note(f"the first clients: from now on, a proxy of {settings.data} rejects requests without a key")
+    rows = [{"name": each.name, "key": each.key} for each in created]
+    return text_output(rows, "\n".join(["name,key", *(f"{each.name},{each.key}" for each in created)]))
+
+
+@app.subcommand
 def set_(change: ClientChange, data: Data = None) -> Output:
     """Change the limits of a client.
 
@@ -51,24 +84,32 @@ def set_(change: ClientChange, data: Data = None) -> Output:
 
 
 @app.subcommand
-def ls(*, layout: ListLayout, data: Data = None) -> Output:
-    """List clients with their limits and last use.
+def ls(query: UsageQuery, *, layout: ListLayout, data: Data = None) -> Output:
+    """List clients with their usage, their limits, and their last use.
 
-    The last use is the last request in the journal.
+    The usage of the last 30 UTC days, or --since, is that of the journal. The tokens are those that the backend computed.
     """
-    from kvproxy.operations.keys import list_clients
+    from kvproxy.operations.keys import list_clients, usage_problem
 
     settings = _load_settings(data)
-    clients = list_clients(settings)
+    clients = list_clients(settings, query)
+    if clients and (problem := usage_problem(settings)) is not None:
+        print_note(f"the usage is unknown: {problem}")
+    spent = f"Spent {settings.journal.currency}"
     rows: list[Row] = [
         {
             "Name": client.name,
+            "Requests#": client.requests,
+            "Tokens#": client.tokens,
+            number_column(spent, "spent", optional=True): money(client.spent),
             number_column("Requests/min", "requests_per_minute"): client.requests_per_minute,
             number_column("Tokens/min", "tokens_per_minute"): client.tokens_per_minute,
             number_column("In flight", "concurrent_requests", optional=True): client.concurrent_requests,
             number_column("Stored", "stored_bytes", optional=True): None
             if client.stored_bytes is None
             else format_size(client.stored_bytes),
+            Column("Models", is_optional=True): client.models,
+            Column("Expires", is_optional=True): None if client.expires is None else local_time(client.expires),
             "Last used": None
             if client.last_used is None
             else Formatted(f"{format_age(client.last_used)} ago", local_time(client.last_used)),
@@ -86,7 +127,7 @@ def ls(*, layout: ListLayout, data: Data = None) -> Output:
 def history(*, limit: LimitOrAll = None, layout: ListLayout, data: Data = None) -> Output:
     """List the last changes of clients, responses, and pins.
 
-    With a store in a file, changes are not recorded. The newest --limit changes are listed.
+    With a store in a file, the data folder records changes of clients only. The newest --limit changes are listed.
     """
     from kvproxy.operations.keys import list_changes
 

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
+from kvproxy.clients.change_log import record_change, recorded_changes
 from kvproxy.clients.shared_state import SharedState, operator_name
 from kvproxy.errors import InvalidRequest, NotFound, SettingsError, StoreUnavailable
 from kvproxy.index.errors import CacheStoreError
@@ -48,31 +49,51 @@ def requires_client_key(settings: Settings) -> bool:
         return shared is not None and bool(shared.client_settings())
 
 
-def add_client(settings: Settings, name: str, **limits: int | None) -> str:
+def add_client(settings: Settings, name: str, **limits: Any) -> str:
     """Add a client, and return its key, of which only the digest is stored. `limits` are fields of `ClientSettings`.
 
     Raises InvalidRequest if the name exists or is invalid.
     """
-    if any(each.name == name for each in settings.clients):
-        raise InvalidRequest(f"the client {name!r} is in kvproxy.toml: change it there")
-    if any(each.name == name for each in all_clients(settings)):
-        raise InvalidRequest(
-            f"there is a client {name!r} already: kvproxy keys set {name} changes its limits, and keys rotate {name} its key"
-        )
-    key = _PREFIX + secrets.token_urlsafe(32)
-    try:
-        client = ClientSettings.model_validate(
-            {**limits, "name": name, "key_sha256": key_digest(key), "counts_since": time.time()}
-        )
-    except ValidationError:
-        raise InvalidRequest(
-            f"{name!r} is no name for a client: take up to 64 letters, digits, dots, dashes and underscores"
-        ) from None
-    _store_client(settings, client, f"add client {name}", reset=True)
-    return key
+    return add_clients(settings, [(name, limits)])[0]
 
 
-def set_limits(settings: Settings, name: str, limits: Mapping[str, int | None]) -> None:
+def add_clients(settings: Settings, clients: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """Add clients with their limits, see `add_client`; if one of them is invalid, add none. Return their keys."""
+    existing = {each.name for each in all_clients(settings)}
+    added: dict[str, ClientSettings] = {}
+    keys = []
+    for name, limits in clients:
+        if any(each.name == name for each in settings.clients):
+            raise InvalidRequest(f"the client {name!r} is in kvproxy.toml: change it there")
+        if name in existing:
+            raise InvalidRequest(
+                f"there is a client {name!r} already: kvproxy keys set {name} changes its limits, and keys rotate {name}"
+                " its key"
+            )
+        if name in added:
+            raise InvalidRequest(f"the client {name!r} is named twice")
+        keys.append(_PREFIX + secrets.token_urlsafe(32))
+        given = {limit: value for limit, value in limits.items() if value is not None}
+        try:
+            added[name] = ClientSettings.model_validate(
+                {**given, "name": name, "key_sha256": key_digest(keys[-1]), "counts_since": time.time()}
+            )
+        except ValidationError:
+            raise InvalidRequest(
+                f"{name!r} is no name for a client: take up to 64 letters, digits, dots, dashes and underscores"
+            ) from None
+    with _shared_state(settings) as shared:
+        if shared is not None:
+            for name, client in added.items():
+                shared.set_client(name, client.model_dump_json(), operator_name(), f"add client {name}", reset=True)
+            return keys
+    _write_clients(settings.data, [*_read_clients(settings.data), *added.values()])
+    for name in added:
+        record_change(settings.data, operator_name(), f"add client {name}")
+    return keys
+
+
+def set_limits(settings: Settings, name: str, limits: Mapping[str, Any]) -> None:
     """Change limits of a client, which are fields of `ClientSettings`; None removes a limit.
 
     Running proxies apply this within two seconds. Raises NotFound, or InvalidRequest if kvproxy.toml defines the client.
@@ -119,6 +140,7 @@ def remove_client(settings: Settings, name: str) -> None:
     clients = _read_clients(settings.data)
     if any(each.name == name for each in clients):
         _write_clients(settings.data, [each for each in clients if each.name != name])
+        record_change(settings.data, operator_name(), f"remove client {name}")
         with _shared_state(settings) as shared:
             if shared is not None:
                 shared.reset_quota(name, operator_name())
@@ -130,11 +152,7 @@ def remove_client(settings: Settings, name: str) -> None:
 
 def operator_changes(settings: Settings, limit: int | None) -> list[dict[str, Any]]:
     with _shared_state(settings) as shared:
-        if shared is None:
-            raise InvalidRequest(
-                "changes are recorded only in PostgreSQL, but the setting store is a file: see docs/fleet.md"
-            )
-        return shared.changes(limit)
+        return recorded_changes(settings.data, limit) if shared is None else shared.changes(limit)
 
 
 def _find_client(settings: Settings, name: str) -> ClientSettings:
@@ -157,6 +175,7 @@ def _store_client(settings: Settings, client: ClientSettings, change: str, *, re
             shared.reset_quota(client.name, operator_name())
     clients[index : index + 1] = [client]
     _write_clients(settings.data, clients)
+    record_change(settings.data, operator_name(), change)
 
 
 @contextmanager

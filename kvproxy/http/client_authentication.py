@@ -91,7 +91,7 @@ class Clients:
 def _authentication_error(headers: Mapping[str, str]) -> Unauthorized:
     if any(headers.get(name) for name in KEY_HEADERS):
         return Unauthorized(
-            "this proxy does not know the given API key, or it expired after a rotation: check it, or ask the operator for"
+            "this proxy does not know the given API key, or it expired: check it, or ask the operator for"
             " one (kvproxy keys add)"
         )
     return MissingKey(

@@ -29,6 +29,7 @@ from kvproxy.exchange import Exchange
 from kvproxy.flow.finish import record_failure
 from kvproxy.flow.provider_ids import remove_responses
 from kvproxy.flow.quota_charges import UnparsedRequestCharge
+from kvproxy.http.allowed_models import check_model, check_model_of_body, restricts_models
 from kvproxy.http.cache_status import BYPASS, cache_headers
 from kvproxy.http.deadlines_and_disconnects import Deadline, RelayResponse, WholeResponse
 from kvproxy.http.error_responses import error_event, error_response
@@ -92,6 +93,7 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: B
         parsed = await read_api_request(request, api, decoded, app.tenants, check_fields=forwarder is None)
         exchange.tenant = parsed.tenant
         exchange.request = parsed
+        check_model(exchange.client, parsed.model)
         await app.path.prepare(exchange)
         check_number_of_choices(exchange.api_request.body, limits.choices)
         deadline.shorten(exchange.api_request.control.timeout)
@@ -235,10 +237,11 @@ async def forward_unparsed(request: Request) -> Response:
     """Forward a request of an uncached API to the upstream, without parsing it."""
     has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
     app, is_json = services(request), request.headers.get("content-type", "").startswith("application/json")
-    if has_body and is_json and app.built.fleet is not None and app.built.fleet.routes is not None:
+    has_routes = app.built.fleet is not None and app.built.fleet.routes is not None
+    if has_body and is_json and (has_routes or restricts_models(exchange_of(request.scope).client)):
         limits = app.settings.limits
         with app.bodies.reservation() as reservation:
-            # The body names the model, which chooses the upstream.
+            # The body names the model, which chooses the upstream, and which a client may lack.
             return await _forward(
                 request, await read_body(request, limits.body_bytes, limits.body_seconds, reservation)
             )
@@ -255,6 +258,7 @@ async def _forward(request: Request, body: bytes | None) -> Response:
             hint = "the API is below /v1, the dashboard at /ui"
         raise NotFound(f"no route {request.method} {request.scope['path']}: {hint}")
     app = services(request)
+    check_model_of_body(request, exchange_of(request.scope).client, body)
     deadline = Deadline(app.deadlines)
     query = query_of(request)
     raw_path: bytes = request.scope["raw_path"]

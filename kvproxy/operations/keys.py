@@ -1,12 +1,27 @@
 """The operations on clients and their API keys, for commands beside the files of a proxy: no route creates a key."""
 
+import csv
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 from kvproxy.clients import client_keys
-from kvproxy.errors import InvalidRequest, NotFound
-from kvproxy.journal.reader import JournalReader
-from kvproxy.operations.keys_parameters import LIMITS, ClientChange, ClientLimits, ClientName, KeyRotation, NewClient
+from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
+from kvproxy.journal.reader import CACHES, JournalReader
+from kvproxy.journal.record import client_name
+from kvproxy.journal.savings import first_utc_day, savings
+from kvproxy.operations.keys_parameters import (
+    LIMITS,
+    ClientChange,
+    ClientLimits,
+    ClientName,
+    KeyRotation,
+    NewClient,
+    UsageQuery,
+)
+from kvproxy.operations.parameters import declared_parameters
+from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings import Settings
 
 
@@ -21,13 +36,21 @@ class CreatedKey:
 
 @dataclass(frozen=True, kw_only=True)
 class ListedClient(ClientLimits, ClientName):
-    """A client with the time of its last request in the journal, and the end of its previous key's validity.
+    """A client with its usage in the journal; None if the journal cannot be read.
 
-    Times are in seconds since the epoch.
+    Attributes:
+        previous_key_expires: end of its previous key's validity in seconds since the epoch.
+        requests: number of its requests, also of those that a cache answered.
+        tokens: tokens that the backend read without reuse and generated.
+        spent: price of its requests in `journal.currency`; None without prices.
+        last_used: time of the last request in seconds since the epoch.
     """
 
     previous_key_expires: float | None
-    last_used: float | None
+    requests: int | None = None
+    tokens: int | None = None
+    spent: float | None = None
+    last_used: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,36 +67,98 @@ def add_client(settings: Settings, client: NewClient) -> CreatedKey:
     return CreatedKey(client.name, key, len(client_keys.all_clients(settings)) == 1)
 
 
-def list_clients(settings: Settings) -> list[ListedClient]:
-    last_uses = _last_uses(settings.journal_location)
+def add_clients(settings: Settings, clients: Sequence[NewClient]) -> list[CreatedKey]:
+    """Create clients, all or none."""
+    keys = client_keys.add_clients(settings, [(client.name, client.limits) for client in clients])
+    is_first = len(client_keys.all_clients(settings)) == len(clients)
+    return [CreatedKey(client.name, key, is_first) for client, key in zip(clients, keys, strict=True)]
+
+
+def read_clients(lines: Iterable[str]) -> list[NewClient]:
+    """Read the clients to create from CSV with a head: `name`, and any limits. Raises InvalidRequest."""
+    rows = csv.DictReader(lines)
+    known = {each.name: each for each in declared_parameters(NewClient)}
+    columns = rows.fieldnames or []
+    if "name" not in columns or (unknown := [column for column in columns if column not in known]):
+        what = "the first line has no column name" if "name" not in columns else f"unknown column {unknown[0]!r}"
+        raise InvalidRequest(f"{what}: the columns are {', '.join(known)}")
+    found = []
+    for row in rows:
+        try:
+            given = {name: known[name].parse(value) for name, value in row.items() if isinstance(name, str) and value}
+        except ValueError as error:
+            raise InvalidRequest(f"line {rows.line_num}: {error}") from None
+        if "name" not in given:
+            raise InvalidRequest(f"line {rows.line_num}: the name is missing")
+        found.append(NewClient(**given))
+    return found
+
+
+def list_clients(settings: Settings, query: UsageQuery = UsageQuery()) -> list[ListedClient]:
+    """List the clients with their usage.
+
+    Without a journal there was no request. If the journal cannot be read, their usage is unknown, see `usage_problem`.
+    """
+    usage: dict[str, dict[str, Any]] | None
+    try:
+        usage = _usage(settings, query)
+    except NotFound:
+        usage = {}
+    except KvproxyError:
+        usage = None
+    none = {"requests": 0, "tokens": 0}
     return [
         ListedClient(
             name=client.name,
             previous_key_expires=client.previous_key_expires,
-            last_used=last_uses.get(client.name),
-            **{name: getattr(client, name) for name in LIMITS},
+            **{name: getattr(client, name) for name in LIMITS} | {"models": ",".join(client.models) or None},
+            **({} if usage is None else usage.get(client.name, none)),
         )
         for client in client_keys.all_clients(settings)
     ]
 
 
-def _last_uses(journal_location: str) -> dict[str, float]:
+def usage_problem(settings: Settings) -> str | None:
+    """Return why the journal cannot be read; None if it can, or does not exist."""
     try:
-        with closing(JournalReader(journal_location)) as reader:
-            return reader.last_uses()
+        JournalReader(settings.journal_location).close()
     except NotFound:
-        return {}
+        return None
+    except KvproxyError as error:
+        return error.message
+    return None
+
+
+def _usage(settings: Settings, query: UsageQuery) -> dict[str, dict[str, Any]]:
+    """Return the fields of `ListedClient` that the journal has, by client."""
+    found: dict[str, dict[str, Any]] = {}
+    with closing(JournalReader(settings.journal_location)) as reader:
+        day = first_utc_day(query.since)
+        for row in reader.totals("tenant", day):
+            if (name := client_name(row.tenant)) is not None:
+                usage = found.setdefault(name, {"requests": 0, "tokens": 0})
+                usage["requests"] += row.requests
+                if row.layer not in CACHES:
+                    usage["tokens"] += row.prompt_tokens - row.reused_tokens + row.completion_tokens
+        for saving in savings(reader, "tenant", ModelPrices(settings.journal), first_day=day):
+            name = client_name(saving.name)
+            if name in found and saving.spent is not None:
+                found[name]["spent"] = found[name].get("spent", 0.0) + saving.spent
+        for name, used in reader.last_uses().items():
+            found.setdefault(name, {"requests": 0, "tokens": 0})["last_used"] = used
+    return found
 
 
 def set_limits(settings: Settings, change: ClientChange) -> ListedClient:
     """Change the limits of a client. Running proxies apply this within two seconds."""
     given = {name: value for name, value in change.limits.items() if value is not None}
-    removed: dict[str, int | None] = dict.fromkeys(change.unlimited.split(",") if change.unlimited else ())
+    removed: dict[str, Any] = dict.fromkeys(change.unlimited.split(",") if change.unlimited else ())
     if both := given.keys() & removed.keys():
         raise InvalidRequest(f"{min(both)} is given and removed: give one of both")
     if not given and not removed:
         raise InvalidRequest(f"there is no limit to change: give some of {', '.join(LIMITS)}, or unlimited")
-    client_keys.set_limits(settings, change.name, given | removed)
+    changed = given | removed
+    client_keys.set_limits(settings, change.name, changed | ({"models": ()} if "models" in removed else {}))
     return next(client for client in list_clients(settings) if client.name == change.name)
 
 

@@ -1,11 +1,31 @@
 """Declares the parameters of the operations on clients and their API keys."""
 
+import time
 from dataclasses import dataclass
-from typing import Annotated
+from datetime import datetime
+from typing import Annotated, Any
 
-from kvproxy.operations.parameters import Parameter, argument, declared_parameters, duration, size
+from kvproxy.operations.parameters import Parameter, argument, declared_parameters, duration, period_start, size
+from kvproxy.units import parse_seconds, parse_time
 
 _BYTES = "Size of its stored responses; excess is evicted."
+
+
+def _parse_models(text: str) -> str:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ValueError("names no model")
+    return ",".join(names)
+
+
+def _parse_expiry(text: str) -> float:
+    try:
+        expiry = time.time() + parse_seconds(text)
+    except ValueError:
+        expiry = parse_time(text)
+    if expiry <= time.time():
+        raise ValueError(f"{text[:40]!r} is in the past: give a duration from now such as 90d, or a later date")
+    return expiry
 
 
 @dataclass(frozen=True)
@@ -21,11 +41,20 @@ class ClientLimits:
     tokens_per_minute: Annotated[int | None, Parameter("Computed tokens per minute; excess gets 429.", least=1)] = None
     concurrent_requests: Annotated[int | None, Parameter("Requests in flight; excess receives 429.", least=1)] = None
     stored_bytes: Annotated[int | None, size(_BYTES)] = None
+    models: Annotated[
+        str | None,
+        Parameter("Models that it may use, separated by commas; * matches any text.", _parse_models, "MODELS"),
+    ] = None
+    expires: Annotated[
+        float | None,
+        Parameter("When its key expires: a duration from now such as 90d, or a date.", _parse_expiry, "TIME"),
+    ] = None
 
     @property
-    def limits(self) -> dict[str, int | None]:
-        """The limits by name."""
-        return {name: getattr(self, name) for name in LIMITS}
+    def limits(self) -> dict[str, Any]:
+        """The limits by name, as fields of `ClientSettings`."""
+        given = {name: getattr(self, name) for name in LIMITS}
+        return given | {"models": None if self.models is None else tuple(self.models.split(","))}
 
 
 LIMITS = tuple(each.name for each in declared_parameters(ClientLimits))
@@ -34,6 +63,13 @@ LIMITS = tuple(each.name for each in declared_parameters(ClientLimits))
 @dataclass(frozen=True)
 class NewClient(ClientLimits, ClientName):
     """A client to create."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UsageQuery:
+    since: Annotated[
+        float | datetime | None, period_start("Usage of whole UTC days since then: 7d, 2026-11-28, today.")
+    ] = 30 * 86_400.0
 
 
 def _parse_limits(text: str) -> str:

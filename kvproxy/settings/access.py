@@ -1,5 +1,6 @@
 """The sections `[access]` and `[[clients]]`."""
 
+import re
 from typing import Literal
 
 from pydantic import Field
@@ -50,6 +51,10 @@ CLIENT_PREFIX = "client:"
 """Beginning of the tenant's name of a client, before the client's name."""
 
 
+def _matches(pattern: str, text: str) -> bool:
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), text, re.DOTALL) is not None
+
+
 class ClientSettings(Section):
     """A client with its limits; only the digest of its key is stored."""
 
@@ -61,14 +66,23 @@ class ClientSettings(Section):
     tokens_per_minute: int | None = Field(None, ge=1, description="Maximum computed tokens per minute.")
     concurrent_requests: int | None = Field(None, ge=1, description="Maximum requests in flight.")
     stored_bytes: Bytes | None = Field(None, ge=0, description="Maximum size of its stored responses.")
+    models: tuple[str, ...] = Field(
+        (), description="Models that it may use, in which * matches any text; by default all."
+    )
+    expires: float | None = Field(None, description="Expiry of its key in seconds since the epoch; by default never.")
     counts_since: float | None = Field(
         None, description="Start of its counts in seconds since the epoch; `kvproxy keys reset` sets it."
     )
 
     def accepts(self, digest: str, now: float) -> bool:
+        if self.expires is not None and now >= self.expires:
+            return False
         if digest == self.previous_key_sha256:
             return self.previous_key_expires is not None and now < self.previous_key_expires
         return digest == self.key_sha256
+
+    def may_use(self, model: str) -> bool:
+        return not self.models or any(_matches(pattern, model) for pattern in self.models)
 
     @property
     def digests(self) -> tuple[str, ...]:

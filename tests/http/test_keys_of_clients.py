@@ -1,11 +1,14 @@
 """Clients and their keys: who has none is turned away, each is a tenant of its own, and no key leaves the proxy."""
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 import stat
 import threading
 import time
 from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -13,10 +16,22 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from kvproxy.clients.client_keys import add_client, all_clients, clients_file, key_digest, remove_client, rotate_key
+from kvproxy.clients import change_log
+from kvproxy.clients.client_keys import (
+    add_client,
+    all_clients,
+    clients_file,
+    key_digest,
+    remove_client,
+    rotate_key,
+    set_limits,
+)
 from kvproxy.errors import InvalidRequest, NotFound, SettingsError
 from kvproxy.http import client_authentication
 from kvproxy.http.serve import serve
+from kvproxy.journal.schema import TABLES, view_sql
+from kvproxy.operations.keys import list_clients
+from kvproxy.operations.keys_parameters import UsageQuery
 from kvproxy.settings import Settings, load_settings
 from tests.commands.run import kvproxy
 from tests.http.conftest import Recorder
@@ -243,3 +258,100 @@ def test_a_response_ends_when_its_client_is_removed(tmp_path: Path, path: str, m
         assert error is not None
     else:
         assert b"the API key of this request was removed" in received.split(b"data: ")[-1]
+
+
+def test_a_client_has_models_and_an_expiry(tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_authentication, "_CHECK_SECONDS", 0.0)
+    found = settings(tmp_path, recorder.url)
+    key = add_client(found, "one", models=("small-*", "embedder"))
+    with run_proxy(found) as (url, _):
+
+        def ask(path: str, model: str, **headers: str) -> httpx.Response:
+            body = {"model": model, "messages": [{"role": "user", "content": "x"}], "input": "x"}
+            return httpx.post(f"{url}{path}", json=body, headers={"x-api-key": key, **headers}, timeout=30)
+
+        for path in ("/v1/chat/completions", "/v1/rerank", "/v1/messages/count_tokens"):
+            assert [ask(path, model).status_code for model in ("small-1", "embedder", "large")] == [200, 200, 403]
+        error = ask("/v1/chat/completions", "large").json()["error"]
+        assert "may not use the model 'large', only small-*, embedder" in error["message"]
+        # A body whose model the proxy cannot read could name any model.
+        unread = httpx.post(f"{url}/v1/rerank", content=b"model=large", headers={"x-api-key": key})
+        assert (unread.status_code, "no field model that the proxy can read" in unread.text) == (403, True)
+        compressed = ask("/v1/rerank", "small-1", **{"content-encoding": "br"})
+        assert compressed.status_code in (200, 403)
+        assert httpx.get(f"{url}/v1/models", headers={"x-api-key": key}).status_code == 200
+        set_limits(found, "one", {"models": (), "expires": time.time() + 3600})
+        until(lambda: ask("/v1/chat/completions", "large").status_code == 200)
+        set_limits(found, "one", {"expires": time.time() - 1})
+        until(lambda: ask("/v1/chat/completions", "large").status_code == 401)
+        assert "expired" in ask("/v1/chat/completions", "large").json()["error"]["message"]
+
+
+def test_keys_of_many_clients_their_usage_and_their_history(tmp_path: Path, recorder: Recorder) -> None:
+    teams = tmp_path / "teams.csv"
+    teams.write_text("name,tokens_per_minute,models,expires,stored_bytes\na,1000,small-*,90d,2GiB\nb,,,,\n")
+    data = tmp_path / "data"
+    done = kvproxy("keys", "add-many", teams, "--data", data)
+    assert (done.returncode, "the first clients" in done.stderr) == (0, True)
+    head, *rows = done.stdout.splitlines()
+    keys = dict(row.split(",") for row in rows)
+    assert (head, list(keys)) == ("name,key", ["a", "b"])
+    for text, message in [
+        ("name\na\n", "there is a client 'a' already"),
+        ("name\nc\nc\n", "'c' is named twice"),
+        ("name\nc\n-\n", "is no name for a client"),
+        ("name,quota\nc,1\n", "unknown column 'quota': the columns are name, requests_per_minute"),
+        ("name,tokens_per_minute\nc,many\n", "line 2: "),
+        ("name,expires\nc,2020-01-01\n", "is in the past"),
+        ("name,models\n,x\n", "the name is missing"),
+    ]:
+        teams.write_text(text)
+        done = kvproxy("keys", "add-many", teams, "--data", data)
+        assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+    found = settings(data, recorder.url, journal={"prices": {"m": {"input": 1_000_000.0, "output": 1_000_000.0}}})
+    assert [each.name for each in all_clients(found)] == ["a", "b"]
+    with run_proxy(found) as (url, services):
+        for _ in range(2):
+            assert post(url, authorization=f"Bearer {keys['b']}", cache_control="confirm").status_code == 200
+        services.journal.latest(1)
+        first, second = list_clients(found)
+        assert (first.tokens_per_minute, first.stored_bytes, first.models) == (1000, 2 * 2**30, "small-*")
+        assert first.expires == pytest.approx(time.time() + 90 * 86_400, abs=600)
+        assert (first.requests, first.tokens, first.spent, first.last_used) == (0, 0, None, None)
+        (record,) = (each for each in services.journal.latest(2) if each.layer != "exact")
+        assert second.requests == 2
+        assert second.tokens == (record.prompt_tokens or 0) + (record.completion_tokens or 0)
+        assert list_clients(found, UsageQuery(since=datetime.now() + timedelta(days=2)))[1].requests == 0
+    assert kvproxy("keys", "set", "a", "--unlimited", "models,expires", "--data", data).returncode == 0
+    assert (all_clients(found)[0].models, all_clients(found)[0].expires) == ((), None)
+    remove_client(found, "b")
+    changes = json.loads(kvproxy("keys", "history", "--json", "--data", data).stdout)
+    assert [each["change"] for each in changes][-2:] == ["add client b", "add client a"]
+    assert [each["change"].split(":")[0] for each in changes][:2] == ["remove client b", "set limits of client a"]
+    assert stat.S_IMODE((data / "changes.jsonl").stat().st_mode) == 0o600
+
+
+def test_the_list_of_clients_needs_no_current_journal(tmp_path: Path) -> None:
+    found = load_settings(data=tmp_path)
+    add_client(found, "one")
+    with contextlib.closing(sqlite3.connect(tmp_path / "journal.db")) as connection:
+        for table in TABLES:
+            connection.execute(table)
+        connection.execute(view_sql())
+        connection.execute("alter table totals drop column unreported")
+    done = kvproxy("keys", "ls", "--data", tmp_path)
+    assert (done.returncode, "one" in done.stdout) == (0, True)
+    assert "the usage is unknown: an older version wrote the journal" in done.stderr
+    assert list_clients(found)[0].requests is None
+
+
+def test_the_file_of_changes_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(change_log, "_MAX_BYTES", 10_000)
+    monkeypatch.setattr(change_log, "MAX_CHANGES", 50)
+    for number in range(300):
+        change_log.record_change(tmp_path, "me", f"change {number}")
+    assert change_log.changes_file(tmp_path).stat().st_size < 20_000
+    with change_log.changes_file(tmp_path).open("ab") as file:
+        file.write(b'{"changed": 1')
+    newest = change_log.recorded_changes(tmp_path, 2)
+    assert [each["change"] for each in newest] == ["change 299"]

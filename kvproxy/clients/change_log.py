@@ -1,0 +1,59 @@
+"""Records operators' changes in a file of the data folder, for proxies without PostgreSQL."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from kvproxy.errors import SettingsError
+
+MAX_CHANGES = 10_000
+"""Changes that the file keeps; with twice as many, the oldest are deleted."""
+_MAX_BYTES = 400 * MAX_CHANGES
+
+
+def changes_file(data: Path) -> Path:
+    return data / "changes.jsonl"
+
+
+def record_change(data: Path, operator: str, change: str) -> None:
+    """Append a change, such as `remove client a`, to the file of a data folder. Raises SettingsError."""
+    file = changes_file(data)
+    line = orjson.dumps({"changed": time.time(), "operator": operator, "change": change[:1_000]}) + b"\n"
+    try:
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as out:
+            out.write(line)
+        if file.stat().st_size > _MAX_BYTES:
+            _keep_newest(file)
+    except OSError as error:
+        raise SettingsError(f"cannot write {file}: {error.strerror}") from None
+
+
+def recorded_changes(data: Path, limit: int | None) -> list[dict[str, Any]]:
+    """Return the last changes, the newest first: `changed` (seconds since the epoch), `operator`, `change`."""
+    try:
+        lines = changes_file(data).read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise SettingsError(f"cannot read {changes_file(data)}: {error.strerror}") from None
+    newest = lines[::-1] if limit is None else lines[: -limit - 1 : -1]
+    return [change for line in newest if (change := _parse(line)) is not None]
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    # A crash may have cut the last line.
+    try:
+        change = orjson.loads(line)
+    except ValueError:
+        return None
+    return change if isinstance(change, dict) and change.keys() == {"changed", "operator", "change"} else None
+
+
+def _keep_newest(file: Path) -> None:
+    written = file.with_suffix(".new")
+    with open(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+        out.write(b"\n".join(file.read_bytes().splitlines()[-MAX_CHANGES:]) + b"\n")
+    os.replace(written, file)

@@ -14,7 +14,7 @@ from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.commands.tables import Column, ListLayout, Row, default_limit, number_column, table_output, text_column
 from kvproxy.errors import SettingsError
 from kvproxy.operations.client import used_data_folder
-from kvproxy.operations.keys_parameters import ClientChange, ClientName, KeyRotation, NewClient, UsageQuery
+from kvproxy.operations.keys_parameters import ClientChange, ClientName, ClientUsageQuery, KeyRotation, NewClient
 
 if TYPE_CHECKING:
     from kvproxy.settings import Settings
@@ -47,7 +47,7 @@ def add_many(
     ],
     data: Data = None,
 ) -> Output:
-    """Create the clients of a CSV file, and print their API keys as CSV.
+    """Create the clients of a CSV file, and print their keys.
 
     The columns of the file are the options of `keys add`. If a line is invalid, no client is created. The keys are shown only
     once.
@@ -84,7 +84,7 @@ def set_(change: ClientChange, data: Data = None) -> Output:
 
 
 @app.subcommand
-def ls(query: UsageQuery, *, layout: ListLayout, data: Data = None) -> Output:
+def ls(query: ClientUsageQuery, *, layout: ListLayout, data: Data = None) -> Output:
     """List clients with their usage, their limits, and their last use.
 
     The usage of the last 30 UTC days, or --since, is that of the journal. The tokens are those that the backend computed.

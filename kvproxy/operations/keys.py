@@ -16,9 +16,9 @@ from kvproxy.operations.keys_parameters import (
     ClientChange,
     ClientLimits,
     ClientName,
+    ClientUsageQuery,
     KeyRotation,
     NewClient,
-    UsageQuery,
 )
 from kvproxy.operations.parameters import declared_parameters
 from kvproxy.providers.prices import ModelPrices
@@ -94,7 +94,7 @@ def read_clients(lines: Iterable[str]) -> list[NewClient]:
     return found
 
 
-def list_clients(settings: Settings, query: UsageQuery = UsageQuery()) -> list[ListedClient]:
+def list_clients(settings: Settings, query: ClientUsageQuery = ClientUsageQuery()) -> list[ListedClient]:
     """List the clients with their usage.
 
     Without a journal there was no request. If the journal cannot be read, their usage is unknown, see `usage_problem`.
@@ -129,7 +129,7 @@ def usage_problem(settings: Settings) -> str | None:
     return None
 
 
-def _usage(settings: Settings, query: UsageQuery) -> dict[str, dict[str, Any]]:
+def _usage(settings: Settings, query: ClientUsageQuery) -> dict[str, dict[str, Any]]:
     """Return the fields of `ListedClient` that the journal has, by client."""
     found: dict[str, dict[str, Any]] = {}
     with closing(JournalReader(settings.journal_location)) as reader:

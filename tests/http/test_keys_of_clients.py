@@ -31,7 +31,7 @@ from kvproxy.http import client_authentication
 from kvproxy.http.serve import serve
 from kvproxy.journal.schema import TABLES, view_sql
 from kvproxy.operations.keys import list_clients
-from kvproxy.operations.keys_parameters import UsageQuery
+from kvproxy.operations.keys_parameters import ClientUsageQuery
 from kvproxy.settings import Settings, load_settings
 from tests.commands.run import kvproxy
 from tests.http.conftest import Recorder
@@ -321,7 +321,7 @@ def test_keys_of_many_clients_their_usage_and_their_history(tmp_path: Path, reco
         (record,) = (each for each in services.journal.latest(2) if each.layer != "exact")
         assert second.requests == 2
         assert second.tokens == (record.prompt_tokens or 0) + (record.completion_tokens or 0)
-        assert list_clients(found, UsageQuery(since=datetime.now() + timedelta(days=2)))[1].requests == 0
+        assert list_clients(found, ClientUsageQuery(since=datetime.now() + timedelta(days=2)))[1].requests == 0
     assert kvproxy("keys", "set", "a", "--unlimited", "models,expires", "--data", data).returncode == 0
     assert (all_clients(found)[0].models, all_clients(found)[0].expires) == ((), None)
     remove_client(found, "b")

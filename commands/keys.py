@@ -85,7 +85,7 @@ def set_(change: ClientChange, data: Data = None) -> Output:
 
 @app.subcommand
 def ls(query: ClientUsageQuery, *, layout: ListLayout, data: Data = None) -> Output:
-    """List clients with their usage, their limits, and their last use.
+    """List clients with their usage, limits, and last use.
 
     The usage of the last 30 UTC days, or --since, is that of the journal. The tokens are those that the backend computed.
     """

@@ -147,9 +147,10 @@ def _codex_requests(lines: Sequence[JsonObject]) -> list[LoggedRequest]:
         if isinstance(usage, dict) and end is not None and (total is None or total != reported):
             reported = total
             body: JsonObject = {"model": model, "input": items[:answer]}
-            response: JsonObject = {
-                "usage": {**usage, "input_tokens_details": {"cached_tokens": usage.get("cached_input_tokens", 0)}}
-            }
+            details: JsonObject = {"cached_tokens": usage.get("cached_input_tokens", 0)}
+            if (written := usage.get("cache_write_input_tokens")) is not None:
+                details["cache_write_tokens"] = written
+            response: JsonObject = {"usage": {**usage, "input_tokens_details": details}}
             began = min(end, start or end)
             headers = {"session-id": name}
             found.append(

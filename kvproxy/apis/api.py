@@ -18,7 +18,7 @@ from kvproxy.apis.json import (
 )
 from kvproxy.apis.key_fields import KeyFields
 from kvproxy.apis.not_stored import Cause, NotStored, UnstorableResponse
-from kvproxy.apis.reported_usage import other_completion_tokens, usage_of
+from kvproxy.apis.reported_usage import other_completion_tokens, separate_reasoning_tokens, usage_of
 from kvproxy.apis.sse import Event
 from kvproxy.errors import KvproxyError
 
@@ -168,7 +168,9 @@ def last_item_text(body: JsonMap, name: str) -> str:
 def token_counts(response: JsonMap, prompt_field: str, completion_field: str) -> TokenCounts:
     usage = usage_of(response)
     prompt, completion = as_token_count(field(usage, prompt_field)), as_token_count(field(usage, completion_field))
-    return prompt, other_completion_tokens(usage) if completion is None else completion
+    if completion is None:
+        return prompt, other_completion_tokens(usage)
+    return prompt, completion + separate_reasoning_tokens(usage)
 
 
 def openai_error(error: KvproxyError) -> JsonObject:

@@ -8,7 +8,7 @@ from kvproxy.apis.json import MAX_TOKENS, Json, JsonMap, JsonObject, as_token_co
 from kvproxy.apis.sse import Event
 from kvproxy.units import MAX_SECONDS
 
-_PROMPT = ("prompt_tokens", "input_tokens", "inputTokens", "promptTokenCount")
+_PROMPT = ("prompt_tokens", "input_tokens", "inputTokens", "promptTokenCount", "toolUsePromptTokenCount")
 _COMPLETION = ("completion_tokens", "output_tokens", "outputTokens", "candidatesTokenCount", "thoughtsTokenCount")
 # Reported beside the uncached prompt tokens.
 _READ = ("cache_read_input_tokens", "cacheReadInputTokens")
@@ -16,6 +16,7 @@ _WRITTEN = ("cache_creation_input_tokens", "cacheWriteInputTokens")
 _CACHED = ("prompt_cache_hit_tokens", "cachedContentTokenCount", "cached_prompt_text_tokens", "num_cached_tokens")
 _PROMPT_NAMES = (*_PROMPT, *_READ, *_WRITTEN, *_CACHED)
 _DETAILS = ("prompt_tokens_details", "input_tokens_details")
+_COMPLETION_DETAILS = ("completion_tokens_details", "output_tokens_details")
 _log = logging.getLogger("kvproxy")
 _MARKS = (b'"usage"', b'"usageMetadata"', b'"timings"')
 _TIMINGS = ("cache_n", "prompt_n", "prompt_ms")
@@ -110,12 +111,30 @@ def other_completion_tokens(usage: Json) -> int | None:
     return (answer or 0) + (thoughts or 0)
 
 
+def separate_reasoning_tokens(usage: Json) -> int:
+    """Return the reasoning tokens that xAI's chat completions count beside the completion tokens.
+
+    Other servers count them as a part of the completion: 0. The total shows which of both a server does.
+    """
+    prompt, completion, total = (
+        as_token_count(field(usage, name)) for name in ("prompt_tokens", "completion_tokens", "total_tokens")
+    )
+    details = (field(usage, name) for name in _COMPLETION_DETAILS)
+    reasoning = next((count for each in details if (count := as_token_count(field(each, "reasoning_tokens")))), 0)
+    if prompt is None or completion is None or total != prompt + completion + reasoning:
+        return 0
+    return reasoning
+
+
 def _read_reuse(response: JsonMap) -> PrefixReuse | None:
     usage, timings = usage_of(response), response.get("timings")
     uncached = _first_count(usage, ("input_tokens", "inputTokens"))
     if uncached is not None and (read := _first_count(usage, _READ)) is not None:
         return _reuse_beside_input(usage, uncached, read)
     prompt = _first_count(usage, ("input_tokens", "prompt_tokens", "inputTokens", "promptTokenCount"))
+    if prompt is not None:
+        # Gemini counts the results of its own tools beside the prompt.
+        prompt += _first_count(usage, ("toolUsePromptTokenCount",)) or 0
     details = [field(usage, name) for name in _DETAILS]
     counts = [as_token_count(field(each, "cached_tokens")) for each in details]
     counts += [as_token_count(field(usage, name)) for name in _CACHED]
@@ -168,7 +187,7 @@ def tokens_used(response: JsonMap) -> int | None:
     usage = usage_of(response)
     reported = [count for name in (*_PROMPT, *_COMPLETION) if (count := field(usage, name)) is not None]
     counts = [count for each in reported if (count := as_token_count(each)) is not None]
-    return sum(counts) if counts and len(counts) == len(reported) else None
+    return sum(counts, separate_reasoning_tokens(usage)) if counts and len(counts) == len(reported) else None
 
 
 def usage_problem(response: JsonMap, limits: UsageLimits = UsageLimits()) -> str | None:

@@ -84,6 +84,33 @@ def test_days_projects_and_models_cost_what_ccusage_reports(tmp_path: Path) -> N
     assert client["name"] == "Claude Code"
 
 
+def test_codex_costs_what_ccusage_reports(tmp_path: Path) -> None:
+    """By `ccusage codex daily --offline --json` (npm package, 20.0.24), of a session that Codex 0.171 recorded."""
+
+    def line(second: int, kind: str, **payload: Any) -> str:
+        return json.dumps({"timestamp": f"2026-11-29T08:18:{second:02}.000Z", "type": kind, "payload": payload})
+
+    def tokens(second: int, last: tuple[int, ...], total: tuple[int, ...]) -> str:
+        names = ("input_tokens", "cached_input_tokens", "cache_write_input_tokens", "output_tokens")
+        info = {
+            f"{name}_token_usage": dict(zip(names, each, strict=True))
+            for name, each in (("last", last), ("total", total))
+        }
+        return line(second, "event_msg", type="token_count", info=info)
+
+    lines = [
+        line(8, "session_meta", id="0199", cwd="/work"),
+        line(8, "turn_context", model="gpt-5.6"),
+        line(8, "response_item", type="message", role="user", content=[{"type": "input_text", "text": "Hi."}]),
+        tokens(9, (9_848, 0, 9_848, 69), (9_848, 0, 9_848, 69)),
+        tokens(10, (9_962, 9_848, 114, 76), (19_810, 9_848, 9_962, 145)),
+    ]
+    (tmp_path / "rollout-2026.jsonl").write_text("\n".join(lines))
+    (row,) = spending(tmp_path, "--by", "model")["rows"]
+    assert (row["written_tokens"], row["reused_tokens"], row["output_tokens"]) == (9_962, 9_848, 145)
+    assert row["cost"] == pytest.approx(0.0566492)
+
+
 def test_a_model_without_a_price_has_no_money_and_a_given_price_counts(tmp_path: Path) -> None:
     write_transcripts(tmp_path)
     for file in tmp_path.rglob("*.jsonl"):

@@ -14,6 +14,7 @@ from kvproxy.apis.reported_usage import (
     PrefixReuse,
     ReuseReader,
     reported_reuse,
+    tokens_used,
     usage_limits,
     usage_problem,
 )
@@ -72,6 +73,20 @@ def test_anthropic_reports_written_tokens_by_lifetime() -> None:
         ),
         # Gemini.
         ({"usageMetadata": {"promptTokenCount": 90, "cachedContentTokenCount": 40}}, PrefixReuse(90, 40)),
+        # Gemini counts the results of its own tools beside the prompt: the total is 30 + 5 + 12 + 3.
+        (
+            {
+                "usageMetadata": {
+                    "promptTokenCount": 30,
+                    "toolUsePromptTokenCount": 5,
+                    "candidatesTokenCount": 12,
+                    "thoughtsTokenCount": 3,
+                    "cachedContentTokenCount": 7,
+                    "totalTokenCount": 50,
+                }
+            },
+            PrefixReuse(35, 7),
+        ),
         # Bedrock's Converse counts both beside the input.
         (
             {"usage": {"inputTokens": 5, "outputTokens": 1, "cacheReadInputTokens": 90, "cacheWriteInputTokens": 7}},
@@ -100,6 +115,19 @@ def test_anthropic_reports_written_tokens_by_lifetime() -> None:
 def test_writes_and_reads_of_each_provider(response: JsonObject, reuse: PrefixReuse) -> None:
     assert reported_reuse(response) == reuse
     assert usage_problem(response) is None
+
+
+@pytest.mark.parametrize(("total", "completion"), [(10 + 50 + 300, 350), (10 + 50, 50), (None, 50)])
+def test_the_total_shows_whether_reasoning_is_a_part_of_the_completion(total: int | None, completion: int) -> None:
+    """xAI counts it beside the completion, OpenAI as a part."""
+    usage: JsonObject = {
+        "prompt_tokens": 10,
+        "completion_tokens": 50,
+        "completion_tokens_details": {"reasoning_tokens": 300},
+        "total_tokens": total,
+    }
+    assert APIS["chat"].prompt_and_completion_tokens({"usage": usage}) == (10, completion)
+    assert tokens_used({"usage": usage}) == 10 + completion
 
 
 @pytest.mark.parametrize(

@@ -72,4 +72,7 @@ def published_extra_keys(
     if not request.has_extra_keys:
         return None
     keys = (request.extra_keys(first, first + block_size) for first in range(start, stop, block_size))
-    return tuple(each and tuple(values[0] if tag != "mm" else tuple(values) for tag, *values in each) for each in keys)
+    return tuple(
+        block_keys and tuple(values[0] if tag != "mm" else tuple(values) for tag, *values in block_keys)
+        for block_keys in keys
+    )

@@ -109,13 +109,15 @@ class KVCacheManager:
         blocks, num_tokens = find_longest_common_hit(
             [self.groups[index] for index in order], hashes, max_tokens, self._alignment_tokens
         )
-        found = dict(zip(order, blocks, strict=True))
+        blocks_by_group = dict(zip(order, blocks, strict=True))
         shared_prefix_end = 0
         if self._has_sparse_windows:
             # Other prompts share this longer prefix: cache the window at its end from now on.
             _, longest = find_longest_common_hit(self._full_groups, hashes, max_tokens, self._block_alignment)
             shared_prefix_end = longest if longest > num_tokens else 0
-        return ComputedBlocks(tuple(found[index] for index in range(len(order))), num_tokens, shared_prefix_end)
+        return ComputedBlocks(
+            tuple(blocks_by_group[index] for index in range(len(order))), num_tokens, shared_prefix_end
+        )
 
     def allocate_slots(
         self,

@@ -38,9 +38,9 @@ class Pins:
 
         Return the number of pinned tokens. If PinLimitExceeded is raised, the earlier pin remains.
         """
-        found = self._manager.get_computed_blocks(request)
+        computed = self._manager.get_computed_blocks(request)
         null = self._manager.pool.null_block
-        blocks = tuple(block for group in found.groups for block in group if block is not null)
+        blocks = tuple(block for group in computed.groups for block in group if block is not null)
         if not blocks:
             self.unpin(name)
             return 0
@@ -52,7 +52,7 @@ class Pins:
         self._manager.pool.touch(blocks)
         self.unpin(name)
         self._pins[name] = PinnedChain(blocks, None if ttl is None else self._clock() + ttl)
-        return found.num_tokens
+        return computed.num_tokens
 
     def unpin(self, name: str) -> bool:
         pin = self._pins.pop(name, None)

@@ -164,9 +164,9 @@ def _group_hashes(manager: KVCacheManager, group: SingleTypeKVCacheManager, requ
 
 def _group_match(manager: KVCacheManager, group: SingleTypeKVCacheManager, request: CacheRequest) -> KVCacheGroupMatch:
     max_blocks = (request.num_tokens - 1) // group.block_size
-    found = group.find_longest_cache_hit(_group_hashes(manager, group, request), max_blocks)
+    hit_blocks = group.find_longest_cache_hit(_group_hashes(manager, group, request), max_blocks)
     kind = VLLM_KINDS[group.spec.kind]
-    return KVCacheGroupMatch(group.group_id or 0, kind, group.spec.window, len(found) * group.block_size)
+    return KVCacheGroupMatch(group.group_id or 0, kind, group.spec.window, len(hit_blocks) * group.block_size)
 
 
 def _group_stats(manager: KVCacheManager, group: SingleTypeKVCacheManager) -> KVCacheGroupStats:
@@ -248,9 +248,9 @@ def list_branches(
     for node in by_hash.values():
         # A chain may have lost its first blocks.
         children.setdefault(node.parent if node.parent in by_hash else None, []).append(node)
-    found = [_build_branch(children, node) for node in children.get(parent, [])]
-    found.sort(key=lambda branch: branch.blocks + branch.below, reverse=True)
-    return found[start : start + limit], len(found)
+    branches = [_build_branch(children, node) for node in children.get(parent, [])]
+    branches.sort(key=lambda branch: branch.blocks + branch.below, reverse=True)
+    return branches[start : start + limit], len(branches)
 
 
 def _build_branch(children: dict[str | None, list[TreeNode]], node: TreeNode) -> TreeBranch:
@@ -258,11 +258,13 @@ def _build_branch(children: dict[str | None, list[TreeNode]], node: TreeNode) ->
     while len(following := children.get(run[-1].hash, [])) == 1:
         run.append(following[0])
     below = leaves = 0
-    in_use = sum(each.in_use for each in run)
+    in_use = sum(member.in_use for member in run)
     stack = list(children.get(run[-1].hash, []))
     while stack:
-        each = stack.pop()
-        following = children.get(each.hash, [])
-        below, leaves, in_use = below + 1, leaves + (not following), in_use + each.in_use
+        descendant = stack.pop()
+        following = children.get(descendant.hash, [])
+        below, leaves, in_use = below + 1, leaves + (not following), in_use + descendant.in_use
         stack.extend(following)
-    return TreeBranch(run[-1].hash, len(run), tuple(each.name for each in run[:_MAX_NAMES]), below, leaves or 1, in_use)
+    return TreeBranch(
+        run[-1].hash, len(run), tuple(member.name for member in run[:_MAX_NAMES]), below, leaves or 1, in_use
+    )

@@ -70,10 +70,10 @@ class LRUStack:
         return runs
 
     def _end_of_run(self, ids: Sequence[Hashable], index: int, segment: int) -> int:
-        found = self._segments.get
-        if found(ids[-1]) == segment:
+        segment_of = self._segments.get
+        if segment_of(ids[-1]) == segment:
             return len(ids)
-        return bisect_left(range(len(ids)), True, lo=index + 1, key=lambda place: found(ids[place]) != segment)
+        return bisect_left(range(len(ids)), True, lo=index + 1, key=lambda place: segment_of(ids[place]) != segment)
 
     def _units_up_to(self, segment: int) -> int:
         total = 0

@@ -100,14 +100,14 @@ class SingleTypeKVCacheManager:
         return hashes if self._hashes_per_block == 1 else hashes[self._hashes_per_block - 1 :: self._hashes_per_block]
 
     def find_longest_cache_hit(self, hashes: Sequence[bytes], max_blocks: int) -> list[KVCacheBlock]:
-        found: list[KVCacheBlock] = []
+        hit_blocks: list[KVCacheBlock] = []
         cached, group, hashes = self.pool.cached_blocks, self.group_id, hashes[:max_blocks]
         for key in hashes if group is None else ((group, digest) for digest in hashes):
             block = cached.get(key)
             if block is None:
                 break
-            found.append(block[0] if type(block) is list else block)  # type: ignore[arg-type]
-        return found
+            hit_blocks.append(block[0] if type(block) is list else block)  # type: ignore[arg-type]
+        return hit_blocks
 
     def get_num_blocks_to_allocate(self, request_id: str, num_tokens: int, computed: Sequence[KVCacheBlock]) -> int:
         """Count the free blocks that a request of `num_tokens` would take: new blocks, and idle blocks of `computed`."""
@@ -204,7 +204,7 @@ def find_window_hit(
     `null` replaces the blocks before this window, which need not be cached. As in vLLM, a hit ends with a cached block
     also if the window has one token only.
     """
-    found = [null] * num_blocks
+    hit_blocks = [null] * num_blocks
     run = 0
     for index in range(num_blocks - 1, -1, -1):
         block = get_block(index)
@@ -212,14 +212,14 @@ def find_window_hit(
             run = 0
             continue
         if run == 0:
-            del found[index + 1 :]
-        found[index] = block
+            del hit_blocks[index + 1 :]
+        hit_blocks[index] = block
         run += 1
         if run >= window_blocks:
-            found[:index] = [null] * index
-            return found
+            hit_blocks[:index] = [null] * index
+            return hit_blocks
     # No complete window: the remaining run starts at the first token.
-    return found[:run]
+    return hit_blocks[:run]
 
 
 class SlidingWindowManager(SingleTypeKVCacheManager):
@@ -267,8 +267,8 @@ class ChunkedLocalAttentionManager(SingleTypeKVCacheManager):
     def find_longest_cache_hit(self, hashes: Sequence[bytes], max_blocks: int) -> list[KVCacheBlock]:
         blocks = min(len(hashes), max_blocks)
         first = max_blocks * self.block_size // self.spec.window * self.spec.window // self.block_size
-        found = [self.pool.null_block] * min(first, blocks)
-        return found + super().find_longest_cache_hit(hashes[len(found) : blocks], blocks)
+        hit_blocks = [self.pool.null_block] * min(first, blocks)
+        return hit_blocks + super().find_longest_cache_hit(hashes[len(hit_blocks) : blocks], blocks)
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
         return num_computed_tokens // self.spec.window * self.spec.window
@@ -306,8 +306,8 @@ def find_longest_common_hit(
     """
     alignment = lcm(alignment_tokens, *(group.block_size for group in groups))
     if len(groups) == 1 and alignment == groups[0].block_size:
-        found = groups[0].find_longest_cache_hit(groups[0].select_hashes(hashes), max_tokens // alignment)
-        return (found,), len(found) * alignment
+        hit_blocks = groups[0].find_longest_cache_hit(groups[0].select_hashes(hashes), max_tokens // alignment)
+        return (hit_blocks,), len(hit_blocks) * alignment
     chains = [group.select_hashes(hashes) for group in groups]
     length = max_tokens // alignment * alignment
     blocks: list[list[Block]] = []
@@ -316,10 +316,10 @@ def find_longest_common_hit(
         before = length
         blocks = []
         for group, chain in zip(groups, chains, strict=True):
-            found = group.find_longest_cache_hit(chain, length // group.block_size)
-            length = min(length, len(found) * group.block_size // alignment * alignment)
-            blocks.append(found)
+            hit_blocks = group.find_longest_cache_hit(chain, length // group.block_size)
+            length = min(length, len(hit_blocks) * group.block_size // alignment * alignment)
+            blocks.append(hit_blocks)
         if length == before or length == 0:
             break
-    cut = tuple(found[: length // group.block_size] for group, found in zip(groups, blocks, strict=True))
+    cut = tuple(group_blocks[: length // group.block_size] for group, group_blocks in zip(groups, blocks, strict=True))
     return cut, length

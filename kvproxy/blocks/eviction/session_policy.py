@@ -83,7 +83,7 @@ class SessionPolicy(Generic[Key]):
         self._num_requests += 1
         if self._num_requests >= self._next_update:
             self._next_update += max(_UPDATE_STEP, self._num_requests // 16)
-            self._rates.update((each.pause, self._now - each.last_use) for each in self._sessions)
+            self._rates.update((session.pause, self._now - session.last_use) for session in self._sessions)
         session, shared = self._find_session(chain, use.client)
         if use.client is not None:
             last = self._current.get(use.client)
@@ -267,15 +267,15 @@ class ReturnRates:
 
     def gittins_index(self, pause: PauseClass, age: float) -> float:
         """Return the Gittins index of a pause of `age` seconds. The lowest index is evicted first."""
-        found = self._indexes.get(pause)
-        if found is None:
-            found = self._indexes[pause] = _gittins_indexes(self._return_rates(pause))
-        return found[_age_bin(age)]
+        indexes = self._indexes.get(pause)
+        if indexes is None:
+            indexes = self._indexes[pause] = _gittins_indexes(self._return_rates(pause))
+        return indexes[_age_bin(age)]
 
     def _return_rates(self, pause: PauseClass) -> list[float]:
-        found = self._rates.get(pause)
-        if found is not None:
-            return found
+        known_rates = self._rates.get(pause)
+        if known_rates is not None:
+            return known_rates
         # Without measurements, the rate is inversely proportional to the age, which is the order of LRU.
         prior = self._return_rates(pause[:-1]) if pause else [0.5 / width for width in _WIDTHS]
         scale = self._prior_factors.get(pause[0], 1.0) if len(pause) == 1 else 1.0

@@ -75,7 +75,7 @@ async def list_responses(cache: CacheAccess, page: EntryPage) -> CountedRows[Lis
 async def list_eviction_queue(cache: CacheAccess, page: QueuePage) -> CountedRows[QueuedResponse]:
     """List the responses in eviction order. The header `x-total-count` has the number of all responses."""
     queued = await asyncio.to_thread(cache.store.eviction_order, page.limit, offset=page.offset)
-    rows = [QueuedResponse(**each.summary()) for each in queued]
+    rows = [QueuedResponse(**candidate.summary()) for candidate in queued]
     return CountedRows(rows, await asyncio.to_thread(cache.store.count))
 
 
@@ -114,7 +114,7 @@ async def remove_response(cache: CacheAccess, removal: NamedRemoval) -> ChangedR
 async def remove_responses(cache: CacheAccess, removal: EntryRemoval) -> ChangedResponses:
     """Remove all responses that match the filters; `soft=true` expires them instead."""
     if not removal.filters and not removal.all:
-        names = ", ".join(each.name for each in declared_parameters(EntryQuery))
+        names = ", ".join(parameter.name for parameter in declared_parameters(EntryQuery))
         raise InvalidRequest(f"say what to remove: all=true, or one of {names}")
     # A purged response must not appear afterwards.
     await cache.wait_for_writes()

@@ -26,7 +26,7 @@ class EntryQuery:
     @property
     def filters(self) -> dict[str, Any]:
         """The enabled filters by name."""
-        values = {each.name: getattr(self, each.name) for each in declared_parameters(EntryQuery)}
+        values = {parameter.name: getattr(self, parameter.name) for parameter in declared_parameters(EntryQuery)}
         return {name: value for name, value in values.items() if value is not None}
 
 

@@ -88,9 +88,12 @@ class ProxyClient:
 
         from kvproxy.operations.operation import CountedRows
 
-        given = {each.name: getattr(parameters, each.name) for each in declared_parameters(operation.parameters)}
+        given = {
+            parameter.name: getattr(parameters, parameter.name)
+            for parameter in declared_parameters(operation.parameters)
+        }
         given = {name: value for name, value in given.items() if value is not None and value is not False}
-        if unknown := given.keys() - {each.name for each in operation.remote_parameters}:
+        if unknown := given.keys() - {parameter.name for parameter in operation.remote_parameters}:
             raise InvalidRequest(
                 f"{', '.join(unknown)} is not available over HTTP: run the command beside the proxy's files"
             )

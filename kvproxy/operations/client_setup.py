@@ -201,15 +201,15 @@ def try_prompt_cache(client: ProxyClient, setup: ClientSetup, model: str, api_ke
     minimum = cache_rule_or_assumption(model).minimum_tokens or 1_024
     text = _SENTENCE * ((minimum + _SPARE_TOKENS) // _TOKENS_OF_SENTENCE)
     headers = credential_headers(setup.api, api_key) | {"cache-control": "no-cache, no-store"}
-    found = []
+    results = []
     for number in (1, 2):
         body = _probe(setup.api, model, text, f"Answer with the number {number}.")
         response = as_object(client.post(PATHS[setup.api], body, headers=headers))
         prompt, _ = APIS[setup.api].prompt_and_completion_tokens(response)
         reuse = reported_reuse(response)
         written = None if reuse is None or reuse.written_5m is None else reuse.written_5m + (reuse.written_1h or 0)
-        found.append(CachedTokens(prompt, None if reuse is None else reuse.cached_tokens, written))
-    return found
+        results.append(CachedTokens(prompt, None if reuse is None else reuse.cached_tokens, written))
+    return results
 
 
 def _probe(api: ApiName, model: str, text: str, question: str) -> "JsonObject":

@@ -271,37 +271,37 @@ class RemoteJournal:
         return self._client.perform(operation, parameters)
 
     def records(self, query: RecordQuery) -> list[RecordWithQuestions]:
-        found: list[RecordWithQuestions] = []
+        records: list[RecordWithQuestions] = []
         before = query.before
-        while query.limit is None or len(found) < query.limit:
-            limit = min(_PAGE, _PAGE if query.limit is None else query.limit - len(found))
+        while query.limit is None or len(records) < query.limit:
+            limit = min(_PAGE, _PAGE if query.limit is None else query.limit - len(records))
             rows = self.perform(list_records, replace(query, limit=limit, before=before))
-            found += rows
+            records += rows
             if len(rows) < limit:
                 break
             before = rows[-1].number
-        return found
+        return records
 
     def record(self, request: str) -> RecordWithQuestions:
-        found = self.perform(explain_record, RecordName(request))
-        record = found.explained.record
+        explanation = self.perform(explain_record, RecordName(request))
+        record = explanation.explained.record
         values = {field.name: getattr(record, field.name) for field in fields(record)}
         return RecordWithQuestions(
-            **values, question=found.question, stored_question=found.stored_question, cost=found.cost
+            **values, question=explanation.question, stored_question=explanation.stored_question, cost=explanation.cost
         )
 
     def sessions(self, query: SessionQuery) -> list[Session]:
         # A session that continues meanwhile moves to the beginning.
-        found: dict[int, Session] = {}
+        sessions: dict[int, Session] = {}
         offset = 0
         while query.limit is None or offset < query.limit:
             limit = _PAGE if query.limit is None else min(_PAGE, query.limit - offset)
             rows = self.perform(list_sessions, replace(query, limit=limit, offset=offset))
-            found |= {row.id: row for row in rows}
+            sessions |= {row.id: row for row in rows}
             offset += len(rows)
             if len(rows) < limit:
                 break
-        return list(found.values())
+        return list(sessions.values())
 
 
 JournalClient: TypeAlias = DirectJournal | RemoteJournal

@@ -21,28 +21,28 @@ def request_lines(journal: DirectJournal, query: RecordQuery) -> Iterator[bytes 
     """
     tenants: dict[str, str] = {}
     bodies: dict[tuple[int, str], JsonObject | None] = {}
-    for found in reversed(journal.reader.records(replace(query, limit=None))):
-        if found.status != _SUCCESS or found.layer in _OF_PROXY or found.api not in APIS:
+    for record in reversed(journal.reader.records(replace(query, limit=None))):
+        if record.status != _SUCCESS or record.layer in _OF_PROXY or record.api not in APIS:
             continue
-        if found.prompt is None:
+        if record.prompt is None:
             yield None
             continue
-        place = (found.prompt, found.tenant)
+        place = (record.prompt, record.tenant)
         if place not in bodies:
-            prompt = PromptCount(found.prompt, found.tenant, found.api, found.model, 1, 1)
+            prompt = PromptCount(record.prompt, record.tenant, record.api, record.model, 1, 1)
             (bodies[place],) = journal.request_bodies([prompt])
         body = bodies[place]
         if body is None:
             yield None
             continue
         line: JsonObject = {
-            "custom_id": found.request_id,
+            "custom_id": record.request_id,
             "method": "POST",
-            "url": APIS[found.api].path,
-            "time": found.time,
+            "url": APIS[record.api].path,
+            "time": record.time,
             "body": body,
         }
-        if found.tenant != "public":
-            name = tenants.setdefault(found.tenant, f"tenant-{len(tenants) + 1}")
+        if record.tenant != "public":
+            name = tenants.setdefault(record.tenant, f"tenant-{len(tenants) + 1}")
             line["headers"] = {"authorization": name}
         yield dumps(line) + b"\n"

@@ -74,7 +74,7 @@ class DeclaredOperation(Generic[Parameters, Result]):
     @property
     def remote_parameters(self) -> Iterator[DeclaredParameter]:
         """The parameters that the route accepts."""
-        return (each for each in declared_parameters(self.parameters) if each.metadata.is_remote)
+        return (parameter for parameter in declared_parameters(self.parameters) if parameter.metadata.is_remote)
 
     @cached_property
     def is_counted(self) -> bool:

@@ -105,7 +105,7 @@ def declared_parameters(kind: type[Any]) -> Iterator[DeclaredParameter]:
         for metadata in getattr(field.type, "__metadata__", ()):
             if isinstance(metadata, Parameter):
                 declared = get_args(field.type)[0]
-                types = [each for each in get_args(declared) if each is not NoneType]
+                types = [member for member in get_args(declared) if member is not NoneType]
                 is_optional = get_origin(declared) is not Literal and NoneType in get_args(declared)
                 yield DeclaredParameter(field.name, types[0] if is_optional else declared, field.default, metadata)
 

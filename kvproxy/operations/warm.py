@@ -85,9 +85,9 @@ def read_file_requests(
     """
     log = read_log(file, text, model, system, format=format)
     distinct: dict[str, WarmRequest] = {}
-    for each in log.requests:
-        key = json.dumps([each.api.path, each.body], sort_keys=True)
-        distinct.setdefault(key, WarmRequest(each.line, each.api.path, each.body, count=0)).count += 1
+    for logged in log.requests:
+        key = json.dumps([logged.api.path, logged.body], sort_keys=True)
+        distinct.setdefault(key, WarmRequest(logged.line, logged.api.path, logged.body, count=0)).count += 1
     requests = sorted(distinct.values(), key=lambda request: (-request.count, request.line))
     source = WarmSource(requests, duplicates=len(log.requests) - len(requests), errors=log.errors)
     source.format = log.format
@@ -110,7 +110,9 @@ def stored_requests(client: ProxyClient, limit: int | None, api_key: str | None,
     """
     api_of: dict[str, ApiName] = {name: name for name in PATHS}
     responses = client.perform(list_responses, EntryPage(limit=0)).rows
-    served = [(api_of[each.endpoint], each) for each in responses if each.hits and each.endpoint in api_of]
+    served = [
+        (api_of[response.endpoint], response) for response in responses if response.hits and response.endpoint in api_of
+    ]
     own = served
     if same_proxy:
         tenants = _tenant_by_api(client, {api: response.model for api, response in served}, api_key)
@@ -182,9 +184,11 @@ def select_prefixes(source: WarmSource) -> None:
     """Change requests so that they fill only the prefix cache: each generates one token. Skip requests for embeddings."""
     limits, count = {PATHS["responses"]: "max_output_tokens"}, len(source.requests)
     source.requests = [
-        WarmRequest(each.line, each.path, each.body | {limits.get(each.path, "max_tokens"): 1}, each.count)
-        for each in source.requests
-        if each.path != PATHS["embeddings"]
+        WarmRequest(
+            request.line, request.path, request.body | {limits.get(request.path, "max_tokens"): 1}, request.count
+        )
+        for request in source.requests
+        if request.path != PATHS["embeddings"]
     ]
     source.skip(count - len(source.requests), "request", " for embeddings, which have no prefix cache")
 

@@ -79,7 +79,7 @@ class _JournalEventQueue:
     def take(self, limit: int) -> list[Event]:
         with self._lock:
             events = [self._events.popleft() for _ in range(min(limit, len(self._events)))]
-            exchanges = [each for each in events if isinstance(each, Exchange)]
+            exchanges = [event for event in events if isinstance(event, Exchange)]
             self._exchanges -= len(exchanges)
             self._bytes -= sum(map(_body_bytes, exchanges))
         return events
@@ -301,8 +301,8 @@ def _open_file(path: Path, clock: Callable[[], float]) -> JournalDatabase:
     try:
         return open_or_replace(path, clock)
     except SchemaVersionError as error:
-        found = f"another version of kvproxy created the journal {path} (schema version {error.found})"
-        raise SettingsError(f"{found}: {advice}") from None
+        cause = f"another version of kvproxy created the journal {path} (schema version {error.found})"
+        raise SettingsError(f"{cause}: {advice}") from None
     except (sqlite3.Error, OSError) as error:
         raise SettingsError(f"cannot open the journal {path}: {error}; {advice}") from None
 
@@ -340,7 +340,7 @@ def open_journal(
     def removed(entries: Sequence[stored.RemovedEntry]) -> None:
         now = clock()
         journal.record_removed(
-            ResponseRemoved(each.key, each.reason, now) for each in entries if each.reason not in (None, "replaced")
+            ResponseRemoved(entry.key, entry.reason, now) for entry in entries if entry.reason not in (None, "replaced")
         )
 
     store.removal_listeners.append(removed)

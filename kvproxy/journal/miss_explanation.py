@@ -100,8 +100,8 @@ def _cause(record: Record, differences: tuple[RegionDifference, ...]) -> str:
 def _closest_prompt_number(own: Regions, earlier: list[tuple[int, Regions]]) -> int | None:
     prompt = {digest for _, digest in _prompt_regions(own)}
     counts = [(len(own.differing_regions(regions)), number, regions) for number, regions in earlier]
-    alike = [(count, number) for count, number, each in counts if count <= 1 or prompt & set(each.digests)]
-    return min(alike, key=lambda each: each[0])[1] if alike else None
+    alike = [(count, number) for count, number, regions in counts if count <= 1 or prompt & set(regions.digests)]
+    return min(alike, key=lambda pair: pair[0])[1] if alike else None
 
 
 def _prompt_regions(regions: Regions) -> list[tuple[str, bytes]]:
@@ -114,11 +114,11 @@ def _divergence(
 ) -> PromptDivergence | None:
     chain = _prompt_regions(own)
     prefixes = [(common_prefix_length(chain, _prompt_regions(regions)), number) for number, regions in earlier]
-    shared, number = max(prefixes, key=lambda each: each[0], default=(0, 0))
-    found = reader.last_record_before(record.number, number) if shared else None
-    if found is None:
+    shared, number = max(prefixes, key=lambda pair: pair[0], default=(0, 0))
+    previous = reader.last_record_before(record.number, number) if shared else None
+    if previous is None:
         return None
-    return PromptDivergence(found.request_id, shared, chain[shared][0] if shared < len(chain) else None)
+    return PromptDivergence(previous.request_id, shared, chain[shared][0] if shared < len(chain) else None)
 
 
 def _differences(
@@ -132,8 +132,8 @@ def _differences(
 def _difference(old_name: str, name: str, before: Mapping[str, Json], after: Mapping[str, Json]) -> RegionDifference:
     if old_name not in before or name not in after:
         old_text, new_text = (
-            _shorten(_text(texts[each])) if each in texts else None
-            for texts, each in ((before, old_name), (after, name))
+            _shorten(_text(texts[region_name])) if region_name in texts else None
+            for texts, region_name in ((before, old_name), (after, name))
         )
         return RegionDifference(name or old_name, None, old_text, new_text)
     old, new = comparable_texts(before[old_name], after[name])
@@ -186,7 +186,9 @@ def explain_in_sentences(explanation: MissExplanation, format_time: Callable[[fl
             f"The earlier request most like it is {explanation.earlier.request_id[:32]},"
             f" of {format_time(explanation.earlier.time)}:"
         )
-        sentences += [f"- {_difference_sentence(each, explanation)}" for each in explanation.differences[:8]]
+        sentences += [
+            f"- {_difference_sentence(difference, explanation)}" for difference in explanation.differences[:8]
+        ]
         if len(explanation.differences) > 8:
             sentences.append(f"- and {len(explanation.differences) - 8} more")
     if record.not_stored is not None:

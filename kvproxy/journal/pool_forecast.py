@@ -78,7 +78,7 @@ def forecast_hit_rates(
             change = 1000 * mean_tokens * (current - rate) * max(0.0, token_seconds - transfer_seconds)
         return ForecastPoint(name, None if size is None else round(size), rate, change)
 
-    points = [] if pool_tokens is None else [point(name, each * pool_tokens) for name, each in _FACTORS.items()]
+    points = [] if pool_tokens is None else [point(name, factor * pool_tokens) for name, factor in _FACTORS.items()]
     points.append(point("unlimited", None))
     if token_bytes and tier_bytes:
         points.append(point("tier", tier_bytes / token_bytes, token_bytes / _TIER_BYTES_PER_SECOND))

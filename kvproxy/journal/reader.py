@@ -176,8 +176,8 @@ class JournalReader:
         tries.append(("substr(request_id, 1, length(?)) = ?", id_or_number))
         for condition, value in tries:
             values = [value] * condition.count("?")
-            if found := self._select(f" where {condition} order by number desc limit 1", values):
-                return found[0]
+            if records := self._select(f" where {condition} order by number desc limit 1", values):
+                return records[0]
         raise NotFound(f"no request {id_or_number[:80]!r} in {self.name}: kvproxy log lists them")
 
     def groups(
@@ -282,7 +282,7 @@ class JournalReader:
             times.setdefault(name, []).append(milliseconds)
             if layer in CACHES or layer in BACKEND:
                 (cached if layer in CACHES else backend)[min(place, spans - 1)].append(milliseconds)
-        first_ms = {name: round(median(found), 3) for name, found in times.items()}
+        first_ms = {name: round(median(samples), 3) for name, samples in times.items()}
         cached_ms, backend_ms = list(map(_median_and_p95, cached)), list(map(_median_and_p95, backend))
         return TimeSeries(start, step, counts, prompt_tokens, reused_tokens, first_ms, cached_ms, backend_ms)
 
@@ -357,13 +357,13 @@ class JournalReader:
         self, records: Sequence[Record], stored_questions: Callable[[list[str]], Mapping[str, str]]
     ) -> list[RecordWithQuestions]:
         """Add questions to records; `stored_questions` returns the questions of stored responses, given their ids."""
-        prompts = sorted({each.prompt for each in records if each.prompt is not None and each.text is None})
+        prompts = sorted({record.prompt for record in records if record.prompt is not None and record.text is None})
         entries = self._prompt_values("number", "entry", prompts)
-        ids = {id for each in records for id in (each.entry, each.near) if id is not None}
+        ids = {id for record in records for id in (record.entry, record.near) if id is not None}
         questions = dict(stored_questions(sorted(ids.union(entries.values()))))
         keys = {short_key(id): id for id in sorted(ids - questions.keys())}
         questions |= {keys[key]: text for key, text in self._prompt_values("key", "text", list(keys)).items()}
-        found = []
+        rows = []
         for record in records:
             # The entry of a semantic hit has another question. The entry of another record may have been replaced.
             own = None if record.layer == "semantic" else questions.get(record.entry or "")
@@ -371,17 +371,17 @@ class JournalReader:
             near = record.near or (record.entry if record.layer == "semantic" else None)
             values = {name: getattr(record, name) for name in _RECORD_FIELDS}
             stored_question = questions.get(near or "")
-            found.append(RecordWithQuestions(**values, question=question, stored_question=stored_question))
-        return found
+            rows.append(RecordWithQuestions(**values, question=question, stored_question=stored_question))
+        return rows
 
     def _prompt_values(self, column: str, value: str, wanted: Sequence[object]) -> dict[Any, str]:
-        found: dict[Any, str] = {}
+        texts: dict[Any, str] = {}
         for start in range(0, len(wanted), _MAX_SAMPLED):
             part = wanted[start : start + _MAX_SAMPLED]
             marks = ", ".join("?" * len(part))
             sql = f"select {column}, {value} from prompts where {value} is not null and {column} in ({marks})"
-            found |= dict(self.rows(sql, part))
-        return found
+            texts |= dict(self.rows(sql, part))
+        return texts
 
     def contents(self, prompt_number: int) -> JsonObject | None:
         """Return the contents of a prompt's regions by name; None if the setting `journal.text` does not store them."""

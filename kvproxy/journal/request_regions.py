@@ -49,16 +49,16 @@ class Regions:
             matcher = SequenceMatcher(None, [digest for _, digest in before], [digest for _, digest in after], False)
             for tag, start, end, own_start, own_end in matcher.get_opcodes():
                 if tag != "equal":
-                    old_names = [each for each, _ in before[start:end]]
-                    changes += zip_longest(old_names, [each for each, _ in after[own_start:own_end]], fillvalue="")
+                    old_names = [name for name, _ in before[start:end]]
+                    changes += zip_longest(old_names, [name for name, _ in after[own_start:own_end]], fillvalue="")
         return changes
 
     def _regions_by_field(self) -> dict[str, list[tuple[str, bytes]]]:
-        found: dict[str, list[tuple[str, bytes]]] = {}
+        regions: dict[str, list[tuple[str, bytes]]] = {}
         for name, digest in zip(self.names, self.digests, strict=True):
             field_name = name.partition("[")[0]
-            found.setdefault(field_name if field_name in _LISTS else name, []).append((name, digest))
-        return found
+            regions.setdefault(field_name if field_name in _LISTS else name, []).append((name, digest))
+        return regions
 
     @property
     def question_digest(self) -> bytes | None:

@@ -115,8 +115,8 @@ class StringIds:
         return self._numbers[text]
 
     def _find(self, text: str) -> int | None:
-        found = self._database.rows("select number from names where name = ?", [text])
-        return int(found[0][0]) if found else None
+        rows = self._database.rows("select number from names where name = ?", [text])
+        return int(rows[0][0]) if rows else None
 
     def _insert(self, text: str) -> int:
         self._database.execute("insert into names (name) values (?) on conflict do nothing", [text])

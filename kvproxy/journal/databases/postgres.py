@@ -129,7 +129,7 @@ class PostgresJournalDatabase:
     def rows(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         with self._errors():
             connection = self._open()
-            parameters = [_without_invalid_characters(each) for each in values]
+            parameters = [_without_invalid_characters(value) for value in values]
             if self._pending:
                 # One round trip for all.
                 with connection.pipeline() as pipeline:
@@ -146,7 +146,7 @@ class PostgresJournalDatabase:
     def _send_pending(self, connection: _Connection) -> None:
         pending, self._pending = self._pending, []
         for sql, values in pending:
-            connection.execute(_placeholders(sql), [_without_invalid_characters(each) for each in values])
+            connection.execute(_placeholders(sql), [_without_invalid_characters(value) for value in values])
 
     def _flush(self) -> None:
         if self._pending:
@@ -158,7 +158,7 @@ class PostgresJournalDatabase:
             self._flush()
             with self._errors(), self._open().cursor() as cursor:
                 cursor.executemany(
-                    _placeholders(sql), [[_without_invalid_characters(each) for each in row] for row in rows]
+                    _placeholders(sql), [[_without_invalid_characters(value) for value in row] for row in rows]
                 )
 
     def insert_records(self, rows: Sequence[Sequence[object]]) -> None:
@@ -169,7 +169,7 @@ class PostgresJournalDatabase:
         sql = f"copy records ({', '.join(map(stored_column, self.stored))}) from stdin"
         with self._errors(), self._open().cursor() as cursor, cursor.copy(sql.encode()) as copy:
             for row in rows:
-                copy.write_row([_without_invalid_characters(each) for each in row])
+                copy.write_row([_without_invalid_characters(value) for value in row])
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[int]:
@@ -185,7 +185,7 @@ class PostgresJournalDatabase:
             raise
 
     def reserve_numbers(self, times: Sequence[float]) -> int:
-        for day in {int(each // _DAY) for each in times} - self._days:
+        for day in {int(arrived // _DAY) for arrived in times} - self._days:
             self._add_partition(day)
         last = self.rows("select setval('record_numbers', nextval('record_numbers') + ?)", [len(times) - 1])[0][0]
         return int(last) - len(times) + 1
@@ -204,9 +204,9 @@ class PostgresJournalDatabase:
         sql = (
             "select inhrelid::regclass::text from pg_inherits where inhparent = 'records'::regclass order by 1 limit 1"
         )
-        if not (found := self.rows(sql)):
+        if not (rows := self.rows(sql)):
             return 0
-        ((name,),) = found
+        ((name,),) = rows
         end = datetime.strptime(name, "records_%Y%m%d").replace(tzinfo=UTC).timestamp() + _DAY
         last = self.rows(f"select max(number) from {name}")[0][0]
         newest = self.rows("select max(number) from records")[0][0]

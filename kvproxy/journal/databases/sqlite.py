@@ -81,9 +81,9 @@ class SqliteJournalDatabase:
         rows = self.rows(sql, [_PRUNE_BATCH, max_rows, before])
         least = self.rows("select coalesce(min(number), ?) from records", [_MAX_NUMBER])[0][0]
         prompts = {prompt for prompt, _ in rows if prompt is not None}
-        self.executemany("delete from prompts where number = ? and last < ?", [(each, least) for each in prompts])
+        self.executemany("delete from prompts where number = ? and last < ?", [(prompt, least) for prompt in prompts])
         matched = {short_key(near if isinstance(near, str) else near.hex()) for _, near in rows if near is not None}
-        self.executemany("delete from prompts where key = ? and last < ?", [(each, least) for each in matched])
+        self.executemany("delete from prompts where key = ? and last < ?", [(key, least) for key in matched])
         return len(rows)
 
     def delete_unused_names(self) -> None:

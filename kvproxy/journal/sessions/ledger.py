@@ -95,11 +95,11 @@ def _lost_prefix(reused_tokens: int, prefix_tokens: int, tolerance: int, expecte
     if _is_below_minimum(reused_tokens, prefix_tokens, expected):
         return {"minimum": prefix_tokens}
     stored = prefix_tokens if expected.stored is None else min(prefix_tokens, max(reused_tokens, expected.stored))
-    found = {
+    lost = {
         cause: stored - reused_tokens,
         "unmarked": prefix_tokens - stored if prefix_tokens - stored > tolerance else 0,
     }
-    return {name: tokens for name, tokens in found.items() if tokens}
+    return {name: tokens for name, tokens in lost.items() if tokens}
 
 
 def _is_below_minimum(reused_tokens: int, prefix_tokens: int, expected: ExpectedReuse) -> bool:
@@ -108,8 +108,8 @@ def _is_below_minimum(reused_tokens: int, prefix_tokens: int, expected: Expected
 
 def _add_changed_and_new(lost: dict[str, int], tokens: int, repeated: int) -> dict[str, int]:
     changed = min(tokens, repeated)
-    found = {"changed": changed + lost.pop("changed", 0), "new": tokens - changed}
-    return lost | {name: count for name, count in found.items() if count}
+    added = {"changed": changed + lost.pop("changed", 0), "new": tokens - changed}
+    return lost | {name: count for name, count in added.items() if count}
 
 
 def main_cause(lost: Mapping[str, int]) -> str | None:

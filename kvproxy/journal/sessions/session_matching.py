@@ -73,7 +73,7 @@ def chain_of(regions: Regions, scope: str) -> PromptChain:
 def _hashes(digests: Sequence[bytes], scope: str) -> list[int]:
     start = hashlib.blake2b(scope.encode("utf-8", "replace"), digest_size=8).digest()
     chained = accumulate(
-        digests, lambda before, each: hashlib.blake2b(before + each, digest_size=8).digest(), initial=start
+        digests, lambda before, digest: hashlib.blake2b(before + digest, digest_size=8).digest(), initial=start
     )
     return [int.from_bytes(digest) for digest in chained][1:]
 
@@ -163,10 +163,12 @@ class SessionIndex:
 
     def find_longest_prefix(self, chain: PromptChain, prompt_tokens: int) -> CommonPrefix | None:
         lengths = range(len(chain.prefixes), 0, -1)
-        length = next((each for each in lengths if chain.prefixes[each - 1] in self._prefixes), 0)
+        length = next((candidate for candidate in lengths if chain.prefixes[candidate - 1] in self._prefixes), 0)
         if not length:
             return None
-        measured = next((each for each in range(length, 0, -1) if chain.prefixes[each - 1] in self._tokens), 0)
+        measured = next(
+            (candidate for candidate in range(length, 0, -1) if chain.prefixes[candidate - 1] in self._tokens), 0
+        )
         known = (measured, self._tokens[chain.prefixes[measured - 1]]) if measured else (0, 0)
         tokens = min(prompt_tokens, chain.estimate_tokens(length, prompt_tokens, known))
         return CommonPrefix(length, tokens, measured == length, self._prefixes[chain.prefixes[length - 1]])
@@ -177,9 +179,9 @@ class SessionIndex:
         `name` is the client's name for the session; the request continues no turn of another session.
         """
         named = None if name is None else self._names.get(f"{tenant} {name}")
-        found = self._continued_turn(chain)
-        if found is not None and (name is None or (named is not None and found.session == named.session)):
-            return found, found.session
+        parent = self._continued_turn(chain)
+        if parent is not None and (name is None or (named is not None and parent.session == named.session)):
+            return parent, parent.session
         return None, None if named is None else named.session
 
     def _continued_turn(self, chain: PromptChain) -> KnownTurn | None:

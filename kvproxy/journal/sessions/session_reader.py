@@ -229,7 +229,7 @@ class SessionReader:
             batch = ids[start : start + _BATCH]
             for turn in self._turns(f"t.session in ({', '.join('?' * len(batch))})", batch):
                 turns[turn.session].append(turn)
-        return [summarize_session(found) for found in turns.values() if found]
+        return [summarize_session(session_turns) for session_turns in turns.values() if session_turns]
 
     def turns(self, session: str) -> list[Turn]:
         """Return the turns of a session and of its sub-agents, in order of arrival. Raises NotFound.
@@ -269,8 +269,8 @@ class SessionReader:
         groups: dict[tuple[str, str], Counter[str]] = {}
         for model, day, result, tokens in self._reader.rows(sql, [since or ""]):
             groups.setdefault((model, day), Counter())[result] = tokens
-        unread = sum(found[UNREAD_WRITES] for found in groups.values())
-        priced = [(price_on(model, self._prices, day), found) for (model, day), found in groups.items()]
+        unread = sum(counts[UNREAD_WRITES] for counts in groups.values())
+        priced = [(price_on(model, self._prices, day), counts) for (model, day), counts in groups.items()]
         report = ledger_of(priced, currency)
         return replace(report, unread_writes=max(0, unread), diagnoses=self._diagnoses(since))
 
@@ -313,18 +313,18 @@ def turn_tree(turns: Sequence[Turn]) -> list[TreeRow]:
     for turn in turns:
         children.setdefault(turn.parent if turn.parent in numbers else None, []).append(turn)
     latest: dict[int, int] = {}
-    for turn in sorted(turns, key=lambda each: -each.number):
-        latest[turn.number] = max([turn.number, *(latest[each.number] for each in children.get(turn.number, ()))])
+    for turn in sorted(turns, key=lambda turn: -turn.number):
+        latest[turn.number] = max([turn.number, *(latest[child.number] for child in children.get(turn.number, ()))])
     rows = []
     waiting = [(0, turn) for turn in reversed(children.get(None, []))]
     while waiting:
         depth, turn = waiting.pop()
         rows.append(TreeRow(depth, turn))
         following = children.get(turn.number, [])
-        own = [each for each in following if each.session == turn.session]
-        main = max(own, key=lambda each: latest[each.number], default=None)
+        own = [child for child in following if child.session == turn.session]
+        main = max(own, key=lambda child: latest[child.number], default=None)
         waiting += [(depth, main)] if main is not None else []
-        waiting += [(depth + 1, each) for each in reversed(following) if each is not main]
+        waiting += [(depth + 1, child) for child in reversed(following) if child is not main]
     return rows
 
 
@@ -336,11 +336,11 @@ def ledger_of(groups: Iterable[tuple[PriceSettings | None, Mapping[str, int]]], 
     storage = 0.0
     tokens: Counter[str] = Counter()
     costs: dict[str, float] = {}
-    for price, found in groups:
-        tokens.update(found)
+    for price, group in groups:
+        tokens.update(group)
         if price is None:
             continue
-        counts = Counter(found)
+        counts = Counter(group)
         total = sum(counts[result] for result in ("reused", *CAUSES))
         storage += storage_price(price, counts[STORED_TOKEN_HOURS])
         above = price_lost_per_token(price, total, counts["reused"], counts["written_5m"], counts["written_1h"])

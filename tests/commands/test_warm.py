@@ -1,6 +1,7 @@
 """kvproxy warm: rate, report, and requests from a cache."""
 
 import asyncio
+import importlib
 import json
 import re
 import signal
@@ -48,6 +49,8 @@ def test_plain_http_loads_no_certificates(tmp_path: Path, monkeypatch: pytest.Mo
     def fail(*arguments: Any, **options: Any) -> None:
         raise AssertionError("certificates were loaded")
 
+    # aiohttp loads certificates when it is imported first.
+    importlib.import_module("aiohttp")
     monkeypatch.setattr(ssl, "create_default_context", fail)
     with proxied(tmp_path) as url:
         assert kvproxy("warm", "-", "--format", "prompts", url=url, stdin=b"a question").returncode == 0

@@ -275,22 +275,45 @@ def dashboard() -> str:
                 "tooltip": {"mode": "multi", "sort": "desc"},
             },
             "targets": [
-                {"refId": "A", "datasource": source, "expr": each["query"], "legendFormat": _legend(each["query"])}
+                {
+                    "refId": "A",
+                    "datasource": source,
+                    "expr": _of_instances(each["query"]),
+                    "legendFormat": _legend(each["query"]),
+                }
             ],
         }
         for place, each in enumerate(queries().values())
     ]
     variable = {"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
+    instance = {
+        "name": "instance",
+        "label": "Proxy",
+        "type": "query",
+        "datasource": source,
+        "query": "label_values(kvproxy_requests_total, instance)",
+        "refresh": 2,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {"text": "All", "value": "$__all"},
+    }
     whole = {
         "uid": "kvproxy",
         "title": "kvproxy",
         "schemaVersion": 39,
         "time": {"from": "now-6h", "to": "now"},
         "refresh": "30s",
-        "templating": {"list": [variable]},
+        "templating": {"list": [variable, instance]},
         "panels": panels,
     }
     return json.dumps(whole, indent=2) + "\n"
+
+
+def _of_instances(query: str) -> str:
+    """Limit each metric of a query to the chosen proxies."""
+    chosen = 'instance=~"$instance"'
+    return re.sub(r"(kvproxy_\w+)(\{?)", lambda found: f"{found[1]}{{{chosen}{',' if found[2] else '}'}", query)
 
 
 def _legend(query: str) -> str:

@@ -121,3 +121,43 @@ def test_kustomize_renders_the_base(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     settings = load_settings()
     assert settings.upstream == "http://model-server:8000"
     assert pod["spec"]["terminationGracePeriodSeconds"] > settings.limits.drain_seconds + 5
+
+
+def test_the_example_of_kubernetes_renders_all_components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    yaml = pytest.importorskip("yaml")
+    rendered = list(yaml.safe_load_all(output("kubectl", "kustomize", DEPLOY / "kubernetes-example")))
+    found = {each["kind"]: each for each in rendered}
+    assert len(rendered) == len(found) == 9
+    components = [path.name for path in (DEPLOY / "kubernetes").iterdir() if path.is_dir()]
+    named = yaml.safe_load((DEPLOY / "kubernetes-example/kustomization.yaml").read_text())["components"]
+    assert sorted(named) == sorted(f"../kubernetes/{name}" for name in components)
+    pod, service = found["Deployment"]["spec"]["template"], found["Service"]
+    ports = {port["name"] for port in service["spec"]["ports"]}
+    # The autoscaler sets the number of replicas, and needs a request of processor time.
+    assert "replicas" not in found["Deployment"]["spec"]
+    assert found["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]["name"] == found["Deployment"]["metadata"]["name"]
+    assert pod["spec"]["containers"][0]["resources"]["requests"]["cpu"]
+    (rule,) = found["Ingress"]["spec"]["rules"]
+    (route,) = rule["http"]["paths"]
+    assert route["path"] == "/v1"
+    assert route["backend"]["service"]["name"] == service["metadata"]["name"]
+    assert route["backend"]["service"]["port"]["name"] in ports
+    policy, monitor = found["NetworkPolicy"]["spec"], found["ServiceMonitor"]["spec"]
+    assert policy["podSelector"]["matchLabels"] == pod["metadata"]["labels"]
+    assert monitor["selector"]["matchLabels"] == service["metadata"]["labels"]
+    assert monitor["endpoints"][0]["port"] in ports
+    # The job of the first key is no proxy, and writes to the same store.
+    job = found["Job"]["spec"]["template"]
+    assert job["metadata"]["labels"].items().isdisjoint(service["spec"]["selector"].items())
+    first, proxy = job["spec"]["containers"][0], pod["spec"]["containers"][0]
+    assert (first["image"], first["envFrom"]) == (proxy["image"], proxy["envFrom"])
+    config = tmp_path / "kvproxy.toml"
+    config.write_text(found["ConfigMap"]["data"]["kvproxy.toml"])
+    monkeypatch.setenv("KVPROXY_CONFIG", str(config))
+    settings = load_settings()
+    assert list(settings.access.hosts) == [rule["host"]] == found["Ingress"]["spec"]["tls"][0]["hosts"]
+    assert policy["egress"][1]["ports"][1]["port"] == int(str(settings.upstream).rpartition(":")[2])
+    # The schema of a ServiceMonitor is not one of Kubernetes.
+    known = tmp_path / "known.yaml"
+    known.write_text(yaml.safe_dump_all(each for each in rendered if each["kind"] != "ServiceMonitor"))
+    output("kubernetes-validate", "--strict", "--kubernetes-version", "1.37", known)

@@ -42,28 +42,51 @@ _NO_CONTENT = 204
 _LINGER_SECONDS = 2.0
 
 
-class _LingeringTransport:
-    """Continues to read for two seconds after the last write if `linger` is set.
+class _ResponseTransport:
+    """Writes the head of a response together with its body, and lingers after the last write if `linger` is set.
 
-    Closing a socket with unread input resets the connection, and the client could lose the response.
+    Two writes would be two packets, and would wake the client twice. The head waits until the body of the same turn of the event
+    loop, at most until the next turn. A lingering connection continues to read for two seconds: closing a socket with unread
+    input resets the connection, and the client could lose the response.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
+        self._head: bytes | None = None
+        self._holds_next = False
         self._ended = False
         self.linger = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
+    def hold_next_write(self) -> None:
+        """Delay the next write until the following one, or until the next turn of the event loop."""
+        self._holds_next = True
+
     def write(self, data: bytes) -> None:
-        if not self._ended:
+        if self._ended:
+            return
+        if self._holds_next:
+            self._flush()
+            self._holds_next, self._head = False, data
+            asyncio.get_running_loop().call_soon(self._flush)
+        elif self._head is not None:
+            head, self._head = self._head, None
+            self._transport.writelines((head, data))
+        else:
             self._transport.write(data)
+
+    def _flush(self) -> None:
+        if self._head is not None:
+            head, self._head = self._head, None
+            self._transport.write(head)
 
     def is_closing(self) -> bool:
         return self._ended or self._transport.is_closing()
 
     def close(self) -> None:
+        self._flush()
         if not self.linger or not self._transport.can_write_eof() or self._transport.is_closing():
             self._transport.close()
         elif not self._ended:
@@ -103,8 +126,8 @@ class LimitedProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._lingering = _LingeringTransport(transport)
-        super().connection_made(cast("asyncio.Transport", self._lingering))
+        self._responses = _ResponseTransport(transport)
+        super().connection_made(cast("asyncio.Transport", self._responses))
         self._head_since = self.loop.time()
         if len(self.connections) > self._limits.connections:
             self._on_limit("connections")
@@ -196,7 +219,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         self._running = cycle
-        super()._start_asgi_task(cycle, partial(_fix_framing, app, cycle, self._lingering))
+        super()._start_asgi_task(cycle, partial(_fix_framing, app, cycle, self._responses))
 
     def _headers_too_large(self) -> HeadersTooLarge:
         most = self._limits.header_bytes
@@ -226,7 +249,7 @@ class LimitedProtocol(HttpToolsProtocol):
         headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
         headers += b"".join(f"{name}: {value}\r\n".encode() for name, value in error_headers(error).items()) + b"\r\n"
         self.transport.write(STATUS_LINE[error.status] + headers + body)
-        self._lingering.linger = True
+        self._responses.linger = True
         self.transport.close()
 
     def _refuse_after_received_requests(self, running: RequestResponseCycle, error: KvproxyError) -> None:
@@ -236,7 +259,7 @@ class LimitedProtocol(HttpToolsProtocol):
         last = self.pipeline[0][0] if self.pipeline else running
         # The client may have the whole response already, and wait for the next one.
         last.on_response = partial(self._end_with, error)
-        self._lingering.linger = True
+        self._responses.linger = True
 
     def connection_lost(self, exc: Exception | None) -> None:
         # uvicorn notifies the last request only, which may be a successor.
@@ -292,7 +315,7 @@ class LimitedProtocol(HttpToolsProtocol):
 async def _fix_framing(
     app: ASGIApp,
     cycle: RequestResponseCycle,
-    transport: _LingeringTransport,
+    transport: _ResponseTransport,
     scope: Scope,
     receive: Receive,
     send: Send,
@@ -314,6 +337,7 @@ async def _fix_framing(
             unframed = scope["http_version"] == "1.0" and all(name != b"content-length" for name, _ in headers)
             if unframed:
                 cycle.chunked_encoding = False
+            transport.hold_next_write()
         elif bodiless:
             message = {**message, "body": b""}
             cycle.expected_content_length = 0

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from email.utils import formatdate
+from functools import lru_cache
 from secrets import token_hex
 from time import time
 
@@ -31,6 +32,11 @@ def request_id_of(scope: Scope) -> str | None:
 def is_proxy_path(path: str) -> bool:
     """Whether a path belongs to the proxy itself: it needs no key, and is never forwarded or logged."""
     return path in _OWN_PATHS or path.startswith(("/admin/", "/ui/"))
+
+
+@lru_cache(maxsize=1)
+def _http_date(seconds: int) -> bytes:
+    return formatdate(seconds, usegmt=True).encode()
 
 
 class ExchangeMiddleware:
@@ -74,7 +80,7 @@ class ExchangeMiddleware:
             if message["type"] == "http.response.start":
                 exchange.status = exchange.status or message["status"]
                 names = dict(message["headers"])
-                missing = {b"x-request-id": request_id, b"date": formatdate(usegmt=True).encode()}
+                missing = {b"x-request-id": request_id, b"date": _http_date(int(time()))}
                 if is_messages_path(scope["path"]):
                     # Anthropic's SDKs read this header.
                     missing[b"request-id"] = request_id

@@ -3,8 +3,11 @@
 import hashlib
 import json
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any
 
 from kvproxy.journal.daily_sums import OTHERS
 from kvproxy.journal.databases.database import JournalDatabase
@@ -193,6 +196,7 @@ _FORMS = {
     **dict.fromkeys(STRINGS, "string"),
     **dict.fromkeys(_DIGESTS, "digest"),
     **{name: "time" for name in COLUMNS if name.endswith("_ms")},
+    "tags": "string or nothing",
 }
 """Form in which the table has a field; other fields are stored as they are."""
 
@@ -207,18 +211,25 @@ def view_sql() -> str:
 
 
 def record_row(record: Record, database: JournalDatabase, strings: StringIds) -> list[object]:
-    row: list[object] = []
-    for name in database.stored:
-        value, form = getattr(record, name), _FORMS.get(name)
-        if value is None or form is None:
-            row.append(value)
-        elif form == "time":
-            row.append(round(value * 1000))
+    fields_of, forms = _readers(tuple(database.stored))
+    row = list(fields_of(record))
+    for place, form in forms:
+        value = row[place]
+        if value is None:
+            continue
+        if form == "time":
+            row[place] = round(value * 1000)
         elif form == "digest":
-            row.append(database.stored_id(value))
+            row[place] = database.stored_id(value)
         else:
-            row.append(strings.id_of(value) if value or name != "tags" else None)
+            row[place] = strings.id_of(value) if value or form == "string" else None
     return row
+
+
+@lru_cache(maxsize=4)
+def _readers(stored: tuple[str, ...]) -> tuple[Callable[[Record], tuple[Any, ...]], list[tuple[int, str]]]:
+    """Return a function that reads the stored fields, and the place and form of each that the table has in another form."""
+    return attrgetter(*stored), [(place, _FORMS[name]) for place, name in enumerate(stored) if name in _FORMS]
 
 
 def short_key(key: str) -> bytes:

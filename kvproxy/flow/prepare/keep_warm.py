@@ -191,12 +191,12 @@ class KeepWarm:
         return price
 
     def _is_tracked(self, request: ApiRequest) -> bool:
-        if not request.api.is_cacheable(request.body):
-            # The provider accepts some of these requests only once.
-            return False
         rule = request.control.rule
         is_pinned = rule.pin_sessions and self._pin is not None
-        return is_pinned or (request.api.name == "messages" and rule.keeps_provider_prefixes)
+        if not is_pinned and not (request.api.name == "messages" and rule.keeps_provider_prefixes):
+            return False
+        # The provider accepts some of the other requests only once.
+        return request.api.is_cacheable(request.body)
 
     def _find_session(self, digests: Sequence[bytes]) -> _Session | None:
         return next((self._sessions[digest] for digest in reversed(digests) if digest in self._sessions), None)

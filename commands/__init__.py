@@ -41,6 +41,8 @@ def root(
 
 def main() -> None:
     disable_usage_reports()
+    # Plugins of pydantic would see the settings' secrets. The search for them reads the metadata of all packages.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     _open_missing_streams()
     try:
         code = app(standalone_mode=False)

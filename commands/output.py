@@ -1,6 +1,7 @@
 """Prints the result of a command: as text for people, or as JSON."""
 
 import contextlib
+import os
 import re
 import sys
 import textwrap
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from kvproxy.analyse.charts import Chart
 
+_FORCED = {"FORCE_COLOR", "TTY_COMPATIBLE"}
+"""Variables with which rich treats a pipe as a terminal."""
 _CHART_WIDTH = 100
 
 
@@ -45,6 +48,14 @@ def _console(file: TextIO) -> "Console":
     return Console(file=file)
 
 
+def terminal(file: TextIO) -> "Console | None":
+    """Return the terminal of an output; None for a pipe, which needs no import of rich."""
+    if not file.isatty() and not _FORCED & os.environ.keys():
+        return None
+    console = _console(file)
+    return console if console.is_terminal else None
+
+
 def text_output(document: Any, text: str) -> Output:
     return Output(document, lambda: print_text(text))
 
@@ -58,8 +69,8 @@ def print_facts(facts: Iterable[tuple[str, object]], *, for_people: bool = False
 
     `for_people`: the facts are a part of a text, and have the form of a terminal in a pipe, too.
     """
-    console = _console(sys.stdout)
-    if not console.is_terminal and not for_people:
+    console = terminal(sys.stdout)
+    if console is None and not for_people:
         for name, value in facts:
             typer.echo(f"{name}\t{raw_text(value)}")
         return
@@ -67,13 +78,13 @@ def print_facts(facts: Iterable[tuple[str, object]], *, for_people: bool = False
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
         line = f"{name:<{width}}  {value}"
-        typer.echo(_wrap_line(line, console.width, width + 2) if console.is_terminal else line)
+        typer.echo(line if console is None else _wrap_line(line, console.width, width + 2))
 
 
 def print_text(text: str, *, err: bool = False) -> None:
     """Print text on stdout, or on stderr if `err` is set. At a terminal, wrap long lines between words."""
-    console = _console(sys.stderr if err else sys.stdout)
-    if console.is_terminal:
+    console = terminal(sys.stderr if err else sys.stdout)
+    if console is not None:
         lines = (_wrap_line(line, console.width, _indent_of_last_column(line)) for line in text.split("\n"))
         text = "\n".join(lines)
     typer.echo(text, err=err)

@@ -6,20 +6,19 @@ import itertools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
-from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 from typer import Option
 
 from kvproxy.commands.formatting import json_fields, json_text, one_line, raw_text
-from kvproxy.commands.output import Output, print_note
+from kvproxy.commands.output import Output, print_note, terminal
 from kvproxy.errors import InvalidRequest
 from kvproxy.telemetry.printable_text import escape_cell
 from kvproxy.units import plural
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _MIN_WIDTH = 20
 _MIN_WIDTH_OF_OVERFLOW = 12
@@ -99,15 +98,15 @@ def print_table(
 
     Raises InvalidRequest if a selected column does not exist.
     """
-    console = Console(file=sys.stdout)
-    columns, cells = _parse_rows(rows, raw=not console.is_terminal)
+    console = terminal(sys.stdout)
+    columns, cells = _parse_rows(rows, raw=console is None)
     if not cells:
         typer.echo(empty, err=True)
         return
     chosen, cells = _select_columns(columns, cells, layout)
     if title is not None:
         typer.echo(title)
-    if not console.is_terminal:
+    if console is None:
         _print_lines([[column.key for column in chosen], *cells])
         return
     hidden = [] if layout.wide or layout.columns else _columns_to_hide(chosen, cells, console.width)
@@ -189,10 +188,10 @@ def default_limit(limit: int | None, at_terminal: int) -> int:
     """Return the number of rows to list, 0 for all: without the option, all rows in a pipe."""
     if limit is not None:
         return limit
-    return at_terminal if Console(file=sys.stdout).is_terminal else 0
+    return at_terminal if terminal(sys.stdout) is not None else 0
 
 
-def build_table(rows: Iterable[Row], width: int) -> Table:
+def build_table(rows: Iterable[Row], width: int) -> "Table":
     return _fit_table(*_parse_rows(rows), width)[0]
 
 
@@ -254,7 +253,10 @@ def _columns_to_hide(columns: list[Column], cells: Cells, width: int) -> list[Co
     return hidden
 
 
-def _fit_table(columns: list[Column], cells: Cells, width: int) -> tuple[Table, int]:
+def _fit_table(columns: list[Column], cells: Cells, width: int) -> "tuple[Table, int]":
+    from rich.table import Table
+    from rich.text import Text
+
     cells = [[value[: column.digits] for value, column in zip(row, columns, strict=True)] for row in cells]
     widths = _column_widths(columns, cells, width, _MIN_WIDTH, _MIN_WIDTH_OF_OVERFLOW)
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
@@ -267,6 +269,8 @@ def _fit_table(columns: list[Column], cells: Cells, width: int) -> tuple[Table, 
 
 
 def _column_widths(columns: list[Column], cells: Cells, width: int, *min_widths: int) -> list[int]:
+    from rich.cells import cell_len
+
     names = [column.name for column in columns]
     widths = [max(map(cell_len, values)) for values in zip(names, *cells, strict=True)]
     for min_width, (index, column) in itertools.product(min_widths, enumerate(columns)):

@@ -97,11 +97,11 @@ _SETTINGS = {"pydantic", "pydantic_settings", "orjson", "asyncio", "rich"}
     [
         ("--help", "", _MODELS | _SERVERS | _SETTINGS, 260),
         ("", "kvproxy l", _MODELS | _SERVERS | _SETTINGS - {"pydantic"}, 380),
-        ("log", "", _MODELS | _SERVERS, 600),
-        ("sessions", "", _MODELS | _SERVERS, 600),
-        ("savings", "", _MODELS | _SERVERS, 600),
-        ("cache ls", "", _MODELS | _SERVERS, 600),
-        ("keys ls", "", _MODELS | _SERVERS, 600),
+        ("log", "", _MODELS | _SERVERS | {"rich"}, 600),
+        ("sessions", "", _MODELS | _SERVERS | {"rich"}, 600),
+        ("savings", "", _MODELS | _SERVERS | {"rich"}, 600),
+        ("cache ls", "", _MODELS | _SERVERS | {"rich"}, 600),
+        ("keys ls", "", _MODELS | _SERVERS | {"rich"}, 600),
         ("explain hi", "", _MODELS | _SERVERS - {"httpx"}, 800),
     ],
 )

@@ -21,6 +21,7 @@ from kvproxy.settings.journal import JournalSettings
 from tests.flow.proxies import CLOSE, QUESTION, ask, checked, proxy
 from tests.journal.sessions.requests import START
 from tests.journal.test_file import finished
+from tests.polling import until
 from tests.servers import until_stored
 
 ENTRY = f"{7:032x}"
@@ -155,7 +156,8 @@ def test_a_compared_neighbour_is_the_reason_and_the_change_a_column(
             ask(url, question, "confirm")
         journal = services.journal
         assert isinstance(journal, StoredJournal)
-        journal.flush()
+        # A request is recorded after its response.
+        until(lambda: len(journal.latest(9)) == 3)
         newest = httpx.get(f"{url}/admin/log").json()[0]
     assert (newest["question"], newest["reason"]) == (CLOSE, reason)
     assert newest["changed"]

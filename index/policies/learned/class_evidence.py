@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _PRIOR_ODDS = 0.002
-_ODDS_PER_COMPARISON = 0.001  # An answer may change at any time.
 _DIFFERENCE_IF_CHANGED = 0.9
 _MIN_DIFFERENCE = 0.02  # Models generate at random.
 _MAX_ODDS = 1e6
-_OBSOLETE_ODDS = 1000.0
+_OBSOLETE_ODDS = 30.0
 _MAX_CLASSES = 4096
 _MIN_SUCCESSIONS = 2
 _SUCCESSION_RATIO = 5.0
@@ -18,7 +17,7 @@ _PROBATION = 3
 _TOGETHER, _MIN_TOGETHER, _MOST_OF_THEM = 200, 8, 0.8
 _SUCCESSION_SHARE = 0.75
 # The rate of change before any is seen, as changes and requests.
-_PRIOR_CHANGES, _PRIOR_EXPOSURE = 0.25, 50_000.0
+_PRIOR_CHANGES, _PRIOR_EXPOSURE = 2.0, 25_000.0
 _RATE_DECAY = 1 - 1 / 3000
 _CHANGE_DECAY = 1 - 1 / 1000
 
@@ -64,7 +63,10 @@ class ClassEvidence:
         probation: number of right comparisons that a successor needs before it is served, by class.
         num_changes, exposure: changes, and the sum of the ages of classes at their confirmations, in requests of the namespace;
             both are forgotten slowly.
-        wrong_by_change: estimated number of hits of classes whose answer had changed.
+        found_wrong_by_change: estimated number of hits of classes whose answer is known to have changed before; old ones are
+            forgotten.
+        risk_by_change: sum of the probabilities that the answer of a hit had changed unseen.
+        junk: by class of a single answer, the part of its wrong comparison that is not counted, because it may be junk.
     """
 
     odds: dict[str, float] = field(default_factory=dict)
@@ -76,15 +78,20 @@ class ClassEvidence:
     probation: dict[str, int] = field(default_factory=dict)
     num_changes: float = 0.0
     exposure: float = 0.0
-    wrong_by_change: float = 0.0
+    found_wrong_by_change: float = 0.0
+    risk_by_change: float = 0.0
+    junk: dict[str, float] = field(default_factory=dict)
 
     def change_probability(self, answer_class: str, clock: int = 0) -> float:
         """Return the probability that the right answer of a class has changed, when the namespace had `clock` requests."""
         odds = self.odds.get(answer_class, _PRIOR_ODDS)
         known = max(0.0, odds / (1 + odds) - _PRIOR_ODDS)
-        age = max(0, clock - self.confirmed.get(answer_class, clock))
         known += (1 - known) * 0.5 * (answer_class in self.probation)
-        return 1 - (1 - known) * (1 - min(1.0, self.change_rate * age))
+        return 1 - (1 - known) * (1 - self._unseen_change(answer_class, clock))
+
+    def _unseen_change(self, answer_class: str, clock: int) -> float:
+        """Return the probability that the right answer of a class has changed since its last confirmation."""
+        return min(1.0, self.change_rate * max(0, clock - self.confirmed.get(answer_class, clock)))
 
     @property
     def change_rate(self) -> float:
@@ -100,6 +107,11 @@ class ClassEvidence:
         return answer_class in self.successors or self.odds.get(answer_class, 0.0) >= _OBSOLETE_ODDS
 
     @property
+    def wrong_by_change(self) -> float:
+        """Estimated number of hits whose right answer had changed: those expected at the rate of changes, or found, if more."""
+        return max(self.found_wrong_by_change, self.risk_by_change)
+
+    @property
     def changed_wrong(self) -> tuple[float, float]:
         """The parts of `ServingLevel.wrong` and `ServingLevel.expected` that changes explain."""
         wrong = expected = 0.0
@@ -110,9 +122,11 @@ class ClassEvidence:
             expected += found.expected * probability
         return wrong, expected
 
-    def add_hits(self, hits: Iterable[tuple[str, int]]) -> None:
+    def add_hits(self, hits: Iterable[tuple[str, int]], clock: int = 0) -> None:
+        """Count hits by class, which were served until the namespace's request number `clock`."""
         for name, count in hits:
             self.hits[name] = self.hits.get(name, 0) + count
+            self.risk_by_change += count * self._unseen_change(name, clock)
         _keep_newest(self.hits)
 
     def add_comparison(
@@ -122,6 +136,7 @@ class ClassEvidence:
         right: bool,
         *,
         counted_error: float = 0.0,
+        counted_wrong: float = 1.0,
         joined: str = "",
         is_new: bool = False,
         clock: int = 0,
@@ -132,6 +147,7 @@ class ClassEvidence:
             right: the answers are equal.
             error: the estimated probability that they differ.
             counted_error: contribution of this comparison to `ServingLevel.expected`; 0 if it does not count there.
+            counted_wrong: the same of `ServingLevel.wrong`, if `counted_error` is not 0.
             joined: class of the fresh answer.
             is_new: the fresh answer starts this class.
             clock: number of the namespace's requests.
@@ -141,12 +157,13 @@ class ClassEvidence:
             not zero if the class becomes obsolete with this comparison.
         """
         expected = max(error, _MIN_DIFFERENCE)
-        self.wrong_by_change *= _CHANGE_DECAY
+        self.found_wrong_by_change *= _CHANGE_DECAY
         ratio = (1 - _DIFFERENCE_IF_CHANGED) / (1 - min(expected, 0.99)) if right else _DIFFERENCE_IF_CHANGED / expected
         if not right and not is_new and joined in self.suspected_successors(answer_class):
             ratio *= _SUCCESSION_RATIO
         was_obsolete = self.is_obsolete(answer_class)
-        self._set_odds(answer_class, (self.odds.get(answer_class, _PRIOR_ODDS) + _ODDS_PER_COMPARISON) * ratio)
+        prior = max(self.odds.get(answer_class, 0.0), _PRIOR_ODDS, self._unseen_change(answer_class, clock))
+        self._set_odds(answer_class, prior * ratio)
         if right:
             self.confirm(answer_class, clock)
             self._end_probation(answer_class, 1)
@@ -156,7 +173,7 @@ class ClassEvidence:
             for name in [name for name, target in self.successors.items() if target == answer_class]:
                 del self.successors[name]
         found = self.contradictions.setdefault(answer_class, Contradictions(since=clock))
-        found.wrong += counted_error > 0
+        found.wrong += counted_wrong if counted_error > 0 else 0.0
         found.expected += counted_error
         found.joined.append(joined)
         found.started += [joined] if is_new else []
@@ -167,13 +184,15 @@ class ClassEvidence:
     def _become_obsolete(self, answer_class: str) -> tuple[float, float]:
         found = self.contradictions.pop(answer_class)
         self.num_changes += 1
-        self.wrong_by_change += self.hits.pop(answer_class, 0) * self._share_after_change(answer_class, found.since)
+        hits = self.hits.pop(answer_class, 0)
+        self.found_wrong_by_change += hits * self._share_after_change(answer_class, found.since)
         successor = found.successor
         if successor is not None:
+            if successor not in self.successors.values():
+                self.probation[successor] = _PROBATION
             for name in [name for name, target in self.successors.items() if target == answer_class]:
                 self.successors[name] = successor
             self.successors[answer_class] = successor
-            self.probation[successor] = _PROBATION
             self.successors.pop(successor, None)
             _keep_newest(self.successors)
         return found.wrong, found.expected
@@ -213,6 +232,14 @@ class ClassEvidence:
         if answer_class not in self.odds:
             self.contradictions.pop(answer_class, None)
 
+    def add_junk(self, answer_class: str, probability: float) -> None:
+        """Note the part of a wrong comparison that is not counted, unless another answer joins the class."""
+        self.junk[answer_class] = probability
+        _keep_newest(self.junk)
+
+    def pop_junk(self, answer_classes: Iterable[str]) -> float:
+        return sum(self.junk.pop(name, 0.0) for name in answer_classes)
+
     def add_member(self, answer_class: str, clock: int = 0) -> None:
         """Reduce the odds that the right answer of the class has changed, because a fresh answer joined it."""
         if answer_class in self.odds:
@@ -224,7 +251,15 @@ class ClassEvidence:
     def merge(self, answer_class: str, merged: Iterable[str]) -> None:
         """Move the evidence about merged classes to `answer_class`. A fresh answer has just confirmed all of them."""
         for name in merged:
-            for table in (self.odds, self.contradictions, self.successors, self.confirmed, self.hits, self.probation):
+            for table in (
+                self.odds,
+                self.contradictions,
+                self.successors,
+                self.confirmed,
+                self.hits,
+                self.probation,
+                self.junk,
+            ):
                 table.pop(name, None)
             guards = {guard for owner, guard in self.lifted_guards if owner == name}
             self.lifted_guards -= {(name, guard) for guard in guards}
@@ -261,11 +296,13 @@ class ClassEvidence:
             "confirmed": self.confirmed,
             "hits": self.hits,
             "probation": self.probation,
-            "changes": [self.num_changes, self.exposure, self.wrong_by_change],
+            "junk": self.junk,
+            "changes": [self.num_changes, self.exposure, self.found_wrong_by_change, self.risk_by_change],
         }
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> "ClassEvidence":
+        num_changes, exposure, found_wrong, risk = document["changes"]
         return cls(
             document["odds"],
             {(name, guard) for name, guard in document["lifted"]},
@@ -274,7 +311,11 @@ class ClassEvidence:
             document["confirmed"],
             document["hits"],
             document["probation"],
-            *document["changes"],
+            num_changes,
+            exposure,
+            found_wrong,
+            risk,
+            document["junk"],
         )
 
 

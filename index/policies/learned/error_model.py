@@ -52,42 +52,86 @@ def compute_features(cosines: Sequence[float], classes: Sequence[str]) -> np.nda
     )
 
 
+_BISECTIONS = 30
 _MAX_OBSERVATION_WEIGHT = 8.0
+_MAX_JUNK_SHARE = 0.03
+# The variance grows by this share per comparison, because stored questions become denser, and answers change.
+_FORGOTTEN = 0.005
 
 
 @dataclass(slots=True)
 class ErrorModel:
     """Estimates the probability that the nearest neighbour's answer is wrong, by Bayesian logistic regression.
 
-    An answer is right with the probability `(1 - slips) * sigmoid(weights . features)`. `slips` is the share of random errors,
-    which features cannot predict, such as a mistaken comparison: `num_random_errors / num_predictable`.
+    A fresh answer is junk with the probability `junk_share`, whatever the features: it equals no other answer. A comparison
+    with junk says nothing about the stored answer. `junk_share` is `num_junk / num_predictable`.
+
+    Otherwise, an answer is right with the probability `(1 - random_error_share) * sigmoid(weights . features)`: the features
+    cannot predict random errors.
     """
 
     weights: np.ndarray
     covariance: np.ndarray
-    num_random_errors: float = 0.5
-    num_predictable: float = 1000.0
+    num_junk: float = 0.5
+    num_random_errors: float = 0.25
+    num_predictable: float = 500.0
 
     def error_probability(self, features: np.ndarray) -> float:
-        return 1 - (1 - self.num_random_errors / self.num_predictable) * _sigmoid(float(features @ self.weights))
+        return 1 - (1 - self.random_error_share) * _sigmoid(float(features @ self.weights))
 
-    def learn(self, features: np.ndarray, right: bool, comparison_probability: float = 1.0) -> None:
-        """Update the weights by one Newton step after a comparison, which had this probability to be made.
+    @property
+    def random_error_share(self) -> float:
+        return self.num_random_errors / self.num_predictable
 
-        An answer that the model expects to be wrong has little influence, because it would not be served.
+    @property
+    def junk_share(self) -> float:
+        return min(_MAX_JUNK_SHARE, self.num_junk / self.num_predictable)
+
+    def junk_probability(self, features: np.ndarray) -> float:
+        """Return the probability that a fresh answer which equals no other answer is junk."""
+        error = self.error_probability(features)
+        junk = self.junk_share * (1 - error)
+        return junk / (junk + error + 1e-12)
+
+    def learn(
+        self, features: np.ndarray, right: bool, evidence: float = 1.0, comparison_probability: float = 1.0
+    ) -> None:
+        """Update the weights after a comparison, by the mode of their distribution along `covariance @ features`.
+
+        An answer that the model expects to be wrong has less influence, because it would not be served.
+
+        Args:
+            evidence: the probability that neither junk nor a changed answer explains the result.
+            comparison_probability: the probability with which this comparison was made.
         """
-        probability = _sigmoid(float(features @ self.weights))
-        slips = self.num_random_errors / self.num_predictable
+        odds = float(features @ self.weights)
+        probability = _sigmoid(odds)
+        slips = self.random_error_share
         slip = 0.0 if right else slips * probability / (slips * probability + 1 - probability + 1e-12)
-        self.num_random_errors += slip
+        self.num_random_errors += slip * evidence
         self.num_predictable += probability**2
-        weight = (1 - slip) * probability**2 * min(1 / comparison_probability, _MAX_OBSERVATION_WEIGHT)
-        curvature = probability * (1 - probability) * weight
+        weight = evidence * probability * (1 - slip) * min(1 / comparison_probability, _MAX_OBSERVATION_WEIGHT)
         gain = self.covariance @ features
-        self.covariance = self.covariance - np.outer(gain, gain) * (
-            curvature / (1 + curvature * float(features @ gain))
-        )
-        self.weights = self.weights + self.covariance @ features * (weight * (float(right) - probability))
+        variance = float(features @ gain)
+        step = _mode_step(odds, variance, float(right), weight)
+        after = _sigmoid(odds + step * variance)
+        curvature = weight * after * (1 - after)
+        covariance = self.covariance - np.outer(gain, gain) * (curvature / (1 + curvature * variance))
+        can_forget = np.trace(covariance) < np.trace(COVARIANCE)
+        self.covariance = covariance * (1 + _FORGOTTEN) if can_forget else covariance
+        self.weights = self.weights + gain * step
+
+
+def _mode_step(odds: float, variance: float, right: float, weight: float) -> float:
+    """Solve `step = weight * (right - sigmoid(odds + step * variance))`, whose right side decreases, by bisection."""
+    low, high = (0.0, weight) if right else (-weight, 0.0)
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        if middle < weight * (right - _sigmoid(odds + middle * variance)):
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
 
 
 def _sigmoid(odds: float) -> float:

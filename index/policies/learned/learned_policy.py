@@ -87,7 +87,7 @@ class LearnedPolicy:
         if estimate is None:
             return PolicyResult([Decision("uncertain") for _ in neighbours], None)
         nearest = neighbours[estimate.index]
-        if not nearest.similarity >= self.floor:  # A NaN is refused, too.
+        if not estimate.similarity >= self.floor:  # A NaN is refused, too.
             return PolicyResult([Decision("low similarity") for _ in neighbours], None)
         own = [each.prompt for each in neighbours[estimate.index :] if each.answer == nearest.answer]
         decisions = [Decision("not compared") for _ in neighbours]

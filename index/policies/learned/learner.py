@@ -22,15 +22,14 @@ from kvproxy.index.policies.learned.serving_level import ServingLevel
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.store.observations import Observation
 
-_VERSION = 2
+_VERSION = 3
 MIN_EXPECTED_ERRORS = 8.0
 """The policy decides without `checked` once the sum of the estimated errors of compared answers reaches this number."""
 _EXPLORED = 0.2
 _LEAST_EXPLORED = 0.01
 _KNOWN_ERRORS = 50.0
 _OBSOLETE_MARGIN = 0.05
-_LEARNED_CHANGE = 0.5
-_MAX_CHANGE = 0.75  # Of `max_error`.
+_MAX_CHANGE = 0.5  # Of `max_error`.
 _DOUBTED_ODDS = 0.1
 _MIN_COMPARISONS = 50
 _CHECKED_EXPLORED, _CHECKED_LEAST = 0.2, 0.05
@@ -44,6 +43,7 @@ class ErrorEstimate:
     """The estimated error of the nearest neighbour whose answer class is not obsolete, and the neighbour's index.
 
     Attributes:
+        similarity: cosine of the nearest neighbour whose question needs this answer; its own answer may be obsolete.
         score_error: the probability that the question needs another answer.
         change: the probability that the right answer has changed since it was stored.
         is_only_member: no other neighbour has this class.
@@ -51,6 +51,7 @@ class ErrorEstimate:
 
     index: int
     features: np.ndarray
+    similarity: float
     score_error: float
     change: float
     is_only_member: bool
@@ -111,10 +112,11 @@ class Learner:
         if neighbours[0].similarity - neighbours[places[0]].similarity > _OBSOLETE_MARGIN:
             # The question probably belongs to the obsolete class, whose new answer is not stored yet.
             change += (1 - change) * 0.5
-        return ErrorEstimate(index, features, score_error, change, classes.count(classes[0]) == 1)
+        similarity = neighbours[places[0]].similarity
+        return ErrorEstimate(index, features, similarity, score_error, change, classes.count(classes[0]) == 1)
 
     def is_within_limits(self, estimate: ErrorEstimate) -> bool:
-        is_recent = estimate.change <= _MAX_CHANGE * self.level.max_error
+        is_recent = estimate.change * self.level.recent_factor <= _MAX_CHANGE * self.level.max_error
         return is_recent and estimate.score_error <= self.level.error_limit
 
     @property
@@ -156,7 +158,12 @@ class Learner:
         self.level.add_served(observation.served, observation.risk)
         self.served_by_checked += observation.served_by_checked
         evidence = self.class_evidence
-        evidence.add_hits(observation.hits)
+        evidence.add_hits(observation.hits, self.clock)
+        if observation.joined and not observation.is_new:
+            # An answer that another one equals is no junk.
+            mistaken = evidence.pop_junk([observation.joined, *observation.merged])
+            self.level.wrong += mistaken
+            self.error_model.num_junk = max(0.0, self.error_model.num_junk - mistaken)
         evidence.merge(observation.joined, observation.merged)
         if observation.joined and not observation.is_new:
             evidence.add_member(observation.joined, self.clock)
@@ -188,22 +195,30 @@ class Learner:
         self.class_evidence.update_guards(observation.answer, observation.vetoes, observation.right)
 
     def _add_counted(self, observation: Observation, features: np.ndarray, expected: float) -> None:
-        evidence, level = self.class_evidence, self.level
-        is_counted = level.add_comparison(expected, observation.right)
-        if is_counted and (observation.right or evidence.odds.get(observation.answer, 0.0) < _DOUBTED_ODDS):
-            level.add_recent(expected, observation.right)
-        if observation.right or evidence.change_probability(observation.answer) < _LEARNED_CHANGE:
-            self.error_model.learn(features, observation.right, observation.chance)
-        wrong, explained = evidence.add_comparison(
+        evidence, level, model = self.class_evidence, self.level, self.error_model
+        right = observation.right
+        can_be_junk = observation.is_new and not right and expected <= level.max_counted_error
+        junk = model.junk_probability(features) if can_be_junk else 0.0
+        wrong = 0.0 if right else 1 - junk
+        is_counted = level.add_comparison(expected, wrong)
+        if is_counted and (right or evidence.odds.get(observation.answer, 0.0) < _DOUBTED_ODDS):
+            level.add_recent(expected, wrong)
+        if junk:
+            model.num_junk += junk
+            evidence.add_junk(observation.joined, junk)
+        explained_wrong, explained = evidence.add_comparison(
             observation.answer,
-            expected,
-            observation.right,
+            expected + model.junk_share,
+            right,
             counted_error=expected if is_counted else 0.0,
+            counted_wrong=wrong,
             joined=observation.joined,
             is_new=observation.is_new,
             clock=self.clock,
         )
-        level.wrong = max(0.0, level.wrong - wrong)
+        changed = 0.0 if right else evidence.change_probability(observation.answer)
+        model.learn(features, right, (1 - changed) * (1 - junk), observation.chance)
+        level.wrong = max(0.0, level.wrong - explained_wrong)
         level.expected = max(0.0, level.expected - explained)
 
     def to_json(self) -> str:
@@ -214,7 +229,7 @@ class Learner:
                 "features": FEATURES,
                 "weights": model.weights.tolist(),
                 "covariance": model.covariance.tolist(),
-                "slips": [model.num_random_errors, model.num_predictable],
+                "shares": [model.num_junk, model.num_random_errors, model.num_predictable],
                 "served": level.served,
                 "risk": level.risk,
                 "seen": [level.wrong, level.expected],
@@ -246,7 +261,7 @@ class Learner:
         level.num_compared = state["compared"]
         level.recent_wrong, level.recent_expected = state["recent"]
         level.error_histogram, level.audits = np.array(state["spread"]), np.array(state["audits"])
-        model = ErrorModel(np.array(state["weights"]), np.array(state["covariance"]), *state["slips"])
+        model = ErrorModel(np.array(state["weights"]), np.array(state["covariance"]), *state["shares"])
         errors = ClassEvidence.from_document(state["classes"])
         learner = cls(model, level, errors, *state["counts"])
         level.checked_risk = learner.served_by_checked * learner.checked_error

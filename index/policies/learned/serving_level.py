@@ -147,13 +147,17 @@ class ServingLevel:
 
     @property
     def most_wrong(self) -> int:
-        """An upper bound, with 90% probability, of the number of wrong answers among the `served` answers."""
-        risk = self.total_risk / (1 - self.comparison_error_rate)
-        return bisect_left(
+        """An upper bound of the number of wrong answers among the `served` answers.
+
+        It has 90% probability, but for the answers that changed: their number is an estimate.
+        """
+        risk = (self.risk + self.checked_risk) / (1 - self.comparison_error_rate)
+        by_score = bisect_left(
             range(self.served),
             True,
             key=lambda wrong: max_risk(wrong, self.corrected_wrong, self.score_expected) >= risk,
         )
+        return min(self.served, by_score + math.ceil(self.wrong_by_change))
 
     @property
     def servable_request_share(self) -> float:
@@ -177,15 +181,15 @@ class ServingLevel:
         """A factor of the estimated errors, at least 1: after a change of many answers, it rises within a few comparisons."""
         return max(1.0, (self.recent_wrong + _RECENT_PRIOR) / (self.recent_expected + _RECENT_PRIOR))
 
-    def add_recent(self, error: float, right: bool) -> None:
-        self.recent_wrong = self.recent_wrong * _RECENT_DECAY + (not right)
+    def add_recent(self, error: float, wrong: float) -> None:
+        self.recent_wrong = self.recent_wrong * _RECENT_DECAY + wrong
         self.recent_expected = self.recent_expected * _RECENT_DECAY + error
 
-    def add_comparison(self, error: float, right: bool) -> bool:
-        """Add a comparison of an answer with this estimated error; return whether it counts."""
+    def add_comparison(self, error: float, wrong: float) -> bool:
+        """Add a comparison of an answer, which is wrong with this probability; return whether it counts."""
         is_counted = error <= self.max_counted_error
         if is_counted:
-            self.wrong += not right
+            self.wrong += wrong
             self.expected += error
             self.num_compared += 1
         self._add_requests(error, 1)
@@ -231,10 +235,9 @@ class ServingLevel:
         """Return the highest mean estimated error of the next 500 served answers that `max_error` allows."""
         if self.score_expected <= 0:
             return 0.0
-        allowed = max_risk(
-            self.max_error * max(self.served + _PLANNED_ANSWERS, MIN_SERVED), self.corrected_wrong, self.expected
-        )
-        left = (allowed * (1 - self.comparison_error_rate) - self.total_risk) / _PLANNED_ANSWERS
+        allowed_wrong = self.max_error * max(self.served + _PLANNED_ANSWERS, MIN_SERVED) - self.wrong_by_change
+        allowed = max_risk(allowed_wrong, self.corrected_wrong, self.expected)
+        left = (allowed * (1 - self.comparison_error_rate) - self.risk - self.checked_risk) / _PLANNED_ANSWERS
         return max(
             0.0,
             min(

@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.index.policies.learned.error_model import FEATURES, ErrorModel, ErrorModelPrior, compute_features
+from kvproxy.index.policies.learned.error_model import (
+    COVARIANCE,
+    FEATURES,
+    ErrorModel,
+    ErrorModelPrior,
+    compute_features,
+)
 
 
 @given(st.lists(st.tuples(st.floats(-1, 1), st.sampled_from("abc")), min_size=1, max_size=24))
@@ -21,6 +27,26 @@ def test_features_are_finite_and_rise_with_agreement(near: list[tuple[float, str
 def test_extreme_odds_do_not_overflow() -> None:
     for weight in (-1e6, -600.0):
         assert ErrorModel(np.array([weight]), np.zeros((1, 1))).error_probability(np.ones(1)) == pytest.approx(1.0)
+
+
+def test_one_surprising_comparison_does_not_overshoot() -> None:
+    features = compute_features([0.95, 0.94, 0.93, 0.92, 0.91, 0.4], [*["a"] * 5, "b"])
+    model = ErrorModelPrior().error_model()
+    before = model.error_probability(features)
+    assert before < 0.01
+    model.learn(features, right=False)
+    assert before < model.error_probability(features) < 0.5
+
+
+def test_old_comparisons_are_forgotten() -> None:
+    features, model = compute_features([0.9, 0.8], ["a", "b"]), ErrorModelPrior().error_model()
+    for _ in range(1000):
+        model.learn(features, right=True)
+    sure = model.error_probability(features)
+    for _ in range(100):
+        model.learn(features, right=False)
+    assert sure < 0.05 < 0.5 < model.error_probability(features)
+    assert np.trace(model.covariance) <= np.trace(np.array(COVARIANCE)) * 1.01
 
 
 def test_the_prior_becomes_stricter_with_errors_but_never_more_lenient() -> None:

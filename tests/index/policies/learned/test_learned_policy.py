@@ -98,7 +98,7 @@ def test_a_proxy_behind_the_pruned_log_continues_from_the_snapshot(tmp_path: Pat
 def test_learning_restarts_after_a_snapshot_of_another_version(tmp_path: Path) -> None:
     log, generator = open_observations(tmp_path / "o.db"), random.Random(6)
     log.add([observation(generator) for _ in range(30)])
-    log.save_snapshot("n", 20, Learner.new(ErrorModelPrior(), 0.02).to_json().replace('"version": 2', '"version": 1'))
+    log.save_snapshot("n", 20, Learner.new(ErrorModelPrior(), 0.02).to_json().replace('"version": 3', '"version": 2'))
     log.prune(0)
     assert LearnedPolicy(log, None, 0.02, 0.5).learner("n").num_comparisons == 10
 

@@ -61,7 +61,7 @@ def test_learned_keeps_the_bound_and_serves_more_than_the_best_fixed_threshold(
     assert found.wrong.sum() <= policy.status("").most_wrong <= 0.05 * found.served.sum()
     _, fixed = best_threshold(stream, found.wrong_share, lambda share: None)
     assert found.hit_rate > 1.2 * fixed.hit_rate
-    assert found.hit_rate > 0.7
+    assert found.hit_rate > 0.65
     assert found.served[750:].sum() > 1.1 * found.served[:750].sum()
 
 

@@ -106,7 +106,7 @@ class Auditor:
             return AuditedPair(number, cold, (await self._complete(salted))[0])
         changed: JsonObject = {"role": "assistant", "content": f"{str(answer.get('content') or '').strip()} \n"}
         earlier = objects(body.get("messages"))
-        chats: list[JsonObject] = [{**salted, "messages": [*earlier, each, _NEXT]} for each in (answer, changed)]
+        chats: list[JsonObject] = [{**salted, "messages": [*earlier, message, _NEXT]} for message in (answer, changed)]
         return AuditedPair(number, *[(await self._complete(chat))[0] for chat in chats])
 
     async def _complete(self, body: JsonObject) -> tuple[AuditedResponse, JsonObject]:

@@ -58,11 +58,11 @@ def calibrate_pairs(
 def _consistent_pairs(pairs: Iterable[LabelledPair]) -> tuple[list[LabelledPair], int]:
     """Return the pairs of texts that have one label, and the number of pairs of texts that have both labels."""
     labels: dict[frozenset[str], set[bool]] = {}
-    found = list(pairs)
-    for pair in found:
+    labelled = list(pairs)
+    for pair in labelled:
         labels.setdefault(frozenset((pair.a, pair.b)), set()).add(pair.same)
-    consistent = [pair for pair in found if len(labels[frozenset((pair.a, pair.b))]) == 1]
-    return consistent, sum(len(each) > 1 for each in labels.values())
+    consistent = [pair for pair in labelled if len(labels[frozenset((pair.a, pair.b))]) == 1]
+    return consistent, sum(len(text_labels) > 1 for text_labels in labels.values())
 
 
 def calibrate_stream(

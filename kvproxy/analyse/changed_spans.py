@@ -93,7 +93,7 @@ def find_changed_span(old: PromptInput, new: PromptInput) -> ChangedSpan | None:
 
 
 def _num_words(regions: Sequence[Region]) -> int:
-    return sum(len(_PIECE.findall(each.text)) for each in regions)
+    return sum(len(_PIECE.findall(region.text)) for region in regions)
 
 
 def _moved_text(old: Sequence[Region], new: Sequence[Region]) -> ChangedSpan | None:
@@ -109,7 +109,7 @@ def _moved_text(old: Sequence[Region], new: Sequence[Region]) -> ChangedSpan | N
     if shift and one[start - shift : start] == lost[len(lost) - shift :]:
         lost, start = one[start - shift : start] + lost[: len(lost) - shift], start - shift
     wanted = without_digits(lost).strip()
-    if not any(wanted in without_digits(each.text) for each in new[1:] if each.role == old[0].role):
+    if not any(wanted in without_digits(region.text) for region in new[1:] if region.role == old[0].role):
         return None
     before, after = _context(other, start, start)
     kind: Kind = "moving text"
@@ -133,7 +133,7 @@ def _span_within_region(old: Sequence[Region], new: Sequence[Region]) -> Changed
     one, other = _PIECE.findall(old[0].text), _PIECE.findall(new[0].text)
     same = common_prefix_length(one, other)
     rest = sum(
-        (len(_PIECE.findall(each.text)) + 1) // 2 for each in new[1 : 1 + common_prefix_length(old[1:], new[1:])]
+        (len(_PIECE.findall(region.text)) + 1) // 2 for region in new[1 : 1 + common_prefix_length(old[1:], new[1:])]
     )
     resumed = _find_equal_run(one[same:], other[same:])
     if resumed is None:
@@ -164,10 +164,10 @@ def _find_equal_run(one: Sequence[str], other: Sequence[str]) -> tuple[int, int,
     for place in range(len(one) - 2 * _WORDS_THAT_END_A_SPAN, -1, -1):
         runs[tuple(one[place : place + 2 * _WORDS_THAT_END_A_SPAN])] = place
     for place in range(len(other) - 2 * _WORDS_THAT_END_A_SPAN + 1):
-        found = runs.get(tuple(other[place : place + 2 * _WORDS_THAT_END_A_SPAN]))
-        if found is not None:
-            length = common_prefix_length(one[found:], other[place:])
-            return found, place, (length + 1) // 2
+        start = runs.get(tuple(other[place : place + 2 * _WORDS_THAT_END_A_SPAN]))
+        if start is not None:
+            length = common_prefix_length(one[start:], other[place:])
+            return start, place, (length + 1) // 2
     tail = common_prefix_length(one[::-1], other[::-1])
     if tail // 2 >= _WORDS_THAT_END_A_SPAN // 2:
         return len(one) - tail, len(other) - tail, (tail + 1) // 2
@@ -204,8 +204,8 @@ def _widen_to_words(old: str, new: str, start: int, end_old: int, end_new: int) 
 
 
 def _widen_match(pattern: str, text: str, line: int, start: int, end: int) -> re.Match[str] | None:
-    found = re.compile(pattern).finditer(text, line, end + _MAX_SPAN_CHARACTERS)
-    return next((match for match in found if match.start() <= start and match.end() >= end), None)
+    matches = re.compile(pattern).finditer(text, line, end + _MAX_SPAN_CHARACTERS)
+    return next((match for match in matches if match.start() <= start and match.end() >= end), None)
 
 
 def strip_edits(span: ChangedSpan, *, with_lead: bool = False) -> list[EditSettings]:
@@ -228,7 +228,9 @@ def strip_edits(span: ChangedSpan, *, with_lead: bool = False) -> list[EditSetti
     lead = re.split(r"\n|(?<=[.:;!?]) ", span.before)[-1]
     begins = span.at == len(lead) and re.fullmatch(r"\w+\s+", lead) and not span.after.lstrip()[:1].islower()
     if with_lead and begins:
-        return [EditSettings(name=name, action="strip", role=role, pattern=each) for each in _patterns(span, lead)]
+        return [
+            EditSettings(name=name, action="strip", role=role, pattern=pattern) for pattern in _patterns(span, lead)
+        ]
     return [
         EditSettings(name=name, action="strip", role=role, pattern=pattern, lead=lead) for pattern in _patterns(span)
     ]
@@ -239,7 +241,7 @@ def _moving_pattern(text: str) -> str:
         return rf"((?:\s*<{element[1]}\b[^>]*>.*?</{element[1]}>)+)"
     shown = text.strip()
     if len(shown) > _MAX_SPAN_CHARACTERS:
-        ends = (_digit_insensitive_pattern(each) for each in (shown[: _CONTEXT * 2], shown[-_CONTEXT * 2 :]))
+        ends = (_digit_insensitive_pattern(end) for end in (shown[: _CONTEXT * 2], shown[-_CONTEXT * 2 :]))
         return rf"(\s*{'.*?'.join(ends)})"
     return rf"(\s*{_digit_insensitive_pattern(shown)})"
 
@@ -256,7 +258,7 @@ def move_edit(edit: EditSettings) -> EditSettings:
 
 def matches_only_changes(edit: EditSettings, matches: Sequence[Sequence[str]]) -> bool:
     """Return whether an edit matches only text that changes between prompts. `matches` has the matched texts of each prompt."""
-    counts = Counter(text for found in matches for text in found)
+    counts = Counter(text for texts in matches for text in texts)
     if not counts or edit.action == "sort-tools" or edit.name in (_BILLING, _MOVING):
         return True
     is_everywhere = all(matches)
@@ -271,8 +273,8 @@ def matches_only_changes(edit: EditSettings, matches: Sequence[Sequence[str]]) -
 
 def _have_common_end(texts: Sequence[str]) -> bool:
     words = [_VOLATILE.sub(f" {_PLACEHOLDER} ", text).split() for text in texts]
-    ends = ({each[place] if each else _PLACEHOLDER for each in words} for place in (0, -1))
-    return any(len(found) == 1 and any(map(str.isalpha, *found)) for found in ends)
+    ends = ({text_words[place] if text_words else _PLACEHOLDER for text_words in words} for place in (0, -1))
+    return any(len(end_words) == 1 and any(map(str.isalpha, *end_words)) for end_words in ends)
 
 
 def _patterns(span: ChangedSpan, lead: str = "") -> list[str]:
@@ -290,12 +292,12 @@ def _patterns(span: ChangedSpan, lead: str = "") -> list[str]:
         if kind == span.kind and all(re.fullmatch(shape, text) for text in (span.old, span.new)):
             shape = group(shape)
             return [f"{context}{shape}", f"{context}{shape}(?={after})", f"{start}{shape}(?={after})"]
-    found = [f"{context}{group('.*?')}{after}", f"{start}{group('.*?')}{after}"]
+    patterns = [f"{context}{group('.*?')}{after}", f"{start}{group('.*?')}{after}"]
     shapes = sorted({_value_insensitive_pattern(text) for text in (span.old, span.new) if _VOLATILE.search(text)})
     if shapes:
         shape = group("|".join(shapes))
-        found = [f"{context}{shape}", *found, f"{context}{shape}(?={after})", f"{start}{shape}(?={after})"]
-    return list(dict.fromkeys(found))
+        patterns = [f"{context}{shape}", *patterns, f"{context}{shape}(?={after})", f"{start}{shape}(?={after})"]
+    return list(dict.fromkeys(patterns))
 
 
 def _value_insensitive_pattern(text: str) -> str:

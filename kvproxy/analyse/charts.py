@@ -71,8 +71,8 @@ def save(charts: Sequence[Chart], path: Path) -> None:
     heights = [1 + len(chart.bars) / 3 if chart.bars else 4 for chart in charts]
     figure = Figure(figsize=(8, sum(heights) + 1), layout="constrained")
     axes = figure.subplots(len(charts), 1, height_ratios=heights, squeeze=False)
-    for chart, each in zip(charts, axes[:, 0], strict=True):
-        _plot(chart, each)
+    for chart, ax in zip(charts, axes[:, 0], strict=True):
+        _plot(chart, ax)
     figure.savefig(path)
 
 

@@ -122,42 +122,46 @@ async def estimate(
     replays.sort(key=_semantic_hits)
     replayed = replays[count // 2]
     tokenized: list[TokenizedRequest | None] = []
-    for number, each in enumerate(replayed, 1):
+    for number, replayed_request in enumerate(replayed, 1):
         try:
-            form, response = prompt_input(each.request), response_text(each.logged)
-            tokenized.append(await tokenize_request(tokenizer, each.request, form, response))
+            form, response = prompt_input(replayed_request.request), response_text(replayed_request.logged)
+            tokenized.append(await tokenize_request(tokenizer, replayed_request.request, form, response))
         except KvproxyError:
             tokenized.append(None)
         advance(count, number / len(replayed))
     pairs = list(zip(replayed, tokenized, strict=True))
-    forwarded = [tokens for each, tokens in pairs if each.layer not in ("exact", "semantic")]
+    forwarded = [tokens for request, tokens in pairs if request.layer not in ("exact", "semantic")]
     readable = [tokens for tokens in forwarded if tokens is not None]
     prefix = estimate_prefix_reuse(readable, block_size, sizes)
     every = [tokens for tokens in tokenized if tokens is not None]
     alone = estimate_prefix_reuse(every, block_size, [point.blocks for point in prefix.points])
     reused = iter(reused_blocks(block_chains(every, block_size)))
-    shares = [0.0 if each is None else next(reused) * block_size / max(1, len(each.prompt)) for each in tokenized]
+    shares = [0.0 if tokens is None else next(reused) * block_size / max(1, len(tokens.prompt)) for tokens in tokenized]
     known_prices = ModelPrices(settings.journal)
-    prices = [price_of(each.request.model, known_prices) for each in replayed]
+    prices = [price_of(replayed_request.request.model, known_prices) for replayed_request in replayed]
     savings: dict[str, list[HitSavings]] = {"exact": [], "semantic": []}
     known_ids: set[object] = set()
-    for (each, tokens), share, price in zip(pairs, shares, prices, strict=True):
-        logged = each.logged.response
+    for (replayed_request, tokens), share, price in zip(pairs, shares, prices, strict=True):
+        logged = replayed_request.logged.response
         id = logged.get("id") if isinstance(logged, dict) else None
-        if each.layer in savings:
+        if replayed_request.layer in savings:
             is_replay = id is not None and id in known_ids
             # The whole prompt of an exact hit was sent before.
-            common = 1.0 if each.layer == "exact" else share
-            savings[each.layer].append(_savings_of_hit(each, tokens, common, block_size, price, is_replay=is_replay))
+            common = 1.0 if replayed_request.layer == "exact" else share
+            savings[replayed_request.layer].append(
+                _savings_of_hit(replayed_request, tokens, common, block_size, price, is_replay=is_replay)
+            )
         known_ids.add(id)
-    exact, semantic = (_sum_savings(found, has_price=any(prices)) for found in savings.values())
+    exact, semantic = (_sum_savings(hits, has_price=any(prices)) for hits in savings.values())
     return Estimate(
         requests=len(replayed),
         exact=exact.requests,
         semantic=semantic.requests,
         semantic_range=(_semantic_hits(replays[0]), _semantic_hits(replays[-1])),
         forwarded=len(forwarded),
-        uncacheable=sum(each.exchange is None or each.exchange.forward_reason == "bypass" for each in replayed),
+        uncacheable=sum(
+            request.exchange is None or request.exchange.forward_reason == "bypass" for request in replayed
+        ),
         learned=has_responses(requests),
         wrong=_wrong_hits(replayed),
         prefix=prefix,
@@ -169,14 +173,14 @@ async def estimate(
     )
 
 
-def estimate_charts(found: Estimate) -> list[Chart]:
-    bars = [("exact hits", found.exact), ("semantic hits", found.semantic), ("engine", found.forwarded)]
-    sizes = [point.blocks * found.prefix.block_size for point in found.prefix.points]
+def estimate_charts(estimated: Estimate) -> list[Chart]:
+    bars = [("exact hits", estimated.exact), ("semantic hits", estimated.semantic), ("engine", estimated.forwarded)]
+    sizes = [point.blocks * estimated.prefix.block_size for point in estimated.prefix.points]
     lines = [
         ChartLine(name, sizes, [prefix.share(point.reused) for point in prefix.points])
-        for name, prefix in (("with cached responses", found.prefix), ("without", found.prefix_alone))
+        for name, prefix in (("with cached responses", estimated.prefix), ("without", estimated.prefix_alone))
     ]
-    levels = [("unlimited pool", found.prefix.share(found.prefix.unlimited))]
+    levels = [("unlimited pool", estimated.prefix.share(estimated.prefix.unlimited))]
     return [
         Chart("requests by layer", "", bars=[(name, float(count)) for name, count in bars]),
         Chart("tokens in the pool", "reused prompt tokens", lines, levels=levels, log_x=True, is_share=True),
@@ -184,7 +188,7 @@ def estimate_charts(found: Estimate) -> list[Chart]:
 
 
 def _semantic_hits(replayed: Sequence[ReplayedRequest]) -> int:
-    return sum(each.layer == "semantic" for each in replayed)
+    return sum(request.layer == "semantic" for request in replayed)
 
 
 def _savings_of_hit(
@@ -215,12 +219,12 @@ def _savings_of_hit(
 def _sum_savings(hits: Sequence[HitSavings], *, has_price: bool) -> HitSavings:
     return HitSavings(
         len(hits),
-        sum(each.prompt_tokens for each in hits),
-        sum(each.response_tokens for each in hits),
-        sum(each.without_response for each in hits),
-        sum(each.cached_tokens for each in hits),
-        sum(each.money or 0.0 for each in hits) if has_price else None,
-        sum(each.unpriced for each in hits),
+        sum(hit.prompt_tokens for hit in hits),
+        sum(hit.response_tokens for hit in hits),
+        sum(hit.without_response for hit in hits),
+        sum(hit.cached_tokens for hit in hits),
+        sum(hit.money or 0.0 for hit in hits) if has_price else None,
+        sum(hit.unpriced for hit in hits),
     )
 
 
@@ -237,11 +241,15 @@ def _mean_reuse_discount(
 
 
 def _wrong_hits(replayed: Sequence[ReplayedRequest]) -> WrongHits:
-    hits = [each.exchange.hit for each in replayed if each.exchange is not None and each.exchange.hit is not None]
+    hits = [
+        request.exchange.hit
+        for request in replayed
+        if request.exchange is not None and request.exchange.hit is not None
+    ]
     matches = [hit.match for hit in hits if hit.match is not None]
     risks = [match.error for match in matches if match.error is not None]
     # The policy `threshold` has no score but the similarity.
     scores = [match.score for match in matches if match.error is None and match.score != match.similarity]
     risks += [1.0 - score for score in scores if score is not None]
-    compared = [each.is_right for each in replayed if each.is_right is not None]
+    compared = [request.is_right for request in replayed if request.is_right is not None]
     return WrongHits(len(compared), compared.count(False), sum(risks) / len(risks) if risks else None)

@@ -76,7 +76,7 @@ class EditSaving:
     @property
     def suggested(self) -> EditSettings:
         """The edit to install: it keeps the text at the end of the prompt, unless that loses most of the saving."""
-        saved, kept = (self.before.computed_tokens - each.computed_tokens for each in (self.stripped, self.moved))
+        saved, kept = (self.before.computed_tokens - reuse.computed_tokens for reuse in (self.stripped, self.moved))
         return move_edit(self.edit) if self.removes_text and 2 * kept >= saved else self.edit
 
 
@@ -143,7 +143,7 @@ async def lint(
     families = group_families(models, [prompt_regions(form) for form in prompts.forms])
     reports = []
     for number, family in enumerate(families, 1):
-        reports.append(await prompts.report(family, [each for each in families if each.model == family.model]))
+        reports.append(await prompts.report(family, [other for other in families if other.model == family.model]))
         progress(0.5 + 0.5 * number / len(families))
     return LintReport(tuple(reports), block_size, prompts.untokenized)
 
@@ -173,14 +173,16 @@ class _TokenizedPrompts:
         members = family.members
         tokenized = [self._tokenized[member] for member in members]
         blocks = self._reused_blocks(tokenized)
-        reuse = PromptReuse(sum(len(each.prompt) for each in tokenized), self._block_size * sum(blocks))
+        reuse = PromptReuse(sum(len(tokens.prompt) for tokens in tokenized), self._block_size * sum(blocks))
         savings: list[EditSaving] = []
         requests = moved_requests = [self.requests[member] for member in members]
         before = reuse
         while len(savings) < _MAX_SPANS:
-            others = [[self.requests[member] for member in each.members] for each in families if each is not family]
-            found = _spans_by_cost([prompt_input(request) for request in requests], self.moved_texts)
-            chosen = next(((spans, edit) for spans in found if (edit := _safe_edit(spans[0], requests, others))), None)
+            others = [[self.requests[member] for member in other.members] for other in families if other is not family]
+            candidates = _spans_by_cost([prompt_input(request) for request in requests], self.moved_texts)
+            chosen = next(
+                ((spans, edit) for spans in candidates if (edit := _safe_edit(spans[0], requests, others))), None
+            )
             if chosen is None:
                 break
             spans, edit = chosen
@@ -204,7 +206,7 @@ class _TokenizedPrompts:
             prompt = tuple(await self._tokenizer.encode(prompt_input(request)))
             tokenized.append(replace(self._tokenized[member], prompt=prompt))
         reused = self._block_size * sum(self._reused_blocks(tokenized))
-        return PromptReuse(sum(len(each.prompt) for each in tokenized), reused), changed
+        return PromptReuse(sum(len(tokens.prompt) for tokens in tokenized), reused), changed
 
     def _reused_blocks(self, tokenized: Sequence[TokenizedRequest]) -> list[int]:
         return reused_blocks(block_chains(tokenized, self._block_size))
@@ -220,7 +222,7 @@ def _safe_edit(
     for edit, whole in zip(strip_edits(span), strip_edits(span, with_lead=True), strict=True):
         if edit.action == "sort-tools":
             return edit
-        families = [[matched_spans(request, edit) for request in each] for each in (requests, *others)]
+        families = [[matched_spans(request, edit) for request in family] for family in (requests, *others)]
         count = sum(map(bool, families[0]))
         if count > most and all(matches_only_changes(edit, matches) for matches in families):
             chosen, most = whole, count
@@ -231,7 +233,7 @@ def _tools_of_family(requests: Sequence[ApiRequest]) -> EditSettings | None:
     """Return the edit that adds the most frequent tools of a family; None without a system prompt."""
     tools = Counter(dumps(request.body["tools"]).decode() for request in requests if request.body.get("tools"))
     regions = prompt_regions(prompt_input(requests[0]))
-    system = next((each.text for each in regions if each.name == "system prompt" and each.text), None)
+    system = next((region.text for region in regions if region.name == "system prompt" and region.text), None)
     return add_tools_edit(tools.most_common(1)[0][0], system) if tools and system else None
 
 
@@ -242,26 +244,28 @@ def _moved_texts(request: ApiRequest, edits: Sequence[EditSettings]) -> set[str]
 
 
 def _spans_by_cost(forms: Sequence[PromptInput], moved_texts: Container[str]) -> list[list[ChangedSpan]]:
-    found: defaultdict[tuple[object, ...], list[ChangedSpan]] = defaultdict(list)
+    spans_by_key: defaultdict[tuple[object, ...], list[ChangedSpan]] = defaultdict(list)
     latest: list[tuple[PromptInput, set[int]]] = []
     for form in forms:
         hashes = shingles("\n".join(region.text for region in prompt_regions(form)))
         closest = max(latest, key=lambda known: len(known[1] & hashes), default=None)
         span = find_changed_span(closest[0], form) if closest is not None else None
         if span is not None and not (span.kind == "moving text" and span.old.strip() in moved_texts):
-            found[span.key].append(span)
+            spans_by_key[span.key].append(span)
         latest = [*latest[-_COMPARED_PROMPTS + 1 :], (form, hashes)]
-    _merge_changes_in_inserted_texts(found)
-    return sorted(found.values(), key=lambda spans: -sum(span.recomputed_words for span in spans))
+    _merge_changes_in_inserted_texts(spans_by_key)
+    return sorted(spans_by_key.values(), key=lambda spans: -sum(span.recomputed_words for span in spans))
 
 
-def _merge_changes_in_inserted_texts(found: defaultdict[tuple[object, ...], list[ChangedSpan]]) -> None:
+def _merge_changes_in_inserted_texts(spans_by_key: defaultdict[tuple[object, ...], list[ChangedSpan]]) -> None:
     # A text that only some prompts have may contain a change, such as a date; that is no change of its own.
-    inserted = {key: spans for key, spans in found.items() if not (spans[0].old and spans[0].new)}
-    for key in [key for key in found if key not in inserted]:
-        around = without_digits("".join((found[key][0].before, found[key][0].new, found[key][0].after)))
+    inserted = {key: spans for key, spans in spans_by_key.items() if not (spans[0].old and spans[0].new)}
+    for key in [key for key in spans_by_key if key not in inserted]:
+        around = without_digits(
+            "".join((spans_by_key[key][0].before, spans_by_key[key][0].new, spans_by_key[key][0].after))
+        )
         for spans in inserted.values():
             text = without_digits(spans[0].old or spans[0].new)
             if text and text in around:
-                spans += found.pop(key)
+                spans += spans_by_key.pop(key)
                 break

@@ -53,7 +53,7 @@ class ReplayedRequest:
 
 
 def has_responses(requests: Sequence[LoggedRequest]) -> bool:
-    return any(each.response is not None for each in requests)
+    return any(request.response is not None for request in requests)
 
 
 def to_api_request(logged: LoggedRequest, settings: Settings) -> ApiRequest:
@@ -78,7 +78,7 @@ async def replay(
     random_number: Callable[[], float] = random,
 ) -> list[ReplayedRequest]:
     """Replay requests in order, with an empty temporary cache and the times of the log. Raises SettingsError."""
-    found: list[ReplayedRequest] = []
+    replayed: list[ReplayedRequest] = []
     with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
         backend = LoggedBackend()
         caching = settings.cache.model_copy(update={"lookup_timeout": _LOOKUP_TIMEOUT})
@@ -100,14 +100,14 @@ async def replay(
             for number, logged in enumerate(requests, 1):
                 request = rules.apply_edits(rules.apply(to_api_request(logged, settings)))
                 backend.set_request(logged)
-                found.append(await _replay_request(logged, request, path))
+                replayed.append(await _replay_request(logged, request, path))
                 progress(number / len(requests))
         finally:
             await path.close()
             if comparer is not None:
                 await comparer.close()
             await asyncio.to_thread(cache.close)
-    return found
+    return replayed
 
 
 async def _replay_request(logged: LoggedRequest, request: ApiRequest, path: RequestPath) -> ReplayedRequest:

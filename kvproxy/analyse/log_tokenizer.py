@@ -115,5 +115,5 @@ def _read_template(folder: Path) -> _Render | None:
 
 
 def _content(mark: Any) -> str:
-    found = mark.get("content") if isinstance(mark, dict) else mark
-    return found if isinstance(found, str) else ""
+    content = mark.get("content") if isinstance(mark, dict) else mark
+    return content if isinstance(content, str) else ""

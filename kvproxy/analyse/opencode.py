@@ -51,11 +51,11 @@ def opencode_requests(path: Path) -> list[LoggedRequest]:
 def _is_database(path: Path) -> bool:
     try:
         with closing(_connect(path)) as database:
-            found = {name for (name,) in database.execute("select name from sqlite_master where type = 'table'")}
+            tables = {name for (name,) in database.execute("select name from sqlite_master where type = 'table'")}
             columns = {row[1] for row in database.execute("pragma table_info(part)")}
     except sqlite3.Error:
         return False
-    return found >= _TABLES and {"message_id", "data"} <= columns
+    return tables >= _TABLES and {"message_id", "data"} <= columns
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -70,7 +70,7 @@ def _sessions(path: Path) -> list[list[_Message]]:
     document = as_object(loads(path.read_bytes()))
     if "messages" in document:
         messages = objects(document["messages"])
-        return [[_Message(as_object(each["info"]), objects(each["parts"])) for each in messages]]
+        return [[_Message(as_object(message["info"]), objects(message["parts"])) for message in messages]]
     storage = _storage(path)
     infos = [as_object(loads(file.read_bytes())) for file in (storage / "message" / path.stem).glob("*.json")]
     infos.sort(key=lambda info: (_time(info, "created") or 0.0, str(info["id"])))
@@ -117,7 +117,7 @@ def _steps(earlier: Sequence[_Message], message: _Message) -> Iterator[LoggedReq
             step.append(part)
             continue
         finishes -= 1
-        ends = [_time(as_object(each.get("state") or each), "end") for each in step]
+        ends = [_time(as_object(step_part.get("state") or step_part), "end") for step_part in step]
         end = max((time for time in ends if time is not None), default=completed) if finishes else completed
         yield from _request(earlier, info, done, step, part.get("tokens"), start, end)
         done, step, start = done + step, [], max(start or 0.0, end or 0.0) or None
@@ -172,7 +172,9 @@ def _history(earlier: Sequence[_Message], time: float) -> list[Json]:
         if message.info.get("summary") is True:
             begins = max((at for at in range(index) if earlier[at].is_compaction), default=index)
     return [
-        turn for each in earlier[begins:] for turn in _turns(str(each.info.get("role", "user")), list(each.parts), time)
+        turn
+        for kept_message in earlier[begins:]
+        for turn in _turns(str(kept_message.info.get("role", "user")), list(kept_message.parts), time)
     ]
 
 
@@ -204,8 +206,8 @@ def _turns(role: str, parts: Sequence[JsonObject], time: float) -> list[Json]:
                 output = state.get("output", state.get("error"))
                 text = _CLEARED if cleared is not None and cleared <= time else output
                 results.append({"type": "tool_result", "tool_use_id": part.get("callID"), "content": text})
-    found: list[Json] = [{"role": role, "content": content}] if content else []
-    return found + ([{"role": "user", "content": results}] if results else [])
+    messages: list[Json] = [{"role": role, "content": content}] if content else []
+    return messages + ([{"role": "user", "content": results}] if results else [])
 
 
 def _time(value: JsonObject, name: str) -> float | None:

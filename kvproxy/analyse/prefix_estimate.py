@@ -66,10 +66,10 @@ def block_chains(requests: Sequence[TokenizedRequest], block_size: int) -> list[
     hasher = BlockHasher(seed="")
     ids: dict[bytes, int] = {}
     chains = []
-    for each in requests:
-        request = CacheRequest("", [*each.prompt, *each.response], salt=each.salt)
+    for tokens in requests:
+        request = CacheRequest("", [*tokens.prompt, *tokens.response], salt=tokens.salt)
         blocks = tuple(ids.setdefault(name, len(ids)) for name in request.update_hashes(hasher, block_size))
-        reusable = reusable_tokens(len(each.prompt), len(each.prompt), block_size) // block_size
+        reusable = reusable_tokens(len(tokens.prompt), len(tokens.prompt), block_size) // block_size
         chains.append(ChainRequest(blocks, min(reusable, len(blocks)), bool(request.num_tokens % block_size)))
     return chains
 
@@ -77,11 +77,11 @@ def block_chains(requests: Sequence[TokenizedRequest], block_size: int) -> list[
 def reused_blocks(chains: Sequence[ChainRequest]) -> list[int]:
     """Return the number of blocks of each request that an unlimited pool reuses."""
     cached: set[int] = set()
-    found = []
+    reused = []
     for chain in chains:
-        found.append(min(chain.reusable, cached_prefix_length(chain.blocks, cached)))
+        reused.append(min(chain.reusable, cached_prefix_length(chain.blocks, cached)))
         cached.update(chain.blocks)
-    return found
+    return reused
 
 
 def estimate_prefix_reuse(
@@ -93,5 +93,5 @@ def estimate_prefix_reuse(
     chosen = sorted(set(sizes)) if sizes else [size + 2 for size in default_sizes(chains, _DEFAULT_SIZES)]
     *hits, unlimited = lru_hits(chains, [*(max(1, size - 1) for size in chosen), None])
     points = [PrefixPoint(size, block_size * hit) for size, hit in zip(chosen, hits, strict=True)]
-    tokens = sum(len(each.prompt) for each in requests)
+    tokens = sum(len(request.prompt) for request in requests)
     return PrefixEstimate(block_size, len(requests), tokens, block_size * unlimited, tuple(points))

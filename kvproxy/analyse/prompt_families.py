@@ -89,14 +89,14 @@ def group_families(models: Sequence[str], prompts: Sequence[list[Region]]) -> li
         if not head.strip():
             continue
         hashes = shingles(head)
-        votes = Counter(number for each in hashes for number in index.get((model, each), ()))
+        votes = Counter(number for shingle in hashes for number in index.get((model, shingle), ()))
         number, count = votes.most_common(1)[0] if votes else (-1, 0)
         size = len(families[number].shingles) if votes else len(hashes)
         if count < _MIN_COMMON_SHARE * min(len(hashes), size):
             # Only the first head defines the family, so that changing spans do not attract other families.
             number = len(families)
             families.append(Family(model, head, shingles=hashes))
-            for each in hashes:
-                index.setdefault((model, each), set()).add(number)
+            for shingle in hashes:
+                index.setdefault((model, shingle), set()).add(number)
         families[number].members.append(member)
     return sorted(families, key=lambda family: -len(family.members))

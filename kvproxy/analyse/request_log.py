@@ -65,11 +65,11 @@ class RequestLog:
 
     @property
     def num_responses(self) -> int:
-        return sum(each.response is not None for each in self.requests)
+        return sum(request.response is not None for request in self.requests)
 
     @property
     def has_tools(self) -> bool:
-        return any(each.body.get("tools") for each in self.requests)
+        return any(request.body.get("tools") for request in self.requests)
 
 
 def read_log(file: Path, text: str, model: str, system: str | None = None, *, format: str | None = None) -> RequestLog:
@@ -105,11 +105,11 @@ def _no_requests(file: Path, log: RequestLog) -> str:
 def _choose_format(file: Path, content: FileRows, name: str | None) -> LogFormat:
     formats = log_formats()
     if name is not None:
-        return next(each for each in formats if each.name == name)
+        return next(log_format for log_format in formats if log_format.name == name)
     sample = [value for _, value in content.rows[:_SAMPLE]]
     if not sample:
         raise InvalidRequest(_describe_empty(file, content))
-    counts = [sum(each.matches(value) for value in sample) for each in formats]
+    counts = [sum(log_format.matches(value) for value in sample) for log_format in formats]
     chosen = formats[counts.index(max(counts))]
     # A column of texts may be prompts, questions, or templates.
     is_guess = content.is_table and chosen.name in _PLAIN_FORMATS and not any(map(_has_json_request, sample))
@@ -141,8 +141,11 @@ def _describe_unknown(file: Path, content: FileRows, formats: Sequence[LogFormat
         return f"{file} is a table with the columns {fields}: convert its rows to JSON lines with model and messages"
     if _TRACE_FIELDS & set(value):
         return f"{file} is a trace, its fields are {fields}: kvproxy simulate reads traces"
-    nearest = min((each for each in formats if each.has_requests), key=lambda each: _distance(each, value))
-    missing = " and ".join(each.replace("|", " or ") for each in nearest.missing(value))
+    nearest = min(
+        (log_format for log_format in formats if log_format.has_requests),
+        key=lambda log_format: _distance(log_format, value),
+    )
+    missing = " and ".join(name.replace("|", " or ") for name in nearest.missing(value))
     return (
         f"{file}, line {number}: unknown format, its fields are {fields or 'none'};"
         f" the nearest format, {nearest.title}, needs {missing}"
@@ -162,7 +165,7 @@ def _read_rows(content: FileRows, chosen: LogFormat, model: str) -> RequestLog:
     log.errors = [LineError(number, error) for number, error in content.invalid.items()]
     for number, value in content.rows:
         try:
-            found = list(chosen.read(Row(number, value, model)))
+            requests = list(chosen.read(Row(number, value, model)))
         except SkipRow as cause:
             log.skipped[str(cause)].append(number)
         except InvalidRequest as error:
@@ -172,11 +175,11 @@ def _read_rows(content: FileRows, chosen: LogFormat, model: str) -> RequestLog:
             lacks = f"the row lacks {', '.join(missing)}" if missing else f"the row is malformed ({error!r})"
             log.errors.append(LineError(number, lacks.replace("|", " or ")))
         else:
-            log.requests += found
-            if not found:
+            log.requests += requests
+            if not requests:
                 log.skipped["no request"].append(number)
             elif chosen.name == "requests" and not any(name in value for name in BODY_FIELDS):
-                log.ignored_fields |= set(value) - set(found[0].body)
+                log.ignored_fields |= set(value) - set(requests[0].body)
     log.errors.sort(key=lambda error: error.line)
     return log
 
@@ -200,9 +203,9 @@ def count_conversations(requests: list[LoggedRequest]) -> int:
     """Count the requests that do not begin with all messages of an earlier request."""
     known: set[int] = set()
     count = 0
-    for each in requests:
-        name = "messages" if "messages" in each.body else "input"
-        digests = [hash(dumps(turn, sort_keys=True)) for turn in objects(each.body.get(name))]
+    for request in requests:
+        name = "messages" if "messages" in request.body else "input"
+        digests = [hash(dumps(turn, sort_keys=True)) for turn in objects(request.body.get(name))]
         prefixes = [hash(tuple(digests[: end + 1])) for end in range(len(digests))]
         count += not any(prefix in known for prefix in prefixes[:-1])
         if prefixes:

@@ -103,14 +103,18 @@ def report_sessions(
         if turn.region is not None:
             changed[turn.region].append(turn.lost.get("changed", 0))
     regions = [ChangedRegion(region, len(lost), sum(lost)) for region, lost in changed.items()]
-    shares = [mean(map(_common_prefix_share, found[1:])) for found in by_session.values() if len(found) > 1]
+    shares = [
+        mean(map(_common_prefix_share, session_turns[1:]))
+        for session_turns in by_session.values()
+        if len(session_turns) > 1
+    ]
     return SessionReport(
-        sorted(map(summarize_session, by_session.values()), key=lambda each: -(each.cost or 0.0)),
+        sorted(map(summarize_session, by_session.values()), key=lambda summary: -(summary.cost or 0.0)),
         ledger_of(
-            [(price_of(model, prices), found) for model, found in tokens.items()],
+            [(price_of(model, prices), counts) for model, counts in tokens.items()],
             "M input tokens" if is_relative else settings.currency,
         ),
-        sorted(regions, key=lambda each: -each.tokens),
+        sorted(regions, key=lambda region: -region.tokens),
         (median(shares), mean(shares)) if shares else None,
         sum(_input_cost(turn, prices) for turn in turns),
         sum(_input_cost(turn, prices, cached=False) for turn in turns),
@@ -132,9 +136,9 @@ def report_spending(
     turns, without_usage = _turns_of_requests(requests, prices, progress)
     paid = [_paid_request(turn, requests[int(turn.request_id) - 1]) for turn in turns]
     for trace in traces:
-        found = _trace_turns(trace, _FIRST_TRACE_NUMBER + len(turns), prices)
-        turns += found
-        paid += [_paid_request(turn, None) for turn in found]
+        trace_turns = _trace_turns(trace, _FIRST_TRACE_NUMBER + len(turns), prices)
+        turns += trace_turns
+        paid += [_paid_request(turn, None) for turn in trace_turns]
     report = spending_report(paid, by, prices, settings.currency)
     report.total.unreported += without_usage
     return report
@@ -250,11 +254,11 @@ def _common_prefix_share(turn: Turn) -> float:
 
 
 def _input_cost(turn: Turn, prices: Mapping[str, PriceSettings], *, cached: bool = True) -> float:
-    found = price_of(turn.model, prices)
-    if found is None:
+    price = price_of(turn.model, prices)
+    if price is None:
         return 0.0
     use = (turn.reused_tokens or 0, turn.written_5m or 0, turn.written_1h or 0) if cached else (0, 0, 0)
-    return input_price(found, turn.prompt_tokens, *use)
+    return input_price(price, turn.prompt_tokens, *use)
 
 
 def _pause_costs(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceSettings]) -> dict[str, float]:

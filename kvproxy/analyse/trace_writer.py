@@ -11,11 +11,11 @@ _MILLISECONDS = 1000
 
 def mooncake_lines(workload: Workload) -> Iterator[bytes]:
     """Yield a line per prompt. Times are milliseconds after the first prompt, and ids count blocks by first use."""
-    for each, ids in _numbered_blocks(workload.arrivals):
+    for arrival, ids in _numbered_blocks(workload.arrivals):
         line = {
-            "timestamp": round(_MILLISECONDS * (each.seconds - workload.arrivals[0].seconds)),
-            "input_length": each.tokens,
-            "output_length": each.output,
+            "timestamp": round(_MILLISECONDS * (arrival.seconds - workload.arrivals[0].seconds)),
+            "input_length": arrival.tokens,
+            "output_length": arrival.output,
             "hash_ids": ids,
             "block_size": workload.block_tokens,
         }
@@ -26,11 +26,11 @@ def weka_trace(workload: Workload) -> bytes:
     """Return one trace, whose sub-agents are the sessions, so that sessions share ids. Times are in seconds."""
     sessions: dict[int | None, list[JsonObject]] = {}
     starts: dict[int | None, float] = {}
-    for each, ids in _numbered_blocks(workload.arrivals):
-        start = starts.setdefault(each.session, each.seconds)
-        request: JsonObject = {"t": round(each.seconds - start, 6), "type": "n", "model": "model"}
-        request |= {"in": each.tokens, "out": each.output, "hash_ids": list(ids)}
-        sessions.setdefault(each.session, []).append(request)
+    for arrival, ids in _numbered_blocks(workload.arrivals):
+        start = starts.setdefault(arrival.session, arrival.seconds)
+        request: JsonObject = {"t": round(arrival.seconds - start, 6), "type": "n", "model": "model"}
+        request |= {"in": arrival.tokens, "out": arrival.output, "hash_ids": list(ids)}
+        sessions.setdefault(arrival.session, []).append(request)
     first = min(starts.values(), default=0.0)
     agents: list[JsonObject] = [
         {
@@ -49,14 +49,14 @@ def _numbered_blocks(arrivals: Sequence[TraceRequest]) -> Iterator[tuple[TraceRe
     """Yield each prompt with its block ids; an incomplete last block has an id that no other prompt has."""
     numbers: dict[int, int] = {}
     count = 0
-    for each in arrivals:
+    for arrival in arrivals:
         ids = []
-        for block in each.chain.blocks:
+        for block in arrival.chain.blocks:
             if block not in numbers:
                 numbers[block] = count
                 count += 1
             ids.append(numbers[block])
-        if each.chain.partial:
+        if arrival.chain.partial:
             ids.append(count)
             count += 1
-        yield each, ids
+        yield arrival, ids

@@ -24,10 +24,10 @@ def transcript_files(path: Path) -> list[Path] | None:
     Raises NotFound for a folder without transcripts and traces.
     """
     if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if file.name.endswith(_SUFFIXES) and _is_transcript(file))
-        if not found:
+        files = sorted(file for file in path.rglob("*") if file.name.endswith(_SUFFIXES) and _is_transcript(file))
+        if not files:
             raise NotFound(f"{path} has no transcripts of Claude Code, Codex, or opencode, and no agent traces")
-        return found
+        return files
     return [path] if path.is_file() and _is_transcript(path) else None
 
 
@@ -59,7 +59,7 @@ def read_transcripts(files: Iterable[Path]) -> tuple[list[LoggedRequest], list[T
         lines = list(_json_lines(text))
         is_codex = any(line.get("type") == "session_meta" for line in lines[:5])
         requests += _codex_requests(lines) if is_codex else _claude_requests(lines, answered)
-    return sorted(requests, key=lambda each: each.time or 0.0), traces
+    return sorted(requests, key=lambda request: request.time or 0.0), traces
 
 
 def _json_lines(text: str) -> Iterator[JsonObject]:
@@ -75,7 +75,7 @@ def _claude_requests(lines: Sequence[JsonObject], answered: set[tuple[str, str]]
     for line in lines:
         if line.get("type") == "assistant" and isinstance(key := field(line.get("message"), "id"), str):
             answers.setdefault(key, []).append(line)
-    found = []
+    requests = []
     project = next((str(line["cwd"]) for line in lines if line.get("cwd")), "")
     for id, parts in answers.items():
         identity = (str(id), str(parts[-1].get("requestId", "")))
@@ -92,9 +92,9 @@ def _claude_requests(lines: Sequence[JsonObject], answered: set[tuple[str, str]]
         request = LoggedRequest(
             0, APIS["messages"], body, headers, start, response, end - start, project, "Claude Code"
         )
-        found.append(request)
+        requests.append(request)
         answered.add(identity)
-    return found
+    return requests
 
 
 def _messages_up_to(line: JsonObject | None, by_id: dict[Json, JsonObject]) -> list[JsonObject]:
@@ -106,7 +106,7 @@ def _messages_up_to(line: JsonObject | None, by_id: dict[Json, JsonObject]) -> l
             path.append(line)
         line = by_id.get(line.get("parentUuid"))
     messages: list[JsonObject] = []
-    for _, same in groupby(reversed(path), key=lambda each: field(each.get("message"), "id") or each["uuid"]):
+    for _, same in groupby(reversed(path), key=lambda part: field(part.get("message"), "id") or part["uuid"]):
         parts = list(same)
         role = field(parts[0].get("message"), "role")
         content = field(parts[0].get("message"), "content") if len(parts) == 1 else _contents(parts)
@@ -124,7 +124,7 @@ def _contents(parts: Sequence[JsonObject]) -> list[Json]:
 
 def _codex_requests(lines: Sequence[JsonObject]) -> list[LoggedRequest]:
     items: list[Json] = []
-    found: list[LoggedRequest] = []
+    requests: list[LoggedRequest] = []
     name, model, project, answer, start, reported = "", "", "", None, None, None
     for line in lines:
         payload, kind = line.get("payload"), line.get("type")
@@ -153,8 +153,8 @@ def _codex_requests(lines: Sequence[JsonObject]) -> list[LoggedRequest]:
             response: JsonObject = {"usage": {**usage, "input_tokens_details": details}}
             began = min(end, start or end)
             headers = {"session-id": name}
-            found.append(
+            requests.append(
                 LoggedRequest(0, APIS["responses"], body, headers, began, response, end - began, project, "Codex")
             )
             answer = None
-    return found
+    return requests

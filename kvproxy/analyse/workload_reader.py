@@ -67,8 +67,8 @@ def _schedule_users(traces: Sequence[Workload], users: int) -> Iterator[TraceReq
     free = [(0.0, user) for user in range(users)]
     for trace in traces:
         (start, user), first = heapq.heappop(free), trace.arrivals[0].seconds
-        for each in trace.arrivals:
-            yield replace(each, seconds=start + each.seconds - first, client=str(user))
+        for arrival in trace.arrivals:
+            yield replace(arrival, seconds=start + arrival.seconds - first, client=str(user))
         heapq.heappush(free, (start + trace.arrivals[-1].seconds - first, user))
 
 
@@ -82,8 +82,10 @@ def _read_file(path: Path, block_size: int | None, ids: BlockNumbers) -> Workloa
         requests, _ = read_transcripts([path])
         if not requests:
             raise TraceError(f"{path}, line 1: the transcript has no request")
-        regions = (regions_of({"endpoint": each.api.path, "body": each.body}) for each in requests)
-        prompts = [_Prompt(each.time or 0.0, chain_of(own, "")) for each, own in zip(requests, regions, strict=True)]
+        regions = (regions_of({"endpoint": request.api.path, "body": request.body}) for request in requests)
+        prompts = [
+            _Prompt(request.time or 0.0, chain_of(own, "")) for request, own in zip(requests, regions, strict=True)
+        ]
         return _workload_of_regions(prompts, block_size or DEFAULT_BLOCK_SIZE, ids, (_TRANSCRIPT_NOTE,))
     return read_trace(path, block_size, ids)
 
@@ -103,17 +105,17 @@ def _workload_of_regions(
     prompts: Sequence[_Prompt], block_size: int, ids: BlockNumbers, notes: tuple[str, ...]
 ) -> Workload:
     lengths = [
-        max(1, round(sum(each.chain.sizes) / _BYTES_PER_TOKEN)) if each.tokens is None else each.tokens
-        for each in prompts
+        max(1, round(sum(prompt.chain.sizes) / _BYTES_PER_TOKEN)) if prompt.tokens is None else prompt.tokens
+        for prompt in prompts
     ]
-    ends = _prefix_ends([each.chain for each in prompts], lengths)
+    ends = _prefix_ends([prompt.chain for prompt in prompts], lengths)
     scope = ids.new_scope()
     arrivals = []
-    for each, length in zip(prompts, lengths, strict=True):
-        blocks = ids.chain_numbers(_region_blocks(each.chain, ends, length, block_size), scope)
+    for prompt, length in zip(prompts, lengths, strict=True):
+        blocks = ids.chain_numbers(_region_blocks(prompt.chain, ends, length, block_size), scope)
         reusable = min(len(blocks), max(0, length - 1) // block_size)
         chain = ChainRequest(blocks, reusable, partial=length % block_size > 0)
-        arrivals.append(TraceRequest(each.seconds, chain, length, each.output, session=each.session))
+        arrivals.append(TraceRequest(prompt.seconds, chain, length, prompt.output, session=prompt.session))
     return Workload(arrivals, block_size, notes)
 
 
@@ -124,7 +126,7 @@ def _prefix_ends(chains: Sequence[PromptChain], prompt_tokens: Sequence[int]) ->
         rate = length / max(1, sum(chain.sizes))
         for prefix, size in zip(chain.prefixes, accumulate(chain.sizes), strict=True):
             shares.setdefault(prefix, []).append(rate * size)
-    return {prefix: fmean(each) for prefix, each in shares.items()}
+    return {prefix: fmean(estimates) for prefix, estimates in shares.items()}
 
 
 def _region_blocks(

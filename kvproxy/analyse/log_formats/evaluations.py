@@ -44,7 +44,9 @@ def _read_har(row: Row) -> Iterator[LoggedRequest]:
     body = decoded_object(field(field(request, "postData"), "text"))
     if not body:
         raise SkipRow("no body")
-    headers = {str(each.get("name")).lower(): str(each.get("value")) for each in objects(field(request, "headers"))}
+    headers = {
+        str(header.get("name")).lower(): str(header.get("value")) for header in objects(field(request, "headers"))
+    }
     yield request_of(
         row,
         body,

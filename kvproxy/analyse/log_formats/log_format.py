@@ -136,7 +136,9 @@ def known_fields(fields: JsonMap, api: Api | None = None) -> JsonObject:
     name = detect_api(fields)
     api = api or (None if name is None else APIS[name])
     apis = list(APIS.values()) if api is None else [api]
-    known = _EXTENSIONS.union(*(each.fields.key | each.fields.ignored | each.fields.never_cached for each in apis))
+    known = _EXTENSIONS.union(
+        *(candidate.fields.key | candidate.fields.ignored | candidate.fields.never_cached for candidate in apis)
+    )
     return {name: value for name, value in fields.items() if name in known}
 
 
@@ -222,37 +224,37 @@ def decoded(value: Json) -> Json:
 
 
 def decoded_object(value: Json) -> JsonObject | None:
-    found = decoded(value)
-    return found if isinstance(found, dict) else None
+    document = decoded(value)
+    return document if isinstance(document, dict) else None
 
 
 def decoded_response(value: Json) -> JsonObject | str | None:
     """Return a response body, or its text; None without a response."""
-    found = decoded(value)
-    if isinstance(found, dict):
-        inner = decoded(found.get("body"))
-        return (inner if isinstance(inner, dict) else found) or None
-    return found if isinstance(found, str) and found else None
+    document = decoded(value)
+    if isinstance(document, dict):
+        inner = decoded(document.get("body"))
+        return (inner if isinstance(inner, dict) else document) or None
+    return document if isinstance(document, str) and document else None
 
 
 def chat_response(message: Json) -> JsonObject | str | None:
     """Return a response from an answer: a response body, a message, a list of messages, or a text."""
-    found = decoded(message)
-    if isinstance(found, list):
-        found = next((item for item in reversed(found) if isinstance(item, dict)), None)
-    if isinstance(found, dict) and "content" in found and "choices" not in found and found.get("type") != "message":
-        return {"object": "chat.completion", "choices": [{"index": 0, "finish_reason": "stop", "message": found}]}
-    return decoded_response(found)
+    answer = decoded(message)
+    if isinstance(answer, list):
+        answer = next((item for item in reversed(answer) if isinstance(item, dict)), None)
+    if isinstance(answer, dict) and "content" in answer and "choices" not in answer and answer.get("type") != "message":
+        return {"object": "chat.completion", "choices": [{"index": 0, "finish_reason": "stop", "message": answer}]}
+    return decoded_response(answer)
 
 
 def first_of(value: JsonMap, *paths: str) -> Json:
     """Return the first present field of several, by paths such as `response.body`."""
     for path in paths:
-        found: Json = dict(value)
+        inner: Json = dict(value)
         for name in path.split("."):
-            found = field(found, name)
-        if found is not None:
-            return found
+            inner = field(inner, name)
+        if inner is not None:
+            return inner
     return None
 
 

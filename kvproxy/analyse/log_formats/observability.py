@@ -85,16 +85,16 @@ class _OpenPipe(LogFormat):
 
 def _attributes(span: JsonObject) -> dict[str, Any]:
     """Return the attributes of a span, in OTLP's form (a list of keys and typed values) or as an object."""
-    found = span.get("attributes")
-    if isinstance(found, dict):
-        return found
-    return {str(item.get("key")): _otlp_value(item.get("value")) for item in objects(found)}
+    attributes = span.get("attributes")
+    if isinstance(attributes, dict):
+        return attributes
+    return {str(item.get("key")): _otlp_value(item.get("value")) for item in objects(attributes)}
 
 
 def _otlp_value(value: Json) -> Json:
     for kind in ("stringValue", "doubleValue", "boolValue"):
-        if (found := field(value, kind)) is not None:
-            return found
+        if (scalar := field(value, kind)) is not None:
+            return scalar
     if (number := field(value, "intValue")) is not None:
         return int(str(number))
     return [_otlp_value(item) for item in objects(field(field(value, "arrayValue"), "values"))]
@@ -102,9 +102,9 @@ def _otlp_value(value: Json) -> Json:
 
 def _span_messages(attributes: dict[str, Any], current: str, legacy: str) -> list[Json]:
     """Return messages from `gen_ai.input.messages`, or from numbered attributes such as `gen_ai.prompt.0.content`."""
-    found = objects(decoded(attributes.get(current)))
-    if found:
-        return [_span_message(each) for each in found]
+    current_messages = objects(decoded(attributes.get(current)))
+    if current_messages:
+        return [_span_message(turn) for turn in current_messages]
     messages: list[Json] = []
     while (role := attributes.get(f"{legacy}.{len(messages)}.role")) is not None:
         at = f"{legacy}.{len(messages)}"
@@ -125,7 +125,7 @@ def _span_message(message: JsonObject) -> JsonObject:
         return message
     texts: list[str] = []
     calls: list[Json] = []
-    found: JsonObject = {"role": message.get("role")}
+    converted: JsonObject = {"role": message.get("role")}
     for part in objects(message["parts"]):
         match part.get("type"):
             case "text":
@@ -134,10 +134,10 @@ def _span_message(message: JsonObject) -> JsonObject:
                 function: JsonObject = {"name": part.get("name"), "arguments": part.get("arguments")}
                 calls.append({"id": part.get("id"), "type": "function", "function": function})
             case "tool_call_response":
-                found["tool_call_id"] = part.get("id")
+                converted["tool_call_id"] = part.get("id")
                 texts.append(str(first_of(part, "response", "result") or ""))
-    found["content"] = "\n".join(texts)
-    return found | ({"tool_calls": calls} if calls else {})
+    converted["content"] = "\n".join(texts)
+    return converted | ({"tool_calls": calls} if calls else {})
 
 
 def _read_span(row: Row) -> Iterator[LoggedRequest]:

@@ -30,7 +30,7 @@ def log_formats() -> tuple[LogFormat, ...]:
 
 
 def format_names() -> list[str]:
-    return [*dict.fromkeys(each.name for each in log_formats() if each.has_requests), PROMPTS]
+    return [*dict.fromkeys(log_format.name for log_format in log_formats() if log_format.has_requests), PROMPTS]
 
 
 def _refuse(error: PluginError) -> NoReturn:

@@ -67,7 +67,7 @@ def _body(value: JsonObject, api: Api | None) -> JsonObject:
     if not any(name in value for name in PROMPT_FIELDS) and _LOG_FIELDS & set(value):
         raise SkipRow("no body")
     # In a table, lists are texts.
-    return {name: decoded(each) if name in _LISTS else each for name, each in known_fields(value, api).items()}
+    return {name: decoded(content) if name in _LISTS else content for name, content in known_fields(value, api).items()}
 
 
 def _read_fine_tuning(row: Row) -> Iterator[LoggedRequest]:

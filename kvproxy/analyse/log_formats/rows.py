@@ -55,21 +55,21 @@ class FileRows:
 
 def read_rows(file: Path, text: str) -> FileRows:
     """Raises InvalidRequest for a file that is not JSON, and for an engine's log without prompts."""
-    if (found := _rows_of_documents(text)) is not None and not found.rows:
-        return found
-    found = found or _rows_of_table(file, text)
+    if (file_rows := _rows_of_documents(text)) is not None and not file_rows.rows:
+        return file_rows
+    file_rows = file_rows or _rows_of_table(file, text)
     lines = _numbered(text)
-    if found is None:
+    if file_rows is None:
         _refuse_yaml(file, text)
         lines, envelope = _kubernetes_lines(lines)
-        found = _rows_of_lines(lines, envelope)
+        file_rows = _rows_of_lines(lines, envelope)
     for name, second, title in _ENVELOPES:
-        if found.rows and all(isinstance(value.get(name), str) and second in value for _, value in found.rows):
-            lines = _joined([(number, str(value[name])) for number, value in found.rows], ends_line=name == "log")
-            found = _rows_of_lines(lines, title)
-    if found.rows or found.invalid or found.is_table:
-        return found
-    return _rows_of_engine_log(file, lines, found.envelope)
+        if file_rows.rows and all(isinstance(value.get(name), str) and second in value for _, value in file_rows.rows):
+            lines = _joined([(number, str(value[name])) for number, value in file_rows.rows], ends_line=name == "log")
+            file_rows = _rows_of_lines(lines, title)
+    if file_rows.rows or file_rows.invalid or file_rows.is_table:
+        return file_rows
+    return _rows_of_engine_log(file, lines, file_rows.envelope)
 
 
 def _numbered(text: str) -> list[_Line]:
@@ -92,7 +92,7 @@ def _rows_of_documents(text: str) -> FileRows | None:
     except ValueError:
         # The first line is no row, so each document may span lines, as in the output of jq.
         documents = list(_documents(text))
-        rows = [each for each in documents if isinstance(each, dict)]
+        rows = [document for document in documents if isinstance(document, dict)]
         if rows and len(rows) == len(documents):
             return FileRows(list(enumerate(rows, 1)))
         return FileRows(invalid={1: f"this is no JSON: {error}"}) if _ARRAY.match(text) else None
@@ -105,11 +105,11 @@ def _documents(text: str) -> Iterator[Json]:
     gap = re.compile(r"[\x1e\s]*")
     while (at := gap.match(text, at).end()) < len(text):  # type: ignore[union-attr]
         try:
-            found, at = decoder.raw_decode(text, at)
+            document, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
             yield None
             return
-        yield found
+        yield document
 
 
 def _refuse_constant(name: str) -> None:
@@ -121,34 +121,34 @@ def _rows_of_document(document: Json) -> FileRows:
         known = any(name in document for name in PROMPT_FIELDS)
         inner = None if known else first_of(document, *_CONTAINERS)
         document = inner if objects(inner) else [document]
-    found = FileRows()
+    file_rows = FileRows()
     for number, item in enumerate(document if isinstance(document, list) else [document], 1):
         if isinstance(item, dict):
-            found.rows.append((number, item))
+            file_rows.rows.append((number, item))
         else:
-            found.skipped["not a JSON object"].append(number)
-    return found
+            file_rows.skipped["not a JSON object"].append(number)
+    return file_rows
 
 
 def _rows_of_lines(lines: Sequence[_Line], envelope: str = "") -> FileRows:
-    found = FileRows(envelope=envelope)
+    file_rows = FileRows(envelope=envelope)
     for number, line in lines:
         content = line.strip("\x1e \t\r\n")
         if not content:
-            found.skipped["blank"].append(number)
+            file_rows.skipped["blank"].append(number)
         elif content.startswith("#"):
-            found.skipped["comment"].append(number)
+            file_rows.skipped["comment"].append(number)
         elif content.startswith("{"):
             try:
-                found.rows.append((number, as_object(loads(content.encode()))))
+                file_rows.rows.append((number, as_object(loads(content.encode()))))
             except ValueError as error:
-                found.invalid[number] = f"this is not a JSON object ({error})"
+                file_rows.invalid[number] = f"this is not a JSON object ({error})"
         elif (row := _row_after_prefix(content)) is not None:
-            found.rows.append((number, row))
-            found.envelope = envelope or "lines with a prefix"
+            file_rows.rows.append((number, row))
+            file_rows.envelope = envelope or "lines with a prefix"
         else:
-            found.skipped["not JSON"].append(number)
-    return found
+            file_rows.skipped["not JSON"].append(number)
+    return file_rows
 
 
 def _row_after_prefix(line: str) -> JsonObject | None:
@@ -192,18 +192,18 @@ def _rows_of_table(file: Path, text: str) -> FileRows | None:
         return None
     if any(set(columns) <= set(names) for columns in TRACE_TABLES.values()):
         raise InvalidRequest(f"{file} is a trace: kvproxy simulate reads traces")
-    found = FileRows(is_table=True)
+    file_rows = FileRows(is_table=True)
     limit = csv.field_size_limit(max(len(text), 1))
     try:
         reader = csv.DictReader(text.lstrip("\ufeff").splitlines(keepends=True), delimiter=separator)
         for row in reader:
             values: JsonObject = {name: value for name, value in row.items() if name and value not in (None, "")}
-            found.rows.append((reader.line_num, values))
+            file_rows.rows.append((reader.line_num, values))
     except csv.Error as error:
         raise InvalidRequest(f"{file} is no valid table ({error}): convert its rows to JSON lines") from None
     finally:
         csv.field_size_limit(limit)
-    return found
+    return file_rows
 
 
 def _suffix(file: Path) -> str:
@@ -218,30 +218,30 @@ def _refuse_yaml(file: Path, text: str) -> None:
 
 
 def _rows_of_engine_log(file: Path, lines: Sequence[_Line], envelope: str) -> FileRows:
-    found = FileRows(envelope=envelope)
+    file_rows = FileRows(envelope=envelope)
     for number, line in lines:
         if match := _VLLM_LINE.search(line) or _SGLANG_LINE.search(line):
             prompt = _quoted_text(match[match.lastindex or 0])
             if prompt is None:
-                found.skipped["damaged"].append(number)
+                file_rows.skipped["damaged"].append(number)
                 continue
             row: JsonObject = {"prompt": prompt}
             if limit := _VLLM_MAX_TOKENS.search(line):
                 row["max_tokens"] = int(limit[1])
-            found.rows.append((number, row))
+            file_rows.rows.append((number, row))
         elif _VLLM_WITHOUT_PROMPT.search(line):
-            found.skipped["no prompt"].append(number)
+            file_rows.skipped["no prompt"].append(number)
         elif not line.strip():
-            found.skipped["blank"].append(number)
+            file_rows.skipped["blank"].append(number)
         elif line.lstrip().startswith("#"):
-            found.skipped["comment"].append(number)
+            file_rows.skipped["comment"].append(number)
         else:
-            found.skipped["not JSON"].append(number)
-    if "no prompt" in found.skipped and not found.rows:
+            file_rows.skipped["not JSON"].append(number)
+    if "no prompt" in file_rows.skipped and not file_rows.rows:
         raise InvalidRequest(
             f"{file} has no prompts: start vLLM with --enable-log-requests and VLLM_LOGGING_LEVEL=DEBUG"
         )
-    return found
+    return file_rows
 
 
 def _quoted_text(literal: str) -> str | None:

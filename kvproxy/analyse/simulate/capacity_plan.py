@@ -86,10 +86,10 @@ class CapacityPlan:
 
     def ceiling_sentence(self) -> str:
         """Return the hit rates of an unlimited pool by each definition."""
-        found = self.ceilings
+        rates = self.ceilings
         return (
-            f"hit rate of an unlimited pool: {found.whole:.1%} of the prompt tokens; {found.second_half:.1%} in the second half"
-            f" of the requests, after the first half filled the pool; {found.mean:.1%} as the mean of the requests"
+            f"hit rate of an unlimited pool: {rates.whole:.1%} of the prompt tokens; {rates.second_half:.1%} in the second half"
+            f" of the requests, after the first half filled the pool; {rates.mean:.1%} as the mean of the requests"
         )
 
     def table(self) -> tuple[list[str], list[list[str]]]:
@@ -150,7 +150,7 @@ def plan_capacity(
     if speed is None:
         return CapacityPlan(name, result, (), (), (), None, highest, workload.notes)
     beyond = [max(1, int(tier.gib * GIB / speed.token_bytes / block_tokens)) for tier in tiers]
-    hits = [block_tokens * found for found in lru_hits(chains, [*result.sizes, *beyond])]
+    hits = [block_tokens * blocks for blocks in lru_hits(chains, [*result.sizes, *beyond])]
     pools, lower = hits[: len(result.sizes)], hits[len(result.sizes) :]
     costs = [pool_cost([hit, *lower], tiers, speed, tokens=tokens, requests=len(chains)) for hit in pools]
     alone = [pool_cost([hit], (), speed, tokens=tokens, requests=len(chains)) for hit in pools]

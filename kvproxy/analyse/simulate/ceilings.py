@@ -26,11 +26,11 @@ def ceilings(arrivals: Sequence[TraceRequest], block_tokens: int) -> Ceilings:
     """Compute the ceilings of requests in order of arrival; `block_tokens` is the number of tokens in a block."""
     cached: set[int] = set()
     hits: list[int] = []
-    for each in arrivals:
-        blocks = cached_prefix_length(each.chain.blocks, cached)
-        hits.append(min(blocks, each.chain.reusable) * block_tokens)
-        cached.update(each.chain.blocks)
-    tokens = [each.tokens for each in arrivals]
+    for arrival in arrivals:
+        blocks = cached_prefix_length(arrival.chain.blocks, cached)
+        hits.append(min(blocks, arrival.chain.reusable) * block_tokens)
+        cached.update(arrival.chain.blocks)
+    tokens = [arrival.tokens for arrival in arrivals]
     middle = len(arrivals) // 2
     shares = [hit / count for hit, count in zip(hits, tokens, strict=True) if count]
     return Ceilings(

@@ -75,9 +75,9 @@ def _kv_size(config: dict[str, Any]) -> KVSize:
 def _layer_kinds(config: dict[str, Any], layers: int) -> list[str]:
     if types := config.get("layer_types") or config.get("layers_block_type"):
         kinds = {"full_attention": "full", "attention": "full", "sliding_attention": "sliding"}
-        return [kinds.get(each, "linear") for each in types]
+        return [kinds.get(layer_type, "linear") for layer_type in types]
     if pattern := config.get("hybrid_override_pattern"):
-        return ["full" if each == "*" else "linear" for each in pattern if each in "*M"]
+        return ["full" if layer == "*" else "linear" for layer in pattern if layer in "*M"]
     if period := config.get("attn_layer_period") or config.get("full_attention_interval"):
         offset = config.get("attn_layer_offset", period - 1)
         return ["full" if index % period == offset else "linear" for index in range(layers)]
@@ -162,8 +162,8 @@ def pool_cost(
     """
     seconds, known = 0.0, hits[0]
     shares = {"pool": known / (tokens or 1)}
-    for tier, found in zip(tiers, hits[1:], strict=True):
-        added = max(0, found - known)
+    for tier, reused in zip(tiers, hits[1:], strict=True):
+        added = max(0, reused - known)
         known += added
         shares[tier.name] = added / (tokens or 1)
         seconds += added * min(1 / speed.prefill_rate, speed.token_bytes / (tier.bandwidth * GIB))

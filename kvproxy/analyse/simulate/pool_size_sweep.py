@@ -71,22 +71,22 @@ def sweep(
     rates: dict[str, tuple[float, ...]] = {}
     errors: dict[str, tuple[float, ...]] = {}
     for number, policy in enumerate(policies):
-        found: list[tuple[float, float]] = []
+        estimates: list[tuple[float, float]] = []
         for index, size in enumerate(ordered):
             if policy == "lru":
-                found.append((lru[index], 0.0))
+                estimates.append((lru[index], 0.0))
             elif not samples:
-                found.append((simulate(requests, size, policy).hits, 0.0))
+                estimates.append((simulate(requests, size, policy).hits, 0.0))
             else:
                 # The difference from LRU varies less between samples than the hits.
                 gains = [
                     _SAMPLING * (simulate(sample, max(1, size // _SAMPLING), policy).hits - hits[index])
                     for sample, hits in zip(samples, sampled_lru, strict=True)
                 ]
-                found.append((lru[index] + mean(gains), 2 * stdev(gains) / len(gains) ** 0.5))
+                estimates.append((lru[index] + mean(gains), 2 * stdev(gains) / len(gains) ** 0.5))
             progress((number + (index + 1) / len(ordered)) / len(policies))
-        rates[policy] = tuple(min(hits, unlimited) * block_tokens / tokens for hits, _ in found)
-        errors[policy] = tuple(error * block_tokens / tokens for _, error in found)
+        rates[policy] = tuple(min(hits, unlimited) * block_tokens / tokens for hits, _ in estimates)
+        errors[policy] = tuple(error * block_tokens / tokens for _, error in estimates)
     best = unlimited * block_tokens / tokens
     return Sweep(ordered, rates, errors, best, block_tokens, len(requests), blocks, tokens)
 
@@ -99,9 +99,11 @@ def _sampled_traces(requests: Sequence[ChainRequest]) -> list[list[ChainRequest]
     classes: dict[int, int] = {block: index % _SAMPLING for index, block in enumerate(uses) if uses[block] <= most}
     samples: list[list[ChainRequest]] = [[], []]
     for request in requests:
-        found = [classes.get(block, -1) for block in request.blocks]
+        block_classes = [classes.get(block, -1) for block in request.blocks]
         for number, sample in enumerate(samples):
-            places = [place for place, each in enumerate(found) if each == number * _SAMPLING // 2]
+            places = [
+                place for place, block_class in enumerate(block_classes) if block_class == number * _SAMPLING // 2
+            ]
             if places:
                 blocks = [request.blocks[place] for place in places]
                 sample.append(ChainRequest(blocks, bisect_left(places, request.reusable), False, request.use))

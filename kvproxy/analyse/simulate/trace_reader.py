@@ -59,8 +59,8 @@ class Workload:
         """The prompts of `arrivals`, with `ChainRequest.use` if the trace has times."""
         if not self.has_times:
             return [arrival.chain for arrival in self.arrivals]
-        uses = (CacheUse(each.seconds, each.client, each.awaits_user) for each in self.arrivals)
-        return [replace(each.chain, use=use) for each, use in zip(self.arrivals, uses, strict=True)]
+        uses = (CacheUse(arrival.seconds, arrival.client, arrival.awaits_user) for arrival in self.arrivals)
+        return [replace(arrival.chain, use=use) for arrival, use in zip(self.arrivals, uses, strict=True)]
 
     @property
     def has_times(self) -> bool:
@@ -257,11 +257,11 @@ def weka_sessions(path: Path, text: str) -> list[TraceSession]:
     try:
         trace = json.loads(text)
         size, name = int(trace["block_size"]), str(trace.get("id", path.name))
-        found = list(_weka_requests(trace["requests"], 0.0))
+        sessions = list(_weka_requests(trace["requests"], 0.0))
     except _FIELD_ERRORS as error:
         raise TraceError(f"{path}, line 1: not an agent trace of WEKA ({error!r})") from None
     names = (f"{name} agent {number}" if number else name for number in itertools.count())
-    return [TraceSession(own, size, each) for own, each in zip(names, found, strict=False) if each]
+    return [TraceSession(own, size, requests) for own, requests in zip(names, sessions, strict=False) if requests]
 
 
 def _weka_requests(requests: list[JsonObject], start: float) -> Iterator[list[JsonObject]]:
@@ -273,9 +273,9 @@ def _weka_requests(requests: list[JsonObject], start: float) -> Iterator[list[Js
 
 
 def _weka_lines(path: Path, text: str) -> list[_TraceLine]:
-    found = [(row, session.block_size) for session in weka_sessions(path, text) for row in session.requests]
+    rows = [(row, session.block_size) for session in weka_sessions(path, text) for row in session.requests]
     lines = []
-    for number, (row, size) in enumerate(sorted(found, key=lambda each: each[0]["t"]), 1):
+    for number, (row, size) in enumerate(sorted(rows, key=lambda pair: pair[0]["t"]), 1):
         fields = {"timestamp": 1000 * row["t"], "hash_ids": row["hash_ids"], "block_size": size}
         fields |= {"input_length": row.get("in"), "output_length": row.get("out", 0)}
         lines.append(_TraceLine(f"request {number}", fields | {"awaits_user": row.get("stop") == "end_turn"}))

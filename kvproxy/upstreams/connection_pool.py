@@ -132,7 +132,7 @@ def _cause(error: OSError) -> str:
 def end_to_end_headers(headers: Iterable[tuple[str, str]]) -> Headers:
     """Return the headers with names in lower case, without hop-by-hop headers."""
     lower = [(name.lower(), value) for name, value in headers]
-    named = {each.strip().lower() for name, value in lower if name == "connection" for each in value.split(",")}
+    named = {option.strip().lower() for name, value in lower if name == "connection" for option in value.split(",")}
     dropped = _HOP_BY_HOP | (named - _ALWAYS_END_TO_END)
     return [(name, value) for name, value in lower if name not in dropped and not name.startswith(_PROXY)]
 

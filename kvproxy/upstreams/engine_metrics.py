@@ -32,13 +32,13 @@ class _MetricSamples:
             raise ValueError("the page is not Prometheus text") from None
 
     def sum(self, name: str) -> int | None:
-        found = [value for value in self.values.get(name, ()) if 0 <= value < _MAX_NUMBER]
-        return round(sum(found)) if found else None
+        samples = [value for value in self.values.get(name, ()) if 0 <= value < _MAX_NUMBER]
+        return round(sum(samples)) if samples else None
 
     def mean(self, *names: str) -> float | None:
-        values: Sequence[float] = next((found for name in names if (found := self.values.get(name))), ())
-        found = [value for value in values if 0 <= value < _MAX_NUMBER]
-        return sum(found) / len(found) if found else None
+        values: Sequence[float] = next((samples for name in names if (samples := self.values.get(name))), ())
+        samples = [value for value in values if 0 <= value < _MAX_NUMBER]
+        return sum(samples) / len(samples) if samples else None
 
 
 def read_metrics(page: str) -> EngineMetrics | None:

@@ -105,10 +105,10 @@ class Fleet:
         if self.routes is None:
             return await self.available_engines()[0].client.models(headers)
         asked = [engine for engine in self.engines.values() if engine.health.available]
-        found = await asyncio.gather(*(engine.client.models(headers) for engine in asked), return_exceptions=True)
+        listings = await asyncio.gather(*(engine.client.models(headers) for engine in asked), return_exceptions=True)
         rows = [
             (engine.url, objects(listed.get("data")))
-            for engine, listed in zip(asked, found, strict=True)
+            for engine, listed in zip(asked, listings, strict=True)
             if not isinstance(listed, BaseException)
         ]
         return {"object": "list", "data": [*self.routes.list(rows)], "has_more": False}
@@ -193,7 +193,7 @@ class Fleet:
                 is_predictable,
             )
             for candidate in sorted(
-                rank_engines(candidates, length), key=lambda each: each.name != self._stored.find(request)
+                rank_engines(candidates, length), key=lambda candidate: candidate.name != self._stored.find(request)
             )
         ]
 
@@ -216,10 +216,10 @@ class Fleet:
         computation = engine.begin(destination.prediction, uncached)
         restored = False
 
-        async def send(each: ApiRequest) -> RelayedResponse:
+        async def send(outgoing: ApiRequest) -> RelayedResponse:
             nonlocal restored
-            sent = await engine.with_generated_tokens(each)
-            restored = sent is not each
+            sent = await engine.with_generated_tokens(outgoing)
+            restored = sent is not outgoing
             return await engine.send(sent)
 
         try:
@@ -255,10 +255,10 @@ class Fleet:
         async for chunk in chunks:
             if start is not None:
                 start += chunk
-                found = _RESPONSE_ID.search(start)
-                if found is not None:
-                    self._stored.add(tenant, found[1].decode(), url)
-                if found is not None or len(start) > _MAX_START:
+                match = _RESPONSE_ID.search(start)
+                if match is not None:
+                    self._stored.add(tenant, match[1].decode(), url)
+                if match is not None or len(start) > _MAX_START:
                     start = None
             yield chunk
 
@@ -267,10 +267,10 @@ class Fleet:
         engines = list(self.engines.values())
         if name.isdecimal() and len(name) < 5 and 0 < int(name) <= len(engines):
             return engines[int(name) - 1]
-        found = self.engines.get(name.rstrip("/").removesuffix("/v1"))
-        if found is None:
+        engine = self.engines.get(name.rstrip("/").removesuffix("/v1"))
+        if engine is None:
             raise NotFound(f"no upstream {name[:200]!r}: see kvproxy upstreams")
-        return found
+        return engine
 
 
 def with_rank(request: ApiRequest, rank: int | None) -> ApiRequest:

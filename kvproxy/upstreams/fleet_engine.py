@@ -174,16 +174,16 @@ class FleetEngine:
             try:
                 status, page = await self.client.call("GET", "/metrics", seconds=self._metrics_timeout)
                 text = page.decode("utf-8", "replace")
-                found = await asyncio.to_thread(read_metrics, text) if status == 200 else None
+                metrics = await asyncio.to_thread(read_metrics, text) if status == 200 else None
             except KvproxyError:
                 pass  # Keep the last metrics; their age is shown.
             except ValueError:
                 self._next_metrics = time.monotonic() + self._metrics_retry_seconds()
             else:
-                self._metrics = None if found is None else (time.monotonic(), found)
-                if self.mirror is not None and found is not None and found.match_unit is not None:
-                    self.mirror.match_unit = found.match_unit
-                self._next_metrics = 0.0 if found is not None else time.monotonic() + self._metrics_retry_seconds()
+                self._metrics = None if metrics is None else (time.monotonic(), metrics)
+                if self.mirror is not None and metrics is not None and metrics.match_unit is not None:
+                    self.mirror.match_unit = metrics.match_unit
+                self._next_metrics = 0.0 if metrics is not None else time.monotonic() + self._metrics_retry_seconds()
         if self._monitor is not None:
             up = not self.health.failures
             self._problems = self._monitor.find_problems(is_up=up, metrics=self.metrics(), reuse=self.reuse)

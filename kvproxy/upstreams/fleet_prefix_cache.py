@@ -66,11 +66,11 @@ class MirrorView:
             return PrefixReport(reason=error.message)
         await compute_hashes(prompt, [self._mirror])
         # Requests are not routed to a draining or failing engine.
-        found = self._mirror.match_prefix(prompt) if self._engine.health.is_healthy else None
-        if found is None:
+        best_match = self._mirror.match_prefix(prompt) if self._engine.health.is_healthy else None
+        if best_match is None:
             reason = "no block of the upstream is known yet"
             return PrefixReport(prompt_tokens=len(prompt.tokens), matched_tokens=0, reason=reason)
-        rank, match = found
+        rank, match = best_match
         reasons = [self._engine.reuse_limits()]
         if match.blocks and self._mirror.hashes_match() is False:
             reasons.append("matched by tokens: the engine's block hashes do not follow hash_algorithm and hash_seed")
@@ -102,8 +102,8 @@ class FleetPrefixCache(PrefixCache):
     def _views_of(self, route: ModelRoute | None) -> list[MirrorView | PrefixView]:
         if route is None:
             return [*self._mirror_views(), *self._slot_views()]
-        mirrored = [each for each in self._fleet.mirrored_engines() if each[0].url in route.upstreams]
-        views: list[MirrorView | PrefixView] = [MirrorView(*each, self._fleet.tokenizer) for each in mirrored]
+        mirrored = [pair for pair in self._fleet.mirrored_engines() if pair[0].url in route.upstreams]
+        views: list[MirrorView | PrefixView] = [MirrorView(*pair, self._fleet.tokenizer) for pair in mirrored]
         engines = [self._fleet.engines[url] for url in route.upstreams]
         return views + [view for engine in engines if (view := engine.prefix_view()) is not None]
 
@@ -134,17 +134,19 @@ class FleetPrefixCache(PrefixCache):
         return [row for view in self._all_views() for row in await view.chains()]
 
     async def find_block(self, name: str) -> BlockContent | None:
-        found = [(view, content) for view in self._all_views() for content in await view.find(name)]
-        if len({content.block.hash for _, content in found}) > 1:
-            raise InvalidRequest(f"{len(found)} blocks match {name[:80]!r}: give more of the hash")
-        if not found:
+        matches = [(view, content) for view in self._all_views() for content in await view.find(name)]
+        if len({content.block.hash for _, content in matches}) > 1:
+            raise InvalidRequest(f"{len(matches)} blocks match {name[:80]!r}: give more of the hash")
+        if not matches:
             return None
-        view, content = found[0]
+        view, content = matches[0]
         return replace(content, text=await view.detokenize(content.tokens))
 
     async def stats(self) -> PrefixCacheStats:
         mirrors, slots = [mirror for _, mirror in self._fleet.mirrored_engines()], self._slot_views()
-        metrics = tuple(found for engine in self._fleet.engines.values() if (found := engine.metrics()))
+        metrics = tuple(
+            engine_metrics for engine in self._fleet.engines.values() if (engine_metrics := engine.metrics())
+        )
         if mirrors or (metrics and not slots):
             pool = _sum_pools([mirror.report() for mirror in mirrors], metrics, len(self._fleet.engines))
         else:
@@ -163,10 +165,10 @@ class FleetPrefixCache(PrefixCache):
         self._all_views()
         engines: tuple[EngineResetResult, ...] = ()
         if self._fleet.mirrored_engines():
-            others = [each for each in self._fleet.engines.values() if each.prefix_view() is None]
+            others = [engine for engine in self._fleet.engines.values() if engine.prefix_view() is None]
             engines = tuple(await asyncio.gather(*map(reset_engine, others)))
         engines += tuple([await view.reset() for view in self._slot_views()])
-        return ResetReport(all(each.reset for each in engines), engines=engines)
+        return ResetReport(all(result.reset for result in engines), engines=engines)
 
     async def explain(self, request: ApiRequest) -> PrefixReport | None:
         request = self._fleet.with_hints(request)
@@ -181,7 +183,7 @@ class FleetPrefixCache(PrefixCache):
 
 def _sum_pools(mirrored: Sequence[PoolReport], metrics: Sequence[EngineMetrics], num_engines: int) -> PoolReport:
     def total(name: str) -> Any:
-        values = [value for each in metrics if (value := getattr(each, name)) is not None]
+        values = [value for engine_metrics in metrics if (value := getattr(engine_metrics, name)) is not None]
         return sum(values) if len(values) == num_engines else None
 
     def count(name: str) -> int | None:
@@ -189,7 +191,7 @@ def _sum_pools(mirrored: Sequence[PoolReport], metrics: Sequence[EngineMetrics],
 
     blocks, queries, hits, usage = map(total, ("num_blocks", "queries", "hits", "usage"))
     usage = None if usage is None else usage / num_engines
-    sizes = [pool.block_size for pool in mirrored] + [each.block_size for each in metrics]
+    sizes = [pool.block_size for pool in mirrored] + [engine_metrics.block_size for engine_metrics in metrics]
     return PoolReport(
         num_blocks=blocks,
         block_size=next((size for size in sizes if size is not None), None),

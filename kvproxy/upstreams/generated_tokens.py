@@ -149,7 +149,7 @@ class TokenRestorer:
 
 
 def _token_ids(reply: Json, name: str) -> list[int]:
-    found = field(reply, name)
-    if not isinstance(found, list) or not found:
+    tokens = field(reply, name)
+    if not isinstance(tokens, list) or not tokens:
         raise ValueError("the response has no tokens")
-    return [token for token in found if isinstance(token, int)]
+    return [token for token in tokens if isinstance(token, int)]

@@ -66,41 +66,41 @@ class MirrorMonitor:
     ) -> list[str]:
         """Return a sentence for each current problem, and log the new ones. `reuse` has the engine's statistics by model."""
         self._read_streams()
-        found: dict[str, str] = {}
+        problems: dict[str, str] = {}
         now, server = self._clock(), self._server
         if is_up and now - self._last_connected > GRACE_SECONDS:
-            found["disconnected"] = (
+            problems["disconnected"] = (
                 f"nothing publishes at {server.kv_events}: start the engine with {_CONFIG}, or correct kv_events"
             )
         elif self._computed > _MIN_COMPUTED and now - self._last_message > GRACE_SECONDS:
-            found["no_events"] = _no_events_error(metrics)
+            problems["no_events"] = _no_events_error(metrics)
         if any(stream.replay_fails for stream in self._mirror.streams()):
-            found["replay"] = (
+            problems["replay"] = (
                 f"the replay port {server.kv_replay} does not respond, so missed events are lost: correct kv_replay, or set"
                 " replay_endpoint in its --kv-events-config"
             )
         if (problem := self._hash_problem(metrics)) is not None:
-            found["hashes"] = problem
+            problems["hashes"] = problem
         if self._restarted is not None and now - self._restarted < RESTART_REPORT_SECONDS:
-            found["restart"] = (
+            problems["restart"] = (
                 f"the engine restarted {now - self._restarted:.0f} s ago with an empty prefix cache: read its log if the"
                 " restart was not planned"
             )
         self._check_removals(metrics)
         if unknown := self._mirror.unknown_names():
             names = ", ".join(f"{name} ({count:,})" for name, count in unknown.items())
-            found["unknown"] = f"kvproxy ignores KV events with unknown names, so predictions may be wrong: {names}"
+            problems["unknown"] = f"kvproxy ignores KV events with unknown names, so predictions may be wrong: {names}"
         for model, figures in reuse.items():
             if figures.is_unreliable:
-                found["predictions"] = (
+                problems["predictions"] = (
                     f"the mirror is wrong: {figures.too_high} of {figures.predictions} predictions for {model} were too high;"
                     " kvproxy blocks reset empties the caches and the mirror, and kv_replay recovers lost events"
                     f"{self._missing_removals()}"
                 )
-        for name in found.keys() - self._known:
-            _log.warning("%s: %s", server.url, found[name])
-        self._known = frozenset(found)
-        return list(found.values())
+        for name in problems.keys() - self._known:
+            _log.warning("%s: %s", server.url, problems[name])
+        self._known = frozenset(problems)
+        return list(problems.values())
 
     def _check_removals(self, metrics: EngineMetrics | None) -> None:
         """Count one removal per block, if the mirror has more copies of blocks than the engine's pool has blocks.

@@ -53,7 +53,7 @@ class ModelRoutes:
         exact = rules.get(name) or rules.get(model)
         if exact is None:
             exact = next((names for pattern, names in rules.items() if fnmatchcase(model, pattern)), ())
-        targets = dict.fromkeys(self._aliases.get(each, each) for each in exact)
+        targets = dict.fromkeys(self._aliases.get(target, target) for target in exact)
         return tuple(target for target in targets if target != model)
 
     def _unknown_model(self, name: str) -> str:
@@ -122,13 +122,13 @@ class ModelRoutes:
             attempt = replace(request.with_fields({"model": name}), route=self.find(name))
         return _name_fallback(await send(attempt, True), attempt, request)
 
-    def list(self, found: Sequence[tuple[str, Sequence[JsonObject]]]) -> list[JsonObject]:
+    def list(self, listings: Sequence[tuple[str, Sequence[JsonObject]]]) -> list[JsonObject]:
         """Return a row for each model and alias in OpenAI's format.
 
         Args:
-            found: URLs of upstreams, and their rows of `/v1/models`.
+            listings: URLs of upstreams, and their rows of `/v1/models`.
         """
-        listed = [(url, row) for url, rows in found for row in rows if isinstance(row.get("id"), str)]
+        listed = [(url, row) for url, rows in listings for row in rows if isinstance(row.get("id"), str)]
         rows: dict[str, JsonObject] = {}
         for server in self._servers:
             for name in server.models:

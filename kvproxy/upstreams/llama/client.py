@@ -76,13 +76,13 @@ class LlamaClient:
             raise UpstreamUnreachable(f"{self._client.url} answered {status} to /slots")
         return [
             SlotState(
-                _read_number(each, "id"),
-                bool(each.get("is_processing")),
-                _read_number(each, "id_task") if "id_task" in each else None,
-                _read_number(each, "n_prompt_tokens"),
-                _read_number(each, "n_ctx"),
+                _read_number(slot, "id"),
+                bool(slot.get("is_processing")),
+                _read_number(slot, "id_task") if "id_task" in slot else None,
+                _read_number(slot, "n_prompt_tokens"),
+                _read_number(slot, "n_ctx"),
             )
-            for each in objects(data)
+            for slot in objects(data)
         ]
 
     async def tokenize_request(self, request: ApiRequest) -> Tokens:

@@ -124,7 +124,7 @@ class Placement(PlacedRequest):
     async def _wait_until_idle(self, response: CapturedResponse) -> SlotState | None:
         for _ in range(_MAX_POLLS):
             states = await self._server.client.slots()
-            state = next((each for each in states if each.slot == self._slot.id), None)
+            state = next((slot_state for slot_state in states if slot_state.slot == self._slot.id), None)
             if state is None or not state.busy:
                 return state
             if response.reuse is not None and self._server.unplaced_requests > self._unplaced_before:

@@ -56,17 +56,17 @@ class LlamaServer:
             return ["llama-server does not report its slots: start it with --slots"]
         if not info.saves_slots:
             return ["llama-server has no folder for slots: start it with --slot-save-path FOLDER to keep them on disk"]
-        found = []
+        advice = []
         if info.has_adapters:
-            found.append("slots are not saved: with LoRA adapters, the adapter of a saved slot is unknown")
+            advice.append("slots are not saved: with LoRA adapters, the adapter of a saved slot is unknown")
         if self.table.clears_idle_slots:
-            found.append("llama-server clears idle slots: start it with -np N to set the number of slots")
+            advice.append("llama-server clears idle slots: start it with -np N to set the number of slots")
         if self._cipher is not None and self.saver is not None:
-            found.append(
+            advice.append(
                 "llama-server writes slots without encryption: put its --slot-save-path on an encrypted disk, or set"
                 " slots.disk_size = 0"
             )
-        return found
+        return advice
 
     def status(self) -> SlotsStatus | None:
         if not self.is_active:

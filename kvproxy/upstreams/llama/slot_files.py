@@ -75,8 +75,8 @@ class SlotFiles:
 
     def list_restorable(self, identity: str) -> list[SlotFile]:
         """Return the files that a server with this identity can restore, most recently used first."""
-        found = [file for file in self._files.values() if file.tokens and file.identity == identity]
-        return sorted(found, key=lambda file: -file.used)
+        files = [file for file in self._files.values() if file.tokens and file.identity == identity]
+        return sorted(files, key=lambda file: -file.used)
 
     def get(self, name: str) -> SlotFile | None:
         return self._files.get(name)
@@ -127,8 +127,8 @@ class SlotFiles:
         self._store(file)
 
     def list_unused(self) -> list[SlotFile]:
-        found = [file for file in self._files.values() if not file.tokens and file.name not in self._writing]
-        return sorted(found, key=lambda file: -file.num_bytes)
+        files = [file for file in self._files.values() if not file.tokens and file.name not in self._writing]
+        return sorted(files, key=lambda file: -file.num_bytes)
 
     def evict(self, max_bytes: int) -> None:
         """Discard the least recently used files until the other files have at most `max_bytes`."""

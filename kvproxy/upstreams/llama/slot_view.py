@@ -33,15 +33,15 @@ class SlotView:
     async def _list_prefixes(self) -> list[_CachedPrefix]:
         with contextlib.suppress(KvproxyError):
             await self._server.refresh()
-        found, url, saver = [], self._server.url, self._server.saver
+        prefixes, url, saver = [], self._server.url, self._server.saver
         for slot in sorted(self._server.table.slots.values(), key=lambda slot: slot.id):
             state: BlockState = "used" if not slot.is_free else "cached" if slot.tokens else "free"
             location = BlockLocation(url, medium=f"slot {slot.id}")
-            found.append(_cached_prefix(slot.prefix, slot.tokens, state, location, slot.id))
+            prefixes.append(_cached_prefix(slot.prefix, slot.tokens, state, location, slot.id))
         on_disk = BlockLocation(url, medium=_DISK)
         files = saver.files.list_restorable(saver.identity) if saver is not None else ()
-        found += [_cached_prefix(file.tokens, file.num_tokens, "cached", on_disk) for file in files]
-        return found
+        prefixes += [_cached_prefix(file.tokens, file.num_tokens, "cached", on_disk) for file in files]
+        return prefixes
 
     async def blocks(self) -> list[BlockRow]:
         return [prefix.block for prefix in await self._list_prefixes()]
@@ -51,27 +51,27 @@ class SlotView:
         return [block for block in reversed(await self.blocks()) if block.id is None]
 
     async def chains(self) -> list[ChainRow]:
-        found = [prefix for prefix in await self._list_prefixes() if prefix.tokens]
-        texts = await asyncio.gather(*(self.detokenize(each.tokens[:_FIRST_TOKENS]) for each in found))
+        prefixes = [prefix for prefix in await self._list_prefixes() if prefix.tokens]
+        texts = await asyncio.gather(*(self.detokenize(prefix.tokens[:_FIRST_TOKENS]) for prefix in prefixes))
         return [
             ChainRow(
-                leaf=each.block.hash or "",
+                leaf=prefix.block.hash or "",
                 num_blocks=1,
-                num_tokens=each.block.num_tokens,
+                num_tokens=prefix.block.num_tokens,
                 complete=True,
-                in_use=int(each.block.state == "used"),
-                first_tokens=tuple(each.tokens[:_FIRST_TOKENS]),
+                in_use=int(prefix.block.state == "used"),
+                first_tokens=tuple(prefix.tokens[:_FIRST_TOKENS]),
                 first_text=text,
-                place=each.block.place,
+                place=prefix.block.place,
             )
-            for each, text in zip(found, texts, strict=True)
+            for prefix, text in zip(prefixes, texts, strict=True)
         ]
 
     async def find(self, name: str) -> list[BlockContent]:
         prefixes = await self._list_prefixes()
-        found = [each for each in prefixes if each.tokens and (each.block.hash or "").startswith(name)]
-        found = [each for each in prefixes if name.isdecimal() and each.block.id == int(name[:9])] or found
-        return [BlockContent(each.block, tuple(each.tokens)) for each in found]
+        matches = [prefix for prefix in prefixes if prefix.tokens and (prefix.block.hash or "").startswith(name)]
+        matches = [prefix for prefix in prefixes if name.isdecimal() and prefix.block.id == int(name[:9])] or matches
+        return [BlockContent(prefix.block, tuple(prefix.tokens)) for prefix in matches]
 
     async def detokenize(self, tokens: Sequence[int] | None) -> str:
         try:
@@ -89,7 +89,7 @@ class SlotView:
         if choice is None:
             return PrefixReport(reason="the server reported no slot")
         in_slot = reusable_tokens(choice.kept, prompt)
-        closest = max(prefixes, key=lambda each: common_prefix_length(each.tokens, prompt))
+        closest = max(prefixes, key=lambda prefix: common_prefix_length(prefix.tokens, prompt))
         restored = f", restored from a file with {choice.reused:,} tokens of the prompt" if choice.restore else ""
         return PrefixReport(
             prompt_tokens=len(prompt),

@@ -234,11 +234,11 @@ class MirrorState:
 
     def _blocks_on_gpu(self, rank: int | None, event: StoredEvent) -> dict[Hash, MirroredBlock]:
         """Return the blocks of an event that the GPU also has, first those of the same group: groups use the same hashes."""
-        found: dict[Hash, MirroredBlock] = {}
+        blocks: dict[Hash, MirroredBlock] = {}
         pools = [(key.group == event.group, pool) for key, pool in self.pools.items() if key[:2] == (rank, GPU)]
         for _, pool in sorted(pools, key=lambda item: item[0]):
-            found |= {digest: block for digest in event.hashes if (block := pool.blocks.get(digest)) is not None}
-        return found
+            blocks |= {digest: block for digest in event.hashes if (block := pool.blocks.get(digest)) is not None}
+        return blocks
 
     def _count_unknown(self, name: str, count: int) -> None:
         if name not in self.unknown_names and len(self.unknown_names) >= MAX_UNKNOWN_NAMES:
@@ -249,7 +249,7 @@ class MirrorState:
         size = sum(pool.size for pool in self.pools.values())
         while size > MAX_BLOCKS:
             self.is_truncated = True
-            pool = max(self.pools.values(), key=lambda each: each.size)
+            pool = max(self.pools.values(), key=lambda candidate: candidate.size)
             size -= pool.size
             pool.drop_oldest()
             size += pool.size
@@ -286,12 +286,12 @@ class MirrorState:
 
         These are pools of KV cache groups such as cross-attention, pools of unknown media, and pools without a block.
         """
-        found: dict[int | None, list[MirroredPool]] = {}
+        by_rank: dict[int | None, list[MirroredPool]] = {}
         usable = [item for item in self.pools.items() if item[0].medium in MEDIA]
         for key, pool in sorted(usable, key=lambda item: (MEDIA.index(item[0].medium), item[0].group or 0)):
             if (pool.block_size or pool.blocks) and pool.kind not in _KINDS_WITHOUT_PREFIX:
-                found.setdefault(key.rank, []).append(pool)
-        return found
+                by_rank.setdefault(key.rank, []).append(pool)
+        return by_rank
 
     def clear_blocks(self) -> None:
         for pool in self.pools.values():

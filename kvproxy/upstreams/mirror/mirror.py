@@ -51,15 +51,15 @@ def expand_endpoint(endpoint: str) -> list[str]:
     """Return one address for each port of `tcp://host:first-last`. Raises ValueError."""
     if re.fullmatch(r"(ipc|inproc)://\S+", endpoint):
         return [endpoint]
-    found = _TCP.fullmatch(endpoint)
-    if found is None:
+    match = _TCP.fullmatch(endpoint)
+    if match is None:
         raise ValueError(
             f"{endpoint!r} is not an endpoint: use tcp://host:5557, or tcp://host:5557-5560 for four ranks"
         )
-    first, last = int(found[2]), int(found[3] or found[2])
+    first, last = int(match[2]), int(match[3] or match[2])
     if not first <= last <= 65_535 or last - first > 1023:
         raise ValueError(f"{endpoint!r} has an invalid range of ports: use at most 1,024 ports, the lowest first")
-    return [f"{found[1]}{port}" for port in range(first, last + 1)]
+    return [f"{match[1]}{port}" for port in range(first, last + 1)]
 
 
 class Mirror:
@@ -181,8 +181,8 @@ class Mirror:
 
     def match_prefix(self, prompt: HashedPrompt) -> tuple[int | None, MirrorMatch] | None:
         """Return the rank with the longest cached prefix, and this prefix; None before the first event."""
-        found = self.match_ranks(prompt).items()
-        return max(found, key=lambda item: (item[1].reusable_tokens, item[1].matched_tokens), default=None)
+        matches = self.match_ranks(prompt).items()
+        return max(matches, key=lambda item: (item[1].reusable_tokens, item[1].matched_tokens), default=None)
 
     def match_ranks(self, prompt: HashedPrompt) -> dict[int | None, MirrorMatch]:
         """Return the cached prefix in each data-parallel rank."""
@@ -191,8 +191,8 @@ class Mirror:
 
     def chains_after_prefix(self, prompt: HashedPrompt) -> CachedChains | None:
         ranks = self.state().pools_by_rank().values()
-        found = [chains_after_prefix(pools, prompt, self.hasher, self.match_unit) for pools in ranks]
-        return max(filter(None, found), default=None, key=lambda chains: chains.prefix_tokens)
+        continuations = [chains_after_prefix(pools, prompt, self.hasher, self.match_unit) for pools in ranks]
+        return max(filter(None, continuations), default=None, key=lambda chains: chains.prefix_tokens)
 
 
 async def _decode_in_thread_if_large(payload: bytes) -> DecodedBatch:

@@ -32,12 +32,12 @@ class LocationSnapshot:
 
     def blocks(self) -> Iterator[BlockContent]:
         """Yield each block once, even if several groups cache it."""
-        found: dict[tuple[Hash, int], list[tuple[int | None, MirroredBlock]]] = {}
+        copies_by_block: dict[tuple[Hash, int], list[tuple[int | None, MirroredBlock]]] = {}
         for group, pool in self.pools.items():
             for block in pool.blocks.values():
-                found.setdefault((block.hash, pool.block_size), []).append((group, block))
+                copies_by_block.setdefault((block.hash, pool.block_size), []).append((group, block))
         locations: dict[tuple[int, ...], BlockLocation] = {}
-        for (_, size), copies in found.items():
+        for (_, size), copies in copies_by_block.items():
             groups = tuple(group for group, _ in copies if group is not None)
             if groups not in locations:
                 locations[groups] = replace(self.location, groups=groups)
@@ -58,14 +58,14 @@ def _merge_copies(block_size: int, copies: list[MirroredBlock], location: BlockL
 
 
 def snapshot_pools(state: MirrorState, engine: str) -> list[LocationSnapshot]:
-    found: dict[tuple[int | None, str, str | None], LocationSnapshot] = {}
+    snapshots: dict[tuple[int | None, str, str | None], LocationSnapshot] = {}
     for key, pool in sorted(
         state.pools.items(), key=lambda item: (attention_window(item[1]) is not None, item[0].group or 0)
     ):
         location = BlockLocation(engine, key.rank, key.medium)
-        snapshot = found.setdefault((key.rank, key.medium, key.owner), LocationSnapshot(location, {}))
+        snapshot = snapshots.setdefault((key.rank, key.medium, key.owner), LocationSnapshot(location, {}))
         snapshot.pools[key.group] = MirroredPoolSnapshot(pool.block_size, dict(pool.blocks))
-    return list(found.values())
+    return list(snapshots.values())
 
 
 def find_blocks(snapshots: Iterable[LocationSnapshot], hash_prefix: str) -> list[BlockContent]:
@@ -75,15 +75,15 @@ def find_blocks(snapshots: Iterable[LocationSnapshot], hash_prefix: str) -> list
 
 def list_chains(snapshots: Iterable[LocationSnapshot]) -> list[ChainRow]:
     """List the chains of the first KV cache group in each location, the most recently cached chain first."""
-    found: list[tuple[int, ChainRow]] = []
+    rows: list[tuple[int, ChainRow]] = []
     for snapshot in snapshots:
         pool = next(iter(snapshot.pools.values()))
         groups = tuple(group for group in snapshot.pools if group is not None)
         location = replace(snapshot.location, groups=groups[:1])
         parents = {block.parent for block in pool.blocks.values()}
         leaves = (block for block in pool.blocks.values() if block.hash not in parents)
-        found += [(leaf.stored, _chain_row(location, pool, leaf)) for leaf in leaves]
-    return [chain for _, chain in sorted(found, key=lambda item: -item[0])]
+        rows += [(leaf.stored, _chain_row(location, pool, leaf)) for leaf in leaves]
+    return [chain for _, chain in sorted(rows, key=lambda item: -item[0])]
 
 
 def _chain_row(location: BlockLocation, pool: MirroredPoolSnapshot, leaf: MirroredBlock) -> ChainRow:

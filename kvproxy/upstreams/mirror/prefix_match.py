@@ -35,18 +35,18 @@ class GroupLookup:
         self.cached_blocks = self._find_blocks() if self.window is None else []
 
     def _find_blocks(self) -> list[MirroredBlock]:
-        found: list[MirroredBlock] = []
+        blocks: list[MirroredBlock] = []
         hashes = self.hashes
         for index in range(self._hashes_per_block - 1, len(hashes.digests), self._hashes_per_block):
             block = hashes.find_block(self.pool, index)
             if block is None:
-                tokens, extra = hashes.prompt.block_contents(self.block_size)[len(found)]
-                block = self.pool.find_child(found[-1].hash if found else None, tokens, extra)
+                tokens, extra = hashes.prompt.block_contents(self.block_size)[len(blocks)]
+                block = self.pool.find_child(blocks[-1].hash if blocks else None, tokens, extra)
                 if block is None:
                     break
                 hashes.engine_hashes[index] = block.hash
-            found.append(block)
-        return found
+            blocks.append(block)
+        return blocks
 
     def blocks_after_prefix(self) -> list[MirroredBlock]:
         return self.pool.children(self.cached_blocks[-1].hash if self.cached_blocks else None)
@@ -132,8 +132,8 @@ def match_prefix(
     """
     groups = _group_lookups(pools, prompt, hasher, unit)
     hashes = groups[0].hashes
-    found, length = find_longest_common_hit(groups, range(len(hashes.digests)), max(0, len(prompt.tokens) - 1))
-    blocks = [block for block in found[0] if block is not _NULL_BLOCK]
+    group_blocks, length = find_longest_common_hit(groups, range(len(hashes.digests)), max(0, len(prompt.tokens) - 1))
+    blocks = [block for block in group_blocks[0] if block is not _NULL_BLOCK]
     tiers = match_tiers(pools, hashes, length, blocks[-1].hash if blocks else None)
     return MirrorMatch(length, blocks, groups[0], tiers)
 
@@ -161,7 +161,7 @@ def chains_after_prefix(
     rest, chains = prompt.tokens[start:], list[list[int]]()
     children = sorted(
         group.blocks_after_prefix(),
-        key=lambda each: (common_prefix_length(each.tokens, rest), each.stored),
+        key=lambda candidate: (common_prefix_length(candidate.tokens, rest), candidate.stored),
         reverse=True,
     )
     for child in children[:_MAX_CHAINS]:
@@ -171,7 +171,7 @@ def chains_after_prefix(
         block: MirroredBlock | None = child
         while block is not None and len(block.tokens) == pool.block_size and len(chain) < _MAX_CHAIN_TOKENS:
             chain += block.tokens
-            block = max(pool.children(block.hash), key=lambda each: each.stored, default=None)
+            block = max(pool.children(block.hash), key=lambda candidate: candidate.stored, default=None)
         if chain:
             chains.append(chain)
     return CachedChains(start, chains, pool.block_size) if chains else None

@@ -198,8 +198,8 @@ class Sequencer:
 
     def _apply_held_batches(self) -> None:
         self._replay = None
-        for each in sorted(self._release_held().items()):
-            self.on_batch(*each)
+        for held_batch in sorted(self._release_held().items()):
+            self.on_batch(*held_batch)
 
     def _last_applied(self) -> int:
         return max(0, self.next - 1)

@@ -93,7 +93,7 @@ class TierLookup:
         self._blocks = [] if window_blocks is not None else self._find_blocks(start, last_hash)
 
     def _find_blocks(self, start: int, parent: Hash | None) -> list[StoredBlock]:
-        found: list[StoredBlock] = []
+        blocks: list[StoredBlock] = []
         first = start // self._hashes.block_size + self._hashes_per_block - 1
         for index in range(first, len(self._hashes.digests), self._hashes_per_block):
             stored = self._find(index)
@@ -103,8 +103,8 @@ class TierLookup:
                     break
                 self._hashes.engine_hashes[index] = stored.block.hash
             parent = stored.block.hash
-            found.append(stored)
-        return found
+            blocks.append(stored)
+        return blocks
 
     def _find(self, index: int) -> StoredBlock | None:
         for pool in self._pools:
@@ -143,37 +143,37 @@ def _match_source(
         return _match_chains(source, hashes, gpu_tokens)
     groups = {pool.group: pool for pool in gpu} or {pool.group: pool for pool in source if pool.block_size}
     members = [(described, [pool for pool in source if pool.group == group]) for group, described in groups.items()]
-    if not members or not all(found for _, found in members):
+    if not members or not all(pools for _, pools in members):
         return TierMatch()
-    chunks = [_chunk_tokens(kind, described, found) for described, found in members]
-    sizes = [_block_size(described, found) for described, found in members]
+    chunks = [_chunk_tokens(kind, described, pools) for described, pools in members]
+    sizes = [_block_size(described, pools) for described, pools in members]
     if any(size % hashes.block_size for size in sizes):
         return TierMatch()
     alignment = lcm(*chunks, *sizes)
     start = 0 if kind == "from start" else gpu_tokens // alignment * alignment
     parent = last_hash if start == gpu_tokens else _hash_before(start, hashes, gpu)
     lookups = [
-        TierLookup(found, hashes, size, _window_blocks(kind, described, size), start, parent if start else None)
-        for (described, found), size in zip(members, sizes, strict=True)
+        TierLookup(pools, hashes, size, _window_blocks(kind, described, size), start, parent if start else None)
+        for (described, pools), size in zip(members, sizes, strict=True)
     ]
     # Groups with full attention find the engine's hashes for the groups after them.
     lookups.sort(key=lambda lookup: lookup.window_blocks is not None)
     length = len(hashes.prompt.tokens)
     limit = length - 1 if kind == "blocks" else length
     rest = range(start // hashes.block_size, len(hashes.digests))
-    found, num_tokens = find_longest_common_hit(lookups, rest, max(0, limit - start), alignment)
+    group_blocks, num_tokens = find_longest_common_hit(lookups, rest, max(0, limit - start), alignment)
     end = start + num_tokens
     # The connector excludes the last token of a hybrid model's prompt before it compares the rest with a chunk.
     loadable = min(end, length - 1) if any(lookup.window_blocks is not None for lookup in lookups) else end
     if loadable <= gpu_tokens or (kind == "chunks" and loadable - gpu_tokens < max(chunks)):
         return TierMatch()
-    return _count_by_medium(found[0], lookups[0].block_size, start, gpu_tokens, min(end, length - 1))
+    return _count_by_medium(group_blocks[0], lookups[0].block_size, start, gpu_tokens, min(end, length - 1))
 
 
 def _match_chains(source: Sequence[MirroredPool], hashes: PromptHashes, gpu_tokens: int) -> TierMatch:
     """Match a prompt from its start in pools with hashes of their own."""
     prompt, size = hashes.prompt, max(pool.block_size for pool in source)
-    found: list[StoredBlock] = []
+    blocks: list[StoredBlock] = []
     if prompt.salt is not None:
         # LMCache separates salted prompts, but does not publish salts.
         return TierMatch()
@@ -185,16 +185,16 @@ def _match_chains(source: Sequence[MirroredPool], hashes: PromptHashes, gpu_toke
         )
         if stored is None:
             break
-        found.append(stored)
+        blocks.append(stored)
         parent = stored.block.hash
-    return _count_by_medium(found, size, 0, gpu_tokens, min(len(found) * size, len(prompt.tokens) - 1))
+    return _count_by_medium(blocks, size, 0, gpu_tokens, min(len(blocks) * size, len(prompt.tokens) - 1))
 
 
-def _count_by_medium(found: Sequence[StoredBlock], size: int, start: int, gpu_tokens: int, end: int) -> TierMatch:
+def _count_by_medium(blocks: Sequence[StoredBlock], size: int, start: int, gpu_tokens: int, end: int) -> TierMatch:
     counts: dict[str, int] = {}
     # Blocks before a sliding window are not loaded, so they count as the medium of the window.
-    medium = next((stored.medium for stored in found if stored is not _NULL_BLOCK), "")
-    for place, stored in enumerate(found):
+    medium = next((stored.medium for stored in blocks if stored is not _NULL_BLOCK), "")
+    for place, stored in enumerate(blocks):
         if stored is not _NULL_BLOCK:
             medium = stored.medium
         first = start + place * size

@@ -243,16 +243,16 @@ class EmbeddedPrefixCache(PrefixCache):
         return await self._worker.inspect(pool_rows.list_free_blocks)
 
     async def pool_map(self) -> PoolMap:
-        found = await self._worker.inspect(pool_rows.map_pool)
+        pool_map = await self._worker.inspect(pool_rows.map_pool)
         # A salt begins with the tenant's name.
-        return replace(found, tenants=[salt.removesuffix(":") or PUBLIC_TENANT for salt in found.tenants or ()])
+        return replace(pool_map, tenants=[salt.removesuffix(":") or PUBLIC_TENANT for salt in pool_map.tenants or ()])
 
     async def _tree_nodes(self) -> list[pool_rows.TreeNode]:
         return await self._worker.inspect(pool_rows.tree_nodes_from_pool)
 
     async def chains(self) -> list[ChainRow]:
-        found = await self._worker.inspect(pool_rows.list_chains)
-        return [replace(chain, first_text=await self._detokenize(chain.first_tokens)) for chain in found]
+        chains = await self._worker.inspect(pool_rows.list_chains)
+        return [replace(chain, first_text=await self._detokenize(chain.first_tokens)) for chain in chains]
 
     async def find_block(self, name: str) -> BlockContent | None:
         if not (name.isdecimal() and name.isascii() and len(name) <= _MAX_DIGITS):
@@ -271,14 +271,14 @@ class EmbeddedPrefixCache(PrefixCache):
     async def explain(self, request: ApiRequest) -> PrefixReport | None:
         generation = await self._backend.generation_request(request)
         prompt = self._backend.cache_request("explain", generation)
-        found = await self._worker.inspect(lambda manager: pool_rows.match_prefix(manager, prompt))
+        match = await self._worker.inspect(lambda manager: pool_rows.match_prefix(manager, prompt))
         return PrefixReport(
-            prompt_tokens=found.prompt_tokens,
-            matched_tokens=found.matched_tokens,
-            blocks=found.blocks,
-            tiers=await self._worker.match_tiers(prompt, found.matched_tokens),
-            divergence=await decode_divergence(found.divergence, self._detokenize),
-            groups=found.groups,
+            prompt_tokens=match.prompt_tokens,
+            matched_tokens=match.matched_tokens,
+            blocks=match.blocks,
+            tiers=await self._worker.match_tiers(prompt, match.matched_tokens),
+            divergence=await decode_divergence(match.divergence, self._detokenize),
+            groups=match.groups,
         )
 
     async def pins(self) -> list[PinRow]:

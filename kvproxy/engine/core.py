@@ -229,9 +229,9 @@ class EngineCore:
                 ready.append(replace(output, sequence=child))
         if sequence.max_tokens:
             return ready
-        for each in ready:
-            each.sequence.finish_without_output()
-            self._finish(each.sequence)
+        for ready_output in ready:
+            ready_output.sequence.finish_without_output()
+            self._finish(ready_output.sequence)
         return []
 
     def _append(self, output: SequenceLogits, sampled: Sequence[SampledToken]) -> None:

@@ -62,7 +62,7 @@ def sample(
             tokens[at] = _sample_rows(
                 logits[at].float(), [params[row] for row in rows], [uniforms[row] for row in rows]
             )
-    return _add_logprobs(plain, tokens, [each.logprobs for each in params])
+    return _add_logprobs(plain, tokens, [settings.logprobs for settings in params])
 
 
 def uses_top_k_or_p(params: SamplingParams, vocabulary: int) -> bool:
@@ -92,7 +92,7 @@ def _add_logprobs(logits: torch.Tensor, tokens: torch.Tensor, num_logprobs: Sequ
 
 
 def _sample_rows(logits: torch.Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> torch.Tensor:
-    logits = logits / upload([each.temperature for each in params], logits.device, np.float32)[:, None]
+    logits = logits / upload([settings.temperature for settings in params], logits.device, np.float32)[:, None]
     order = None
     if uses_top_k_or_p(params[0], logits.shape[-1]):
         logits, order = logits.sort(dim=-1, descending=True, stable=True)
@@ -104,16 +104,18 @@ def _sample_rows(logits: torch.Tensor, params: Sequence[SamplingParams], uniform
     threshold = total * upload(uniforms, logits.device, np.float64)[:, None]
     # Stay below the total despite rounding: tokens beyond it have no probability.
     threshold = torch.minimum(threshold, torch.nextafter(total, torch.zeros_like(total)))
-    found = torch.searchsorted(cumulative, threshold, right=True).clamp(max=logits.shape[-1] - 1)
-    return (found if order is None else order.gather(1, found))[:, 0]
+    sampled = torch.searchsorted(cumulative, threshold, right=True).clamp(max=logits.shape[-1] - 1)
+    return (sampled if order is None else order.gather(1, sampled))[:, 0]
 
 
 def _apply_top_k_and_p(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
     device, vocabulary = logits.device, logits.shape[-1]
-    counts = upload([each.top_k if each.top_k > 0 else vocabulary for each in params], device)
+    counts = upload([settings.top_k if settings.top_k > 0 else vocabulary for settings in params], device)
     places = torch.arange(vocabulary, device=device)
     probabilities = logits.masked_fill(places >= counts[:, None], float("-inf")).softmax(dim=-1)
-    top_p = upload([each.top_p if each.top_p < 1.0 else 2.0 for each in params], device, np.float32)[:, None]
+    top_p = upload([settings.top_p if settings.top_p < 1.0 else 2.0 for settings in params], device, np.float32)[
+        :, None
+    ]
     # Always keep the first token.
     before = probabilities.cumsum(dim=-1) - probabilities
     return probabilities.masked_fill((before >= top_p) & (places > 0), 0.0)

@@ -102,7 +102,7 @@ def flash_attention(
     left = -1 if layout.window is None else layout.window - 1
     # torch before 2.12 has no such argument, and always allows grouped heads.
     grouped: dict[str, Any] = {"enable_gqa": True} if query.shape[1] != key.shape[1] and _has_enable_gqa() else {}
-    found = varlen_attn(
+    outputs = varlen_attn(
         query,
         key,
         value,
@@ -116,9 +116,9 @@ def flash_attention(
         **grouped,
     )
     if scores.sinks is None:
-        assert isinstance(found, torch.Tensor)
-        return found
-    output, logsums = found
+        assert isinstance(outputs, torch.Tensor)
+        return outputs
+    output, logsums = outputs
     return apply_sinks(output, logsums.transpose(0, 1), scores.sinks)
 
 

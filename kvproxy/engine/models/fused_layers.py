@@ -18,9 +18,9 @@ def fuse_layers(model: Any) -> int:
     """Replace the `forward` of RMS norms and gated MLPs; return how many. A layer that would compute something else stays."""
     fused = 0
     for module in model.modules():
-        found = _fused_norm(module, model.dtype) or _fused_mlp(module)
-        if found is not None and _agree(module, *found, model.dtype):
-            module.forward = found[0]
+        replacement = _fused_norm(module, model.dtype) or _fused_mlp(module)
+        if replacement is not None and _agree(module, *replacement, model.dtype):
+            module.forward = replacement[0]
             fused += 1
     return fused
 

@@ -84,9 +84,9 @@ def _read_adapter(name: str, folder: Path, model: Any) -> dict[str, _Matrices]:
         raise ModelUnsupported(f"adapter {name!r} cannot be served: {reasons[0]}")
     layers = {}
     for key, a in tensors.items():
-        layer, found, _ = key.removeprefix("base_model.model.").partition(".lora_A.")
+        layer, separator, _ = key.removeprefix("base_model.model.").partition(".lora_A.")
         b = tensors.get(key.replace(".lora_A.", ".lora_B."))
-        if not found:
+        if not separator:
             if ".lora_B." not in key:
                 raise ModelUnsupported(f"adapter {name!r} cannot be served: {key} is not a matrix of a linear layer")
             continue

@@ -42,8 +42,8 @@ class Detokenizer:
 
     def _remove_stop_strings(self, text: str) -> str:
         text = self._pending_text + text
-        if found := [(index, stop) for stop in self._stop if (index := text.find(stop)) >= 0]:
-            first, self.stop_string = min(found)
+        if matches := [(index, stop) for stop in self._stop if (index := text.find(stop)) >= 0]:
+            first, self.stop_string = min(matches)
             self._pending_text = ""
             return text[:first]
         keep = max((partial_match_length(text, stop) for stop in self._stop), default=0)

@@ -43,9 +43,9 @@ class SegmentCache:
     def _segment_ids(self, scope: str, segment: str) -> Iterable[int]:
         key = (scope, segment)
         with self._lock:
-            if (found := self._ids.get(key)) is not None:
+            if (cached := self._ids.get(key)) is not None:
                 self._ids.move_to_end(key)
-                return found
+                return cached
         ids = array("I", self._encode(segment))
         self._store(key, ids)
         return ids

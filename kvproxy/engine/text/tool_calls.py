@@ -60,7 +60,9 @@ class ToolCallFormat:
     def _to_lark_terminals(self, text: str) -> str:
         parts, rest, ids = [], text, self.special_tokens
         while rest:
-            at, token = min(((rest.find(each), each) for each in ids if each in rest), default=(len(rest), ""))
+            at, token = min(
+                ((rest.find(special), special) for special in ids if special in rest), default=(len(rest), "")
+            )
             parts += [json.dumps(rest[:at], ensure_ascii=False)] if at else []
             parts += [f"<[{ids[token]}]>"] if token else []
             rest = rest[at + len(token) :]

@@ -99,7 +99,7 @@ def open_response(request: ApiRequest, reply: Reply, max_stored_bytes: int) -> B
             is_filtered = reply.has_unrequested_usage and _has_plain_events(reply)
             return BackendResponse(
                 reply.status,
-                [each for each in reply.headers if each[0] != "content-length"] if is_filtered else reply.headers,
+                [header for header in reply.headers if header[0] != "content-length"] if is_filtered else reply.headers,
                 reply.chunks,
                 UpstreamReader(request.api, reply.is_streamed, max_stored_bytes, facts),
                 reply.close,
@@ -133,8 +133,8 @@ def why_headers_forbid_storing(headers: Headers, rule: RuleSettings, keyed: Set[
         if cause.value in directives and cause.value not in rule.store_despite:
             return NotStored(cause)
     varying = {part.strip().lower() for name, value in headers if name == "vary" for part in value.split(",")}
-    if found := sorted(varying - {""} - _CHANGE_NO_CONTENT - keyed):
-        return NotStored(Cause.VARY, ", ".join(found))
+    if unkeyed := sorted(varying - {""} - _CHANGE_NO_CONTENT - keyed):
+        return NotStored(Cause.VARY, ", ".join(unkeyed))
     encodings = [value for name, value in headers if name == "content-encoding" and value.lower() != "identity"]
     return NotStored(Cause.COMPRESSED, ", ".join(encodings)) if encodings else None
 

@@ -139,18 +139,18 @@ class ComparisonQueue:
         """Add a comparison; return the dropped one, if any."""
         self._waiting[comparison.priority].append(comparison)
         self._is_filled.set()
-        return next(each for each in reversed(self._waiting) if each).popleft() if len(self) > self._limit else None
+        return next(queue for queue in reversed(self._waiting) if queue).popleft() if len(self) > self._limit else None
 
     async def take(self, limit: int) -> list[Comparison]:
         """Wait for comparisons, and remove the `limit` most important ones."""
         await self._is_filled.wait()
-        found: list[Comparison] = []
+        comparisons: list[Comparison] = []
         for waiting in self._waiting:
-            while waiting and len(found) < limit:
-                found.append(waiting.popleft())
+            while waiting and len(comparisons) < limit:
+                comparisons.append(waiting.popleft())
         if not len(self):
             self._is_filled.clear()
-        return found
+        return comparisons
 
 
 class ResponseComparer:
@@ -225,10 +225,10 @@ class ResponseComparer:
         texts: dict[str, str | None] = {fresh.id: text}
 
         async def same(id: str, other: str) -> bool | None:
-            for each in (id, other):
-                if each not in texts:
-                    entry = await self._semantic.entry(each)
-                    texts[each] = None if entry is None else answer_text(entry.response, entry.endpoint)
+            for entry_id in (id, other):
+                if entry_id not in texts:
+                    entry = await self._semantic.entry(entry_id)
+                    texts[entry_id] = None if entry is None else answer_text(entry.response, entry.endpoint)
             cached, compared = texts[id], texts[other]
             if cached is None or compared is None:
                 return None

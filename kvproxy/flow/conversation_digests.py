@@ -106,8 +106,8 @@ def joined_text(blocks: Iterable[JsonObject]) -> str:
 
 def split_reasoning(text: str) -> tuple[str, str]:
     """Return the reasoning in `<think>` tags, and the rest of the text, both with normalized white space."""
-    found = _THINK_TAGS.match(text.lstrip())
-    reasoning, rest = found.groups() if found else ("", text)
+    match = _THINK_TAGS.match(text.lstrip())
+    reasoning, rest = match.groups() if match else ("", text)
     return _SPACE.sub(" ", reasoning).strip(), _SPACE.sub(" ", rest).strip()
 
 
@@ -124,7 +124,7 @@ def _parse_arguments(arguments: Json) -> Json:
 
 def canonical_json(value: JsonObject) -> bytes:
     """Serialise a content block without call ids and breakpoints, which clients change between turns."""
-    plain = {name: each for name, each in value.items() if name not in (*MARKER_FIELDS, *_CALL_IDS)}
+    plain = {name: inner for name, inner in value.items() if name not in (*MARKER_FIELDS, *_CALL_IDS)}
     if "id" in plain and str(plain.get("type", "")).endswith("_output") and not reads_item_id(plain):
         del plain["id"]
     return dumps(plain, sort_keys=True)

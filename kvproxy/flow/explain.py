@@ -98,8 +98,8 @@ async def explain(path: RequestPath, prefix_cache: PrefixCache, request: ApiRequ
 
 async def _find_same_prompts(path: RequestPath, request: ApiRequest, key: CacheKey) -> list[Entry]:
     where = EntryFilter(prompt=await path.cache.redact_text(key.text or key.prompt))
-    found = await asyncio.to_thread(path.cache.store.list_entries, where, limit=_MAX_SAME_PROMPT)
-    return [entry for entry in found if entry.endpoint == request.api.name]
+    entries = await asyncio.to_thread(path.cache.store.list_entries, where, limit=_MAX_SAME_PROMPT)
+    return [entry for entry in entries if entry.endpoint == request.api.name]
 
 
 def _closest_request(request: ApiRequest, key: CacheKey, same_prompts: Sequence[Entry]) -> ClosestRequest | None:

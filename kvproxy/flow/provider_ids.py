@@ -49,9 +49,9 @@ def _referenced_ids(value: Json) -> Iterator[str]:
             if name not in _REFERENCES:
                 yield from _referenced_ids(inner)
                 continue
-            for each in inner if isinstance(inner, list) else [inner]:
-                if isinstance(each, str):
-                    yield each
+            for reference in inner if isinstance(inner, list) else [inner]:
+                if isinstance(reference, str):
+                    yield reference
 
 
 async def remove_responses(cache: ResponseCache, path: str, tenant: str | None) -> int:
@@ -64,6 +64,6 @@ async def remove_responses(cache: ResponseCache, path: str, tenant: str | None) 
     await cache.pending_writes.wait_for_all()
     removed = 0
     for id in filter(None, path.split("/")):
-        found = await asyncio.to_thread(cache.store.ids, EntryFilter(tag=_tag(id), tenant=tenant))
-        removed += await cache.remove(found) if found else 0
+        entry_ids = await asyncio.to_thread(cache.store.ids, EntryFilter(tag=_tag(id), tenant=tenant))
+        removed += await cache.remove(entry_ids) if entry_ids else 0
     return removed

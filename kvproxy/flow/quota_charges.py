@@ -159,7 +159,7 @@ def estimate_prompt_tokens(body: JsonMap) -> int:
             case dict() as fields:
                 total += sum(len(name) for name in fields) // BYTES_PER_TOKEN
                 # The source of an image in Anthropic's form.
-                todo += [_FILE if name == "data" else each for name, each in fields.items()]
+                todo += [_FILE if name == "data" else inner for name, inner in fields.items()]
             case int():
                 # A prompt may be given as tokens.
                 total += 1

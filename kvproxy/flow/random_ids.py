@@ -52,8 +52,8 @@ def without_random_ids(body: JsonObject) -> JsonObject:
                 result[name] = numbers.setdefault(str(inner), f"call{len(numbers):05d}")
         return result
 
-    found = {name: replaced(value) for name, value in lists.items()}
-    return body if _is_mentioned(random, list(_strings([*found.values()]))) else {**body, **found}
+    replaced_lists = {name: replaced(value) for name, value in lists.items()}
+    return body if _is_mentioned(random, list(_strings([*replaced_lists.values()]))) else {**body, **replaced_lists}
 
 
 def _objects(value: Json) -> list[JsonObject]:
@@ -90,12 +90,12 @@ def _declares(holder: JsonObject, name: str) -> bool:
 def _is_mentioned(ids: Iterable[str], texts: Sequence[str]) -> bool:
     # Most ids have a common beginning, such as `msg_`, that occurs in no text.
     groups: dict[str, list[str]] = defaultdict(list)
-    for each in ids:
-        groups[each[:_PREFIX]].append(each)
+    for id in ids:
+        groups[id[:_PREFIX]].append(id)
     for group in groups.values():
         beginning = os.path.commonprefix(group)  # noqa: RUF071 - it compares characters, as required here.
-        found = [text for text in texts if beginning in text]
-        if any(each in text for text in found for each in group):
+        candidates = [text for text in texts if beginning in text]
+        if any(id in text for text in candidates for id in group):
             return True
     return False
 

@@ -70,12 +70,12 @@ class Tenants:
         chosen = self._settings.tenant_cookies
         cookies = _split_cookies(header)
         if chosen is not None:
-            kept = [each for each in cookies if each.partition("=")[0] in chosen]
+            kept = [cookie for cookie in cookies if cookie.partition("=")[0] in chosen]
             return _tenant(client, {**identity, **_cookie_identity(kept)})
-        own = [each for each in cookies if not _is_load_balancers(each)]
-        unset = [each for each in own if each not in self._set_cookies]
+        own = [cookie for cookie in cookies if not _is_load_balancers(cookie)]
+        unset = [cookie for cookie in own if cookie not in self._set_cookies]
         tenant = _tenant(client, {**identity, **_cookie_identity(unset, cookies, header)})
-        if all(f"{tenant} {each}" in self._set_cookies for each in own if each not in unset):
+        if all(f"{tenant} {cookie}" in self._set_cookies for cookie in own if cookie not in unset):
             return tenant
         # The upstream has set them for another tenant.
         return _tenant(client, {**identity, **_cookie_identity(own, cookies, header)})
@@ -131,7 +131,7 @@ def _digest(text: str) -> bytes:
 
 def _split_cookies(header: str) -> list[str]:
     # HTTP/1.1 joins repeated headers with a comma, which no cookie contains.
-    return [each.strip() for each in header.replace(",", ";").split(";") if each.strip()]
+    return [cookie.strip() for cookie in header.replace(",", ";").split(";") if cookie.strip()]
 
 
 def _is_load_balancers(cookie: str) -> bool:

@@ -128,7 +128,11 @@ def _choose_breakpoints(
     chosen = long_enough[:most]
     for end in tools[-1:]:
         # Other sessions have the same tools. A mark of the client shortly after them adds little.
-        near = [each for each in chosen if each.section == "system" and each.end - end.end <= _ADJACENT_BYTES]
+        near = [
+            position
+            for position in chosen
+            if position.section == "system" and position.end - end.end <= _ADJACENT_BYTES
+        ]
         if end in long_enough[most:] and near:
             chosen[chosen.index(near[0])] = end
     return set(chosen)

@@ -31,7 +31,7 @@ class PreviousResponses:
     def ask(self, request: ApiRequest) -> ApiRequest:
         """Return the request with the id of the previous response, unless the client asks for a comparison itself."""
         keys: list[bytes | str] = [*reversed(request.conversation), *_session_keys(request)]
-        previous = next((self._ids[each] for each in keys if each in self._ids), None)
+        previous = next((self._ids[key] for key in keys if key in self._ids), None)
         if request.api.name == "messages":
             if _FIELD in request.body:
                 return request

@@ -202,7 +202,7 @@ class KeepWarm:
         return next((self._sessions[digest] for digest in reversed(digests) if digest in self._sessions), None)
 
     def _remove(self, session: _Session) -> None:
-        for digest in [digest for digest, each in self._sessions.items() if each is session]:
+        for digest in [digest for digest, other in self._sessions.items() if other is session]:
             del self._sessions[digest]
             self._bytes -= len(session.request.raw)
         if session.task is not None:

@@ -69,11 +69,11 @@ def _without_spans(body: JsonObject, edit: EditSettings) -> tuple[JsonObject, li
                 {**part, "text": cut(part["text"])} if isinstance(part, dict) and "text" in part else part
                 for part in content
             ]
-        found = pattern.search(content) if isinstance(content, str) else None
-        if not isinstance(content, str) or found is None or not found[1]:
+        match = pattern.search(content) if isinstance(content, str) else None
+        if not isinstance(content, str) or match is None or not match[1]:
             return content
-        spans.append(found[1])
-        return content[: found.start(1)] + content[found.end(1) :]
+        spans.append(match[1])
+        return content[: match.start(1)] + content[match.end(1) :]
 
     roles = _SYSTEM if edit.role == "system" else (edit.role,)
     names = _SYSTEM_FIELDS if edit.role == "system" else _PLAIN if edit.role == "prompt" else ()

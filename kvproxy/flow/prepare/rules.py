@@ -52,7 +52,7 @@ class Rules:
 
     def apply(self, request: ApiRequest) -> ApiRequest:
         """Find the first rule that matches the request, and add the rule's limits and tags to the request."""
-        rule = next((each for each in self._held[0] if rule_matches(each, request)), None)
+        rule = next((candidate for candidate in self._held[0] if rule_matches(candidate, request)), None)
         return request if rule is None else replace(request, control=_stricter_control(request.control, rule))
 
 

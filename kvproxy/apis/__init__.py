@@ -13,10 +13,10 @@ _DOUBLED = "/v1"
 
 
 def _paths() -> dict[str, Api]:
-    found: dict[str, Api] = {}
+    apis: dict[str, Api] = {}
     for api in APIS.values():
-        found |= dict.fromkeys((api.path, api.path.removeprefix("/v1"), _DOUBLED + api.path), api)
-    return found
+        apis |= dict.fromkeys((api.path, api.path.removeprefix("/v1"), _DOUBLED + api.path), api)
+    return apis
 
 
 PATHS = _paths()

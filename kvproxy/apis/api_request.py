@@ -135,8 +135,8 @@ def session_name(request: ApiRequest) -> str | None:
     user = field(request.body.get("metadata"), "user_id")
     if not isinstance(user, str):
         return None
-    if found := _LEGACY_SESSION.search(user):
-        return found[1]
+    if match := _LEGACY_SESSION.search(user):
+        return match[1]
     if user.startswith("{"):
         try:
             session = field(loads(user.encode("utf-8", "replace")), "session_id")

@@ -93,8 +93,8 @@ class ChoicesApi(Api):
         yield encode_event(DONE)
 
     def _numbered(self, response: JsonObject) -> Iterator[JsonObject]:
-        for place, each in enumerate(as_list(response["choices"])):
-            choice = as_object(each)
+        for place, raw_choice in enumerate(as_list(response["choices"])):
+            choice = as_object(raw_choice)
             index = choice.get("index")
             yield {**choice, "index": index if isinstance(index, int) else place}
 

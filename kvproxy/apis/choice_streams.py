@@ -126,7 +126,9 @@ class ChoiceAssembler(Assembler):
 
     def _facts(self) -> JsonObject:
         choices: JsonObject = {
-            str(index): found for index, places in self._choice_places.items() if (found := places.facts())
+            str(index): choice_facts
+            for index, places in self._choice_places.items()
+            if (choice_facts := places.facts())
         }
         facts: JsonObject = {**self._places.facts(), "choices": choices}
         if self._has_usage_beside_choices:

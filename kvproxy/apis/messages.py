@@ -221,7 +221,7 @@ def _split_into_deltas(block: JsonObject) -> tuple[JsonObject, list[JsonObject]]
     kind = block.get("type")
     if kind == "text":
         citations: list[JsonObject] = [
-            {"type": "citations_delta", "citation": each} for each in as_list(block.get("citations") or [])
+            {"type": "citations_delta", "citation": citation} for citation in as_list(block.get("citations") or [])
         ]
         texts: list[JsonObject] = [
             {"type": "text_delta", "text": word} for word in split_words(as_text(block.get("text") or ""))

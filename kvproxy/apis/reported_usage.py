@@ -120,7 +120,7 @@ def separate_reasoning_tokens(usage: Json) -> int:
         as_token_count(field(usage, name)) for name in ("prompt_tokens", "completion_tokens", "total_tokens")
     )
     details = (field(usage, name) for name in _COMPLETION_DETAILS)
-    reasoning = next((count for each in details if (count := as_token_count(field(each, "reasoning_tokens")))), 0)
+    reasoning = next((count for detail in details if (count := as_token_count(field(detail, "reasoning_tokens")))), 0)
     if prompt is None or completion is None or total != prompt + completion + reasoning:
         return 0
     return reasoning
@@ -136,7 +136,7 @@ def _read_reuse(response: JsonMap) -> PrefixReuse | None:
         # Gemini counts the results of its own tools beside the prompt.
         prompt += _first_count(usage, ("toolUsePromptTokenCount",)) or 0
     details = [field(usage, name) for name in _DETAILS]
-    counts = [as_token_count(field(each, "cached_tokens")) for each in details]
+    counts = [as_token_count(field(detail, "cached_tokens")) for detail in details]
     counts += [as_token_count(field(usage, name)) for name in _CACHED]
     known = [count for count in counts if count is not None]
     cached = known[0] if known else as_token_count(field(timings, "cache_n"))
@@ -147,10 +147,11 @@ def _read_reuse(response: JsonMap) -> PrefixReuse | None:
         return None
     if len(set(known)) > 1:
         raise _ContradictionError(
-            f"both {known[0]:,} and {next(each for each in known if each != cached):,} are cached"
+            f"both {known[0]:,} and {next(other for other in known if other != cached):,} are cached"
         )
     written = next(
-        (count for each in details if (count := as_token_count(field(each, "cache_write_tokens"))) is not None), None
+        (count for detail in details if (count := as_token_count(field(detail, "cache_write_tokens"))) is not None),
+        None,
     )
     if cached + (written or 0) > prompt:
         verb = "cached" if written is None else "cached or written"
@@ -186,7 +187,7 @@ def tokens_used(response: JsonMap) -> int | None:
     """Return the sum of prompt and completion tokens that a response reports; None if it reports none, or impossible ones."""
     usage = usage_of(response)
     reported = [count for name in (*_PROMPT, *_COMPLETION) if (count := field(usage, name)) is not None]
-    counts = [count for each in reported if (count := as_token_count(each)) is not None]
+    counts = [count for number in reported if (count := as_token_count(number)) is not None]
     return sum(counts, separate_reasoning_tokens(usage)) if counts and len(counts) == len(reported) else None
 
 
@@ -195,8 +196,8 @@ def usage_problem(response: JsonMap, limits: UsageLimits = UsageLimits()) -> str
     usage = usage_of(response)
     if isinstance(usage, dict):
         checked = [(usage, _PROMPT_NAMES, limits.prompt), (usage, _COMPLETION, limits.completion)]
-        details = (usage.get(each) for each in _DETAILS)
-        checked += [(each, _DETAIL_FIELDS[:2], limits.prompt) for each in details if isinstance(each, dict)]
+        details = (usage.get(field_name) for field_name in _DETAILS)
+        checked += [(detail, _DETAIL_FIELDS[:2], limits.prompt) for detail in details if isinstance(detail, dict)]
         for numbers, names, most in checked:
             for name in names:
                 value = numbers.get(name)

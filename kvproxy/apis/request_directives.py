@@ -95,11 +95,11 @@ def read_directives(headers: Mapping[str, str]) -> RequestDirectives:
 
 def parse_cache_control(values: Iterable[str]) -> dict[str, str]:
     """Parse Cache-Control headers. Return the argument of each directive, or "", by the directive's name in lower case."""
-    found: dict[str, str] = {}
+    arguments: dict[str, str] = {}
     for directive in ",".join(values).split(","):
         name, _, value = directive.strip().partition("=")
-        found.setdefault(name.lower(), value.strip('"'))
-    return found
+        arguments.setdefault(name.lower(), value.strip('"'))
+    return arguments
 
 
 def parse_delta_seconds(text: str | None) -> float | None:
@@ -111,7 +111,7 @@ def parse_delta_seconds(text: str | None) -> float | None:
 
 
 def _unknown_header(name: str) -> InvalidDirective:
-    known = [each.removeprefix(HEADER_PREFIX) for each in DIRECTIVE_HEADERS]
+    known = [header.removeprefix(HEADER_PREFIX) for header in DIRECTIVE_HEADERS]
     close = difflib.get_close_matches(name.removeprefix(HEADER_PREFIX), known, n=1)
     hint = f"did you mean {HEADER_PREFIX}{close[0]}?" if close else f"valid headers are {', '.join(DIRECTIVE_HEADERS)}"
     return InvalidDirective(f"unknown header {name[:80]!r}: {hint}", param=name[:80])
@@ -169,13 +169,13 @@ def apply_litellm_switches(body: JsonObject, directives: RequestDirectives) -> t
     given = body.get(CACHE_FIELD)
     if not isinstance(given, dict):
         return body, directives
-    found: dict[str, Any] = {}
+    switches: dict[str, Any] = {}
     for name, value in given.items():
-        found |= _read_switch(name, value)
+        switches |= _read_switch(name, value)
     for name in ("max_age", "ttl", "namespace"):
         if getattr(directives, name) not in (None, ""):
-            found.pop(name, None)
-    kept = {name: value for name, value in found.items() if value is not False}
+            switches.pop(name, None)
+    kept = {name: value for name, value in switches.items() if value is not False}
     return {name: value for name, value in body.items() if name != CACHE_FIELD}, replace(directives, **kept)
 
 

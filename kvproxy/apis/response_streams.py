@@ -101,8 +101,8 @@ def _is_same_item(item: Json, other: Json) -> bool:
 def _comparable(value: Json) -> Json:
     """Return a value without empty fields, which one of two events may omit."""
     if isinstance(value, list):
-        return [_comparable(each) for each in value]
+        return [_comparable(inner) for inner in value]
     if not isinstance(value, dict):
         return value
-    fields = {name: _comparable(each) for name, each in value.items() if name not in _RANDOM}
-    return {name: each for name, each in fields.items() if each not in (None, "", [], {})}
+    fields = {name: _comparable(inner) for name, inner in value.items() if name not in _RANDOM}
+    return {name: inner for name, inner in fields.items() if inner not in (None, "", [], {})}

@@ -42,12 +42,12 @@ class EventSplitter:
         # A boundary may span two chunks.
         start, taken = max(0, len(self._rest) - 3), 0
         self._rest += chunk
-        found = []
+        events = []
         for boundary in _BOUNDARY.finditer(self._rest, start):
-            found.append(bytes(self._rest[taken : boundary.end()]))
+            events.append(bytes(self._rest[taken : boundary.end()]))
             taken = boundary.end()
         del self._rest[:taken]
-        return found
+        return events
 
     def take_rest(self) -> bytes:
         """Remove and return the bytes after the last event."""

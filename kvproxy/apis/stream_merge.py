@@ -132,14 +132,14 @@ def _item_key(items: list[Json]) -> str | None:
 
 
 def _merge_items(before: list[Json], items: list[Json], key: str, path: str, merge: _Merge) -> list[Json]:
-    found: dict[int | str, JsonObject] = {}
+    merged: dict[int | str, JsonObject] = {}
     for item in (*objects(before), *objects(items)):
         identity = item[key]
         assert isinstance(identity, int | str)
-        _merge_objects(found.setdefault(identity, {}), item, path, merge)
+        _merge_objects(merged.setdefault(identity, {}), item, path, merge)
     if key == "index":
-        return [item for _, item in sorted(found.items(), key=lambda pair: int(pair[0]))]
-    return list(found.values())
+        return [item for _, item in sorted(merged.items(), key=lambda pair: int(pair[0]))]
+    return list(merged.values())
 
 
 def _is_number(value: Json) -> bool:

@@ -28,9 +28,9 @@ class Trace:
     def begin(cls, traceparent: str | None, share: float = 1.0) -> Self:
         """Continue the client's trace, or begin a trace, which is sampled with the probability `share`."""
         span, call = os.urandom(8).hex(), os.urandom(8).hex()
-        found = None if traceparent is None else _FORM.fullmatch(traceparent.strip())
-        if found is not None and found[1] != "ff" and found[2] != _INVALID_IDS[0] and found[3] != _INVALID_IDS[1]:
-            return cls(found[2], found[3], span, call, bool(int(found[4], 16) & _SAMPLED))
+        match = None if traceparent is None else _FORM.fullmatch(traceparent.strip())
+        if match is not None and match[1] != "ff" and match[2] != _INVALID_IDS[0] and match[3] != _INVALID_IDS[1]:
+            return cls(match[2], match[3], span, call, bool(int(match[4], 16) & _SAMPLED))
         id = os.urandom(16)
         # As OpenTelemetry's TraceIdRatioBased, whose decision is equal in all services.
         return cls(id.hex(), None, span, call, int.from_bytes(id[8:]) < share * 2**64)

@@ -128,10 +128,10 @@ class _ChoicesEncoder:
 
 
 def _encode_prompt_logprob(item: TokenLogprob, count: int) -> JsonObject:
-    found: JsonObject = {str(item.token): {"logprob": item.logprob, "rank": item.rank, "decoded_token": item.text}}
+    logprobs: JsonObject = {str(item.token): {"logprob": item.logprob, "rank": item.rank, "decoded_token": item.text}}
     for rank, (token, text, value) in enumerate(item.top[:count], 1):
-        found.setdefault(str(token), {"logprob": value, "rank": rank, "decoded_token": text})
-    return found
+        logprobs.setdefault(str(token), {"logprob": value, "rank": rank, "decoded_token": text})
+    return logprobs
 
 
 class ChatEncoder(_ChoicesEncoder):
@@ -220,14 +220,14 @@ class CompletionsEncoder(_ChoicesEncoder):
         echo = self._echo
         if self._logprobs is None or echo is None:
             return {}
-        found: JsonObject = {
+        echoed: JsonObject = {
             "tokens": [echo.first_token],
             "token_logprobs": [None],
             "top_logprobs": [None],
             "text_offset": [0],
         }
-        merge_logprobs(found, self._encode_logprobs(self._output.prompt_logprobs, len(echo.first_token)))
-        return found
+        merge_logprobs(echoed, self._encode_logprobs(self._output.prompt_logprobs, len(echo.first_token)))
+        return echoed
 
     def _complete_choice(self, index: int, choice: CollectedChoice) -> JsonObject:
         before = "" if self._echo is None else self._echo.text

@@ -24,7 +24,7 @@ def decode_prompt(body: JsonMap) -> Conversation:
     if system is None:
         raise fields.only_text_error("system")
     first: list[JsonObject] = [{"role": "system", "content": system}] if system else []
-    turns = [each for message in objects(body.get("messages")) for each in _decode_turns(message)]
+    turns = [turn for message in objects(body.get("messages")) for turn in _decode_turns(message)]
     # The provider executes tools of other types, or defines their parameters.
     own = [tool for tool in objects(body.get("tools")) if tool.get("type") in (None, "custom")]
     return Conversation((*first, *turns), tuple(map(_decode_tool, own)))

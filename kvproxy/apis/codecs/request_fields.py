@@ -87,7 +87,7 @@ def read_strings(body: JsonMap, name: str) -> tuple[str, ...]:
     value = body.get(name)
     if isinstance(value, str):
         return (value,)
-    return tuple(each for each in value if isinstance(each, str)) if isinstance(value, list) else ()
+    return tuple(text for text in value if isinstance(text, str)) if isinstance(value, list) else ()
 
 
 def base_request(body: JsonMap, prompt: PromptInput, defaults: SamplingParams, **sampling: Any) -> DecodedRequest:

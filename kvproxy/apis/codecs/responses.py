@@ -152,15 +152,21 @@ class ResponsesEncoder:
 
 def _callable_tools(body: JsonMap) -> dict[str, tuple[str | None, JsonObject]]:
     """Return the tools that the client executes, each with its namespace, by the name that the model reads."""
-    found: dict[str, tuple[str | None, JsonObject]] = {}
+    tools_by_name: dict[str, tuple[str | None, JsonObject]] = {}
     for tool in objects(body.get("tools")):
         if tool.get("type") == "namespace":
             space = str(tool.get("name"))
-            inner = [each for each in objects(tool.get("tools")) if each.get("type") in ("function", "custom")]
-            found |= {f"{space}{_SEPARATOR}{each.get('name')}": (space, each) for each in inner}
+            inner = [
+                inner_tool
+                for inner_tool in objects(tool.get("tools"))
+                if inner_tool.get("type") in ("function", "custom")
+            ]
+            tools_by_name |= {
+                f"{space}{_SEPARATOR}{inner_tool.get('name')}": (space, inner_tool) for inner_tool in inner
+            }
         elif tool.get("type") in ("function", "custom"):
-            found[str(tool.get("name") or "")] = None, tool
-    return found
+            tools_by_name[str(tool.get("name") or "")] = None, tool
+    return tools_by_name
 
 
 def _decode_tool(name: str, tool: JsonObject) -> JsonObject:

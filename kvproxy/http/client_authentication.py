@@ -100,7 +100,7 @@ def _authentication_error(headers: Mapping[str, str]) -> Unauthorized:
 
 
 def _index_by_digest(clients: Iterable[ClientSettings]) -> dict[str, ClientSettings]:
-    return {each: client for client in clients for each in client.digests}
+    return {digest: client for client in clients for digest in client.digests}
 
 
 def _without_bearer(value: str) -> str:

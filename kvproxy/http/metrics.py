@@ -293,9 +293,9 @@ class Metrics:
             self._reuse.set(reuse, status.url, model)
 
     def set_forecasts(self, forecasts: Sequence[PoolForecast]) -> None:
-        for found in forecasts:
-            for point in found.points:
-                self._forecasts.set(point.hit_rate, found.engine or "embedded", point.name)
+        for forecast in forecasts:
+            for point in forecast.points:
+                self._forecasts.set(point.hit_rate, forecast.engine or "embedded", point.name)
 
     def render(self) -> bytes:
         return generate_latest(self._registry)

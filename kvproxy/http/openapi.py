@@ -46,10 +46,10 @@ def document(routes: Sequence[BaseRoute]) -> Schema:
     for method, path, summary in operations(routes):
         written = _operation(method, path, summary)
         paths.setdefault(path, {})[method] = written
-        if (found := declared.get((method, path))) is not None:
-            written["parameters"] = found.get("parameters", [])
-            written["responses"]["200"]["content"] = found["responses"]["200"].get("content", {})
-            written |= {name: found[name] for name in ("requestBody",) if name in found}
+        if (declaration := declared.get((method, path))) is not None:
+            written["parameters"] = declaration.get("parameters", [])
+            written["responses"]["200"]["content"] = declaration["responses"]["200"].get("content", {})
+            written |= {name: declaration[name] for name in ("requestBody",) if name in declaration}
             if path in _MEDIA_TYPES:
                 written["responses"]["200"]["content"] = {_MEDIA_TYPES[path]: {}}
     return {
@@ -68,21 +68,24 @@ def document(routes: Sequence[BaseRoute]) -> Schema:
 
 def _declared_operations(routes: Sequence[BaseRoute]) -> tuple[dict[tuple[str, str], Schema], Schema]:
     """Return the entries of declared operations by method and path, and the schemas to which they refer."""
-    found: dict[tuple[str, str], Schema] = {}
+    entries: dict[tuple[str, str], Schema] = {}
     schemas: Schema = {}
     for mount in (route for route in routes if isinstance(route, Mount)):
         own = [route.described() for route in mount.routes or () if isinstance(route, DeclaredRoute)]
         written = get_openapi(title="", version="", routes=own)
         schemas |= written.get("components", {}).get("schemas", {})
         for path, methods in written["paths"].items():
-            found |= {(method, f"{mount.path}{path}"): entry for method, entry in methods.items()}
-    return found, schemas
+            entries |= {(method, f"{mount.path}{path}"): entry for method, entry in methods.items()}
+    return entries, schemas
 
 
 def operations(routes: Sequence[BaseRoute]) -> list[tuple[str, str, str]]:
     """Return method, path, and summary of each route, except the cached APIs, whose routes have no docstring."""
-    found = SchemaGenerator({}).get_endpoints(list(routes))
-    return [(each.http_method, each.path, (inspect.getdoc(each.func) or "").partition("\n")[0]) for each in found]
+    endpoints = SchemaGenerator({}).get_endpoints(list(routes))
+    return [
+        (endpoint.http_method, endpoint.path, (inspect.getdoc(endpoint.func) or "").partition("\n")[0])
+        for endpoint in endpoints
+    ]
 
 
 def _operation(method: str, path: str, summary: str) -> Schema:

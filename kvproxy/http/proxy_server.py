@@ -91,12 +91,12 @@ class ProxyServer(uvicorn.Server):
         self._reloading: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        for each in sockets or []:
+        for listener in sockets or []:
             if hasattr(socket, "TCP_NOTSENT_LOWAT"):
                 # Connections inherit it. The kernel would buffer megabytes for each client that does not read.
-                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         # Under load, a turn takes milliseconds, and a burst of new connections would wait for seconds.
-        copies = [each.dup() for each in sockets or [] for _ in range(ACCEPTS_PER_TURN - 1)]
+        copies = [listener.dup() for listener in sockets or [] for _ in range(ACCEPTS_PER_TURN - 1)]
         await super().startup([*sockets, *copies] if sockets else None)
 
     async def main_loop(self) -> None:
@@ -129,7 +129,7 @@ class ProxyServer(uvicorn.Server):
                 connection.close_if_too_slow(loop.time())
 
     def _connections(self) -> list[LimitedProtocol]:
-        return [each for each in self.server_state.connections if isinstance(each, LimitedProtocol)]
+        return [connection for connection in self.server_state.connections if isinstance(connection, LimitedProtocol)]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait up to `drain_seconds` for requests in flight, then send them an error and abort their connections."""

@@ -171,13 +171,15 @@ async def health(request: Request) -> Response:
     failure = store.database.failure
     lost = await asyncio.to_thread(failure) if store.remote else failure()
     working = "ok" if lost is None else "degraded"
-    found: dict[str, object] = {"status": working if broken is None else "failed", "version": __version__}
+    details: dict[str, object] = {"status": working if broken is None else "failed", "version": __version__}
     if app.access.check_operator(request) is None:
-        found |= {"backend": app.backend.name, "data": str(app.settings.data)}
-        found |= {"semantic": app.settings.cache.semantic, "error": broken, "store": lost}
-        found["journal"] = app.journal.name
-        found["outage"] = app.backend.failure() if broken is None else None
-    return JSONResponse({name: each for name, each in found.items() if each is not None}, 503 if broken else 200)
+        details |= {"backend": app.backend.name, "data": str(app.settings.data)}
+        details |= {"semantic": app.settings.cache.semantic, "error": broken, "store": lost}
+        details["journal"] = app.journal.name
+        details["outage"] = app.backend.failure() if broken is None else None
+    return JSONResponse(
+        {name: detail for name, detail in details.items() if detail is not None}, 503 if broken else 200
+    )
 
 
 async def ready(request: Request) -> Response:
@@ -199,38 +201,38 @@ async def metrics(request: Request) -> Response:
     refused = app.access.check_operator(request)
     if refused is not None:
         raise refused
-    found = app.metrics
+    proxy_metrics = app.metrics
     if app.built.worker is not None:
         # A failed engine has no statistics; the other metrics remain.
         with contextlib.suppress(Overloaded):
-            found.set_pool(await app.built.worker.inspect(lambda manager: manager.stats()))
+            proxy_metrics.set_pool(await app.built.worker.inspect(lambda manager: manager.stats()))
         for tier in app.built.worker.tier_stats():
-            found.tiers.set(tier, tier.name)
+            proxy_metrics.tiers.set(tier, tier.name)
     if app.built.fleet is not None:
         for engine in app.built.fleet.engines.values():
-            found.set_upstream(engine.status())
+            proxy_metrics.set_upstream(engine.status())
     compared = {} if app.comparer is None else app.comparer.counts
     lookups, stale = app.path.counts("lookups"), app.path.counts("stale")
-    counted = (found.lookups, lookups), (found.compared, compared), (found.stale, stale)
+    counted = (proxy_metrics.lookups, lookups), (proxy_metrics.compared, compared), (proxy_metrics.stale, stale)
     for group, counts in counted:
         for label, count in counts.items():
             group.set(count, label)
     semantic = app.cache.semantic
     if semantic is not None and semantic.learning is not None and (overall := semantic.learning.summary()) is not None:
-        found.learned.set(overall)
-    found.lost_records.set(app.journal.lost)
+        proxy_metrics.learned.set(overall)
+    proxy_metrics.lost_records.set(app.journal.lost)
     with contextlib.suppress(KvproxyError):
         read, prices = app.journal.read, ModelPrices(app.settings.journal)
         for saving in await asyncio.to_thread(read, lambda reader: savings(reader, "layer", prices), []):
-            found.savings.set(saving, saving.name)
-        found.set_forecasts(await app.forecasts())
+            proxy_metrics.savings.set(saving, saving.name)
+        proxy_metrics.set_forecasts(await app.forecasts())
         for row in await asyncio.to_thread(read, lambda reader: SessionReader(reader, prices).ledger("").rows, []):
-            found.prompt_tokens.set(row.tokens, row.result)
+            proxy_metrics.prompt_tokens.set(row.tokens, row.result)
     try:
-        found.entries.set(await asyncio.to_thread(app.cache.store.count))
+        proxy_metrics.entries.set(await asyncio.to_thread(app.cache.store.count))
     except CacheStoreError:
-        found.entries.set(0)
-    return Response(found.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        proxy_metrics.entries.set(0)
+    return Response(proxy_metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 async def forward_unparsed(request: Request) -> Response:

@@ -231,5 +231,5 @@ def _create_exporter(settings: TelemetrySettings) -> "Exporter | None":
 
 
 def services(request: Request) -> Services:
-    found: Services = request.app.state.services
-    return found
+    proxy_services: Services = request.app.state.services
+    return proxy_services

@@ -77,7 +77,7 @@ async def _read(request: Request, kind: type) -> object:
     except ValidationError as error:
         wrong = error.errors()[0]
         place = f"the field {'.'.join(map(str, wrong['loc']))} of the body" if wrong["loc"] else "the body"
-        names = ", ".join(each.name for each in fields(kind))
+        names = ", ".join(field.name for field in fields(kind))
         raise InvalidRequest(f"{place}: {wrong['msg']}; the fields of the JSON body are {names}") from None
 
 
@@ -89,22 +89,22 @@ def declared_route(
     result: object = None,
 ) -> DeclaredRoute:
     """Return a route whose path and query have the fields of `parameters`; `result` is the type of its JSON."""
-    declared = [each for each in declared_parameters(parameters) if each.metadata.is_remote]
+    declared = [parameter for parameter in declared_parameters(parameters) if parameter.metadata.is_remote]
 
     async def endpoint(request: Request, **values: object) -> Response:
         given = {name: value for name, value in values.items() if value is not None}
         return await respond(request, parameters(**given))
 
     accepted = [
-        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, annotation=_annotation(each))
-        if re.search(rf"{{{each.name}\b", path)
+        inspect.Parameter(parameter.name, inspect.Parameter.KEYWORD_ONLY, annotation=_annotation(parameter))
+        if re.search(rf"{{{parameter.name}\b", path)
         else inspect.Parameter(
-            each.name,
+            parameter.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if each.is_required else None,
-            annotation=_annotation(each, Query),
+            default=inspect.Parameter.empty if parameter.is_required else None,
+            annotation=_annotation(parameter, Query),
         )
-        for each in declared
+        for parameter in declared
     ]
     first = inspect.Parameter("request", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Request)
     endpoint.__signature__ = inspect.Signature([first, *accepted])  # type: ignore[attr-defined]

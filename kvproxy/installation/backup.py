@@ -109,12 +109,12 @@ def restore_backup(settings: Settings, archive: Path, *, replace: bool = False) 
 
 
 def _files_to_back_up(settings: Settings) -> dict[str, Path]:
-    found = {name: settings.data / name for name in (*_DATABASES, *_FILES)}
+    files = {name: settings.data / name for name in (*_DATABASES, *_FILES)}
     if "://" in settings.store_location:
-        del found[_RESPONSES]
+        del files[_RESPONSES]
     else:
-        found[_RESPONSES] = settings.store_path
-    return found
+        files[_RESPONSES] = settings.store_path
+    return files
 
 
 def _copy(source: Path, target: Path) -> None:

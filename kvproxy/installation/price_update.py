@@ -32,7 +32,7 @@ def update_prices(url: str, file: Path) -> PriceUpdate:
         raise InvalidRequest(f"cannot download {url} ({error}): {remedy}") from None
     if response.status_code != 200:
         raise InvalidRequest(f"{url} answered {response.status_code}: {remedy}")
-    found = parse_price_list(response.content)
+    price_list = parse_price_list(response.content)
     written = file.with_name(f"{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -41,4 +41,6 @@ def update_prices(url: str, file: Path) -> PriceUpdate:
     except OSError as error:
         written.unlink(missing_ok=True)
         raise InvalidRequest(f"cannot write {file}: {error.strerror}") from None
-    return PriceUpdate(str(file), len(found.providers), sum(len(provider.models) for provider in found.providers))
+    return PriceUpdate(
+        str(file), len(price_list.providers), sum(len(provider.models) for provider in price_list.providers)
+    )

@@ -24,7 +24,7 @@ Check = Callable[[], object]
 def all_checks(settings: Settings, url: str, token: str | None = None) -> list[tuple[str, Check]]:
     engine: list[tuple[str, Check]]
     if settings.servers:
-        engine = [("upstream", partial(check_upstream, each, settings)) for each in settings.servers]
+        engine = [("upstream", partial(check_upstream, server, settings)) for server in settings.servers]
         if len(settings.servers) > 1:
             engine.append(("routes", lambda: check_model_routes(settings)))
     else:
@@ -74,17 +74,17 @@ def _check_torch() -> str:
 
 
 def _check_faiss() -> str:
-    found = {}
+    versions = {}
     for name in ("faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs", "faiss-gpu-cu12"):
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    if len(found) > 1:
-        raise KvproxyError(f"{' and '.join(found)} overwrite each other: uninstall them, then install one again")
+    if len(versions) > 1:
+        raise KvproxyError(f"{' and '.join(versions)} overwrite each other: uninstall them, then install one again")
     import faiss
 
-    return f"{', '.join(f'{name} {version}' for name, version in found.items())}, {faiss.get_num_gpus()} GPUs"
+    return f"{', '.join(f'{name} {version}' for name, version in versions.items())}, {faiss.get_num_gpus()} GPUs"
 
 
 def _check_data_folder(settings: Settings) -> str:

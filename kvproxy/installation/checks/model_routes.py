@@ -24,7 +24,12 @@ def check_model_routes(settings: Settings) -> str:
         if missing:
             warnings.append(f"{server.url} does not list {', '.join(missing)}: correct its models")
     others = {url: set(names) for url, names in listed.items() if names and not _models_of(url, settings)}
-    everywhere = [name for names in others.values() for name in names if all(name in each for each in others.values())]
+    everywhere = [
+        name
+        for names in others.values()
+        for name in names
+        if all(name in listed_names for listed_names in others.values())
+    ]
     different = {name for names in others.values() for name in names} - {*everywhere}
     if different:
         warnings.append(

@@ -132,8 +132,8 @@ def _model_names(response: "Response") -> tuple[str, ...]:
 
 def _unready_reason(response: "Response") -> str:
     try:
-        found = response.json()
-        return f"{found['error']} (give --token to see the cause)" if "hint" in found else str(found["error"])
+        body = response.json()
+        return f"{body['error']} (give --token to see the cause)" if "hint" in body else str(body["error"])
     except (ValueError, KeyError, TypeError):
         return "the cause is unknown"
 
@@ -153,7 +153,11 @@ def _upstream_notes(response: "Response | None", kind: str) -> list[str]:
         return []
     try:
         if kind == "ejected":
-            return [f"{each['url']}: ejected, {each['error']}" for each in response.json() if each["state"] == kind]
-        return [f"{each['url']}: {note}" for each in response.json() for note in each[kind]]
+            return [
+                f"{upstream['url']}: ejected, {upstream['error']}"
+                for upstream in response.json()
+                if upstream["state"] == kind
+            ]
+        return [f"{upstream['url']}: {note}" for upstream in response.json() for note in upstream[kind]]
     except (ValueError, KeyError, TypeError):
         return []

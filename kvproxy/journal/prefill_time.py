@@ -79,7 +79,7 @@ def prefill_costs(reader: JournalReader) -> dict[str, PrefillCost]:
         computed, seconds, reused = zip(*rows, strict=True)
         if (cost := prefill_cost(computed, seconds)) is not None:
             costs.setdefault(model, []).append((cost, sum(reused)))
-    return {model: mean_cost(found) for model, found in costs.items()}
+    return {model: mean_cost(model_costs) for model, model_costs in costs.items()}
 
 
 def mean_cost(costs: Sequence[tuple[PrefillCost, int]]) -> PrefillCost:

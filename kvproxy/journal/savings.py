@@ -149,7 +149,7 @@ def savings(
         wrong_interval: its upper bound lowers the `least_money` of semantic hits; None lowers it to 0.
         first_day: first UTC day to count, such as 2026-11-21; None counts all days.
     """
-    found: dict[str, Saving] = {}
+    savings_by_name: dict[str, Saving] = {}
     costs, cached_shares = prefill_costs(reader), _provider_cached_share_bounds(reader)
     most_wrong = 1.0 if wrong_interval is None else wrong_interval.most
     for row in grouped_totals(reader, by, first_day):
@@ -159,13 +159,13 @@ def savings(
         wrong = most_wrong if row.layer == "semantic" else 0.0
         if row.layer == "warming":
             if price is not None:
-                saving = found.setdefault(row.name, Saving(row.name))
+                saving = savings_by_name.setdefault(row.name, Saving(row.name))
                 saving.add_money(*_saved_money(row.layer, price, tokens, shares, wrong))
                 saving.add_spent(_spent_money(row.layer, price, tokens))
             continue
         if row.layer == "refused":
             continue
-        saving = found.setdefault(row.name, Saving(row.name))
+        saving = savings_by_name.setdefault(row.name, Saving(row.name))
         is_hit = row.layer in CACHES
         # A shared response has reused tokens, but they were reused once.
         reused = 0 if is_hit else row.reused_tokens
@@ -204,15 +204,15 @@ def savings(
                 saving.priced_tokens += row.prompt_tokens
             if cached[0] < cached[1] or (cached[1] and price.cached is None):
                 saving.uncertain_tokens += row.prompt_tokens
-    _subtract_writes(reader, by, prices, first_day, found)
-    _correct_prices(reader, by, prices, first_day, found, cached_shares, most_wrong)
+    _subtract_writes(reader, by, prices, first_day, savings_by_name)
+    _correct_prices(reader, by, prices, first_day, savings_by_name, cached_shares, most_wrong)
     if by == "tag":
-        for saving in found.values():
+        for saving in savings_by_name.values():
             saving.spent = None
-    order = sorted(found.values(), key=lambda each: each.name)
+    order = sorted(savings_by_name.values(), key=lambda group: group.name)
     if by == "day":
         return order
-    return sorted(order, key=lambda each: (each.money or 0.0, each.seconds, each.prompt_tokens), reverse=True)
+    return sorted(order, key=lambda group: (group.money or 0.0, group.seconds, group.prompt_tokens), reverse=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ def _saved_money(
         money = tokens.reused * (price.input - price.price_of_reuse) / MILLION
         return money, money
     cached = [round(tokens.prompt * share) for share in shares]
-    most, least = (hit_price(price, tokens.prompt, each, tokens.completion) for each in cached)
+    most, least = (hit_price(price, tokens.prompt, reused, tokens.completion) for reused in cached)
     # A discount that is not known could be the whole price.
     least -= cached[1] * price.input / MILLION if price.cached is None else 0.0
     return most, least * (1 - wrong)
@@ -253,7 +253,7 @@ def _correct_prices(
     by: SavingsGroup,
     prices: Mapping[str, PriceSettings],
     first_day: str | None,
-    found: dict[str, Saving],
+    savings_by_name: dict[str, Saving],
     cached_shares: Mapping[tuple[str, str, str], tuple[float, float]],
     most_wrong: float,
 ) -> None:
@@ -264,17 +264,17 @@ def _correct_prices(
         tokens = Tokens(request.prompt_tokens, request.completion_tokens, request.reused_tokens)
         shares = cached_shares.get((request.tenant, request.model, request.layer), _NO_SHARES)
         wrong = most_wrong if request.layer == "semantic" else 0.0
-        before, after = (_saved_money(request.layer, each, tokens, shares, wrong) for each in (usual, own))
+        before, after = (_saved_money(request.layer, price, tokens, shares, wrong) for price in (usual, own))
         groups = _groups_of(request, by)
         for name in groups:
-            saving = found.setdefault(name, Saving(name))
+            saving = savings_by_name.setdefault(name, Saving(name))
             is_hit = request.layer in CACHES
             saving.add_money(after[0] - before[0], after[1] - before[1], is_hit=is_hit)
             saving.add_spent(_spent_money(request.layer, own, tokens) - _spent_money(request.layer, usual, tokens))
         if by not in ("tag", "project"):
             name = "prefix" if by == "layer" else groups[0]
-            writes = [_write_surcharge(each, request.written_5m, request.written_1h) for each in (usual, own)]
-            saving = found.setdefault(name, Saving(name))
+            writes = [_write_surcharge(price, request.written_5m, request.written_1h) for price in (usual, own)]
+            saving = savings_by_name.setdefault(name, Saving(name))
             saving.add_money(writes[0] - writes[1], writes[0] - writes[1])
             saving.add_spent(writes[1] - writes[0])
 
@@ -327,12 +327,12 @@ def _subtract_writes(
     by: SavingsGroup,
     prices: Mapping[str, PriceSettings],
     since: str | None,
-    found: dict[str, Saving],
+    savings_by_name: dict[str, Saving],
 ) -> None:
     if by == "tag":
         return
     if by == "project":
-        _subtract_writes_by_project(reader, prices, since, found)
+        _subtract_writes_by_project(reader, prices, since, savings_by_name)
         return
     group = {"layer": "'prefix'", "client": "tenant"}.get(by, by)
     for group_name, model, day, short, long, hours in SessionReader(reader, prices).provider_writes(group, since):
@@ -340,20 +340,20 @@ def _subtract_writes(
         price = price_on(model, prices, day)
         if price is not None:
             paid = _write_surcharge(price, short, long) + storage_price(price, hours)
-            saving = found.setdefault(name, Saving(name))
+            saving = savings_by_name.setdefault(name, Saving(name))
             saving.add_money(-paid, -paid)
             saving.add_spent(paid)
 
 
 def _subtract_writes_by_project(
-    reader: JournalReader, prices: Mapping[str, PriceSettings], since: str | None, found: dict[str, Saving]
+    reader: JournalReader, prices: Mapping[str, PriceSettings], since: str | None, savings_by_name: dict[str, Saving]
 ) -> None:
     # The sums of written tokens have no tags, so only requests with a record count.
     for request in recorded_requests(reader, None if since is None else start_of_utc_day(since)):
         price = price_at(request.model, prices, request.time, request.prompt_tokens or 0)
         paid = 0.0 if price is None else _write_surcharge(price, *request.written) + request.storage_cost(price)
         if paid:
-            saving = found.setdefault(request.project, Saving(request.project))
+            saving = savings_by_name.setdefault(request.project, Saving(request.project))
             saving.add_money(-paid, -paid)
             saving.add_spent(paid)
 
@@ -375,7 +375,7 @@ def _wrong_hit_interval(counts: Mapping[str, int] | None) -> WrongHitInterval | 
 def _sum_savings(rows: Sequence[Saving]) -> Saving:
     total = Saving("all")
     for row in rows:
-        for name in (each.name for each in fields(Saving)[1:]):
-            values = [value for each in (total, row) if (value := getattr(each, name)) is not None]
+        for name in (field.name for field in fields(Saving)[1:]):
+            values = [value for saving in (total, row) if (value := getattr(saving, name)) is not None]
             setattr(total, name, sum(values) if values else None)
     return total

@@ -160,10 +160,10 @@ def spending_report(
         price = price_at(request.model, prices, request.time, request.prompt_tokens or 0)
         for row in (rows.setdefault(name, Spending(name)), total):
             row.add(request, price)
-    found = sorted(rows.values(), key=lambda row: row.name)
+    ordered = sorted(rows.values(), key=lambda row: row.name)
     if by != "day":
-        found.sort(key=lambda row: (row.cost or 0.0, row.input_tokens), reverse=True)
-    return SpendingReport(by, found, total, currency)
+        ordered.sort(key=lambda row: (row.cost or 0.0, row.input_tokens), reverse=True)
+    return SpendingReport(by, ordered, total, currency)
 
 
 def recorded_requests(

@@ -61,5 +61,5 @@ def require_names(package: str, owner: type, names: Iterable[str]) -> None:
 
 def _attributes(owner: type) -> set[str]:
     # Attributes of instances are among the names that `__init__` uses.
-    initializers = [getattr(vars(each).get("__init__"), "__code__", None) for each in owner.__mro__]
+    initializers = [getattr(vars(base).get("__init__"), "__code__", None) for base in owner.__mro__]
     return {name for code in initializers if code is not None for name in code.co_names} | set(dir(owner))

@@ -33,10 +33,10 @@ def parse_since(text: str) -> float | datetime:
     try:
         return parse_seconds(text)
     except ValueError:
-        found = _parse_date(text)
-    if found is None:
+        moment = _parse_date(text)
+    if moment is None:
         raise ValueError(f"{text[:40]!r} is neither a duration nor a time: use a form such as {_TIME_FORMS}")
-    return found
+    return moment
 
 
 def parse_time(text: str) -> float:
@@ -67,8 +67,8 @@ def _parse_date(text: str) -> datetime | None:
     if days is not None:
         return datetime.combine((datetime.now() - timedelta(days)).date(), datetime.min.time()).astimezone()
     try:
-        found = datetime.fromisoformat(text.strip())
-        return found if found.tzinfo is not None else found.astimezone()
+        moment = datetime.fromisoformat(text.strip())
+        return moment if moment.tzinfo is not None else moment.astimezone()
     except (ValueError, OverflowError, OSError):
         return None
 
@@ -84,9 +84,9 @@ def parse_bytes(value: object) -> int:
 def _parse_quantity(value: object, units: dict[str, float] | dict[str, int], default_unit: str) -> float | None:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value if math.isfinite(value) else None
-    found = _NUMBER.fullmatch(value) if isinstance(value, str) else None
-    unit = None if found is None else units.get(found[2].lower() or default_unit)
-    return None if found is None or unit is None else float(found[1]) * unit
+    match = _NUMBER.fullmatch(value) if isinstance(value, str) else None
+    unit = None if match is None else units.get(match[2].lower() or default_unit)
+    return None if match is None or unit is None else float(match[1]) * unit
 
 
 def format_seconds(seconds: float) -> str:

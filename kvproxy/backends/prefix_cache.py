@@ -31,10 +31,10 @@ class PrefixCache(Protocol):
 
     async def list_branches(self, parent: str | None, start: int, limit: int) -> tuple[list[TreeBranch], int]:
         """Return a page of the branches after block `parent` in the prefix tree, with texts, and the number of all branches."""
-        found, total = await asyncio.to_thread(list_branches, await self._tree_nodes(), parent, start, limit)
-        contents = await asyncio.gather(*(self.find_block(branch.names[0]) for branch in found))
+        branches, total = await asyncio.to_thread(list_branches, await self._tree_nodes(), parent, start, limit)
+        contents = await asyncio.gather(*(self.find_block(branch.names[0]) for branch in branches))
         texts = ["" if content is None else content.text for content in contents]
-        return [replace(branch, text=text) for branch, text in zip(found, texts, strict=True)], total
+        return [replace(branch, text=text) for branch, text in zip(branches, texts, strict=True)], total
 
     async def _tree_nodes(self) -> list[TreeNode]: ...
     async def chains(self) -> list[ChainRow]: ...

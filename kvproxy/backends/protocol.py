@@ -73,11 +73,11 @@ class ServingUpstream:
         if reused_tokens is None or self.predicted_tokens is None:
             return {}
         rest = max(0, reused_tokens - (self.predicted_tokens - sum(self.loaded.values())))
-        found: dict[str, int] = {}
+        loaded: dict[str, int] = {}
         for medium, tokens in self.loaded.items():
-            found[medium] = min(tokens, rest)
-            rest -= found[medium]
-        return {medium: tokens for medium, tokens in found.items() if tokens}
+            loaded[medium] = min(tokens, rest)
+            rest -= loaded[medium]
+        return {medium: tokens for medium, tokens in loaded.items() if tokens}
 
 
 @dataclass(slots=True)

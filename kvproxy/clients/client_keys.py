@@ -31,14 +31,14 @@ def clients_file(data: Path) -> Path:
 
 def all_clients(settings: Settings) -> tuple[ClientSettings, ...]:
     """Return the clients of the settings, then of `kvproxy keys`. Raises SettingsError or StoreUnavailable."""
-    found = (*settings.clients, *_read_clients(settings.data), *_shared_clients(settings))
+    clients = (*settings.clients, *_read_clients(settings.data), *_shared_clients(settings))
     for what, values in (
-        ("name", [each.name for each in found]),
-        ("key", [each for client in found for each in client.digests]),
+        ("name", [client.name for client in clients]),
+        ("key", [digest for client in clients for digest in client.digests]),
     ):
         if len(set(values)) < len(values):
             raise SettingsError(f"two clients have the same {what}: kvproxy keys ls lists them, keys rm removes one")
-    return found
+    return clients
 
 
 def requires_client_key(settings: Settings) -> bool:
@@ -59,11 +59,11 @@ def add_client(settings: Settings, name: str, **limits: Any) -> str:
 
 def add_clients(settings: Settings, clients: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
     """Add clients with their limits, see `add_client`; if one of them is invalid, add none. Return their keys."""
-    existing = {each.name for each in all_clients(settings)}
+    existing = {known.name for known in all_clients(settings)}
     added: dict[str, ClientSettings] = {}
     keys = []
     for name, limits in clients:
-        if any(each.name == name for each in settings.clients):
+        if any(configured.name == name for configured in settings.clients):
             raise InvalidRequest(f"the client {name!r} is in kvproxy.toml: change it there")
         if name in existing:
             raise InvalidRequest(
@@ -121,7 +121,7 @@ def reset_counts(settings: Settings, name: str) -> None:
 
     Raises NotFound, or InvalidRequest if kvproxy.toml defines the client and the store is a file.
     """
-    if any(each.name == name for each in settings.clients):
+    if any(configured.name == name for configured in settings.clients):
         with _shared_state(settings) as shared:
             if shared is None:
                 raise InvalidRequest(f"the client {name!r} is in kvproxy.toml: restart the proxy to reset its counts")
@@ -138,8 +138,8 @@ def remove_client(settings: Settings, name: str) -> None:
     """
     _find_client(settings, name)
     clients = _read_clients(settings.data)
-    if any(each.name == name for each in clients):
-        _write_clients(settings.data, [each for each in clients if each.name != name])
+    if any(client.name == name for client in clients):
+        _write_clients(settings.data, [client for client in clients if client.name != name])
         record_change(settings.data, operator_name(), f"remove client {name}")
         with _shared_state(settings) as shared:
             if shared is not None:
@@ -159,14 +159,14 @@ def _find_client(settings: Settings, name: str) -> ClientSettings:
     for client in (*_read_clients(settings.data), *_shared_clients(settings)):
         if client.name == name:
             return client
-    if any(each.name == name for each in settings.clients):
+    if any(configured.name == name for configured in settings.clients):
         raise InvalidRequest(f"the client {name!r} is in kvproxy.toml: change it there")
     raise NotFound(f"no client {name!r}: kvproxy keys ls lists them")
 
 
 def _store_client(settings: Settings, client: ClientSettings, change: str, *, reset: bool = False) -> None:
     clients = list(_read_clients(settings.data))
-    index = next((index for index, each in enumerate(clients) if each.name == client.name), len(clients))
+    index = next((index for index, other in enumerate(clients) if other.name == client.name), len(clients))
     with _shared_state(settings) as shared:
         if shared is not None and index == len(clients):
             shared.set_client(client.name, client.model_dump_json(), operator_name(), change, reset=reset)
@@ -192,8 +192,8 @@ def _shared_state(settings: Settings) -> Iterator[SharedState | None]:
 
 def _shared_clients(settings: Settings) -> Sequence[ClientSettings]:
     with _shared_state(settings) as shared:
-        found = () if shared is None else shared.client_settings()
-        return [ClientSettings.model_validate_json(each) for each in found if each is not None]
+        texts = () if shared is None else shared.client_settings()
+        return [ClientSettings.model_validate_json(text) for text in texts if text is not None]
 
 
 def key_digest(key: str) -> str:
@@ -219,7 +219,7 @@ def _write_clients(data: Path, clients: Sequence[ClientSettings]) -> None:
         with tempfile.TemporaryDirectory(dir=data, prefix=".clients-") as folder:
             written = Path(folder) / file.name
             with open(os.open(written, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as out:
-                out.write(orjson.dumps([each.model_dump() for each in clients], option=orjson.OPT_INDENT_2))
+                out.write(orjson.dumps([client.model_dump() for client in clients], option=orjson.OPT_INDENT_2))
                 out.flush()
                 os.fsync(out.fileno())
             os.replace(written, file)

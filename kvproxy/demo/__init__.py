@@ -26,11 +26,11 @@ def verified_model_path() -> Path:
     for name, digest in SHA256.items():
         file = model_path() / name
         try:
-            found = hashlib.sha256(file.read_bytes()).hexdigest()
+            actual = hashlib.sha256(file.read_bytes()).hexdigest()
         except OSError:
-            found = "none"
-        if found != digest:
+            actual = "none"
+        if actual != digest:
             raise ModelUnsupported(
-                f"{file} is not the demo model's (SHA-256 {found[:12]}): install kvproxy again, or give --model"
+                f"{file} is not the demo model's (SHA-256 {actual[:12]}): install kvproxy again, or give --model"
             )
     return model_path()

@@ -69,7 +69,9 @@ class NumpyModel:
             sequence.cache[..., :reused, :] = known.cache[..., :reused, :]
             sequence.tokens = [*prompt[:reused]]
         self._sequences.append(sequence)
-        while len(self._sequences) > 1 and sum(each.cache.shape[3] for each in self._sequences) > _MAX_CACHED_TOKENS:
+        while (
+            len(self._sequences) > 1 and sum(cached.cache.shape[3] for cached in self._sequences) > _MAX_CACHED_TOKENS
+        ):
             del self._sequences[0]
         return sequence, reused
 

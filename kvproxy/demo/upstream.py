@@ -68,7 +68,7 @@ class DemoUpstream:
             return StreamingResponse(
                 self._events(head, prompt, max_tokens, with_usage=with_usage), media_type="text/event-stream"
             )
-        parts = [each async for each in self._generate(prompt, max_tokens)]
+        parts = [part async for part in self._generate(prompt, max_tokens)]
         text, (_, reason, usage) = "".join(part for part, _, _ in parts), parts[-1]
         choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": reason}
         return JSONResponse(head | {"object": "chat.completion", "choices": [choice], "usage": usage})
@@ -77,7 +77,7 @@ class DemoUpstream:
         """Return the tokens of the prompt, and the maximum number of tokens of the answer."""
         if unknown := sorted(name for name, value in body.items() if name not in _FIELDS and value is not None):
             raise _InvalidRequest(f"the demonstration has no {', '.join(unknown)}: remove it, or serve another model")
-        turns = [f"<|{_ROLES[each['role']]}|>{_text(each['content'])}<|end|>" for each in body["messages"]]
+        turns = [f"<|{_ROLES[message['role']]}|>{_text(message['content'])}<|end|>" for message in body["messages"]]
         prompt: list[int] = self._tokenizer.encode(f"{''.join(turns)}<|assistant|>", add_special_tokens=False).ids
         if len(prompt) >= self._model.max_positions:
             raise _InvalidRequest(

@@ -36,10 +36,10 @@ async def explain_lookup(
     if entry is not None and entry.expires > now:
         return LookupExplanation("hit-exact", "An equal question is stored.", entry.prompt)
     was_stored = entry is not None or cache.store.has_key(key)
-    found = await _explain_similar(cache, namespace, question)
-    if was_stored and found.reason in ("miss-new", "low-similarity"):
+    explanation = await _explain_similar(cache, namespace, question)
+    if was_stored and explanation.reason in ("miss-new", "low-similarity"):
         return LookupExplanation("miss-expired", "An equal question was stored, but its answer expired.")
-    return found
+    return explanation
 
 
 async def _explain_similar(cache: ResponseCache, namespace: str, question: str) -> LookupExplanation:

@@ -77,12 +77,12 @@ def add_clients(settings: Settings, clients: Sequence[NewClient]) -> list[Create
 def read_clients(lines: Iterable[str]) -> list[NewClient]:
     """Read the clients to create from CSV with a head: `name`, and any limits. Raises InvalidRequest."""
     rows = csv.DictReader(lines)
-    known = {each.name: each for each in declared_parameters(NewClient)}
+    known = {parameter.name: parameter for parameter in declared_parameters(NewClient)}
     columns = rows.fieldnames or []
     if "name" not in columns or (unknown := [column for column in columns if column not in known]):
         what = "the first line has no column name" if "name" not in columns else f"unknown column {unknown[0]!r}"
         raise InvalidRequest(f"{what}: the columns are {', '.join(known)}")
-    found = []
+    clients = []
     for row in rows:
         try:
             given = {name: known[name].parse(value) for name, value in row.items() if isinstance(name, str) and value}
@@ -90,8 +90,8 @@ def read_clients(lines: Iterable[str]) -> list[NewClient]:
             raise InvalidRequest(f"line {rows.line_num}: {error}") from None
         if "name" not in given:
             raise InvalidRequest(f"line {rows.line_num}: the name is missing")
-        found.append(NewClient(**given))
-    return found
+        clients.append(NewClient(**given))
+    return clients
 
 
 def list_clients(settings: Settings, query: ClientUsageQuery = ClientUsageQuery()) -> list[ListedClient]:
@@ -131,22 +131,22 @@ def usage_problem(settings: Settings) -> str | None:
 
 def _usage(settings: Settings, query: ClientUsageQuery) -> dict[str, dict[str, Any]]:
     """Return the fields of `ListedClient` that the journal has, by client."""
-    found: dict[str, dict[str, Any]] = {}
+    usages: dict[str, dict[str, Any]] = {}
     with closing(JournalReader(settings.journal_location)) as reader:
         day = first_utc_day(query.since)
         for row in reader.totals("tenant", day):
             if (name := client_name(row.tenant)) is not None:
-                usage = found.setdefault(name, {"requests": 0, "tokens": 0})
+                usage = usages.setdefault(name, {"requests": 0, "tokens": 0})
                 usage["requests"] += row.requests
                 if row.layer not in CACHES:
                     usage["tokens"] += row.prompt_tokens - row.reused_tokens + row.completion_tokens
         for saving in savings(reader, "tenant", ModelPrices(settings.journal), first_day=day):
             name = client_name(saving.name)
-            if name in found and saving.spent is not None:
-                found[name]["spent"] = found[name].get("spent", 0.0) + saving.spent
+            if name in usages and saving.spent is not None:
+                usages[name]["spent"] = usages[name].get("spent", 0.0) + saving.spent
         for name, used in reader.last_uses().items():
-            found.setdefault(name, {"requests": 0, "tokens": 0})["last_used"] = used
-    return found
+            usages.setdefault(name, {"requests": 0, "tokens": 0})["last_used"] = used
+    return usages
 
 
 def set_limits(settings: Settings, change: ClientChange) -> ListedClient:

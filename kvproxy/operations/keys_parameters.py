@@ -57,7 +57,7 @@ class ClientLimits:
         return given | {"models": None if self.models is None else tuple(self.models.split(","))}
 
 
-LIMITS = tuple(each.name for each in declared_parameters(ClientLimits))
+LIMITS = tuple(parameter.name for parameter in declared_parameters(ClientLimits))
 
 
 @dataclass(frozen=True)

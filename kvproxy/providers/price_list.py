@@ -37,12 +37,12 @@ def parse_price_list(content: bytes) -> "DataSnapshot":
 def _with_model_prices(value: Any) -> Any:
     """Replace the prices of models, which pydantic does not know, by objects of the package."""
     if isinstance(value, list):
-        return [_with_model_prices(each) for each in value]
+        return [_with_model_prices(inner) for inner in value]
     if not isinstance(value, Mapping):
         return value
     return {
-        name: _model_price(each) if name == _PRICES and isinstance(each, Mapping) else _with_model_prices(each)
-        for name, each in value.items()
+        name: _model_price(inner) if name == _PRICES and isinstance(inner, Mapping) else _with_model_prices(inner)
+        for name, inner in value.items()
     }
 
 

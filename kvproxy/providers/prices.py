@@ -161,7 +161,7 @@ def least_priced_otherwise(model: str, price_list: Path | None = None) -> int | 
     now = datetime.now(UTC)
     today = [datetime.combine(now.date(), time(hour, minute), UTC) for hour in range(24) for minute in (0, 30)]
     listed = [_listed_prices(model, rule, moment, price_list) for moment in today]
-    if any(each != listed[0] for each in listed):
+    if any(other != listed[0] for other in listed):
         return 0
     starts = [tier.start for name in _PRICED for tier in getattr(getattr(listed[0], name, None), "tiers", ())]
     return min(starts) + 1 if starts else None
@@ -182,14 +182,14 @@ def _listed_prices(model: str, rule: CacheRule, moment: datetime, price_list: Pa
 
     snapshot = get_snapshot() if price_list is None else load_price_list(price_list)
     try:
-        _, found = snapshot.find_provider_model(model, None, _gateway(model) or rule.provider, None)
+        _, listed_model = snapshot.find_provider_model(model, None, _gateway(model) or rule.provider, None)
     except LookupError:
         return None
-    names = {found.id, *_names(found.match)}
+    names = {listed_model.id, *_names(listed_model.match)}
     if _without_revision(model) not in {_without_revision(name) for name in names}:
         # The package also matches by the beginning of a name, so a new model would get the price of an earlier one.
         return None
-    return found.get_prices(moment)
+    return listed_model.get_prices(moment)
 
 
 def relative_prices(model: str) -> PriceSettings:
@@ -217,8 +217,8 @@ def _names(clause: object) -> Iterator[str]:
     if isinstance(clause, str):
         yield clause.lower()
     elif isinstance(clause, list):
-        for each in clause:
-            yield from _names(each)
+        for subclause in clause:
+            yield from _names(subclause)
     elif is_dataclass(clause):
         for member in fields(clause):
             yield from _names(getattr(clause, member.name))

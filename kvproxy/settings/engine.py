@@ -82,4 +82,4 @@ class TierSettings(Section):
 
     @property
     def enabled(self) -> bool:
-        return bool(self.stores) or any(each is not None for each in (self.host, self.disk, self.redis))
+        return bool(self.stores) or any(store is not None for store in (self.host, self.disk, self.redis))

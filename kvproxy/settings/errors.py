@@ -76,11 +76,11 @@ def line_numbers(text: str) -> dict[SettingPath, int]:
 
 
 def _find_line(lines: Mapping[SettingPath, int], path: Sequence[str | int]) -> int | None:
-    found = tuple(path)
-    while found:
-        if found in lines:
-            return lines[found]
-        found = found[:-1]
+    prefix = tuple(path)
+    while prefix:
+        if prefix in lines:
+            return lines[prefix]
+        prefix = prefix[:-1]
     return None
 
 
@@ -90,20 +90,20 @@ def _split_name(dotted: str) -> SettingPath:
 
 def _find_problems(error: ValidationError, settings: Sequence[str]) -> Iterator[tuple[SettingPath, str]]:
     # A value may be a secret: own validators and unknown settings do not show it.
-    for each in error.errors():
-        path, cause = each["loc"], each.get("ctx", {}).get("error")
+    for detail in error.errors():
+        path, cause = detail["loc"], detail.get("ctx", {}).get("error")
         if isinstance(cause, SettingConflicts):
             yield from ((conflict.path, conflict.message) for conflict in cause.conflicts)
-        elif each["type"] == "value_error":
-            yield path, each["msg"].removeprefix("Value error, ")
-        elif each["type"] == "extra_forbidden":
+        elif detail["type"] == "value_error":
+            yield path, detail["msg"].removeprefix("Value error, ")
+        elif detail["type"] == "extra_forbidden":
             yield path, f"there is no such setting; {_suggest(path, settings)}"
-        elif each["type"] == "missing":
+        elif detail["type"] == "missing":
             yield path, "this field is required"
-        elif each["type"] == "int_parsing":
-            yield path, f"{str(each['input'])[:40]!r} is not an integer: use digits only, such as 4096"
+        elif detail["type"] == "int_parsing":
+            yield path, f"{str(detail['input'])[:40]!r} is not an integer: use digits only, such as 4096"
         else:
-            yield path, f"{each['msg']} (given {each['input']!r})"
+            yield path, f"{detail['msg']} (given {detail['input']!r})"
 
 
 def _suggest(path: SettingPath, settings: Sequence[str]) -> str:
@@ -128,9 +128,9 @@ def _find_flag(path: SettingPath, flags: Mapping[str, Any]) -> str | None:
             if name not in given:
                 return None
             given = given[name]
-    found = next((flag for start, flag in _FLAGS.items() if path[: len(start)] == start), None)
+    known_flag = next((flag for start, flag in _FLAGS.items() if path[: len(start)] == start), None)
     names = path[:2] if path[0] in _SECTIONS_IN_FLAGS else path[1:2] or path
-    return found or "--" + "-".join(map(str, names)).replace("_", "-")
+    return known_flag or "--" + "-".join(map(str, names)).replace("_", "-")
 
 
 def find_variable(path: SettingPath) -> str | None:
@@ -157,5 +157,9 @@ def unknown_variables(settings: Sequence[str], other_variables: Sequence[str]) -
 def undecodable_variable(error: ValueError) -> str:
     field = re.search(r'field "(\w+)"', str(error))
     name = PREFIX + (field[1].upper() if field else "")
-    variables = [each for each in sorted(os.environ) if each.upper() == name or each.upper().startswith(f"{name}__")]
+    variables = [
+        variable
+        for variable in sorted(os.environ)
+        if variable.upper() == name or variable.upper().startswith(f"{name}__")
+    ]
     return f"{' or '.join(variables) or 'an environment variable'} must contain JSON ({error.__cause__})"

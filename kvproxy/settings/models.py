@@ -18,7 +18,7 @@ def upstreams_of(model: str, servers: Sequence[UpstreamServer]) -> tuple[str, ..
     named = tuple(server.url for server in servers if model in server.models)
     if named or not model:
         return named
-    matching = tuple(server.url for server in servers if any(fnmatchcase(model, each) for each in server.models))
+    matching = tuple(server.url for server in servers if any(fnmatchcase(model, pattern) for pattern in server.models))
     return matching or tuple(server.url for server in servers if not server.models)
 
 
@@ -34,7 +34,7 @@ def model_conflicts(
                 yield SettingConflict(f"the alias {alias} names {targets[alias]} and {model}: remove one of them", path)
             if alias in names:
                 yield SettingConflict(f"{alias} is a model, too: give the alias another name", path)
-            if server.models and not any(fnmatchcase(model, each) for each in server.models):
+            if server.models and not any(fnmatchcase(model, pattern) for pattern in server.models):
                 yield SettingConflict(f"the alias {alias} names {model}: add it to the models of {server.url}", path)
     for alias in sorted(targets.keys() & set(targets.values())):
         yield SettingConflict(f"{alias} is an alias and the model of an alias: name the model itself", ("upstreams",))

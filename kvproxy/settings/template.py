@@ -62,7 +62,9 @@ def _to_toml(value: object) -> str:
     if isinstance(value, Path):
         return json.dumps(str(value))
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{name} = {_to_toml(each)}" for name, each in value.items()) + " }" if value else "{}"
+        return (
+            "{ " + ", ".join(f"{name} = {_to_toml(inner)}" for name, inner in value.items()) + " }" if value else "{}"
+        )
     if isinstance(value, tuple | list | set | frozenset):
         return f"[{', '.join(map(_to_toml, value))}]"
     return json.dumps(value, ensure_ascii=False)

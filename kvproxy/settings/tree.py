@@ -140,21 +140,23 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _check_conflicts(self) -> "Settings":
         models = model_conflicts(self.upstreams, self.routing.fallbacks)
-        found = (
+        own_conflicts = (
             self._port_conflicts(),
             self._rule_conflicts(),
             self._privacy_conflicts(),
             self._journal_conflicts(),
             self._tenant_conflicts(),
         )
-        if conflicts := [*itertools.chain(*found, models)]:
+        if conflicts := [*itertools.chain(*own_conflicts, models)]:
             raise SettingConflicts(conflicts)
         return self
 
     def _tenant_conflicts(self) -> Iterator[SettingConflict]:
         if self.access.tenant_claim is None:
             return
-        replaced = self.forward.api_key or any(each.api_key or each.authorization for each in self.upstreams)
+        replaced = self.forward.api_key or any(
+            upstream.api_key or upstream.authorization for upstream in self.upstreams
+        )
         if replaced or not self.upstreams:
             yield SettingConflict(
                 "nobody verifies the tokens of clients: access.tenant_claim requires an upstream that receives them, so remove"
@@ -247,7 +249,8 @@ class Settings(BaseSettings):
             return self.upstreams
         key = {"api_key": SecretStr(shared)}
         return tuple(
-            each if each.api_key or each.authorization else each.model_copy(update=key) for each in self.upstreams
+            upstream if upstream.api_key or upstream.authorization else upstream.model_copy(update=key)
+            for upstream in self.upstreams
         )
 
     @classmethod

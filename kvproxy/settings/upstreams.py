@@ -163,7 +163,7 @@ def _split_credentials(parts: SplitResult) -> dict[str, str]:
 
 
 def _without_secrets(text: str) -> str:
-    scheme, found, rest = text.strip().rpartition("://") if "://" in text else ("", "", text.strip())
+    scheme, separator, rest = text.strip().rpartition("://") if "://" in text else ("", "", text.strip())
     # A password may contain ? and #, so remove the credentials first.
     rest = rest.rpartition("@")[2]
-    return f"{scheme}{found}{rest.partition('?')[0].partition('#')[0]}"
+    return f"{scheme}{separator}{rest.partition('?')[0].partition('#')[0]}"

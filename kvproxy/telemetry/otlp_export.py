@@ -66,19 +66,19 @@ _BROKEN = ("error-upstream", "error-broken", "disconnected-reading", "disconnect
 
 def common_attributes(record: Record) -> dict[str, Value]:
     """Return the attributes of both spans and metrics, by OpenTelemetry's semantic conventions."""
-    found: dict[str, Value] = {
+    attributes: dict[str, Value] = {
         "gen_ai.operation.name": _OPERATIONS.get(record.api, record.api),
         "gen_ai.provider.name": _PROVIDERS.get(record.api, "openai"),
         "kvproxy.layer": record.layer,
         "kvproxy.reason": record.reason,
     }
     if record.model:
-        found["gen_ai.request.model"] = record.model
+        attributes["gen_ai.request.model"] = record.model
     if record.status >= 400:
-        found["error.type"] = (
+        attributes["error.type"] = (
             record.reason if record.layer in ("error", "refused", "disconnected", "warming") else str(record.status)
         )
-    return found
+    return attributes
 
 
 def _exchange_attributes(exchange: Exchange, record: Record) -> dict[str, Value]:

@@ -39,7 +39,7 @@ def check_host_memory(limit: int) -> str:
 
 def check_disk(folder: Path, limit: int) -> str:
     """Check that the folder is private and writable, and that the disk has space for `limit` bytes."""
-    found = [path.stat().st_size for path in folder.glob("*/*.chunk")] if folder.is_dir() else []
+    sizes = [path.stat().st_size for path in folder.glob("*/*.chunk")] if folder.is_dir() else []
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         probe = folder / ".doctor"
@@ -52,13 +52,13 @@ def check_disk(folder: Path, limit: int) -> str:
         ) from None
     if folder.stat().st_mode & 0o077:
         raise KvproxyError(f"other users can read {folder}, which contains prompts: chmod 700 {folder}")
-    used = sum(found)
+    used = sum(sizes)
     if limit - used > free:
         raise KvproxyError(
             f"{folder} may grow by {(limit - used) / _GIB:.1f} GiB and the disk has {free / _GIB:.1f} GiB: lower"
             " --tier-disk-size, or free disk space"
         )
-    return f"{folder}, {used / _GIB:.1f} of {limit / _GIB:.1f} GiB, {len(found):,} chunks"
+    return f"{folder}, {used / _GIB:.1f} of {limit / _GIB:.1f} GiB, {len(sizes):,} chunks"
 
 
 def check_redis(settings: TierSettings) -> str:

@@ -8,9 +8,9 @@ _ROOT = Path("/")
 
 def free_memory(root: Path = _ROOT) -> int:
     """Return the bytes that this process can still allocate, within the container's limit. Page cache counts as free."""
-    found = [_available_memory(root), _container_memory(root / "sys/fs/cgroup")]
+    amounts = [_available_memory(root), _container_memory(root / "sys/fs/cgroup")]
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min((free for free in found if free is not None), default=physical)
+    return min((free for free in amounts if free is not None), default=physical)
 
 
 def _available_memory(root: Path) -> int | None:

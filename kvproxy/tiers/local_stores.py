@@ -132,14 +132,14 @@ class DiskStore(LocalStore):
         self._evict_to(limit)
 
     def _scan(self) -> None:
-        found = []
+        chunks = []
         for path in self._folder.glob(f"*/*{_SUFFIX}"):
             with contextlib.suppress(OSError):
                 status = path.lstat()
                 # A link, a pipe, or a folder is no chunk of ours.
                 if stat.S_ISREG(status.st_mode):
-                    found.append((status.st_mtime_ns, path.stem, status.st_size))
-        for _, key, size in sorted(found):
+                    chunks.append((status.st_mtime_ns, path.stem, status.st_size))
+        for _, key, size in sorted(chunks):
             self._add(key, size)
         for path in self._folder.glob("[0-9]*.part"):
             # Left by a killed process.

@@ -56,12 +56,12 @@ class RedisStore:
         return self._failures < _MAX_FAILURES or self._clock() >= self._next_try
 
     def get(self, key: str) -> ChunkData | None:
-        found: bytes | None = self._call(lambda: self._client.get(_PREFIX + key))
-        if found is None:
+        chunk: bytes | None = self._call(lambda: self._client.get(_PREFIX + key))
+        if chunk is None:
             self._remove_known_key(key)
             return None
-        self._add_known_key(key, len(found))
-        return bytearray(found)
+        self._add_known_key(key, len(chunk))
+        return bytearray(chunk)
 
     def put(self, key: str, data: ChunkData) -> None:
         self._call(lambda: self._client.set(_PREFIX + key, memoryview(data), ex=self._ttl))

@@ -31,12 +31,12 @@ def backup(
     from kvproxy.installation.backup import write_backup
 
     settings = load_settings(data=data, store=store)
-    found = write_backup(settings, archive, print_note, replace=force)
+    summary = write_backup(settings, archive, print_note, replace=force)
     if "://" in settings.store_location:
         print_note("the responses are in PostgreSQL: save its schema kvproxy with pg_dump")
     if settings.encryption.enabled:
         print_note("the keys of encryption are not included: save them separately")
-    return _archive_output(found, archive)
+    return _archive_output(summary, archive)
 
 
 def restore(
@@ -56,7 +56,7 @@ def restore(
     return _archive_output(restore_backup(load_settings(data=data, store=store), archive, replace=replace), archive)
 
 
-def _archive_output(found: "BackupSummary", archive: Path) -> Output:
-    files = ", ".join(f"{name} ({format_bytes(size)})" for name, size in found.files.items())
-    line = f"{archive}: {files}; kvproxy {found.version}, {local_time(found.created)}"
-    return text_output({"archive": str(archive), **asdict(found)}, line)
+def _archive_output(summary: "BackupSummary", archive: Path) -> Output:
+    files = ", ".join(f"{name} ({format_bytes(size)})" for name, size in summary.files.items())
+    line = f"{archive}: {files}; kvproxy {summary.version}, {local_time(summary.created)}"
+    return text_output({"archive": str(archive), **asdict(summary)}, line)

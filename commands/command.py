@@ -54,8 +54,10 @@ def _command(function: CommandFunction) -> Callable[..., None]:
     option `--json` is added, unless there is a parameter `as_json`.
     """
     given = inspect.signature(function).parameters
-    groups: dict[str, Any] = {name: each.annotation for name, each in given.items() if is_dataclass(each.annotation)}
-    parameters = [option for each in given.values() for option in _options_of(each)]
+    groups: dict[str, Any] = {
+        name: parameter.annotation for name, parameter in given.items() if is_dataclass(parameter.annotation)
+    }
+    parameters = [option for parameter in given.values() for option in _options_of(parameter)]
     prints_json = "as_json" not in given
     if prints_json:
         parameters.append(Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=Json))
@@ -74,7 +76,9 @@ def _command(function: CommandFunction) -> Callable[..., None]:
             return
         from kvproxy.commands.tables import ListLayout, print_records  # Not needed for help.
 
-        layout = next((each for each in values.values() if isinstance(each, ListLayout) and each.is_data), None)
+        layout = next(
+            (argument for argument in values.values() if isinstance(argument, ListLayout) and argument.is_data), None
+        )
         if as_json:
             print_json(output.document)
         elif layout is not None:
@@ -89,9 +93,9 @@ def _command(function: CommandFunction) -> Callable[..., None]:
 
     paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
     # Rich keeps the line breaks of a paragraph, also in a narrower terminal.
-    run.__doc__ = "\n\n".join(" ".join(each.split("\n")) for each in paragraphs)
+    run.__doc__ = "\n\n".join(" ".join(paragraph.split("\n")) for paragraph in paragraphs)
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 
@@ -101,7 +105,7 @@ def _options_of(parameter: Parameter) -> list[Parameter]:
 
 
 def _options_of_group(group: Any) -> list[Parameter]:
-    declared = {each.name: each for each in declared_parameters(group)}
+    declared = {parameter.name: parameter for parameter in declared_parameters(group)}
     return [
         Parameter(
             field.name,

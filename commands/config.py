@@ -49,14 +49,14 @@ def show(
     """
     from kvproxy.settings.sources import setting_sources
 
-    found = setting_sources(load_settings(data=data), data)
-    found = [each for each in found if each.source != "default"] if changed else found
+    settings = setting_sources(load_settings(data=data), data)
+    settings = [setting for setting in settings if setting.source != "default"] if changed else settings
     rows: list[Row] = [
-        {Column("Setting", field="name"): each.name, "Value": _format(each.value), "Source": each.source}
-        for each in found
+        {Column("Setting", field="name"): setting.name, "Value": _format(setting.value), "Source": setting.source}
+        for setting in settings
     ]
     empty = "all settings have their defaults"
-    return Output([asdict(each) for each in found], lambda: print_table(rows, empty=empty, layout=layout))
+    return Output([asdict(setting) for setting in settings], lambda: print_table(rows, empty=empty, layout=layout))
 
 
 def _format(value: Any) -> object:
@@ -128,7 +128,7 @@ def _init_client(
         "files": files,
         "commands": commands,
         "traps": list(setup.traps),
-        "requests": [asdict(each) for each in tried],
+        "requests": [asdict(request) for request in tried],
         "failure": failure,
     }
 
@@ -154,10 +154,10 @@ def _init_client(
 
 
 def _print_cached_tokens(tried: Sequence[CachedTokens]) -> None:
-    for number, each in enumerate(tried, 1):
-        counts = (each.prompt_tokens, each.cached_tokens, each.written_tokens)
+    for number, tokens in enumerate(tried, 1):
+        counts = (tokens.prompt_tokens, tokens.cached_tokens, tokens.written_tokens)
         prompt, cached, written = ("an unreported number of" if count is None else f"{count:,}" for count in counts)
-        more = "" if each.written_tokens is None else f", {written} written to the cache"
+        more = "" if tokens.written_tokens is None else f", {written} written to the cache"
         print_text(f"request {number}: {prompt} prompt tokens, {cached} cached{more}")
     if tried[-1].cached_tokens:
         print_text("The provider's prompt cache works through kvproxy.")

@@ -84,17 +84,17 @@ def explain(
     headers = credential_headers(chosen, api_key) | changes.headers()
     if model is not None or "model" not in body:
         body["model"] = model or client.first_model(headers)
-    found = client.perform(explain_request, RequestFormat(chosen), body, headers=headers)
-    if model is not None and found.layer not in ("exact", "semantic"):
+    explanation = client.perform(explain_request, RequestFormat(chosen), body, headers=headers)
+    if model is not None and explanation.layer not in ("exact", "semantic"):
         _check_model_is_listed(client, model, headers)
-    return Output(found, lambda: _print_explanation(found, layout))
+    return Output(explanation, lambda: _print_explanation(explanation, layout))
 
 
-def _print_miss(found: "RecordExplanation") -> None:
-    print_text("\n".join(map(escape_controls, found.sentences)))
-    record = found.explained.record
+def _print_miss(miss: "RecordExplanation") -> None:
+    print_text("\n".join(map(escape_controls, miss.sentences)))
+    record = miss.explained.record
     facts = {"request": record.request_id, "time": local_time(record.time), "reason": record.reason}
-    question = [] if found.question is None else [("question", one_line(found.question))]
+    question = [] if miss.question is None else [("question", one_line(miss.question))]
     tenant_and_model = [("tenant", tenant_name(record.tenant)), ("model", record.model)]
     print_facts([*facts.items(), *question, *tenant_and_model], for_people=True)
 
@@ -121,30 +121,32 @@ SENTENCES = {
 _UPSTREAM_SENTENCE = "No stored response would answer: the upstream would, and what it would reuse is unknown."
 
 
-def _print_explanation(found: "RequestExplanation", layout: Layout) -> None:
-    is_unknown = found.layer == "none" and (found.prefix is None or found.prefix.matched_tokens is None)
-    print_text(_UPSTREAM_SENTENCE if is_unknown else SENTENCES[found.layer])
-    exact, semantic, prefix = found.exact, found.semantic, found.prefix
+def _print_explanation(explanation: "RequestExplanation", layout: Layout) -> None:
+    is_unknown = explanation.layer == "none" and (
+        explanation.prefix is None or explanation.prefix.matched_tokens is None
+    )
+    print_text(_UPSTREAM_SENTENCE if is_unknown else SENTENCES[explanation.layer])
+    exact, semantic, prefix = explanation.exact, explanation.semantic, explanation.prefix
     stored = "not stored" if exact.id is None else f"stored as {exact.id[:12]}"
     if exact.id is not None and exact.freshness != "fresh":
         stored += ", expired" if exact.freshness == "expired" else f", expired ({exact.freshness})"
     print_facts(
         [
-            ("tenant", tenant_name(found.tenant)),
-            *([("model", _route_text(found.route))] if found.route else []),
-            *([("rule", found.rule)] if found.rule else []),
-            ("exact key", f"{found.key[:16]}, {stored}"),
-            ("namespace", found.namespace[:16]),
+            ("tenant", tenant_name(explanation.tenant)),
+            *([("model", _route_text(explanation.route))] if explanation.route else []),
+            *([("rule", explanation.rule)] if explanation.rule else []),
+            ("exact key", f"{explanation.key[:16]}, {stored}"),
+            ("namespace", explanation.namespace[:16]),
             *([("policy", _policy_and_limits(semantic))] if semantic.policy else []),
         ],
         for_people=True,
     )
-    if found.other_tenants:
+    if explanation.other_tenants:
         print_text("Another tenant stored an identical request: give its key with --api-key.")
-    if found.closest is not None and found.layer != "semantic":
-        print_text(_closest_request_sentence(found.closest))
+    if explanation.closest is not None and explanation.layer != "semantic":
+        print_text(_closest_request_sentence(explanation.closest))
     # The response to an equal request is served, whatever its neighbours are.
-    if found.layer != "exact":
+    if explanation.layer != "exact":
         _print_semantic(semantic, layout)
     if prefix is None:
         print_text("prefix     unknown: the upstream manages its cache; follow it with --kv-events")
@@ -252,7 +254,7 @@ def _block_names(blocks: Sequence[int | str]) -> str:
     if not blocks:
         return ""
     if len(blocks) > 1 and all(isinstance(id, int) for id in blocks):
-        consecutive = groupby(enumerate(map(int, blocks)), lambda each: each[1] - each[0])
+        consecutive = groupby(enumerate(map(int, blocks)), lambda pair: pair[1] - pair[0])
         runs = [[id for _, id in run] for _, run in consecutive]
         names = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
     else:

@@ -64,8 +64,8 @@ def add_many(
         raise SettingsError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
     if created and created[0].is_first:
         print_note(f"the first clients: from now on, a proxy of {settings.data} rejects requests without a key")
-    rows = [{"name": each.name, "key": each.key} for each in created]
-    return text_output(rows, "\n".join(["name,key", *(f"{each.name},{each.key}" for each in created)]))
+    rows = [{"name": client.name, "key": client.key} for client in created]
+    return text_output(rows, "\n".join(["name,key", *(f"{client.name},{client.key}" for client in created)]))
 
 
 @app.subcommand

@@ -28,5 +28,8 @@ def update(
     from kvproxy.installation.price_update import URL, update_prices
     from kvproxy.settings.journal import PRICE_FILE
 
-    found = update_prices(url or URL, load_settings(data=data).data / PRICE_FILE)
-    return text_output(asdict(found), f"wrote {found.file}: {found.models:,} models of {found.providers:,} providers")
+    price_update = update_prices(url or URL, load_settings(data=data).data / PRICE_FILE)
+    return text_output(
+        asdict(price_update),
+        f"wrote {price_update.file}: {price_update.models:,} models of {price_update.providers:,} providers",
+    )

@@ -23,25 +23,25 @@ class RequestFieldOptions:
 
     def fields(self) -> dict[str, Any]:
         fields = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
-        for each in self.body or []:
-            name, _, value = each.partition("=")
+        for argument in self.body or []:
+            name, _, value = argument.partition("=")
             try:
                 fields[name] = json.loads(value)
             except ValueError:
                 name = ""
             if not name:
                 raise typer.BadParameter(
-                    f"use FIELD=JSON, such as 'seed=1' or 'user=\"ann\"', instead of {each!r}", param_hint="--body"
+                    f"use FIELD=JSON, such as 'seed=1' or 'user=\"ann\"', instead of {argument!r}", param_hint="--body"
                 )
         return fields
 
     def headers(self) -> dict[str, str]:
         headers = {}
-        for each in self.header or []:
-            name, separator, value = each.partition(":")
+        for argument in self.header or []:
+            name, separator, value = argument.partition(":")
             if not name.strip() or not separator:
                 raise typer.BadParameter(
-                    f"use NAME:VALUE, such as 'Remote-User: ann', instead of {each!r}", param_hint="--header"
+                    f"use NAME:VALUE, such as 'Remote-User: ann', instead of {argument!r}", param_hint="--header"
                 )
             headers[name.strip().lower()] = value.strip()
         return headers

@@ -156,7 +156,7 @@ def _upstream_settings(urls: list[str], events: list[str], replays: list[str]) -
 
 
 def _parse_adapters(folders: list[str]) -> dict[str, Path]:
-    pairs = [each.partition("=") for each in folders]
+    pairs = [adapter.partition("=") for adapter in folders]
     if any(not (name and folder) for name, _, folder in pairs):
         raise typer.BadParameter("use NAME=FOLDER", param_hint="--lora")
     return {name: Path(folder) for name, _, folder in pairs}

@@ -180,8 +180,8 @@ def rows_note(listed: int, total: int, *, is_minimum: bool = False) -> str | Non
     """Return a sentence if not all rows are listed."""
     if total <= listed:
         return None
-    found = f"{plural(listed, 'row')}, and there are more" if is_minimum else f"{listed:,} of {total:,} rows"
-    return f"{found}: list all with --limit 0"
+    row_count = f"{plural(listed, 'row')}, and there are more" if is_minimum else f"{listed:,} of {total:,} rows"
+    return f"{row_count}: list all with --limit 0"
 
 
 def default_limit(limit: int | None, at_terminal: int) -> int:

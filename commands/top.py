@@ -172,7 +172,7 @@ def _summary_facts(traffic: "TrafficStatistics") -> list[tuple[str, str]]:
 
 
 def _format_counts(name: str, counts: Mapping[str, int], note: str = "") -> list[tuple[str, str]]:
-    line = ", ".join(f"{count:,} {each}" for each, count in counts.items() if count)
+    line = ", ".join(f"{count:,} {label}" for label, count in counts.items() if count)
     return [(name, line + note)] if line else []
 
 

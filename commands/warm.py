@@ -77,19 +77,19 @@ def warm(
         origin = ProxyClient(source, configured_token(source, proxy.data) if is_configured else proxy.token)
     if file is not None:
         default_model = model or target.first_model(credential_headers("chat", api_key))
-        found = warming.read_file_requests(file, read_text(file), default_model, system, format=format)
+        warm_source = warming.read_file_requests(file, read_text(file), default_model, system, format=format)
     elif from_log:
-        found = warming.logged_requests(origin, proxy.data, top, api_key, prefix_only=prefix_only)
+        warm_source = warming.logged_requests(origin, proxy.data, top, api_key, prefix_only=prefix_only)
     else:
-        found = warming.stored_requests(origin, top, api_key, same_proxy=origin.url == target.url)
-    if found.format is not None and format is None:
-        print_note(f"read as {found.format}")
-    found.requests = [replace(each, body=each.body | fields) for each in found.requests]
+        warm_source = warming.stored_requests(origin, top, api_key, same_proxy=origin.url == target.url)
+    if warm_source.format is not None and format is None:
+        print_note(f"read as {warm_source.format}")
+    warm_source.requests = [replace(request, body=request.body | fields) for request in warm_source.requests]
     if prefix_only:
-        warming.select_prefixes(found)
-    report, requests = warming.WarmReport(found), found.requests[:top]
+        warming.select_prefixes(warm_source)
+    report, requests = warming.WarmReport(warm_source), warm_source.requests[:top]
     if dry_run:
-        return _dry_run(found.notes, requests)
+        return _dry_run(warm_source.notes, requests)
     control, code = "no-cache, no-store" if prefix_only else "no-cache" if refresh else None, 0
     try:
         with progress_bar("warming") as progress:
@@ -112,7 +112,7 @@ def warm(
     if report.has_cache and report.cached and report.not_stored and not prefix_only:
         lines = format_line_numbers(report.not_stored)
         print_note(f"not stored: {lines}: truncated, private, no-store, or excluded by a rule")
-    for note in found.notes:
+    for note in warm_source.notes:
         print_note(note)
     document = report.document()
     if report.has_cache and report.cached:
@@ -146,7 +146,7 @@ def _hit_requirements(
         tenants = [f"unknown ({error.message})"]
     fields = [_fields_in_cache_key(request) for request in requests]
     names = [*SAMPLING, *sorted(set().union(*fields) - set(SAMPLING))]
-    same = [name for name in names if all(each.get(name) == fields[0].get(name) for each in fields)]
+    same = [name for name in names if all(request_fields.get(name) == fields[0].get(name) for request_fields in fields)]
     return {
         "tenants": list(dict.fromkeys(tenants)),
         "fields": {name: fields[0].get(name) for name in same},
@@ -184,7 +184,7 @@ def _print_report(report: "WarmReport") -> None:
     lines: dict[str, list[int]] = {}
     for error in report.errors:
         lines.setdefault(error.message, []).append(error.line)
-    for message, found in list(lines.items())[:_LISTED_ERRORS]:
-        print_note(f"{format_line_numbers(found)}: {message}")
+    for message, line_numbers in list(lines.items())[:_LISTED_ERRORS]:
+        print_note(f"{format_line_numbers(line_numbers)}: {message}")
     if len(lines) > _LISTED_ERRORS:
         print_note(f"and {len(lines) - _LISTED_ERRORS:,} more errors: list all with --json")

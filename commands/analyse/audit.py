@@ -66,7 +66,7 @@ def _read_chats(file: Path, model: str, format: str | None) -> "list[JsonObject]
     from kvproxy.errors import InvalidRequest
 
     requests = read_log(file, read_text(file), model, format=format).requests
-    bodies = [each.body for each in requests if each.api.name == "chat"]
+    bodies = [request.body for request in requests if request.api.name == "chat"]
     if not bodies:
         raise InvalidRequest(f"{file} contains no chat completion")
     return bodies
@@ -109,8 +109,10 @@ def _print_audit(
 
 
 def _reused_tokens_percent(responses: "list[AuditedResponse]") -> str:
-    prompt_tokens = sum(each.prompt_tokens or 0 for each in responses)
-    return percent(sum(each.cached_tokens or 0 for each in responses) / prompt_tokens) if prompt_tokens else "none"
+    prompt_tokens = sum(response.prompt_tokens or 0 for response in responses)
+    return (
+        percent(sum(response.cached_tokens or 0 for response in responses) / prompt_tokens) if prompt_tokens else "none"
+    )
 
 
 def _text_at_difference(tokens: tuple[str, ...], position: int) -> str:

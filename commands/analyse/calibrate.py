@@ -125,9 +125,9 @@ def _print_stream_report(report: "StreamReport", charts: list[Chart]) -> None:
 
     print_charts(charts)
     document = report.document()
-    within = {name for name, found in report.outcomes.items() if found.wrong_share <= report.max_error}
+    within = {name for name, outcome in report.outcomes.items() if outcome.wrong_share <= report.max_error}
     ordered = sorted(report.outcomes.items(), key=lambda item: (item[0] not in within, -item[1].hit_rate))
-    best = next((name for name, found in ordered if name in within - {EQUAL_TEXTS} and found.hit_rate), None)
+    best = next((name for name, outcome in ordered if name in within - {EQUAL_TEXTS} and outcome.hit_rate), None)
     rows: list[Row] = [
         {
             "Policy": name if name != "threshold" or report.level is None else f"threshold {report.level}",

@@ -109,31 +109,31 @@ def estimate(
     loaded, sizes = load_log_tokenizer(tokenizer), parse_sizes(blocks, 2)
     content = read_requests(log, model, format, tokenizer)
     with progress_bar("estimating") as progress:
-        found = asyncio.run(run(content.requests, settings, loaded, block_size, sizes, progress, draws))
-    charts = estimate_charts(found)
+        estimated = asyncio.run(run(content.requests, settings, loaded, block_size, sizes, progress, draws))
+    charts = estimate_charts(estimated)
     save_charts(charts, plot)
     prefill_and_decode_rate, currency = (prefill_rate, decode_rate), settings.journal.currency
     if report is not None:
-        _write_report(found, content, log, tokenizer, prefill_and_decode_rate, currency, report)
+        _write_report(estimated, content, log, tokenizer, prefill_and_decode_rate, currency, report)
 
     def show() -> None:
-        _print_estimate(found, prefill_and_decode_rate, currency)
+        _print_estimate(estimated, prefill_and_decode_rate, currency)
 
     more = {"log": log_document(content, tokenizer), "currency": currency}
-    return Output(_json_document(found, prefill_and_decode_rate) | more, show, charts=charts)
+    return Output(_json_document(estimated, prefill_and_decode_rate) | more, show, charts=charts)
 
 
 def _command_line_prices(price: str | None) -> "dict[str, PriceSettings] | None":
     if price is None:
         return None
     try:
-        given, computed, *cached = (float(each) for each in price.split(","))
-        (found,) = cached or (None,)
+        given, computed, *cached = (float(amount) for amount in price.split(","))
+        (cached_price,) = cached or (None,)
     except ValueError:
         raise typer.BadParameter(f"--price takes two or three numbers, such as 2.5,10,1.25, not {price!r}") from None
     from kvproxy.settings.journal import PriceSettings
 
-    return {"*": PriceSettings(input=given, output=computed, cached=found)}
+    return {"*": PriceSettings(input=given, output=computed, cached=cached_price)}
 
 
 def _seconds_saved_by_hits(hits: "HitSavings", prefill_and_decode_rate: tuple[float, float]) -> float:
@@ -146,34 +146,34 @@ def _format_saved_money(hits: "HitSavings", discount: float | None) -> str | Non
     return money(hits.money, is_bound=is_bound, leaves_out_models=hits.unpriced > 0)
 
 
-def _print_estimate(found: "Estimate", prefill_and_decode_rate: tuple[float, float], currency: str) -> None:
-    print_table(_layer_rows(found, prefill_and_decode_rate, currency), title=plural(found.requests, "request"))
-    for sentence in _hit_sentences(found):
+def _print_estimate(estimated: "Estimate", prefill_and_decode_rate: tuple[float, float], currency: str) -> None:
+    print_table(_layer_rows(estimated, prefill_and_decode_rate, currency), title=plural(estimated.requests, "request"))
+    for sentence in _hit_sentences(estimated):
         print_text(sentence)
-    title = f"{found.prefix.prompt_tokens:,} prompt tokens reach the engine"
-    print_table(_pool_rows(found, prefill_and_decode_rate[0], currency), title=title)
-    for sentence in _assumptions(found, prefill_and_decode_rate):
+    title = f"{estimated.prefix.prompt_tokens:,} prompt tokens reach the engine"
+    print_table(_pool_rows(estimated, prefill_and_decode_rate[0], currency), title=title)
+    for sentence in _assumptions(estimated, prefill_and_decode_rate):
         print_text(sentence)
 
 
-def _layer_rows(found: "Estimate", prefill_and_decode_rate: tuple[float, float], currency: str) -> list[Row]:
-    layers = {"Exact hits": found.exact_savings, "Semantic hits": found.semantic_savings, "Engine": None}
+def _layer_rows(estimated: "Estimate", prefill_and_decode_rate: tuple[float, float], currency: str) -> list[Row]:
+    layers = {"Exact hits": estimated.exact_savings, "Semantic hits": estimated.semantic_savings, "Engine": None}
     return [
         {
             "Answered by": name,
-            "Requests#": hits.requests if hits else found.forwarded,
-            "Share#": percent((hits.requests if hits else found.forwarded) / found.requests),
+            "Requests#": hits.requests if hits else estimated.forwarded,
+            "Share#": percent((hits.requests if hits else estimated.forwarded) / estimated.requests),
             "Saved tokens#": hits and hits.prompt_tokens + hits.response_tokens,
             "Cached anyway#": hits and hits.cached_tokens,
             "Saved seconds#": hits and decimal(_seconds_saved_by_hits(hits, prefill_and_decode_rate), 1),
-            f"Saved {currency}#": hits and _format_saved_money(hits, found.reuse_discount),
+            f"Saved {currency}#": hits and _format_saved_money(hits, estimated.reuse_discount),
         }
         for name, hits in layers.items()
     ]
 
 
-def _pool_rows(found: "Estimate", prefill_rate: float, currency: str) -> list[Row]:
-    prefix, alone = found.prefix, found.prefix_alone
+def _pool_rows(estimated: "Estimate", prefill_rate: float, currency: str) -> list[Row]:
+    prefix, alone = estimated.prefix, estimated.prefix_alone
     pools = [
         (format_pool_size(point.blocks, prefix.block_size), point.reused, other.reused)
         for point, other in zip(prefix.points, alone.points, strict=True)
@@ -183,48 +183,50 @@ def _pool_rows(found: "Estimate", prefill_rate: float, currency: str) -> list[Ro
             "Pool#": name,
             "Reused#": percent(prefix.share(reused)),
             "Saved seconds#": decimal(reused / prefill_rate, 1),
-            f"Saved {currency}#": None if found.reuse_discount is None else money(reused * found.reuse_discount),
+            f"Saved {currency}#": None
+            if estimated.reuse_discount is None
+            else money(reused * estimated.reuse_discount),
             "Without response cache#": percent(alone.share(other)),
         }
         for name, reused, other in [*pools, ("unlimited", prefix.unlimited, alone.unlimited)]
     ]
 
 
-def _hit_sentences(found: "Estimate") -> list[str]:
-    fewest, most = (count / found.requests for count in found.semantic_range)
+def _hit_sentences(estimated: "Estimate") -> list[str]:
+    fewest, most = (count / estimated.requests for count in estimated.semantic_range)
     varying = f"semantic hits: {percent(fewest)} to {percent(most)}, depending on exploration"
-    return [*([varying] if fewest < most else []), _wrong_hits_sentence(found)]
+    return [*([varying] if fewest < most else []), _wrong_hits_sentence(estimated)]
 
 
-def _assumptions(found: "Estimate", prefill_and_decode_rate: tuple[float, float]) -> list[str]:
+def _assumptions(estimated: "Estimate", prefill_and_decode_rate: tuple[float, float]) -> list[str]:
     prefill, decode = prefill_and_decode_rate
     lines = [
         f"seconds: {prefill:,g} prompt tokens per second and {decode:,g} response tokens per second"
         " (--prefill-rate, --decode-rate)"
     ]
-    savings = (found.exact_savings, found.semantic_savings)
-    if any(each.cached_tokens for each in savings):
+    savings = (estimated.exact_savings, estimated.semantic_savings)
+    if any(hits.cached_tokens for hits in savings):
         lines.append(
             "cached anyway: prompt tokens of hits that a prefix cache would have reused without kvproxy, as the log reports or an"
             " unlimited pool simulates; saved seconds exclude them, and saved money has their price as cached tokens"
         )
-    if without := sum(each.without_response for each in savings):
+    if without := sum(hits.without_response for hits in savings):
         lines.append(
             f"{plural(without, 'hit')} without a logged response: its response tokens are not in tokens, seconds, and money"
         )
-    if found.exact_savings.money is None:
+    if estimated.exact_savings.money is None:
         lines.append("no price is known: give --price INPUT,OUTPUT,CACHED for a million tokens")
-    elif unpriced := sum(each.unpriced for each in savings):
+    elif unpriced := sum(hits.unpriced for hits in savings):
         lines.append(f"not in the saved money: {plural(unpriced, 'hit')} of models without a price")
-    if found.exact_savings.money is not None and found.reuse_discount is None:
+    if estimated.exact_savings.money is not None and estimated.reuse_discount is None:
         lines.append("no price of cached tokens is known: give --price INPUT,OUTPUT,CACHED for a million tokens")
-    if found.untokenized:
-        lines.append(f"{found.untokenized:,} prompts contain more than text and are not counted")
+    if estimated.untokenized:
+        lines.append(f"{estimated.untokenized:,} prompts contain more than text and are not counted")
     return lines
 
 
 def _write_report(
-    found: "Estimate",
+    estimated: "Estimate",
     content: "RequestLog",
     log: Path,
     tokenizer: str | None,
@@ -235,28 +237,35 @@ def _write_report(
     from kvproxy.analyse.estimate import estimate_charts
     from kvproxy.analyse.report import Report
 
-    times = [each.time for each in content.requests if each.time is not None]
+    times = [request.time for request in content.requests if request.time is not None]
     source = report_source(
         log,
         (min(times), max(times)) if times else None,
-        requests=found.requests,
-        tokens=found.prefix_alone.prompt_tokens,
-        currency=currency if found.exact_savings.money is not None else None,
+        requests=estimated.requests,
+        tokens=estimated.prefix_alone.prompt_tokens,
+        currency=currency if estimated.exact_savings.money is not None else None,
         read_as=describe_log(content, tokenizer),
     )
     tables = [
-        report_table(_layer_rows(found, rates, currency), "Requests"),
-        report_table(_pool_rows(found, rates[0], currency), f"{found.prefix.prompt_tokens:,} tokens reach the engine"),
+        report_table(_layer_rows(estimated, rates, currency), "Requests"),
+        report_table(
+            _pool_rows(estimated, rates[0], currency), f"{estimated.prefix.prompt_tokens:,} tokens reach the engine"
+        ),
     ]
     whole = Report(
-        "Estimate of caching", _hit_sentences(found), source, estimate_charts(found), tables, _assumptions(found, rates)
+        "Estimate of caching",
+        _hit_sentences(estimated),
+        source,
+        estimate_charts(estimated),
+        tables,
+        _assumptions(estimated, rates),
     )
     save_report(whole, report)
 
 
-def _wrong_hits_sentence(found: "Estimate") -> str:
-    wrong, interval = found.wrong, found.wrong.interval
-    if not found.semantic:
+def _wrong_hits_sentence(estimated: "Estimate") -> str:
+    wrong, interval = estimated.wrong, estimated.wrong.interval
+    if not estimated.semantic:
         return "no semantic hits"
     if interval is not None:
         return (
@@ -267,12 +276,12 @@ def _wrong_hits_sentence(found: "Estimate") -> str:
     return f"the log has no responses to compare with semantic hits{guess}"
 
 
-def _json_document(found: "Estimate", prefill_and_decode_rate: tuple[float, float]) -> dict[str, Any]:
-    document = asdict(found)
-    document["wrong"]["interval"] = found.wrong.interval
+def _json_document(estimated: "Estimate", prefill_and_decode_rate: tuple[float, float]) -> dict[str, Any]:
+    document = asdict(estimated)
+    document["wrong"]["interval"] = estimated.wrong.interval
     for prefix in (document["prefix"], document["prefix_alone"]):
         for point in prefix["points"]:
-            point["money"] = None if found.reuse_discount is None else point["reused"] * found.reuse_discount
-    for name, hits in (("exact_savings", found.exact_savings), ("semantic_savings", found.semantic_savings)):
+            point["money"] = None if estimated.reuse_discount is None else point["reused"] * estimated.reuse_discount
+    for name, hits in (("exact_savings", estimated.exact_savings), ("semantic_savings", estimated.semantic_savings)):
         document[name]["seconds"] = _seconds_saved_by_hits(hits, prefill_and_decode_rate)
     return document

@@ -76,38 +76,38 @@ def lint(
     settings, loaded = load_settings(data=data), load_log_tokenizer(tokenizer)
     content = read_requests(log, model, format, tokenizer)
     with progress_bar("reading prompts") as progress:
-        found = asyncio.run(run(content.requests, settings, loaded, block_size, progress))
+        lint_report = asyncio.run(run(content.requests, settings, loaded, block_size, progress))
     if edits is not None:
         with explain_write_errors(edits):
-            edits.write_text(found.edits_as_toml())
+            edits.write_text(lint_report.edits_as_toml())
 
     def show() -> None:
-        _print_report(found, top)
+        _print_report(lint_report, top)
         if edits is not None:
             print_text(f"wrote the edits to {edits}; the action 'move' keeps the text, which 'strip' removes")
-        elif any(report.savings for report in found.families):
+        elif any(report.savings for report in lint_report.families):
             print_text("write these edits as settings with --edits FILE; kvproxy serve applies them to requests")
 
-    document = _json_document(found) | {"log": log_document(content, tokenizer), "reuse": found.reuse}
-    is_too_low = min_reuse is not None and found.reuse < min_reuse
+    document = _json_document(lint_report) | {"log": log_document(content, tokenizer), "reuse": lint_report.reuse}
+    is_too_low = min_reuse is not None and lint_report.reuse < min_reuse
     if is_too_low:
         print_note(
-            f"{percent(found.reuse)} of the prompt tokens are reused, less than --min-reuse {percent(min_reuse or 0)}"
+            f"{percent(lint_report.reuse)} of the prompt tokens are reused, less than --min-reuse {percent(min_reuse or 0)}"
         )
     return Output(document, show, int(is_too_low))
 
 
-def _print_report(found: "LintReport", top: int) -> None:
-    families = [report for report in found.families if len(report.family.members) > 1]
+def _print_report(lint_report: "LintReport", top: int) -> None:
+    families = [report for report in lint_report.families if len(report.family.members) > 1]
     for report in families[: top or None]:
-        _print_family(report, found.block_size)
-    alone = len(found.families) - len(families)
+        _print_family(report, lint_report.block_size)
+    alone = len(lint_report.families) - len(families)
     if alone:
         print_text(f"{alone:,} requests share their beginning with no other request")
     if top and len(families) > top:
         print_text(f"{len(families) - top:,} smaller families are not shown: use --top 0")
-    if found.untokenized:
-        print_text(f"{found.untokenized:,} prompts contain more than text and were skipped")
+    if lint_report.untokenized:
+        print_text(f"{lint_report.untokenized:,} prompts contain more than text and were skipped")
 
 
 def _print_family(report: "FamilyReport", block_size: int) -> None:
@@ -151,7 +151,7 @@ def _shorten(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:40]}...{text[-12:]}"
 
 
-def _json_document(found: "LintReport") -> dict[str, Any]:
+def _json_document(lint_report: "LintReport") -> dict[str, Any]:
     families = [
         {
             "model": report.family.model,
@@ -167,6 +167,6 @@ def _json_document(found: "LintReport") -> dict[str, Any]:
                 for saving in report.savings
             ],
         }
-        for report in found.families
+        for report in lint_report.families
     ]
-    return {"block_size": found.block_size, "untokenized": found.untokenized, "families": families}
+    return {"block_size": lint_report.block_size, "untokenized": lint_report.untokenized, "families": families}

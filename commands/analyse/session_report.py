@@ -86,22 +86,22 @@ def print_losses(report: "SessionReport", top: int) -> None:
     print_table(ledger_rows(report.ledger))
     if report.changed:
         print_table(
-            {text_column("First change in"): each.region, "Turns#": each.turns, "Lost tokens#": each.tokens}
-            for each in report.changed[:_SHOWN_CHANGES]
+            {text_column("First change in"): region.region, "Turns#": region.turns, "Lost tokens#": region.tokens}
+            for region in report.changed[:_SHOWN_CHANGES]
         )
     shown = report.sessions[: top or None]
     print_table(
         {
-            digest_column("Session", 36): each.name or each.id,
-            text_column("Model"): ", ".join(each.models),
-            "Turns#": each.turns,
-            "Input#": each.prompt_tokens,
-            "Reused#": percent((each.reused_tokens or 0) / max(1, each.prompt_tokens)),
-            "Lost most to": main_cause(each.lost),
-            "Longest pause#?": format_duration(round(each.longest_pause)),
-            f"{report.ledger.currency}#": money(each.cost),
+            digest_column("Session", 36): session.name or session.id,
+            text_column("Model"): ", ".join(session.models),
+            "Turns#": session.turns,
+            "Input#": session.prompt_tokens,
+            "Reused#": percent((session.reused_tokens or 0) / max(1, session.prompt_tokens)),
+            "Lost most to": main_cause(session.lost),
+            "Longest pause#?": format_duration(round(session.longest_pause)),
+            f"{report.ledger.currency}#": money(session.cost),
         }
-        for each in shown
+        for session in shown
     )
     if len(report.sessions) > len(shown):
         print_text(f"{len(report.sessions) - len(shown):,} cheaper sessions are not shown: use --top 0")
@@ -132,11 +132,11 @@ def print_costs(report: "SessionReport") -> None:
 
 
 def _print_sums(report: "SessionReport") -> None:
-    turns = sum(each.turns for each in report.sessions)
-    reused = sum(each.reused_tokens or 0 for each in report.sessions)
+    turns = sum(session.turns for session in report.sessions)
+    reused = sum(session.reused_tokens or 0 for session in report.sessions)
     total = report.ledger.prompt_tokens
-    found = f"{plural(len(report.sessions), 'session')}, {plural(turns, 'request')}"
-    print_text(f"{found}, {total:,} input tokens, {percent(reused / max(1, total))} reused")
+    counts = f"{plural(len(report.sessions), 'session')}, {plural(turns, 'request')}"
+    print_text(f"{counts}, {total:,} input tokens, {percent(reused / max(1, total))} reused")
     if report.repeated is not None:
         middle, average = report.repeated
         print_text(f"input that an earlier request sent, by session: median {percent(middle)}, mean {percent(average)}")

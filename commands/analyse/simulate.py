@@ -120,7 +120,7 @@ def simulate(
 def _write_report(plan: "CapacityPlan", workload: "Workload", trace: Path, report: Path) -> None:
     from kvproxy.analyse.report import Report, Table
 
-    times = [each.seconds for each in workload.arrivals]
+    times = [arrival.seconds for arrival in workload.arrivals]
     source = report_source(
         trace,
         (times[0], times[-1]) if workload.has_times else None,
@@ -221,16 +221,16 @@ def _compare_routing(
         "requests": len(workload.arrivals),
         "ttft": fleet.ttft,
         "max_engines": MAX_ENGINES,
-        "results": [asdict(each) if each else unknown | {"policy": policy} for policy, each in results.items()],
+        "results": [asdict(result) if result else unknown | {"policy": policy} for policy, result in results.items()],
     }
 
     def show() -> None:
-        print_table(_routing_row(policy, each) for policy, each in results.items())
+        print_table(_routing_row(policy, result) for policy, result in results.items())
         for tier in tiers:
             print_text(
                 f"{tier.name}: {tier.blocks:,} blocks per engine, loaded at {tier.load_rate:,.0f} tokens per second"
             )
-        if missed := [policy for policy, each in results.items() if each is None]:
+        if missed := [policy for policy, result in results.items() if result is None]:
             print_text(f"not reached with up to {MAX_ENGINES} engines: a p99 of {fleet.ttft:g} s ({', '.join(missed)})")
 
     return Output(document, show)

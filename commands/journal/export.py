@@ -54,7 +54,7 @@ def export(
     if not workload.arrivals:
         raise InvalidRequest("the journal has no prompt that reached a backend, and whose tokens are known")
     write_chunks(file, mooncake_lines(workload) if format == "mooncake" else [weka_trace(workload)])
-    count, tokens = len(workload.arrivals), sum(each.tokens for each in workload.arrivals)
+    count, tokens = len(workload.arrivals), sum(arrival.tokens for arrival in workload.arrivals)
     document = {"format": format, "requests": count, "tokens": tokens, "block_size": workload.block_tokens}
     return text_output(
         document,

@@ -86,8 +86,8 @@ def log(
         _plot(source.open_direct("--plot"), replace(query, limit=None), plot)
         return
     journal = source.open() if query.where is None else source.open_direct("--where")
-    found = journal.records(query)
-    rows = _sort_by_arrival(found[: limit or None])
+    records = journal.records(query)
+    rows = _sort_by_arrival(records[: limit or None])
     if layout.is_data:
         print_records(map(_document, rows), layout)
     else:
@@ -99,7 +99,7 @@ def log(
         )
     if follow:
         _follow(journal, query, rows, layout)
-    elif (note := rows_note(len(rows), len(found), is_minimum=True)) is not None:
+    elif (note := rows_note(len(rows), len(records), is_minimum=True)) is not None:
         print_note(note)
 
 
@@ -112,14 +112,14 @@ def _plot(journal: "DirectJournal", query: RecordQuery, file: Path) -> None:
 
     is_file = str(file) != "-"
     checked_plot(file if is_file else None)
-    found = journal.reader.layer_counts(query)
+    layer_counts = journal.reader.layer_counts(query)
     lines = [
-        ChartLine(layer, [found.start + place * found.step for place in range(len(counts))], counts)
+        ChartLine(layer, [layer_counts.start + place * layer_counts.step for place in range(len(counts))], counts)
         for layer in get_args(Layer)
-        if (counts := found.counts.get(layer))
+        if (counts := layer_counts.counts.get(layer))
     ]
-    span = format_seconds(found.step)
-    charts = [Chart("", f"requests by layer in each {span}", lines, time_step=found.step)] if lines else []
+    span = format_seconds(layer_counts.step)
+    charts = [Chart("", f"requests by layer in each {span}", lines, time_step=layer_counts.step)] if lines else []
     if not charts:
         print_note(EMPTY)
     elif is_file:
@@ -202,12 +202,12 @@ def _record_row(
 
 
 def _other_fields(record: "RecordWithQuestions") -> Row:
-    found: dict[Column | str, object] = {}
+    cells: dict[Column | str, object] = {}
     for name, value in asdict(record).items():
         if name not in _SHOWN_FIELDS:
             is_number = isinstance(value, int | float)
-            found[Column(name, is_number=is_number)] = decimal(value, 3) if isinstance(value, float) else value
-    return found
+            cells[Column(name, is_number=is_number)] = decimal(value, 3) if isinstance(value, float) else value
+    return cells
 
 
 @app.subcommand
@@ -231,10 +231,10 @@ def top(
     """
     limit = default_limit(limit, _TOP)
     # One more row than the limit shows whether there are more.
-    found = source.open_direct("log top").groups(
+    groups = source.open_direct("log top").groups(
         selection, by, order="backend" if backend else "requests", limit=limit + 1 if limit else None
     )
-    listed = found[: limit or None]
+    listed = groups[: limit or None]
     has_differences = any(row.differs_in for row in listed)
     rows: list[Row] = [
         {
@@ -251,4 +251,4 @@ def top(
         for row in listed
     ]
     document = [asdict(row) for row in listed]
-    return table_output(document, rows, empty=EMPTY, layout=layout, total=len(found), is_minimum=True)
+    return table_output(document, rows, empty=EMPTY, layout=layout, total=len(groups), is_minimum=True)

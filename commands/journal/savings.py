@@ -52,9 +52,9 @@ def savings(
 
     by, since = query.by, query.since
     if ledger:
-        found = source.open().perform(report_ledger, LedgerQuery(since))
-        document = asdict(found) | _first_counted_day(since)
-        return Output(document, lambda: _print_ledger(found, since, layout), records=document["rows"])
+        ledger_report = source.open().perform(report_ledger, LedgerQuery(since))
+        document = asdict(ledger_report) | _first_counted_day(since)
+        return Output(document, lambda: _print_ledger(ledger_report, since, layout), records=document["rows"])
     report = source.open().perform(report_savings, query)
     charts = _savings_charts(report, by)
     save_charts(charts, plot)
@@ -80,7 +80,7 @@ def _savings_charts(report: "SavingsReport", by: str) -> list[Chart]:
     bars[report.currency] = [(_group_name(row, by), row.money) for row, _ in saved if row.money is not None]
     if not bars[report.currency]:
         bars["seconds"] = [(_group_name(row, by), row.seconds) for row, _ in saved if _has_seconds(row)]
-    return [Chart(f"saved {unit} by {by}", "", bars=found) for unit, found in bars.items() if found]
+    return [Chart(f"saved {unit} by {by}", "", bars=unit_bars) for unit, unit_bars in bars.items() if unit_bars]
 
 
 def _print_ledger(report: "LedgerReport", since: "float | datetime | None", layout: ListLayout) -> None:

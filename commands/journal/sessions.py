@@ -70,11 +70,14 @@ def sessions(
         )
     limit = default_limit(limit, 20)
     # One more row than the limit shows whether there are more.
-    found = source.open().sessions(replace(selection, limit=limit + 1 if limit else None))
-    listed = found[: limit or None]
-    has_unpriced = any(each.unpriced_turns for each in listed)
-    document, rows = [asdict(each) for each in listed], [_session_row(each, has_unpriced) for each in listed]
-    return table_output(document, rows, empty="no sessions", layout=layout, total=len(found), is_minimum=True)
+    summaries = source.open().sessions(replace(selection, limit=limit + 1 if limit else None))
+    listed = summaries[: limit or None]
+    has_unpriced = any(session.unpriced_turns for session in listed)
+    document, rows = (
+        [asdict(session) for session in listed],
+        [_session_row(session, has_unpriced) for session in listed],
+    )
+    return table_output(document, rows, empty="no sessions", layout=layout, total=len(summaries), is_minimum=True)
 
 
 @app.subcommand
@@ -96,20 +99,20 @@ def show(
     rows = source.open().perform(show_session, SessionName(session))
 
     def show() -> None:
-        found = summarize_session([row.turn for row in rows if row.turn.session == rows[0].turn.session])
+        summary = summarize_session([row.turn for row in rows if row.turn.session == rows[0].turn.session])
         print_facts(
             [
-                ("session", f"{found.id} {found.name or ''}"),
-                ("tenant", tenant_name(found.tenant)),
-                ("model", ", ".join(found.models)),
-                *([("upstream", ", ".join(found.upstreams))] if found.upstreams else []),
-                ("prompt_tokens", found.prompt_tokens),
+                ("session", f"{summary.id} {summary.name or ''}"),
+                ("tenant", tenant_name(summary.tenant)),
+                ("model", ", ".join(summary.models)),
+                *([("upstream", ", ".join(summary.upstreams))] if summary.upstreams else []),
+                ("prompt_tokens", summary.prompt_tokens),
                 (
                     "reused_tokens",
-                    Formatted("not reported", None) if found.reused_tokens is None else found.reused_tokens,
+                    Formatted("not reported", None) if summary.reused_tokens is None else summary.reused_tokens,
                 ),
-                ("share", _reused_share(found)),
-                *((f"lost to {cause}", tokens) for cause, tokens in found.lost.items()),
+                ("share", _reused_share(summary)),
+                *((f"lost to {cause}", tokens) for cause, tokens in summary.lost.items()),
             ]
         )
         print_table(_turn_rows(rows), layout=layout)
@@ -141,10 +144,10 @@ def _session_row(session: "Session", has_unpriced: bool) -> Row:
 
 
 def _turn_rows(rows: "Sequence[TreeRow]") -> list[Row]:
-    found = [_turn_row(row) for row in rows]
+    turn_rows = [_turn_row(row) for row in rows]
     # Most sessions have no diagnoses and no keep-warm requests.
-    empty = {column for column in _PROVIDER_COLUMNS if all(row[column] is None for row in found)}
-    return [{column: value for column, value in row.items() if column not in empty} for row in found]
+    empty = {column for column in _PROVIDER_COLUMNS if all(row[column] is None for row in turn_rows)}
+    return [{column: value for column, value in row.items() if column not in empty} for row in turn_rows]
 
 
 def _diagnosis(turn: "Turn") -> str | None:

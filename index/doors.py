@@ -111,13 +111,13 @@ def installed() -> "tuple[EntryPoint, ...]":
     """Return the entry points of all doors. Of two distributions with one name, Python imports the first."""
     from importlib.metadata import distributions
 
-    found: dict[str, tuple[EntryPoint, ...]] = {}
+    points_by_name: dict[str, tuple[EntryPoint, ...]] = {}
     for distribution in distributions():
         # Most distributions have no such text, and the name requires to parse the whole metadata.
         if _PREFIX in (distribution.read_text("entry_points.txt") or ""):
             points = tuple(point for point in distribution.entry_points if point.group.startswith(_PREFIX))
-            found.setdefault(distribution.name, points)
-    return tuple(point for points in found.values() for point in points)
+            points_by_name.setdefault(distribution.name, points)
+    return tuple(point for points in points_by_name.values() for point in points)
 
 
 GUARDS: Door[Any] = Door("kvproxy.guards", "guard", accepts=lambda part: hasattr(part, "vetoes"))

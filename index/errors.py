@@ -15,11 +15,11 @@ class StoreDamaged(CacheStoreError):
 class SchemaVersionError(CacheStoreError):
     """The database was created by another version of kvproxy."""
 
-    def __init__(self, name: str, found: int, required: int) -> None:
-        self.found = found
-        fix = "upgrade kvproxy, or move it away" if found > required else "move it away"
+    def __init__(self, name: str, version: int, required: int) -> None:
+        self.version = version
+        fix = "upgrade kvproxy, or move it away" if version > required else "move it away"
         super().__init__(
-            f"{name} has schema version {found}, but this version of kvproxy requires {required}: {fix}."
+            f"{name} has schema version {version}, but this version of kvproxy requires {required}: {fix}."
             " Responses that its own version exports (kvproxy cache export) can be imported (kvproxy cache import)"
         )
 

@@ -91,7 +91,7 @@ class ResponseCache:
         self._clock = clock
         self._redact = redact
         self._recent = RecentEntries()
-        store.removal_listeners.append(lambda removed: self._recent.remove(each.key for each in removed))
+        store.removal_listeners.append(lambda removed: self._recent.remove(entry.key for entry in removed))
         self._writes = WriteBatcher(store.put_many)
         self.pending_writes = semantic.pending_writes if semantic is not None else PendingWrites()
 

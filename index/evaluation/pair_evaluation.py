@@ -115,8 +115,8 @@ def calibrate(
         scores["checked"] = _verifier_scores(pairs, left, cosine, verifier, lambda share: progress((1 + share) / 2))
         default["checked"] = levels["checked"]
         tested["checked"] = sorted({*PROBABILITIES, levels["checked"]})
-    curves = {name: _level_results(found, same, tested[name]) for name, found in scores.items()}
-    areas = {name: precision_hit_ratio_area(found, same) for name, found in scores.items()}
+    curves = {name: _level_results(policy_scores, same, tested[name]) for name, policy_scores in scores.items()}
+    areas = {name: precision_hit_ratio_area(policy_scores, same) for name, policy_scores in scores.items()}
     recommended = {name: _recommend(curve, target_error) for name, curve in curves.items()}
     return Calibration(len(pairs), int(same.sum()), target_error, default, curves, areas, recommended, contradictory)
 
@@ -141,13 +141,13 @@ def _pass_guards(pairs: Sequence[LabelledPair], chosen: np.ndarray, guards: Sequ
 def _verifier_scores(
     pairs: Sequence[LabelledPair], selected: np.ndarray, cosine: np.ndarray, verifier: Verifier, progress: Progress
 ) -> np.ndarray:
-    found = np.full(len(pairs), -1.0)
+    scores = np.full(len(pairs), -1.0)
     places = sorted(np.flatnonzero(selected).tolist(), key=lambda place: len(pairs[place].a) + len(pairs[place].b))
     for start in range(0, len(places), _BATCH):
         batch = places[start : start + _BATCH]
-        found[batch] = verifier.score([(pairs[place].a, pairs[place].b) for place in batch], cosine[batch])
+        scores[batch] = verifier.score([(pairs[place].a, pairs[place].b) for place in batch], cosine[batch])
         progress(min(1.0, (start + _BATCH) / len(places)))
-    return found
+    return scores
 
 
 def _level_results(scores: np.ndarray, same: np.ndarray, levels: Iterable[float]) -> list[LevelResult]:

@@ -52,17 +52,19 @@ class StreamReport:
     random_orders: Sequence[ReplayOutcome] = field(default_factory=tuple)
 
     def document(self) -> dict[str, Any]:
-        policies: dict[str, dict[str, Any]] = {name: _outcome_document(found) for name, found in self.outcomes.items()}
+        policies: dict[str, dict[str, Any]] = {
+            name: _outcome_document(outcome) for name, outcome in self.outcomes.items()
+        }
         policies["learned"]["most_wrong"] = self.most_wrong
         policies["threshold"]["level"] = self.level
         document: dict[str, Any] = {"requests": self.requests, "max_error": self.max_error, "policies": policies}
         if self.random_orders:
             document["orders"] = {
                 "count": len(self.random_orders),
-                "within": sum(found.worst_wrong_share <= self.max_error for found in self.random_orders),
-                "hit_rate": statistics.median(found.hit_rate for found in self.random_orders),
-                "wrong_share": statistics.median(found.wrong_share for found in self.random_orders),
-                "worst": max(found.worst_wrong_share for found in self.random_orders),
+                "within": sum(outcome.worst_wrong_share <= self.max_error for outcome in self.random_orders),
+                "hit_rate": statistics.median(outcome.hit_rate for outcome in self.random_orders),
+                "wrong_share": statistics.median(outcome.wrong_share for outcome in self.random_orders),
+                "worst": max(outcome.worst_wrong_share for outcome in self.random_orders),
             }
         return document
 
@@ -126,10 +128,10 @@ def best_threshold(stream: Stream, max_error: float, progress: Progress) -> tupl
     """Return the threshold with the most hits among those within `max_error` wrong answers, if any, and its results."""
     level, best = None, ReplayOutcome(np.zeros(len(stream.texts), bool), np.zeros(len(stream.texts), bool))
     for place, threshold in enumerate(_THRESHOLDS):
-        found = replay(stream, _NearestOnlyPolicy(threshold))
-        if found.wrong_share <= max_error and found.hit_rate > best.hit_rate:
-            level, best = threshold, found
-        if found.wrong_share > _MAX_WRONG_FACTOR * max_error and found.wrong.sum() > 50:
+        outcome = replay(stream, _NearestOnlyPolicy(threshold))
+        if outcome.wrong_share <= max_error and outcome.hit_rate > best.hit_rate:
+            level, best = threshold, outcome
+        if outcome.wrong_share > _MAX_WRONG_FACTOR * max_error and outcome.wrong.sum() > 50:
             break
         progress(place / len(_THRESHOLDS))
     return level, best
@@ -146,8 +148,8 @@ def add_judge_errors(judge: AnswersEqual, share: float, seed: int) -> AnswersEqu
     chance = random.Random(seed).random
 
     def judged(one: int, other: int) -> bool | None:
-        found = judge(one, other)
-        return None if found is None else found != (chance() < share)
+        verdict = judge(one, other)
+        return None if verdict is None else verdict != (chance() < share)
 
     return judged
 

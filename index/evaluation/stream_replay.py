@@ -131,7 +131,9 @@ class InMemoryObservations(Observations):
         self._rows: list[Observation] = []
 
     def add(self, observations: Sequence[Observation]) -> None:
-        self._rows += [replace(each, number=len(self._rows) + place) for place, each in enumerate(observations, 1)]
+        self._rows += [
+            replace(observation, number=len(self._rows) + place) for place, observation in enumerate(observations, 1)
+        ]
 
     def list_since(self, namespace: str, after_number: int, limit: int) -> list[Observation]:
         return self._rows[after_number : after_number + limit]

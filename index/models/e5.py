@@ -76,14 +76,14 @@ class E5File:
         return dequantize(self.packed_matrix(name)) if is_packed else np.frombuffer(self._content, "<f4", count, offset)
 
     def weights(self) -> Weights:
-        found = {f"embeddings.norm.{part}": self.tensor(f"emb.ln.{part[0]}") for part in ("weight", "bias")}
+        weights = {f"embeddings.norm.{part}": self.tensor(f"emb.ln.{part[0]}") for part in ("weight", "bias")}
         for layer in range(LAYERS):
             for part in ("weight", "bias"):
                 joined = [self.tensor(f"l{layer}.{side}.{part[0]}") for side in "qkv"]
-                found[f"layer.{layer}.qkv.{part}"] = np.concatenate(joined)
+                weights[f"layer.{layer}.qkv.{part}"] = np.concatenate(joined)
                 for short, name in _NAMES.items():
-                    found[f"layer.{layer}.{name}.{part}"] = self.tensor(f"l{layer}.{short}.{part[0]}")
-        return found
+                    weights[f"layer.{layer}.{name}.{part}"] = self.tensor(f"l{layer}.{short}.{part[0]}")
+        return weights
 
 
 def dequantize(blocks: np.ndarray) -> np.ndarray:

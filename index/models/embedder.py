@@ -159,17 +159,17 @@ class EmbeddingCache:
 
     def vectors(self, texts: Sequence[str]) -> list[np.ndarray | None]:
         """Return the unit vectors of texts; None for a vector that is zero or not finite."""
-        found = {text: self.get_cached(text) for text in texts}
-        missing = [text for text, vector in found.items() if vector is None]
+        vectors = {text: self.get_cached(text) for text in texts}
+        missing = [text for text, vector in vectors.items() if vector is None]
         if missing:
-            found |= zip(missing, embed_or_none(self.embedder, missing), strict=True)
+            vectors |= zip(missing, embed_or_none(self.embedder, missing), strict=True)
         with self._lock:
             for text in missing:
-                if (vector := found[text]) is not None:
+                if (vector := vectors[text]) is not None:
                     self._vectors[text] = vector
             while len(self._vectors) > self._size:
                 self._vectors.popitem(last=False)
-        return [found[text] for text in texts]
+        return [vectors[text] for text in texts]
 
     def vector(self, text: str) -> np.ndarray:
         """Return the unit vector of a text, `[dim]` float32; raises an EmbedderError if it is zero or not finite."""

@@ -49,11 +49,11 @@ _WORDS = {
 
 
 def _languages_by_word() -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
+    by_word: dict[str, tuple[str, ...]] = {}
     for language, text in _WORDS.items():
         for word in dict.fromkeys(text.split()):
-            found[word] = (*found.get(word, ()), language)
-    return found
+            by_word[word] = (*by_word.get(word, ()), language)
+    return by_word
 
 
 _BY_WORD = _languages_by_word()
@@ -94,7 +94,7 @@ def language_of(text: str) -> str:
         return script
     tokens = words(text)
     counts = Counter(language for word in tokens for language in _BY_WORD.get(word, ()))
-    language = max(_WORDS, key=lambda each: counts[each])
+    language = max(_WORDS, key=lambda code: counts[code])
     most = counts[language]
     english = sum(word in _ENGLISH for word in tokens)
     # In a tie, English needs a word that no other language has.
@@ -106,20 +106,20 @@ def language_of(text: str) -> str:
 
 
 def _script(text: str) -> str | None:
-    found: dict[str, int] = {}
+    script_counts: dict[str, int] = {}
     for word in words(text):
         foreign = [
             unicodedata.name(letter, "").split(" ")[0].split("-")[0] for letter in word if ord(letter) > _LATIN_END
         ]
         for name in foreign if foreign != ["GREEK"] else ():
             if name not in ("LATIN", "MODIFIER", "COMBINING"):
-                found[name] = found.get(name, 0) + 1
-    if not found:
+                script_counts[name] = script_counts.get(name, 0) + 1
+    if not script_counts:
         return None
     for own in ("HIRAGANA", "KATAKANA"):
-        if own in found:
+        if own in script_counts:
             return _SCRIPTS[own]
-    return _SCRIPTS.get(max(found, key=lambda name: found[name]), OTHER)
+    return _SCRIPTS.get(max(script_counts, key=lambda name: script_counts[name]), OTHER)
 
 
 def can_match(text: str, embedder: Embedder, languages: Sequence[str]) -> bool:

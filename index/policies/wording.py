@@ -23,7 +23,7 @@ def correct_spelling(question: str, other: str) -> str:
         word = match.group()
         if len(word) < _MIN_LENGTH or not word.islower() or word in theirs or is_english_word(word):
             return word
-        near = [each for each in known if _is_near(word, each)]
+        near = [candidate for candidate in known if _is_near(word, candidate)]
         return near[0] if len(near) == 1 else word
 
     return WORD.sub(correct, question) if known else question

@@ -107,18 +107,18 @@ def _all_definite_nouns_are_explained(text: str) -> bool:
 @cached_by_text
 def _names(text: str) -> frozenset[str]:
     """Return words with a capital letter that do not begin a sentence, in lower case."""
-    found = set[str]()
+    names = set[str]()
     for match in WORD.finditer(text):
         before = text[: match.start()].rstrip()
         if match.group()[0].isupper() and before and before[-1] not in ".?!:" and not match.group().startswith("I'"):
-            found.add(match.group().lower().removesuffix("'s"))
-    return frozenset(found - {"i"})
+            names.add(match.group().lower().removesuffix("'s"))
+    return frozenset(names - {"i"})
 
 
 @lru_cache(maxsize=4096)
 def _content(text: str) -> frozenset[str]:
-    found = (word.removesuffix("'s") for word in words(text) if word.partition("'")[0] not in FUNCTION_WORDS)
-    return frozenset(found) - FUNCTION_WORDS - _SMALL_TALK
+    content_words = (word.removesuffix("'s") for word in words(text) if word.partition("'")[0] not in FUNCTION_WORDS)
+    return frozenset(content_words) - FUNCTION_WORDS - _SMALL_TALK
 
 
 @lru_cache(maxsize=1024)
@@ -126,8 +126,8 @@ def _roots(text: str) -> frozenset[str]:
     return frozenset(root for word in words(text) for root in roots(word.removesuffix("'s")))
 
 
-def _unknown(found: frozenset[str], known: frozenset[str]) -> set[str]:
-    return {word for word in found if known.isdisjoint(roots(word))}
+def _unknown(candidates: frozenset[str], known: frozenset[str]) -> set[str]:
+    return {word for word in candidates if known.isdisjoint(roots(word))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +205,8 @@ def words_only_in(stored: Context, asked: Context) -> frozenset[str]:
     return frozenset(names | words_of_user | {number for number in numbers if len(number) > 1})
 
 
-def uses_words(answer: str, found: frozenset[str]) -> bool:
-    return bool(found) and not found.isdisjoint({*words(answer), *answer_facts(answer).numbers})
+def uses_words(answer: str, own_words: frozenset[str]) -> bool:
+    return bool(own_words) and not own_words.isdisjoint({*words(answer), *answer_facts(answer).numbers})
 
 
 def _disagree(ours: frozenset[str], theirs: frozenset[str]) -> bool:

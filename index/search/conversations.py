@@ -150,7 +150,7 @@ def uses_own_context(entry: Entry, question: str) -> bool:
 
 def _response_text(response: bytes) -> str:
     """Return the texts of a response: its strings with spaces, because ids and names of models have none."""
-    found, values = list[str](), [json.loads(response)]
+    texts, values = list[str](), [json.loads(response)]
     while values:
         value = values.pop()
         if isinstance(value, dict):
@@ -158,5 +158,5 @@ def _response_text(response: bytes) -> str:
         elif isinstance(value, list):
             values += value
         elif isinstance(value, str) and " " in value:
-            found.append(value)
-    return " ".join(found)
+            texts.append(value)
+    return " ".join(texts)

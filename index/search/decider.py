@@ -118,9 +118,9 @@ class Decider:
         """
 
         def nearest(count: int) -> list[tuple[StoredQuestion, float]]:
-            found = self._vector_search.search(request.namespace, vector, count, floor)
+            neighbours = self._vector_search.search(request.namespace, vector, count, floor)
             # An earlier version or an import may have stored a question with hidden text.
-            return [(head, cosine) for head, cosine in found if not has_hidden_text(head.prompt)]
+            return [(head, cosine) for head, cosine in neighbours if not has_hidden_text(head.prompt)]
 
         near = nearest(limit)
         if all(head.freshness in request.allowed_freshness for head, _ in near):
@@ -133,21 +133,21 @@ class Decider:
     def decide_candidates(
         self, request: LookupRequest, near: Sequence[tuple[StoredQuestion, float]], policy: Policy
     ) -> Lookup:
-        found = [(head, cosine) for head, cosine in near if head.namespace == request.namespace]
-        ids = [head.id for head, _ in found]
+        in_namespace = [(head, cosine) for head, cosine in near if head.namespace == request.namespace]
+        ids = [head.id for head, _ in in_namespace]
         rejected = self._observations.rejected_entries(ids) if self._observations is not None and ids else set()
         decisions = {
             place: Decision("rejected" if head.id in rejected else "expired")
-            for place, (head, _) in enumerate(found)
+            for place, (head, _) in enumerate(in_namespace)
             if head.id in rejected or head.freshness not in request.allowed_freshness
         }
-        for place, (head, cosine) in enumerate(found):
+        for place, (head, cosine) in enumerate(in_namespace):
             if place not in decisions and cosine >= policy.floor and self.refusal_budget.is_spent(head.id):
                 decisions[place] = Decision("refusal limit")
         judge = policy.checked if isinstance(policy, LearnedPolicy) else policy
         earlier = EarlierTurns(request.question, judge, request.limits, self._embed)
         neighbours: dict[int, Neighbour] = {}
-        for place, (head, cosine) in enumerate(found):
+        for place, (head, cosine) in enumerate(in_namespace):
             if place in decisions:
                 continue
             # A policy refuses a neighbour below the floor anyway.
@@ -164,11 +164,11 @@ class Decider:
         decisions |= zip(eligible, result.decisions, strict=True)
         if request.explore:
             refused = (place for place, decision in decisions.items() if decision.verdict in _REFUSALS)
-            self.refusal_budget.add(request.question, [found[place][0].id for place in refused])
+            self.refusal_budget.add(request.question, [in_namespace[place][0].id for place in refused])
         if explored and chosen_place is not None:
             decisions[chosen_place] = replace(decisions[chosen_place], verdict="explored")
         candidates = []
-        for place, (head, cosine) in enumerate(found):
+        for place, (head, cosine) in enumerate(in_namespace):
             made = decisions[place]
             values = (made.verdict, made.guard, made.score, made.error)
             candidates.append(Candidate(head.id, head.prompt, cosine, head.answer, *values))

@@ -76,7 +76,7 @@ class LookupQueue:
         waiting = _WaitingLookup(request, start_by)
         with self._lock:
             if seconds is not None and len(self._lookups) >= self._size:
-                self._lookups = deque(each for each in self._lookups if not each.future.cancelled())
+                self._lookups = deque(lookup for lookup in self._lookups if not lookup.future.cancelled())
                 if len(self._lookups) >= self._size:
                     raise QueueFull
             self._lookups.append(waiting)
@@ -114,7 +114,7 @@ class LookupQueue:
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
         waiting: list[Future[Any]] = [
-            *(each.future for each in self._lookups),
+            *(lookup.future for lookup in self._lookups),
             *(job.future for job in self._background),
         ]
         for future in waiting:

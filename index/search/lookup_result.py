@@ -70,8 +70,8 @@ class Lookup:
 
     def decisive_candidate(self, *ignored: Verdict) -> Candidate | None:
         """Return `chosen`, if any, or else the best candidate whose verdict is not `ignored`: by score, then by nearness."""
-        remaining = [each for each in self.candidates if each.verdict not in ignored]
-        best = max(remaining, key=lambda each: -1.0 if each.score is None else each.score, default=None)
+        remaining = [candidate for candidate in self.candidates if candidate.verdict not in ignored]
+        best = max(remaining, key=lambda candidate: -1.0 if candidate.score is None else candidate.score, default=None)
         return self.chosen or best
 
 

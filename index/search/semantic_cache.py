@@ -159,18 +159,18 @@ class SemanticCache:
             if seconds is not None and self._queue.is_idle:
                 seconds *= _IDLE_TIMEOUT_FACTOR
             began = time.monotonic()
-            found = await self._queue.find(request, seconds)
-            if isinstance(found, list):
+            result = await self._queue.find(request, seconds)
+            if isinstance(result, list):
                 share = _MAX_WRITES_SECONDS if seconds is None else _MAX_WRITES_SHARE * seconds
-                await asyncio.wait([write.task for write in found], timeout=min(_MAX_WRITES_SECONDS, share))
+                await asyncio.wait([write.task for write in result], timeout=min(_MAX_WRITES_SECONDS, share))
                 left = None if seconds is None else seconds - (time.monotonic() - began)
-                found = await self._queue.find(replace(request, pending=()), left)
+                result = await self._queue.find(replace(request, pending=()), left)
         except QueueFull:
             return request.empty_result("queue-full")
         except TimeoutError:
             return request.empty_result("timeout")
-        assert isinstance(found, Lookup)
-        return found
+        assert isinstance(result, Lookup)
+        return result
 
     async def _has_vectors(self, namespace: str) -> bool:
         holds = self._vector_search.has_vectors

@@ -110,13 +110,13 @@ class _NumberedIndex:
         while True:
             with self._lock:
                 _, places = self._index.search(vector[None].astype(np.float32), wanted)
-            found = [
+            remaining = [
                 place for place in places[0].tolist() if place >= 0 and int(self._numbers[place]) not in deleted_numbers
             ]
-            if len(found) >= limit or wanted == farthest:
+            if len(remaining) >= limit or wanted == farthest:
                 break
             wanted = min(4 * wanted, farthest)
-        near = np.array(found[:limit], np.int64)
+        near = np.array(remaining[:limit], np.int64)
         if not len(near):
             return []
         # FAISS rounds differently than NumPy, on which decisions must not depend.

@@ -146,11 +146,11 @@ class FaissSearch(VectorSearch):
     def remove(self, removed: Iterable[RemovedEntry]) -> None:
         with self._changing:
             touched = set()
-            for each in removed:
-                index = self.indexes.get(each.namespace)
+            for entry in removed:
+                index = self.indexes.get(entry.namespace)
                 if index is not None:
-                    index.remove(each.numbers)
-                    touched.add(each.namespace)
+                    index.remove(entry.numbers)
+                    touched.add(entry.namespace)
             for namespace in touched:
                 if len(self.indexes[namespace]) < self._min_indexed // 2:
                     del self.indexes[namespace]

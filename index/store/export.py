@@ -39,13 +39,13 @@ def new_entries(
     store: Store, entries: Iterable[Entry], is_servable: Callable[[Entry], bool] = lambda entry: True
 ) -> list[Entry]:
     """Return the servable entries whose cache keys are not stored yet. An id that another entry has is replaced."""
-    found, ids = [], set[str]()
+    unstored, ids = [], set[str]()
     for entry in entries:
         if not store.has_key(entry.key) and is_servable(entry):
             is_taken = entry.id in ids or store.get(entry.id) is not None
-            found.append(replace(entry, id=new_id()) if is_taken else entry)
-            ids.add(found[-1].id)
-    return found
+            unstored.append(replace(entry, id=new_id()) if is_taken else entry)
+            ids.add(unstored[-1].id)
+    return unstored
 
 
 def _entries(lines: bytes) -> Iterator[Entry]:

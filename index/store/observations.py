@@ -124,7 +124,7 @@ class Observations:
 
     def add(self, observations: Sequence[Observation]) -> None:
         with self._database.transaction(durable=False) as run:
-            run.executemany(_INSERT, [each.row() for each in observations])
+            run.executemany(_INSERT, [observation.row() for observation in observations])
 
     def list_since(self, namespace: str, after_number: int, limit: int) -> list[Observation]:
         sql = (

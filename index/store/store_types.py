@@ -24,7 +24,7 @@ class EntryFilter:
     tenant: str | None = None
 
     def __str__(self) -> str:
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         hidden = ("prompt", "search")
         parts = [f"{name}={'(words)' if name in hidden else v}" for name, v in values.items() if v is not None]
         return ", ".join(parts) or "all"

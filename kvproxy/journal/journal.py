@@ -301,7 +301,7 @@ def _open_file(path: Path, clock: Callable[[], float]) -> JournalDatabase:
     try:
         return open_or_replace(path, clock)
     except SchemaVersionError as error:
-        cause = f"another version of kvproxy created the journal {path} (schema version {error.found})"
+        cause = f"another version of kvproxy created the journal {path} (schema version {error.version})"
         raise SettingsError(f"{cause}: {advice}") from None
     except (sqlite3.Error, OSError) as error:
         raise SettingsError(f"cannot open the journal {path}: {error}; {advice}") from None

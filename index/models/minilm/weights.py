@@ -196,9 +196,9 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 def check_packaged_weights(path: Path) -> None:
     """Raise a ValueError if the SHA-256 digest of a packaged file is not the released one."""
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != SHA256[path.name]:
-        raise ValueError(f"{path} is not the released file (SHA-256 {found[:12]}..): install kvproxy again")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if digest != SHA256[path.name]:
+        raise ValueError(f"{path} is not the released file (SHA-256 {digest[:12]}..): install kvproxy again")
 
 
 def check_model_source(name: str) -> None:

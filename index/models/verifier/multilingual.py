@@ -97,8 +97,8 @@ def content_words(text: str) -> frozenset[str]:
     if language in UNSPACED:
         phrases = "|".join(sorted(empty, key=len, reverse=True))
         plain = re.sub(f"({_KEPT})|{phrases}", lambda match: f" {match[1] or ''} ", plain)
-    found = {word for word in _WORD.findall(plain) if len(word) > 1 or not _KANA[0] <= word <= _KANA[1]}
-    return frozenset(found.difference(empty))
+    candidates = {word for word in _WORD.findall(plain) if len(word) > 1 or not _KANA[0] <= word <= _KANA[1]}
+    return frozenset(candidates.difference(empty))
 
 
 _SAME_WORDS = 0.95
@@ -114,7 +114,9 @@ class MultilingualVerifier:
         return True
 
     def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray) -> np.ndarray:
-        return np.concatenate([self._score_pair(*each) for each in zip(pairs, cosines, strict=True)] or [np.zeros(0)])
+        return np.concatenate(
+            [self._score_pair(*arguments) for arguments in zip(pairs, cosines, strict=True)] or [np.zeros(0)]
+        )
 
     def _score_pair(self, pair: tuple[str, str], cosine: float) -> np.ndarray:
         if all(map(is_surely_english, pair)):

@@ -27,9 +27,9 @@ _HESITATION = re.compile(r"(?:(?<=\s)|(?<=,))(?:u+[mh]+|er+m*|hm+)[\s,.]+", re.I
 @cached_by_text
 def without_fillers(text: str) -> str:
     """Return a question without fillers at its ends; the whole text if nothing else remains."""
-    found = _HESITATION.sub("", text)
-    while (shorter := _OPENING.sub("", found)) != found:
-        found = shorter
-    while (shorter := _CLOSING.sub("?" if found.rstrip()[-1:] == "?" or "?" in found[-20:] else "", found)) != found:
-        found = shorter
-    return found if any(letter.isalnum() for letter in found) else text
+    rest = _HESITATION.sub("", text)
+    while (shorter := _OPENING.sub("", rest)) != rest:
+        rest = shorter
+    while (shorter := _CLOSING.sub("?" if rest.rstrip()[-1:] == "?" or "?" in rest[-20:] else "", rest)) != rest:
+        rest = shorter
+    return rest if any(letter.isalnum() for letter in rest) else text

@@ -85,7 +85,7 @@ def _verb_tenses_differ(ours: tuple[str, ...], theirs: tuple[str, ...]) -> bool:
     one, other = set(ours) - set(theirs), set(theirs) - set(ours)
     present = {word for word in one | other if word.endswith("s")}
     past = {word for word in one | other if word.endswith("ed") or word in IRREGULAR_VERBS}
-    return any(not roots(verb).isdisjoint(roots(each)) for verb in present for each in past)
+    return any(not roots(verb).isdisjoint(roots(past_verb)) for verb in present for past_verb in past)
 
 
 def _is_choice(question: str, cached_question: str) -> bool:

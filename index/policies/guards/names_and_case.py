@@ -115,7 +115,7 @@ class _WrittenForm(str):
 
 @cached_by_text
 def _written_forms(text: str) -> dict[str, frozenset[_WrittenForm]]:
-    found: defaultdict[str, set[_WrittenForm]] = defaultdict(set)
+    forms_by_word: defaultdict[str, set[_WrittenForm]] = defaultdict(set)
     starts, before = True, ""
     for token in _TOKEN.findall(text):
         written = token.rstrip(_ENDS)
@@ -124,9 +124,9 @@ def _written_forms(text: str) -> dict[str, frozenset[_WrittenForm]]:
         form.is_unit = (bool(number) or before[-1:].isdigit()) and _UNIT.fullmatch(form) is not None
         plain = starts and (form[1:] == form[1:].lower() and not _CODE.search(form))
         if any(letter.isalpha() for letter in form) and not plain:
-            found[form.lower()].add(form)
+            forms_by_word[form.lower()].add(form)
         starts, before = token != written or token.endswith(("!", "?")), written
-    return {word: frozenset(forms) for word, forms in found.items()}
+    return {word: frozenset(forms) for word, forms in forms_by_word.items()}
 
 
 @cached_by_text

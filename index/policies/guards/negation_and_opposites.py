@@ -42,15 +42,19 @@ def has_opposites(question: str, cached_question: str) -> bool:
 
 def _negated_opposites(question: str, cached_question: str) -> set[str]:
     """Return words that only one question has, negated, and their opposites in the other question, which is not negated."""
-    found = set[str]()
+    differences = set[str]()
     for text, other in ((question, cached_question), (cached_question, question)):
         if NEGATION & set(words(other)):
             continue
         alone, others = set(words(text)) - set(words(other)), set(words(other)) - set(words(text))
         for word in _negated_words(text) & alone:
-            opposites = {each for each in others if _has_opposite({word}, {each}) or _has_opposite({each}, {word})}
-            found |= {word, *opposites} if opposites else set()
-    return found
+            opposites = {
+                candidate
+                for candidate in others
+                if _has_opposite({word}, {candidate}) or _has_opposite({candidate}, {word})
+            }
+            differences |= {word, *opposites} if opposites else set()
+    return differences
 
 
 def _negated_words(text: str) -> set[str]:
@@ -71,10 +75,12 @@ def _has_opposite(ours: Set[str], theirs: Set[str]) -> bool:
 
 @lru_cache(maxsize=8192)
 def _opposites_of(word: str) -> frozenset[str]:
-    found = {*read_opposites("opposites.txt").get(word, ()), *read_opposites("antonyms.txt").get(word, ())}
-    found |= {word.removeprefix(no) for no in NEGATIVE_PREFIXES if word.startswith(no) and len(word) - len(no) > 3}
-    found |= {word.removesuffix(one) + other for one, other in (("ful", "less"), ("less", "ful")) if word.endswith(one)}
-    return frozenset(found | {low + word.removeprefix(high) for high, low in PREFIX_PAIRS if word.startswith(high)})
+    opposites = {*read_opposites("opposites.txt").get(word, ()), *read_opposites("antonyms.txt").get(word, ())}
+    opposites |= {word.removeprefix(no) for no in NEGATIVE_PREFIXES if word.startswith(no) and len(word) - len(no) > 3}
+    opposites |= {
+        word.removesuffix(one) + other for one, other in (("ful", "less"), ("less", "ful")) if word.endswith(one)
+    }
+    return frozenset(opposites | {low + word.removeprefix(high) for high, low in PREFIX_PAIRS if word.startswith(high)})
 
 
 def _differs_in_weak_opposite(question: str, cached_question: str) -> bool:

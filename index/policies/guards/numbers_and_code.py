@@ -41,9 +41,9 @@ def _with_days(text: str) -> str:
 @cached_by_text
 def _numbers(text: str) -> Counter[str]:
     text = _with_days(text)
-    found = Counter(map(normalize_number, NUMBER.findall(text)))
-    found += Counter(ROMAN[word] for word in WORD.findall(text) if word in ROMAN)
-    return found + Counter(NUMBER_WORDS[word] for word in words(text) if word in NUMBER_WORDS)
+    numbers = Counter(map(normalize_number, NUMBER.findall(text)))
+    numbers += Counter(ROMAN[word] for word in WORD.findall(text) if word in ROMAN)
+    return numbers + Counter(NUMBER_WORDS[word] for word in words(text) if word in NUMBER_WORDS)
 
 
 def normalize_number(number: str) -> str:
@@ -66,8 +66,8 @@ def _percents(text: str) -> set[str]:
 
 @cached_by_text
 def _units(text: str) -> set[str]:
-    found = (after or before for after, before in _MEASURE.findall(_with_days(text).lower()))
-    return {UNITS[unit] for unit in found if unit in UNITS}
+    units = (after or before for after, before in _MEASURE.findall(_with_days(text).lower()))
+    return {UNITS[unit] for unit in units if unit in UNITS}
 
 
 _QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|`([^`]+)`|(?<!\w)'([^']+)'(?!\w)")

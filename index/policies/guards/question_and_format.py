@@ -28,12 +28,16 @@ def question_words_differ(question: str, cached_question: str) -> bool:
 
 @cached_by_text
 def _question_kinds(text: str) -> set[str]:
-    found = list(_QUESTION.findall(text.lower()))
-    kinds = [_QUESTION_KINDS.get(word, word if word.startswith("how ") else None) for word in found]
+    question_words = list(_QUESTION.findall(text.lower()))
+    kinds = [_QUESTION_KINDS.get(word, word if word.startswith("how ") else None) for word in question_words]
     first = next((place for place, kind in enumerate(kinds) if kind is not None), None)
     if first is None:
         return set()
-    second = kinds[first + 2] if found[first + 1 : first + 2] == ["and"] and len(kinds) > first + 2 else kinds[first]
+    second = (
+        kinds[first + 2]
+        if question_words[first + 1 : first + 2] == ["and"] and len(kinds) > first + 2
+        else kinds[first]
+    )
     return {kind for kind in (kinds[first], second) if kind is not None}
 
 
@@ -109,7 +113,9 @@ def answer_format_differs(question: str, cached_question: str) -> bool:
 def _requested_formats(text: str) -> set[str]:
     plain = text.lower().replace("’", "'")
     lengths = {f"{number} {unit}" for length in _LENGTHS for number, unit in length.findall(plain)}
-    found = {str(match.lastgroup) for match in _FORM.finditer(plain)}
+    formats = {str(match.lastgroup) for match in _FORM.finditer(plain)}
     if _EXPLAINING.search(plain) is None:
-        found = {name for name in found if name not in ("plain", "expert") or "like i'm" in plain or "eli5" in plain}
-    return lengths | found
+        formats = {
+            name for name in formats if name not in ("plain", "expert") or "like i'm" in plain or "eli5" in plain
+        }
+    return lengths | formats

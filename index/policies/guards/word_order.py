@@ -71,8 +71,8 @@ def has_exchanged_words(question: str, cached_question: str) -> bool:
 def _tokens(text: str) -> tuple[str, ...]:
     text = _MUST.sub("must", _NAME_A.sub("aa", _OWNER.sub(r"\2 of \1", text)))
     text = text.replace("US", "usa").replace("out of", "from")
-    found = [token.lower().replace("’", "'") for token in _TOKEN.findall(text)]
-    return tuple(token for token in found if token not in _ARTICLES)
+    tokens = [token.lower().replace("’", "'") for token in _TOKEN.findall(text)]
+    return tuple(token for token in tokens if token not in _ARTICLES)
 
 
 def _map_by_common_root(tokens: Sequence[str], others: Sequence[str]) -> dict[str, str]:
@@ -100,11 +100,11 @@ def _join_phrases(tokens: Sequence[str], phrases: Set[tuple[str, str]]) -> tuple
 
 
 def _roles(tokens: Sequence[str], participles: Set[str]) -> Mapping[str, frozenset[Role]]:
-    found: dict[str, frozenset[Role]] = {}
+    roles_by_token: dict[str, frozenset[Role]] = {}
     content = before = agent_of = ""
     is_passive = False
     for place, (previous, token) in enumerate(pairwise((".", *tokens))):
-        following = next((each for each in tokens[place + 1 :] if each not in _MODAL_VERBS), ".")
+        following = next((later_token for later_token in tokens[place + 1 :] if later_token not in _MODAL_VERBS), ".")
         if _is_content(token):
             roles: set[Role] = set()
             if agent_of:
@@ -116,7 +116,7 @@ def _roles(tokens: Sequence[str], participles: Set[str]) -> Mapping[str, frozens
                 # The subject of a passive verb is its object.
                 is_object = is_passive and not before and following.split(" ")[0] in participles
                 roles.add(("left" if is_object else "right", following))
-            found[token] = found.get(token, frozenset()) | roles
+            roles_by_token[token] = roles_by_token.get(token, frozenset()) | roles
             content = token
         elif token in _PREPOSITIONS:
             before = "" if token == "to" and _is_infinitive(previous, following) else _PREPOSITIONS[token]
@@ -125,7 +125,7 @@ def _roles(tokens: Sequence[str], participles: Set[str]) -> Mapping[str, frozens
             before = agent_of = ""
             is_passive = token in _PASSIVE_VERBS or (is_passive and token[0].isalnum())
             content = content if token[0].isalnum() else ""
-    return found
+    return roles_by_token
 
 
 def _is_participle(token: str) -> bool:

@@ -32,7 +32,7 @@ IRREGULAR_VERBS = {
 @lru_cache(maxsize=8192)
 def base_forms(word: str) -> frozenset[str]:
     """Return possible base forms of a word: `accept` for `accepted`, `stop` for `stopped`, `heavy` for `heavier`."""
-    found = {
+    forms = {
         word,
         *IRREGULAR_VERBS.get(word, "").split(),
         *(word.removesuffix(ending) for ending in ("s", "es") if len(word) > len(ending) + 2),
@@ -40,9 +40,9 @@ def base_forms(word: str) -> frozenset[str]:
     for ending in ("ed", "ing", "er", "est"):
         stem = word.removesuffix(ending)
         if stem != word and len(stem) > 2:
-            found |= {stem, f"{stem}e", stem[:-1] if stem[-1] == stem[-2] else stem}
-            found |= {f"{stem[:-1]}y"} if stem[-1] == "i" else set()
-    return frozenset(found)
+            forms |= {stem, f"{stem}e", stem[:-1] if stem[-1] == stem[-2] else stem}
+            forms |= {f"{stem[:-1]}y"} if stem[-1] == "i" else set()
+    return frozenset(forms)
 
 
 REQUEST_VERBS = frozenset("tell say explain describe define list give show find help compare write name".split())

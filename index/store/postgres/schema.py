@@ -95,15 +95,15 @@ def create_schema(connection: psycopg.Connection[Any], database_name: str) -> No
     supported = 1 + len(MIGRATIONS)
     with connection.transaction():
         connection.execute("select pg_advisory_xact_lock(%s)", [_LOCK])
-        found = _versions(connection)
-        if found is None:
+        versions = _versions(connection)
+        if versions is None:
             connection.execute("create schema if not exists kvproxy")
         connection.execute("set local search_path = kvproxy, public")
-        if found is None:
+        if versions is None:
             for statement in _SCHEMA:
                 connection.execute(statement.encode())
-            found = 1, 1
-        version, compatible_since = found
+            versions = 1, 1
+        version, compatible_since = versions
         if version == 0 or compatible_since > supported:
             raise SchemaVersionError(database_name, version, supported)
         if version < supported:
@@ -129,5 +129,5 @@ def _versions(connection: psycopg.Connection[Any]) -> tuple[int, int] | None:
     if "schema_version" not in tables:
         return 0, 0
     sql = "select version, compatible_since from kvproxy.schema_version"
-    found: tuple[int, int] | None = connection.execute(sql).fetchone()
-    return found or (0, 0)
+    versions: tuple[int, int] | None = connection.execute(sql).fetchone()
+    return versions or (0, 0)

@@ -69,8 +69,8 @@ class PostgresSearch(VectorSearch):
         sql = f"select n.score, {QUESTION} from ({nearest}) as n join responses r on r.id = n.id order by n.score desc"
         # Only a plan for the value of the namespace uses the graph of that namespace; a prepared statement may lose it.
         rows = self._database.query(sql, values | self._store.time_parameters(), prepare=False)
-        found = [(question, float(row["score"])) for row, question in read_questions(rows, self._store.codec)]
-        return found[:1] if found and found[0][1] < floor else found
+        neighbours = [(question, float(row["score"])) for row, question in read_questions(rows, self._store.codec)]
+        return neighbours[:1] if neighbours and neighbours[0][1] < floor else neighbours
 
     def _rows(self, statement: str, **values: Any) -> list[dict[str, Any]]:
         with self._database.connection() as connection:

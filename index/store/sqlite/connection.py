@@ -51,11 +51,11 @@ def create_schema(connection: sqlite3.Connection, database_name: str, version: i
         return
     with connection:
         connection.execute("begin immediate")
-        found = _version(connection)
-        if found == version:
+        stored_version = _version(connection)
+        if stored_version == version:
             return
         if connection.execute("select 1 from sqlite_master").fetchone():
-            raise SchemaVersionError(database_name, found, version)
+            raise SchemaVersionError(database_name, stored_version, version)
         for statement in statements:
             connection.execute(statement)
         connection.execute(f"pragma user_version = {version}")

@@ -143,7 +143,7 @@ def last_turn_question(
     turns = body.get(turns_field)
     if not isinstance(turns, list) or not turns or len(objects(turns)) < len(turns):
         return None
-    turn, texts = objects(turns)[-1], [turn_text(each) for each in objects(turns)]
+    turn, texts = objects(turns)[-1], list(map(turn_text, objects(turns)))
     *earlier, text = texts
     if text is None or not text.strip() or turn.get("role") != "user":
         return None

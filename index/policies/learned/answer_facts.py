@@ -141,7 +141,7 @@ def _unmatched(content: frozenset[str], others: frozenset[str]) -> list[str]:
     return [
         word
         for word in content
-        if known.isdisjoint(roots(word)) and not any(are_synonyms(word, each) for each in others)
+        if known.isdisjoint(roots(word)) and not any(are_synonyms(word, other) for other in others)
     ]
 
 

@@ -115,11 +115,11 @@ class ClassEvidence:
     def changed_wrong(self) -> tuple[float, float]:
         """The parts of `ServingLevel.wrong` and `ServingLevel.expected` that changes explain."""
         wrong = expected = 0.0
-        for name, found in self.contradictions.items():
+        for name, contradictions in self.contradictions.items():
             odds = self.odds.get(name, 0.0)
             probability = odds / (1 + odds)
-            wrong += found.wrong * probability
-            expected += found.expected * probability
+            wrong += contradictions.wrong * probability
+            expected += contradictions.expected * probability
         return wrong, expected
 
     def add_hits(self, hits: Iterable[tuple[str, int]], clock: int = 0) -> None:
@@ -172,21 +172,21 @@ class ClassEvidence:
             del self.probation[answer_class]
             for name in [name for name, target in self.successors.items() if target == answer_class]:
                 del self.successors[name]
-        found = self.contradictions.setdefault(answer_class, Contradictions(since=clock))
-        found.wrong += counted_wrong if counted_error > 0 else 0.0
-        found.expected += counted_error
-        found.joined.append(joined)
-        found.started += [joined] if is_new else []
+        contradictions = self.contradictions.setdefault(answer_class, Contradictions(since=clock))
+        contradictions.wrong += counted_wrong if counted_error > 0 else 0.0
+        contradictions.expected += counted_error
+        contradictions.joined.append(joined)
+        contradictions.started += [joined] if is_new else []
         if was_obsolete or not self.is_obsolete(answer_class):
             return 0.0, 0.0
         return self._become_obsolete(answer_class)
 
     def _become_obsolete(self, answer_class: str) -> tuple[float, float]:
-        found = self.contradictions.pop(answer_class)
+        contradictions = self.contradictions.pop(answer_class)
         self.num_changes += 1
         hits = self.hits.pop(answer_class, 0)
-        self.found_wrong_by_change += hits * self._share_after_change(answer_class, found.since)
-        successor = found.successor
+        self.found_wrong_by_change += hits * self._share_after_change(answer_class, contradictions.since)
+        successor = contradictions.successor
         if successor is not None:
             if successor not in self.successors.values():
                 self.probation[successor] = _PROBATION
@@ -195,7 +195,7 @@ class ClassEvidence:
             self.successors[answer_class] = successor
             self.successors.pop(successor, None)
             _keep_newest(self.successors)
-        return found.wrong, found.expected
+        return contradictions.wrong, contradictions.expected
 
     def _share_after_change(self, answer_class: str, since: int) -> float:
         """Return the expected share of the hits since the last confirmation of a class that followed its change.
@@ -203,7 +203,11 @@ class ClassEvidence:
         A single change is equally probable at any time until the first contradiction. If many classes are contradicted for the
         first time together, their answers changed together, after most of them were confirmed.
         """
-        together = [name for name, each in self.contradictions.items() if abs(each.since - since) < _TOGETHER]
+        together = [
+            name
+            for name, contradictions in self.contradictions.items()
+            if abs(contradictions.since - since) < _TOGETHER
+        ]
         confirmed = sorted(self.confirmed[name] for name in together if name in self.confirmed)
         start = self.confirmed.get(answer_class, since)
         if len(confirmed) < _MIN_TOGETHER or start >= since:
@@ -219,8 +223,8 @@ class ClassEvidence:
 
     def suspected_successors(self, answer_class: str) -> Sequence[str]:
         """Return the new classes of fresh answers that differed from this class since its last confirmation, newest first."""
-        found = self.contradictions.get(answer_class)
-        return [] if found is None else found.started[: -_MAX_SUSPECTS - 1 : -1]
+        contradictions = self.contradictions.get(answer_class)
+        return [] if contradictions is None else contradictions.started[: -_MAX_SUSPECTS - 1 : -1]
 
     def confirm(self, answer_class: str, clock: int) -> None:
         """Note that the right answer of a class has not changed, at the namespace's request number `clock`."""
@@ -264,10 +268,12 @@ class ClassEvidence:
             guards = {guard for owner, guard in self.lifted_guards if owner == name}
             self.lifted_guards -= {(name, guard) for guard in guards}
             self.lifted_guards |= {(answer_class, guard) for guard in guards}
-            for found in self.contradictions.values():
-                found.joined = [answer_class if each == name else each for each in found.joined]
-                found.started = [answer_class if each == name else each for each in found.started]
-            for obsolete in [each for each, target in self.successors.items() if target == name]:
+            for contradictions in self.contradictions.values():
+                contradictions.joined = [answer_class if joined == name else joined for joined in contradictions.joined]
+                contradictions.started = [
+                    answer_class if started == name else started for started in contradictions.started
+                ]
+            for obsolete in [replaced for replaced, target in self.successors.items() if target == name]:
                 self.successors[obsolete] = answer_class
 
     def _set_odds(self, answer_class: str, odds: float) -> None:
@@ -289,8 +295,14 @@ class ClassEvidence:
             "odds": self.odds,
             "lifted": sorted(self.lifted_guards),
             "contradictions": {
-                name: [found.wrong, found.expected, found.joined, found.started, found.since]
-                for name, found in self.contradictions.items()
+                name: [
+                    contradictions.wrong,
+                    contradictions.expected,
+                    contradictions.joined,
+                    contradictions.started,
+                    contradictions.since,
+                ]
+                for name, contradictions in self.contradictions.items()
             },
             "successors": self.successors,
             "confirmed": self.confirmed,

@@ -125,7 +125,10 @@ class FeedbackRecorder:
     async def _compare(
         self, pending: PendingObservation, fresh_id: str, compare: Compare, namespace: str
     ) -> ClassAssignment:
-        classes, ids = [each.answer for each in pending.candidates], [each.id for each in pending.candidates]
+        classes, ids = (
+            [candidate.answer for candidate in pending.candidates],
+            [candidate.id for candidate in pending.candidates],
+        )
         if self._policy is not None:
             suspects = self._policy.suspected_successors(namespace, pending.candidate.answer)
             classes, ids = [*classes, *suspects], [*ids, *suspects]

@@ -89,7 +89,7 @@ class LearnedPolicy:
         nearest = neighbours[estimate.index]
         if not estimate.similarity >= self.floor:  # A NaN is refused, too.
             return PolicyResult([Decision("low similarity") for _ in neighbours], None)
-        own = [each.prompt for each in neighbours[estimate.index :] if each.answer == nearest.answer]
+        own = [neighbour.prompt for neighbour in neighbours[estimate.index :] if neighbour.answer == nearest.answer]
         decisions = [Decision("not compared") for _ in neighbours]
         has_new_words = self._has_new_words(question, own)
         if has_new_words:
@@ -209,11 +209,11 @@ class LearnedPolicy:
     def learn(self, observations: Sequence[Observation]) -> None:
         with self._lock:
             counted = []
-            for each in observations:
-                hits = self._pending.pop(each.namespace, ServedHits())
+            for observation in observations:
+                hits = self._pending.pop(observation.namespace, ServedHits())
                 counted.append(
                     replace(
-                        each,
+                        observation,
                         served=hits.count,
                         risk=hits.risk,
                         served_by_checked=hits.by_checked,
@@ -221,7 +221,7 @@ class LearnedPolicy:
                     )
                 )
             self._observations.add(counted)
-            for namespace in dict.fromkeys(each.namespace for each in counted):
+            for namespace in dict.fromkeys(observation.namespace for observation in counted):
                 self._catch_up(namespace)
 
     def flush(self) -> None:
@@ -252,10 +252,15 @@ class LearnedPolicy:
                 # Another proxy has deleted the next observations, after it saved a snapshot.
                 learner = self._load(namespace)
                 continue
-            for each in batch:
-                learner.add(each)
-                if each.features is not None and each.error is not None and not each.vetoes:
-                    self._prior.learn(np.array(each.features), each.error, each.right, learner.level.max_counted_error)
+            for observation in batch:
+                learner.add(observation)
+                if observation.features is not None and observation.error is not None and not observation.vetoes:
+                    self._prior.learn(
+                        np.array(observation.features),
+                        observation.error,
+                        observation.right,
+                        learner.level.max_counted_error,
+                    )
             if batch:
                 learner.level.update()
             if len(batch) < _READ_BATCH:

@@ -96,11 +96,11 @@ class Learner:
         The questions of an obsolete class count for the class of the new answer, but its answers are not served.
         """
         evidence = self.class_evidence
-        names = [evidence.current_class(each.answer) for each in neighbours]
+        names = [evidence.current_class(neighbour.answer) for neighbour in neighbours]
         places = [place for place, name in enumerate(names) if not evidence.is_obsolete(name)]
         if not any(neighbours[place].answer == names[places[0]] for place in places):
             # No neighbour has the new answer.
-            names = [each.answer for each in neighbours]
+            names = [neighbour.answer for neighbour in neighbours]
             places = [place for place, name in enumerate(names) if not evidence.is_obsolete(name)]
         if not places:
             return None

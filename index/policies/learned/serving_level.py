@@ -59,8 +59,8 @@ def _max_expected(allowed: float, needed: np.ndarray) -> np.ndarray:
     if allowed <= 0:
         return np.zeros_like(needed)
     expected, evidence = _served_evidence(math.floor(allowed + 1e-9) + 1)
-    found: np.ndarray = np.interp(needed, evidence, expected, left=np.inf, right=0.0)
-    return found
+    most_expected: np.ndarray = np.interp(needed, evidence, expected, left=np.inf, right=0.0)
+    return most_expected
 
 
 @lru_cache(maxsize=256)

@@ -24,6 +24,7 @@ from kvproxy.index.search.lookup_result import Lookup
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store.observations import Audit
 from kvproxy.settings import CacheSettings
+from kvproxy.settings.cache import JudgeName
 
 _INSTRUCTION = (
     "You compare two answers to the same question. Reply with one word: SAME if both state the same facts in any wording,"
@@ -41,6 +42,11 @@ _BATCH = 8
 _AUDITED_SHARE = 0.05
 _MAX_CREDIT = 20.0
 _log = logging.getLogger("kvproxy")
+
+
+def judge_of(request: ApiRequest, settings: CacheSettings) -> JudgeName:
+    """Return how responses to a request are compared, by its rule or else by `cache.judge`."""
+    return request.control.rule.judge or settings.judge
 
 
 async def judge_with_model(
@@ -170,7 +176,12 @@ class ResponseComparer:
         """Number of comparisons by result: right, wrong, undecided, dropped, and dropped ones of explored hits."""
 
     def compare(self, request: ApiRequest, fresh: Entry, lookup: Lookup) -> None:
-        """Queue the comparison of a new response with the cached responses that its semantic lookup found."""
+        """Queue the comparison of a new response with the cached responses that its semantic lookup found.
+
+        Without a judge for the request, it does nothing.
+        """
+        if judge_of(request, self._settings) == "none":
+            return
         if self._task is None:
             self._task = asyncio.create_task(self._work())
         self._idle.clear()
@@ -190,7 +201,9 @@ class ResponseComparer:
 
     async def _work(self) -> None:
         while True:
-            batch = await self._queue.take(_BATCH if self._settings.judge == "model" else 1)
+            batch = await self._queue.take(1)
+            if len(self._queue) and judge_of(batch[0].request, self._settings) == "model":
+                batch += await self._queue.take(_BATCH - 1)
             await asyncio.gather(*map(self._compare, batch))
             if not len(self._queue):
                 self._idle.set()
@@ -249,11 +262,11 @@ class ResponseComparer:
     async def have_same_meaning(
         self, request: ApiRequest, question: str, cached: str, fresh: str, audits: list[Audit] | None = None
     ) -> bool | None:
-        """Return whether two answers are equivalent according to the setting `cache.judge`; None if undecided.
+        """Return whether two answers are equivalent according to the judge of the request; None if undecided.
 
         A pair that facts decide and the model judges, too, is added to `audits`.
         """
-        judge = self._settings.judge
+        judge = judge_of(request, self._settings)
         if text_digest(cached) == text_digest(fresh):
             return True
         if judge == "equality":

@@ -179,9 +179,8 @@ def build_services(settings: Settings, clock: Callable[[], float] = time.time) -
         redaction=settings.redaction,
         tenant_limit=clients.stored_bytes_limit,
     )
-    comparer = None
-    if cache.semantic is not None and settings.cache.judge != "none":
-        comparer = ResponseComparer(cache.semantic, built.backend, settings.cache)
+    # A rule may set a judge even if `cache.judge` is none.
+    comparer = None if cache.semantic is None else ResponseComparer(cache.semantic, built.backend, settings.cache)
     # The journal is not encrypted, so it stores no texts beside an encrypted store.
     kept = settings.journal.model_copy(update={"text": "none"}) if settings.encryption.enabled else settings.journal
     journal = open_journal(

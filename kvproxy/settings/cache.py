@@ -8,6 +8,7 @@ from kvproxy.index.doors import GUARDS
 from kvproxy.settings.section import Bytes, Seconds, Section, part_of
 
 PolicyName = Literal["learned", "checked", "threshold"]
+JudgeName = Literal["similarity", "equality", "model", "none"]
 # Without a verifier, the cosine similarity alone must be high.
 LEAST_SIMILARITY: dict[PolicyName, float] = {"threshold": 0.95, "checked": 0.6, "learned": 0.6}
 
@@ -59,9 +60,7 @@ class CacheSettings(Section):
         description="Timeout of a semantic lookup, tenfold while no other runs; then the request is forwarded.",
     )
     shadow: bool = Field(False, description="Count semantic hits without serving them.")
-    judge: Literal["similarity", "equality", "model", "none"] = Field(
-        "similarity", description="How fresh responses are compared with unserved cached ones."
-    )
+    judge: JudgeName = Field("similarity", description="How fresh responses are compared with unserved cached ones.")
     judge_similarity: float = Field(0.65, ge=0.0, le=1.0, description="Minimum cosine of two equal responses.")
     judge_budget: float = Field(
         0.5, ge=0.0, description="Requests to the model per compared response, if judge is model."

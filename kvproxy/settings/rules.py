@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from kvproxy.settings.cache import PolicyName
+from kvproxy.settings.cache import JudgeName, PolicyName
 from kvproxy.settings.section import Seconds, Section, compile_pattern
 
 _PROMPT_FIELDS = frozenset("model messages prompt input system instructions tools".split())
@@ -26,6 +26,7 @@ class RuleSettings(Section):
     semantic: bool | None = Field(None, description="False allows exact hits only.")
     shadow: bool | None = Field(None, description="Overrides cache.shadow: count semantic hits without serving them.")
     policy: PolicyName | None = Field(None, description="Overrides cache.policy; learned requires learned there, too.")
+    judge: JudgeName | None = Field(None, description="Overrides cache.judge; none disables learning.")
     ttl: Seconds | None = Field(None, gt=0, description="Overrides cache.ttl.")
     stale_while_revalidate: Seconds | None = Field(None, ge=0, description="Overrides cache.stale_while_revalidate.")
     stale_if_error: Seconds | None = Field(None, ge=0, description="Overrides cache.stale_if_error.")

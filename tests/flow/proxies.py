@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +84,17 @@ def proxy(
     *,
     clock: Callable[[], float] = time.time,
     text: str = "An answer.",
+    rules: Sequence[Mapping[str, Any]] = (),
     **cache: Any,
 ) -> Iterator[tuple[str, Services, Model]]:
     model = Model(text)
     with run_upstream(model.answer) as upstream:
         settings = load_settings(
-            data=path, upstream=upstream, cache={"judge": "equality"} | cache, routing={"eject_after": 10_000}
+            data=path,
+            upstream=upstream,
+            cache={"judge": "equality"} | cache,
+            rules=rules,
+            routing={"eject_after": 10_000},
         )
         store = open_store(settings.store_path, clock=clock)
         decides = policy(store.observations) if callable(policy) else policy

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from kvproxy.index.search.decider import MAX_REFUSALS
 from kvproxy.index.search.lookup_result import Candidate, Lookup, PendingObservation
 from kvproxy.index.store.observations import Observations
 from kvproxy.settings import CacheSettings
+from kvproxy.settings.rules import RuleSettings
 from tests.flow.proxies import CLOSE, FAR, NEAR, QUESTION, ask, checked, explain, proxy
 from tests.index.entries import make_entry
 from tests.polling import until
@@ -283,6 +285,35 @@ async def test_answers_are_compared_by_text_and_by_similarity(
     comparer = ResponseComparer(semantic, model, CacheSettings(judge=judge, judge_similarity=0.65))
     asked = api_request({"model": "m", "messages": []})
     assert await comparer.have_same_meaning(asked, "Why?", "Here is one text.", fresh) is same
+
+
+@pytest.mark.parametrize(
+    ("setting", "rule", "same"),
+    [("none", "equality", False), ("equality", "similarity", True), ("equality", None, False)],
+)
+async def test_a_rule_selects_the_judge_of_its_requests(setting: Any, rule: Any, same: bool) -> None:
+    semantic: Any = Similar(0.9)
+    model: Any = Judge()
+    comparer = ResponseComparer(semantic, model, CacheSettings(judge=setting))
+    asked = api_request({"model": "m", "messages": []})
+    asked = replace(asked, control=replace(asked.control, rule=RuleSettings(name="r", judge=rule)))
+    assert (
+        await comparer.have_same_meaning(asked, "Why?", "Here is one text.", "In other words, this is the one text")
+        is same
+    )
+
+
+def test_a_rule_without_a_judge_compares_nothing(tmp_path: Path) -> None:
+    rules = [{"name": "unjudged", "headers": {"cache-control": "*x-unjudged*"}, "judge": "none"}]
+    with proxy(tmp_path, checked(0.99), rules=rules) as (url, services, _):
+        ask(url, QUESTION)
+        ask(url, FAR, "x-unjudged")
+        assert services.comparer is not None
+        until(lambda: len(httpx.get(f"{url}/admin/cache").json()) == 2)
+        assert services.comparer.counts.total() == 0
+        ask(url, "please tell me what the busy queue of blocks is")
+        compared(services, 1)
+        assert services.comparer.counts.total() == 1
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ _COMPLETION_DETAILS = ("completion_tokens_details", "output_tokens_details")
 _log = logging.getLogger("kvproxy")
 _MARKS = (b'"usage"', b'"usageMetadata"', b'"timings"')
 _TIMINGS = ("cache_n", "prompt_n", "prompt_ms")
-_OTHER = ("prompt_cache_miss_tokens", "cache_creation", *_DETAILS)
+_LIFETIMES = ("cache_creation", "cacheDetails")
+_OTHER = ("prompt_cache_miss_tokens", *_LIFETIMES, *_DETAILS)
 _FIELDS = frozenset((*_PROMPT, *_COMPLETION, *_READ, *_WRITTEN, *_CACHED, *_TIMINGS, *_OTHER))
 _DETAIL_FIELDS = ("cached_tokens", "cache_write_tokens", "ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
 _CLIENT_TOOLS = (None, "function", "custom")
@@ -89,7 +90,8 @@ def reported_reuse(response: JsonMap) -> PrefixReuse | None:
     (`input_tokens_details` in Responses), and OpenAI and OpenRouter also `cache_write_tokens` there; llama.cpp
     `timings.cache_n`; DeepSeek `prompt_cache_hit_tokens` and `prompt_cache_miss_tokens`; Gemini
     `usageMetadata.cachedContentTokenCount`. These are parts of the prompt. Anthropic counts `cache_read_input_tokens` and
-    `cache_creation_input_tokens`, and Bedrock `cacheReadInputTokens` and `cacheWriteInputTokens`, beside the input tokens.
+    `cache_creation_input_tokens`, and Bedrock `cacheReadInputTokens` and `cacheWriteInputTokens`, beside the input tokens,
+    with what was written by lifetime in `cache_creation` and `cacheDetails`.
     """
     try:
         return _read_reuse(response)
@@ -163,9 +165,9 @@ def _read_reuse(response: JsonMap) -> PrefixReuse | None:
 
 
 def _reuse_beside_input(usage: Json, uncached: int, read: int) -> PrefixReuse:
-    written, lifetimes = _first_count(usage, _WRITTEN) or 0, field(usage, "cache_creation")
-    hour = as_token_count(field(lifetimes, "ephemeral_1h_input_tokens")) or 0
-    short = as_token_count(field(lifetimes, "ephemeral_5m_input_tokens")) or 0
+    written = _first_count(usage, _WRITTEN) or 0
+    lifetimes = next((_details(value) for name in _LIFETIMES if (value := field(usage, name))), {})
+    short, hour = (as_token_count(lifetimes.get(name)) or 0 for name in _DETAIL_FIELDS[2:])
     # The end of a stream has a higher sum after calls of the provider's own tools, without its lifetimes.
     if short + hour > written:
         raise _ContradictionError(
@@ -272,5 +274,8 @@ def _counts(usage: Json) -> JsonObject:
 
 
 def _details(value: Json) -> JsonObject:
+    if isinstance(value, list):
+        # Bedrock's cacheDetails: [{"ttl": "1h", "inputTokens": 10}].
+        value = {f"ephemeral_{field(entry, 'ttl')}_input_tokens": field(entry, "inputTokens") for entry in value}
     counts = {name: field(value, name) for name in _DETAIL_FIELDS}
     return {name: count for name, count in counts.items() if isinstance(count, int | float)}

@@ -92,6 +92,17 @@ def test_anthropic_reports_written_tokens_by_lifetime() -> None:
             {"usage": {"inputTokens": 5, "outputTokens": 1, "cacheReadInputTokens": 90, "cacheWriteInputTokens": 7}},
             PrefixReuse(102, 90, 7, 0),
         ),
+        (
+            {
+                "usage": {
+                    "inputTokens": 5,
+                    "cacheReadInputTokens": 90,
+                    "cacheWriteInputTokens": 9,
+                    "cacheDetails": [{"ttl": "5m", "inputTokens": 7}, {"ttl": "1h", "inputTokens": 2}],
+                }
+            },
+            PrefixReuse(104, 90, 7, 2),
+        ),
         # DeepSeek reports the same number twice.
         (
             {

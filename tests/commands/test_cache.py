@@ -146,9 +146,19 @@ def test_keys_are_created_with_limits(tmp_path: Path) -> None:
     made = result("keys", "add", "team", *flags, "--data", tmp_path)
     assert made["name"] == "team"
     assert result("keys", "ls", "--data", tmp_path) == [
-        {"name": "team", "last_used": None, "previous_key_expires": None, **limits}
+        {
+            "name": "team",
+            **limits,
+            "models": None,
+            "expires": None,
+            "previous_key_expires": None,
+            "requests": 0,
+            "tokens": 0,
+            "spent": None,
+            "last_used": None,
+        }
     ]
-    assert "team\t5\t1000\t2\t2048\t" in kvproxy("keys", "ls", "--data", tmp_path).stdout
+    assert "team\t0\t0\t\t5\t1000\t2\t2048\t" in kvproxy("keys", "ls", "--data", tmp_path).stdout
     assert "2KiB" in kvproxy("keys", "ls", "--data", tmp_path, columns=120).stdout
     assert kvproxy("keys", "rm", "team", "--data", tmp_path).returncode == 0
     assert result("keys", "ls", "--data", tmp_path) == []
@@ -185,7 +195,7 @@ def test_the_first_key_closes_the_proxy_and_rotation_shows_the_end_of_the_old_on
     narrow = kvproxy("keys", "ls", "--data", tmp_path, columns=80)
     shown = [re.sub(r"\x1b\[\d*m", "", line) for line in narrow.stdout.splitlines()]
     assert max(map(len, shown)) <= 80
-    assert narrow.stderr == "not shown: Old key until (--wide shows all columns)\n"
+    assert narrow.stderr == "not shown: In flight, Stored, Models, Expires, Old key until (--wide shows all columns)\n"
     assert ends == pytest.approx(time.time() + 7 * 86_400, abs=60)
 
 

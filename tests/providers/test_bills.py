@@ -51,10 +51,16 @@ def reported(provider: str, usage: Usage, random: Random) -> dict[str, Any]:
     """Return the usage of a response in the provider's form."""
     written = usage.written_5m + usage.written_1h
     if provider == "bedrock" and random.random() < 0.5:
-        found = {"inputTokens": usage.uncached, "outputTokens": usage.output, "cacheReadInputTokens": usage.read}
-        return (
-            {"usage": {**found, "cacheWriteInputTokens": usage.written_5m}} if not usage.written_1h else _claude(usage)
-        )
+        lifetimes = {"5m": usage.written_5m, "1h": usage.written_1h}
+        return {
+            "usage": {
+                "inputTokens": usage.uncached,
+                "outputTokens": usage.output,
+                "cacheReadInputTokens": usage.read,
+                "cacheWriteInputTokens": written,
+                "cacheDetails": [{"ttl": ttl, "inputTokens": count} for ttl, count in lifetimes.items() if count],
+            }
+        }
     if provider in MESSAGES:
         return _claude(usage)
     total = {"prompt_tokens": usage.prompt, "completion_tokens": usage.output}

@@ -102,8 +102,8 @@ def ls(query: ClientUsageQuery, *, layout: ListLayout, data: Data = None) -> Out
             "Requests#": client.requests,
             "Tokens#": client.tokens,
             number_column(spent, "spent", optional=True): money(client.spent),
-            number_column("Requests/min", "requests_per_minute"): client.requests_per_minute,
-            number_column("Tokens/min", "tokens_per_minute"): client.tokens_per_minute,
+            number_column("Requests/min", "requests_per_minute", optional=True): client.requests_per_minute,
+            number_column("Tokens/min", "tokens_per_minute", optional=True): client.tokens_per_minute,
             number_column("In flight", "concurrent_requests", optional=True): client.concurrent_requests,
             number_column("Stored", "stored_bytes", optional=True): None
             if client.stored_bytes is None

@@ -1,6 +1,7 @@
 """Damaged files: what is served is what was stored, or nothing; and what is damaged does not hide the rest."""
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def test_an_index_that_leads_to_another_entry_serves_nothing(tmp_path: Path) -> 
     store.close()
     path = tmp_path / "r.db"
     # The index of keys holds them a second time, in another order than the table: exchange them there.
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("pragma writable_schema = on")
         (page,) = connection.execute(
             "select rootpage from sqlite_master where name = 'sqlite_autoindex_responses_2'"
@@ -74,7 +75,7 @@ def test_a_changed_entry_is_damaged_and_not_served(tmp_path: Path, column: str, 
     for name in ("one", "two"):
         store.put(make_entry(name, id=name, key=name, namespace="nn", tenant="nn", tags=("t",)))
     store.close()
-    with sqlite3.connect(tmp_path / "r.db") as damaging:
+    with closing(sqlite3.connect(tmp_path / "r.db")) as damaging, damaging:
         damaging.execute(f"update responses set {column} = {harm} where id = 'one'")
     damaging.close()
     store = opened()

@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ def test_a_proxy_makes_them_and_its_record_tells(tmp_path: Path) -> None:
         told = client.get("/admin/cache").json()
     assert told[0]["tags"] == ["edit:date"]
     assert "2026-11-20" not in json.dumps(told)
-    with sqlite3.connect(tmp_path / "journal.db") as journal:
+    with closing(sqlite3.connect(tmp_path / "journal.db")) as journal, journal:
         assert journal.execute("select distinct tags from requests").fetchall() == [("edit:date",)]
 
 

@@ -3,6 +3,7 @@
 import json
 import random
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -239,7 +240,7 @@ def test_the_anthropic_client_that_drops_reasoning_reads_its_whole_history(tmp_p
             usage["cache_read_input_tokens"]
             == before["cache_read_input_tokens"] + before["cache_creation_input_tokens"]
         )
-    with sqlite3.connect(tmp_path / "journal.db") as journal:
+    with closing(sqlite3.connect(tmp_path / "journal.db")) as journal, journal:
         tags = [row[0] for row in journal.execute("select tags from requests order by number")]
     assert "repaired:reasoning" in tags[1]
 

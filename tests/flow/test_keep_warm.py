@@ -6,6 +6,7 @@ import math
 import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,7 @@ def test_a_paused_session_is_kept_warm_until_it_continues(tmp_path: Path) -> Non
         time.sleep(0.3)
         assert len(pings(upstream)) == 5
     assert all(usage["cache_creation_input_tokens"] == 0 for usage in upstream.usages[1:3])
-    with sqlite3.connect(tmp_path / "journal.db") as journal:
+    with closing(sqlite3.connect(tmp_path / "journal.db")) as journal, journal:
         rows = journal.execute("select reused_tokens, prompt_tokens from requests where tags = 'keep-warm'").fetchall()
     assert len(rows) == 5
     assert all(reused and reused <= prompt for reused, prompt in rows)
@@ -339,7 +340,7 @@ def test_pauses_in_the_journal_are_learned_at_the_start(tmp_path: Path) -> None:
     with proxied(tmp_path, upstream, breakpoints="auto") as (client, _):
         for texts in (["one"], ["one", "Yes.", "two"], ["other"]):
             ask(client, *texts)
-    with sqlite3.connect(tmp_path / "journal.db") as journal:
+    with closing(sqlite3.connect(tmp_path / "journal.db")) as journal, journal:
         # All of it happened two hours ago, with a long pause.
         journal.execute("update records set time = time - 7200")
         journal.execute("update turns set pause = 900 where pause is not null")

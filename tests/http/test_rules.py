@@ -4,6 +4,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -142,7 +143,7 @@ def test_a_rule_sets_stale_times_and_what_the_journal_keeps(proxy: Proxy) -> Non
     entry = stored(services, f"{long}ours")
     assert (lifetime(services, entry.prompt), entry.stale_while_revalidate, entry.stale_if_error) == (7, 8, 9)
     services.journal.latest(1)
-    with sqlite3.connect(services.settings.data / "journal.db") as journal:
+    with closing(sqlite3.connect(services.settings.data / "journal.db")) as journal, journal:
         kept = journal.execute("select whole from prompts where text like 'a question%' order by number").fetchall()
     assert [whole is not None for (whole,) in kept] == [True, False]
 

@@ -81,8 +81,8 @@ class World:
         self.random = generator
         clock: Callable[[], float] = lambda: self.now  # noqa: E731
         self.store = open_store(folder / "responses.db", clock=clock, capacity=Capacity(entries=CAPACITY))
-        observations = open_observations(folder / "responses.db")
-        self.semantic = SemanticCache(self.store, HashEmbedder(), ThresholdPolicy(0.9), observations)
+        self.observations = open_observations(folder / "responses.db")
+        self.semantic = SemanticCache(self.store, HashEmbedder(), ThresholdPolicy(0.9), self.observations)
         self.semantic.rebuild()
         self.cache = ResponseCache(self.store, self.semantic, clock=clock)
         settings = JournalSettings.model_validate({"text": text})
@@ -123,6 +123,7 @@ class World:
     async def close(self) -> None:
         await self.path.close()
         self.cache.close()
+        self.observations.close()
         self.journal.close()
 
 

@@ -186,10 +186,12 @@ def test_stored_responses_are_kept_to_the_bound_until_their_requests_are_recorde
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record_writer, "_MAX_STORED_RESPONSES", 8)
-    writer = RecordWriter(open_file(tmp_path / "journal.db"), JournalSettings(), lambda: 1e9)
+    database = open_file(tmp_path / "journal.db")
+    writer = RecordWriter(database, JournalSettings(), lambda: 1e9)
     responses = [ResponseStored(f"{number:064x}", f"{number:032x}", 2e9, 1e9) for number in range(20)]
     writer.write(responses)
     assert list(writer._stored_responses) == [each.key for each in responses[-8:]]
+    database.close()
 
 
 def test_batches_of_all_sizes_prepare_few_statements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,6 +211,7 @@ def test_batches_of_all_sizes_prepare_few_statements(tmp_path: Path, monkeypatch
     assert database.rows("select count(*), max(number) from records") == [(8_385, 8_384)]
     # SQLite keeps each of the last 128 statements prepared, with memory for its rows.
     assert len(statements) == 7
+    database.close()
 
 
 def test_prompts_of_sessions_are_kept_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import logging
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,7 @@ def test_a_damaged_journal_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptur
 
 def test_a_journal_of_another_schema_is_refused_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("create table records (number integer)")
     connection.close()
     with pytest.raises(SettingsError, match=r"schema version 0\): move it away, or set journal.enabled = false"):

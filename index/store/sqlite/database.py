@@ -86,11 +86,14 @@ class SqliteDatabase:
         self._is_closed = False
         try:
             make_files_private(path)
-            self._writer = connect(path)
-            create_schema(self._writer, f"the store {path}", _VERSION, _SCHEMA)
-            with self.reader() as reader:
-                reader.execute("select count(*) from totals").fetchone()
-            self._files = DatabaseFiles(path, self._writer)
+            with contextlib.ExitStack() as opened:
+                self._writer = connect(path)
+                opened.callback(self.close)
+                create_schema(self._writer, f"the store {path}", _VERSION, _SCHEMA)
+                with self.reader() as reader:
+                    reader.execute("select count(*) from totals").fetchone()
+                self._files = DatabaseFiles(path, self._writer)
+                opened.pop_all()
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             # SQLite's message about a damaged schema can be invalid UTF-8.
             if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):

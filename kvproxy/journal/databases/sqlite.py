@@ -172,9 +172,10 @@ def open_or_replace(path: Path, clock: Callable[[], float]) -> SqliteJournalData
 def open_to_read(path: Path) -> SqliteJournalDatabase:
     if not path.is_file():
         raise NotFound(f"no journal at {path}: kvproxy serve writes one; --data names its folder")
-    try:
+    with contextlib.ExitStack() as opened, _cannot_read(path):
         # The garbage collector may close the connection on another thread.
         connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10.0, check_same_thread=False)
+        opened.callback(connection.close)
         connection.execute("pragma query_only=on")
         connection.execute("select 1 from requests limit 1").fetchone()
         if not all(_has_column(connection, table, column) for table, column in ADDED_COLUMNS):
@@ -183,9 +184,16 @@ def open_to_read(path: Path) -> SqliteJournalDatabase:
             )
         # A condition of a user may read this file, and nothing else.
         connection.set_authorizer(_authorize_read)
+        opened.pop_all()
+    return SqliteJournalDatabase(path, connection, writable=False)
+
+
+@contextlib.contextmanager
+def _cannot_read(path: Path) -> Iterator[None]:
+    try:
+        yield
     except sqlite3.Error as error:
         raise KvproxyError(f"cannot read the journal {path}: {error}") from None
-    return SqliteJournalDatabase(path, connection, writable=False)
 
 
 def _authorize_read(action: int, table: str | None, *_: str | None) -> int:

@@ -3,6 +3,7 @@
 import base64
 import logging
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -102,7 +103,7 @@ def test_exchanged_texts_are_refused(
     one, other, third = (make_entry(name) for name in ("one", "other", "third"))
     for entry in (one, other, third):
         store.put(entry)
-    with sqlite3.connect(tmp_path / "r.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "r.db")) as connection, connection:
         sql = f"update responses set {column} = (select {column} from responses where id = ?) where id = ?"
         connection.execute(sql, [other.id, one.id])
     connection.close()

@@ -1,7 +1,8 @@
 """The learned policy: all proxies on one log have the same state, also after a crash, and the rules of a decision."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.learned.learner import Learner
 from kvproxy.index.policies.policy import Decision, Limits, Neighbour, PolicyResult
 from kvproxy.index.store import open_observations
-from kvproxy.index.store.observations import Observation
+from kvproxy.index.store.observations import Observation, Observations
 from tests.reference.memory_observations import MemoryObservations
 
 
@@ -42,14 +43,26 @@ def observation(generator: random.Random, namespace: str = "n") -> Observation:
     )
 
 
+@pytest.fixture
+def open_log(tmp_path: Path) -> Iterator[Callable[[], Observations]]:
+    """Open one file again and again, as several proxies do."""
+    with ExitStack() as opened:
+
+        def open_it() -> Observations:
+            log = open_observations(tmp_path / "o.db")
+            opened.callback(log.close)
+            return log
+
+        yield open_it
+
+
 def memory_policy() -> LearnedPolicy:
     return LearnedPolicy(MemoryObservations(), None, 0.05, 0.5)
 
 
-def test_all_proxies_on_one_log_have_the_same_state(tmp_path: Path) -> None:
+def test_all_proxies_on_one_log_have_the_same_state(open_log: Callable[[], Observations]) -> None:
     generator = random.Random(3)
-    path = tmp_path / "o.db"
-    first, second = (LearnedPolicy(open_observations(path), None, 0.05, 0.5) for _ in range(2))
+    first, second = (LearnedPolicy(open_log(), None, 0.05, 0.5) for _ in range(2))
     second.learner("n")
     for number in range(450):
         (first if number % 2 else second).learn([observation(generator)])
@@ -57,18 +70,18 @@ def test_all_proxies_on_one_log_have_the_same_state(tmp_path: Path) -> None:
             first.record_served("n", 0.01)
     first.flush()
     second.flush()
-    third = LearnedPolicy(open_observations(path), None, 0.05, 0.5)
+    third = LearnedPolicy(open_log(), None, 0.05, 0.5)
     assert len({policy.learner("n").to_json() for policy in (first, second, third)}) == 1
     assert first.status("n") == third.status("n")
     assert (first.status("n").observations, first.status("n").served) == (450, 65)
 
 
-def test_a_pruned_log_stays_short_and_gives_the_same_state(tmp_path: Path) -> None:
+def test_a_pruned_log_stays_short_and_gives_the_same_state(open_log: Callable[[], Observations]) -> None:
     whole = memory_policy()
     generator, pruned = random.Random(4), 0
     for _ in range(6):
         # As after kill -9: the previous log was not closed.
-        log = open_observations(tmp_path / "o.db")
+        log = open_log()
         policy = LearnedPolicy(log, None, 0.05, 0.5)
         for _ in range(60):
             each = observation(generator)
@@ -81,10 +94,10 @@ def test_a_pruned_log_stays_short_and_gives_the_same_state(tmp_path: Path) -> No
     assert log.summary()["observed"] == 360
 
 
-def test_a_proxy_behind_the_pruned_log_continues_from_the_snapshot(tmp_path: Path) -> None:
-    path, generator = tmp_path / "o.db", random.Random(5)
-    log = open_observations(path)
-    behind, ahead = (LearnedPolicy(open_observations(path), None, 0.05, 0.5) for _ in range(2))
+def test_a_proxy_behind_the_pruned_log_continues_from_the_snapshot(open_log: Callable[[], Observations]) -> None:
+    generator = random.Random(5)
+    log = open_log()
+    behind, ahead = (LearnedPolicy(open_log(), None, 0.05, 0.5) for _ in range(2))
     behind.learn([observation(generator) for _ in range(10)])
     for _ in range(25):
         ahead.learn([observation(generator) for _ in range(10)])
@@ -95,8 +108,8 @@ def test_a_proxy_behind_the_pruned_log_continues_from_the_snapshot(tmp_path: Pat
     assert behind.status("n").observations == 261
 
 
-def test_learning_restarts_after_a_snapshot_of_another_version(tmp_path: Path) -> None:
-    log, generator = open_observations(tmp_path / "o.db"), random.Random(6)
+def test_learning_restarts_after_a_snapshot_of_another_version(open_log: Callable[[], Observations]) -> None:
+    log, generator = open_log(), random.Random(6)
     log.add([observation(generator) for _ in range(30)])
     log.save_snapshot("n", 20, Learner.new(ErrorModelPrior(), 0.02).to_json().replace('"version": 3', '"version": 2'))
     log.prune(0)

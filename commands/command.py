@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperGroup
 
-from kvproxy.commands.options import Json, parser_of
+from kvproxy.commands.options import Json, completion_of, parser_of
 from kvproxy.commands.output import Output, print_charts, print_json, print_note
 from kvproxy.operations.parameters import DeclaredParameter, declared_parameters
 
@@ -122,14 +122,16 @@ def _annotation(declared: DeclaredParameter) -> Any:
     """Return the annotation from which Typer makes an option or an argument."""
     metadata = declared.metadata
     values = declared.type | None if declared.default is None else declared.type
+    complete = completion_of(metadata.suggestions)
     if metadata.is_argument:
-        return Annotated[values, Argument(help=metadata.help)]
+        return Annotated[values, Argument(help=metadata.help, autocompletion=complete)]
     if metadata.parse is not None:
         parser, metavar = parser_of(metadata.parse), metadata.metavar or "TEXT"
         shown = metadata.default_text or True
-        return Annotated[values, Option(help=metadata.help, parser=parser, metavar=metavar, show_default=shown)]
+        option = Option(help=metadata.help, parser=parser, metavar=metavar, show_default=shown, autocompletion=complete)
+        return Annotated[values, option]
     if declared.type is bool:
         # With a name, Typer adds no option `--no-NAME`.
         return Annotated[values, Option(f"--{declared.name.replace('_', '-')}", help=metadata.help)]
     least = metadata.least if declared.type in (int, float) else None
-    return Annotated[values, Option(help=metadata.help, min=least)]
+    return Annotated[values, Option(help=metadata.help, min=least, autocompletion=complete)]

@@ -11,6 +11,8 @@ import typer
 from typer import Option
 
 from kvproxy.commands.formatting import local_time
+from kvproxy.errors import KvproxyError
+from kvproxy.operations.parameters import Suggestions
 from kvproxy.units import parse_bytes, parse_seconds, parse_since, parse_time
 
 if TYPE_CHECKING:
@@ -32,6 +34,20 @@ def parser_of(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
             raise typer.BadParameter(str(error)) from None
 
     return parser
+
+
+def completion_of(suggestions: Suggestions | None) -> Callable[[typer.Context], list[str]] | None:
+    """Return the completion of a value for Typer; None without suggestions. Errors suggest nothing."""
+    if suggestions is None:
+        return None
+
+    def complete(context: typer.Context) -> list[str]:
+        try:
+            return sorted(suggestions(context.params.get("data")))
+        except KvproxyError:
+            return []
+
+    return complete
 
 
 def _option_parsed_by(parse: Callable[[Any], Any], metavar: str) -> Callable[..., Any]:

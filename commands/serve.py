@@ -38,7 +38,12 @@ class EngineOptions:
     device: Annotated[str | None, Option(help="Device of the model: auto, cpu, cuda or cuda:N.")] = None
     threads: Annotated[int | None, Option(help="CPU threads of the model.")] = None
     eviction_policy: Annotated[
-        str | None, Option(help=f"Evict by {', '.join(EVICTION.built_in)}, or a plugin's policy.", show_default="lru")
+        str | None,
+        Option(
+            help=f"Evict by {', '.join(EVICTION.built_in)}, or a plugin's policy.",
+            show_default="lru",
+            autocompletion=EVICTION.names,
+        ),
     ] = None
 
 

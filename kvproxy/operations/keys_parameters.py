@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from kvproxy.operations.parameters import Parameter, argument, declared_parameters, duration, period_start, size
+from kvproxy.operations.suggestions import client_names
 from kvproxy.units import parse_seconds, parse_time
 
 _BYTES = "Size of its stored responses; excess is evicted."
@@ -30,7 +31,7 @@ def _parse_expiry(text: str) -> float:
 
 @dataclass(frozen=True)
 class ClientName:
-    name: Annotated[str, argument("Name of the client.")]
+    name: Annotated[str, argument("Name of the client.", client_names)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,8 @@ LIMITS = tuple(parameter.name for parameter in declared_parameters(ClientLimits)
 @dataclass(frozen=True)
 class NewClient(ClientLimits, ClientName):
     """A client to create."""
+
+    name: Annotated[str, argument("Name of the client.")]
 
 
 @dataclass(frozen=True, kw_only=True)

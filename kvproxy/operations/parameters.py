@@ -4,14 +4,16 @@ A parameter is a field of a dataclass: `model: Annotated[str | None, Parameter("
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TypeAlias, get_args, get_origin
 
 from kvproxy.units import parse_bytes, parse_seconds, parse_since, parse_time
 
 _MAX_NUMBER = 2.0**31
+Suggestions: TypeAlias = Callable[[Path | None], Iterable[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class Parameter:
         is_argument: commands have an argument for it, not an option.
         is_option: commands have an option or an argument for it.
         is_remote: the route accepts it; otherwise only commands with access to the files have it.
+        suggestions: lists values for the completion of a command line; its argument is the data folder, None the default.
     """
 
     help: str
@@ -37,6 +40,7 @@ class Parameter:
     is_argument: bool = False
     is_option: bool = True
     is_remote: bool = True
+    suggestions: Suggestions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +88,9 @@ def size(help: str, default_text: str | None = None) -> Parameter:
     return Parameter(help, parse_bytes, "SIZE", default_text=default_text)
 
 
-def argument(help: str) -> Parameter:
+def argument(help: str, suggestions: Suggestions | None = None) -> Parameter:
     """Describe a text that is an argument of commands."""
-    return Parameter(help, is_argument=True)
+    return Parameter(help, is_argument=True, suggestions=suggestions)
 
 
 def period_start(help: str) -> Parameter:

@@ -7,6 +7,7 @@ from typing import Annotated, get_args
 
 from kvproxy.errors import InvalidRequest
 from kvproxy.operations.parameters import Parameter, declared_parameters
+from kvproxy.operations.suggestions import client_names, layers, reasons
 from kvproxy.units import parse_since, parse_time, start_time
 
 
@@ -58,10 +59,19 @@ class RecordQuery:
         float | datetime | None, Filter(_SINCE, parse_since, "TIME", sql="time >= ?", value=lambda q: q.start)
     ] = None
     until: Annotated[float | None, Filter(_UNTIL, parse_time, "TIME", sql="time < ?")] = None
-    layer: Annotated[str | None, Filter("Only requests answered by this layer.", _parse_layer, sql="layer = ?")] = None
-    reason: Annotated[str | None, Filter(_REASON, _parse_reason, sql="substr(reason, 1, length(?)) = ?")] = None
+    layer: Annotated[
+        str | None, Filter("Only requests answered by this layer.", _parse_layer, sql="layer = ?", suggestions=layers)
+    ] = None
+    reason: Annotated[
+        str | None, Filter(_REASON, _parse_reason, sql="substr(reason, 1, length(?)) = ?", suggestions=reasons)
+    ] = None
     tenant: Annotated[
-        str | None, Filter("Only this tenant, or the client with this name.", sql="(tenant = ? or client = ?)")
+        str | None,
+        Filter(
+            "Only this tenant, or the client with this name.",
+            sql="(tenant = ? or client = ?)",
+            suggestions=client_names,
+        ),
     ] = None
     model: Annotated[str | None, Filter("Only requests for this model.", sql="model = ?")] = None
     tag: Annotated[str | None, Filter("Only requests with this tag.", sql=_TAG, value=lambda q: f",{q.tag},")] = None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 from kvproxy.errors import NotFound
 from kvproxy.operations.operation import NoParameters, async_operation
 from kvproxy.operations.parameters import argument
+from kvproxy.operations.suggestions import upstream_urls
 from kvproxy.upstreams.status import EngineStatus
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class UpstreamsAccess(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class UpstreamName:
-    name: Annotated[str, argument("URL of the upstream, or its number from 1.")]
+    name: Annotated[str, argument("URL of the upstream, or its number from 1.", upstream_urls)]
 
 
 @async_operation("GET", "/upstreams")

@@ -1,0 +1,57 @@
+"""The completion of values on the command line, without a running proxy."""
+
+import contextlib
+import io
+import os
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import typer
+
+from kvproxy.clients.client_keys import add_client
+from kvproxy.commands import app
+from kvproxy.settings import load_settings
+
+
+def completions(data: Path, line: str) -> list[str]:
+    """The values that bash offers at the end of a command line."""
+    words = line.split(" ")
+    environment = {
+        "_KVPROXY_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words) - 1),
+        "KVPROXY_DATA": str(data),
+    }
+    out = io.StringIO()
+    with mock.patch.dict(os.environ, environment), contextlib.redirect_stdout(out), pytest.raises(SystemExit):
+        typer.main.get_command(app).main([], prog_name="kvproxy")
+    return out.getvalue().split()
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("kvproxy log --reason hit-", ["hit-exact", "hit-semantic", "hit-shared"]),
+        ("kvproxy log --layer ex", ["exact"]),
+        ("kvproxy log --tenant s", ["search-team"]),
+        ("kvproxy keys rotate ", ["search-team"]),
+        ("kvproxy keys add ", []),
+        ("kvproxy upstreams drain http", ["http://127.0.0.1:9"]),
+        ("kvproxy serve --eviction-policy s3", ["s3fifo"]),
+    ],
+)
+def test_known_values_are_completed(tmp_path: Path, line: str, values: list[str]) -> None:
+    (tmp_path / "kvproxy.toml").write_text('upstreams = ["http://127.0.0.1:9"]\n')
+    add_client(load_settings(data=tmp_path), "search-team")
+    assert completions(tmp_path, line) == values
+
+
+def test_the_completion_reads_the_named_data_folder(tmp_path: Path) -> None:
+    add_client(load_settings(data=tmp_path), "search-team")
+    assert completions(tmp_path / "empty", f"kvproxy log --data {tmp_path} --tenant ") == ["search-team"]
+
+
+def test_invalid_settings_complete_nothing(tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text("upstreams = 3\n")
+    assert completions(tmp_path, "kvproxy keys rotate ") == []

@@ -47,6 +47,7 @@ app = CommandGroup("cache", help="List, show, remove and export stored responses
 Question = Annotated[str | None, Option(help="Question for which the response was served; the policy learns.")]
 
 _EMPTY = "no response is stored"
+_NO_MATCH = "no stored response matches these options"
 _LISTED = 20
 _LABELS = {
     "endpoint": "API",
@@ -68,7 +69,7 @@ def ls(*, limit: LimitOrAll = None, where: EntryQuery, layout: ListLayout, respo
 
     with responses.open() as cache:
         page = cache.perform(list_responses, EntryPage(**where.filters, limit=default_limit(limit, 100)))
-    empty = "no stored response matches these options" if where.filters else _EMPTY
+    empty = _NO_MATCH if where.filters else _EMPTY
     return table_output(page.rows, _response_rows(page.rows), empty=empty, layout=layout, total=page.total)
 
 
@@ -162,6 +163,8 @@ def rm(
         else:
             done = [cache.perform(remove_responses, removal)]
     action, count = "expired" if removal.soft else "removed", sum(sum(counts.values()) for counts in done)
+    if is_bulk and not count:
+        return text_output({action: 0}, f"{_NO_MATCH}: {action} none")
     return text_output({action: count}, f"{action} {plural(count, 'response')}")
 
 

@@ -93,6 +93,8 @@ def simulate(
         events = {"--event-delay": fleet.event_delay, "--event-loss": fleet.event_loss}
         _reject_options(events, "without --engines or --ttft")
     chosen = _parse_policies(_DEFAULT_POLICIES if policies is None else policies)
+    if users is not None and not trace.is_dir():
+        raise typer.BadParameter("--users requires a folder with a file for each conversation")
     workload = read_workload(trace, block_size, users)
     for note in workload.notes:
         print_note(note)

@@ -128,4 +128,4 @@ def meaning_of_reason(token: str) -> str:
         return REASONS["plugin-NAME"].replace("of this name", token.removeprefix("plugin-"))
     if token.startswith("veto-") and token not in REASONS:
         return f"The guard `{token.removeprefix('veto-')}` of a plugin vetoed the nearest question."
-    return REASONS.get(token, "")
+    return REASONS.get(token, f"Another version of kvproxy recorded this reason (`{token}`).")

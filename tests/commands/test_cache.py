@@ -218,6 +218,9 @@ def test_one_matching_response_is_removed_without_confirmation(tmp_path: Path) -
     assert (several.returncode, "removing 2 responses needs --yes" in several.stderr) == (2, True)
     assert result("cache", "rm", "--prompt", "question 1", "--store", path) == {"removed": 1}
     assert result("cache", "rm", "--tag", "none", "--store", path) == {"removed": 0}
+    # A filter may match nothing, as in `cache ls`.
+    empty = kvproxy("cache", "rm", "--tag", "none", "--store", path)
+    assert (empty.returncode, empty.stdout) == (0, "no stored response matches these options: removed none\n")
     assert [each["prompt"] for each in result("cache", "ls", "--store", path)] == ["question 0"]
 
 

@@ -2,6 +2,8 @@
 
 import json
 import re
+import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -130,6 +132,20 @@ def test_the_times_of_a_record_add_up(tmp_path: Path) -> None:
         steps = [shown[name] for name in ("exact_ms", "backend_ms", "decode_ms")]
         assert sum(steps) == pytest.approx(shown["total_ms"], abs=0.01)
         assert re.search(r"^decode_ms\t\d", kvproxy("log", "show", "one", url=url).stdout, re.M)
+
+
+def test_records_with_a_reason_of_another_version_are_read(tmp_path: Path) -> None:
+    with proxied(tmp_path) as url, httpx.Client(base_url=url) as client:
+        client.post("/v1/chat/completions", json=said("a"), headers={"x-request-id": "one"}).raise_for_status()
+        until(lambda: kvproxy("log", "--json", url=url).stdout.count("\n") == 1)
+    with closing(sqlite3.connect(tmp_path / "journal.db")) as database, database:
+        database.execute("update names set name = 'bypass-tools' where name like 'prefix-%' or name = 'miss-new'")
+    with proxied(tmp_path) as url:
+        assert json.loads(kvproxy("log", "--json", url=url).stdout)["reason"] == "bypass-tools"
+        shown = kvproxy("log", "show", "one", url=url).stdout
+        assert "Another version of kvproxy recorded this reason (`bypass-tools`)." in shown
+        top = json.loads(kvproxy("log", "top", "--by", "reason", "--json", url=url).stdout)
+        assert [(row["name"], row["requests"]) for row in top] == [("bypass-tools", 1)]
 
 
 def test_refused_requests_are_named_beside_the_savings(tmp_path: Path) -> None:

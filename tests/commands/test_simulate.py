@@ -63,6 +63,7 @@ def test_wrong_usage() -> None:
         (("--policies", "mru"), "unknown policy 'mru': use lru"),
         (("--blocks", "many"), "--blocks takes integers of at least 1"),
         (("--engines", 2, "--ttft", 60), "--engines cannot be used with --ttft"),
+        (("--users", 5), "--users requires a folder"),
         (("--event-loss", 0.5), "--event-loss cannot be used without --engines or --ttft"),
         (("--blocks", 1000, "--memory", "1GiB"), "--blocks and --memory exclude each other"),
         (("--engines", 2, "--memory", "1GiB"), "--memory requires --model or --bytes-per-token"),

@@ -381,6 +381,7 @@ async def test_concurrent_requests_with_one_id_keep_their_own_conversations(tmp_
     assert [each.request_id for each in tracked] == ["id", "id"]
     assert [list(each.conversation) for each in tracked] == [list(conversation_digests(each)) for each in requests]
     assert tracked[0].conversation != tracked[1].conversation
+    await services.close()
 
 
 class _OverloadedUpstream(AnthropicUpstream):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kvproxy.blocks.cache_request import CacheRequest, MMItem
 from kvproxy.blocks.manager import KVCacheManager
+from kvproxy.doors import EVICTION
 from tests.blocks.driver import begin, decode, hit_tokens, serve
 from tests.reference.integrity import check_integrity
 
@@ -65,7 +66,7 @@ def test_a_child_inherits_what_names_its_parents_blocks() -> None:
     assert hit_tokens(manager, [0, 1, 8, 9, 10], **keys) == 4
 
 
-@pytest.mark.parametrize("policy", ["lru", "s3fifo", "sessions"])
+@pytest.mark.parametrize("policy", EVICTION.names())
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_each_block_table_has_the_tokens_of_its_request(policy: str, data: st.DataObject) -> None:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.manager import KVCacheManager
+from kvproxy.doors import EVICTION
 from tests.blocks.driver import hit_tokens, serve
 
 
@@ -33,7 +34,7 @@ def test_equal_priorities_are_plain_lru(prompts: list[list[int]], num_blocks: in
         assert [block.id for block in plain.pool.free_queue] == [block.id for block in prioritised.pool.free_queue]
 
 
-@pytest.mark.parametrize("policy", ["lru", "s3fifo"])
+@pytest.mark.parametrize("policy", EVICTION.names())
 @settings(max_examples=40, deadline=None)
 @given(prompts=st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=9), st.integers(0, 2)), max_size=30))
 def test_the_queue_is_in_order_of_priority(policy: str, prompts: list[tuple[list[int], int]]) -> None:

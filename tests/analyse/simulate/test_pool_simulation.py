@@ -38,7 +38,7 @@ def chains(paths: list[list[int]]) -> list[ChainRequest]:
 PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=40)
 
 
-@pytest.mark.parametrize("policy", ["lru", "s3fifo"])
+@pytest.mark.parametrize("policy", EVICTION.names())
 @settings(max_examples=60, deadline=None)
 @given(PATHS, st.integers(7, 15))
 def test_a_simulated_pool_hits_what_the_block_cache_hits(policy: str, paths: list[list[int]], capacity: int) -> None:

@@ -51,10 +51,13 @@ class Warmed:
         self.now = 1_000_000.0
         self.keep_warm = KeepWarm(Mock(clock=lambda: self.now), {}, None)
 
-    async def finish(self, text: str, model: str = "m", cached: int = 100, until: str = "5m", size: int = 0) -> None:
+    async def finish(
+        self, text: str, model: str = "m", cached: int = 100, until: str = "5m", size: int = 0, **fields: Any
+    ) -> None:
         mark = {"type": "ephemeral", "ttl": until}
         block = {"type": "text", "text": text + "x" * size, "cache_control": mark}
         body: Any = {"model": model, "max_tokens": 9, "messages": [{"role": "user", "content": [block]}]}
+        body |= fields
         request = api_request(body, "messages")
         request = replace(request, control=replace(request.control, rule=self._rule))
         request, _ = await self.keep_warm.on_request(request)
@@ -88,6 +91,18 @@ async def test_models_whose_prefixes_are_written_again_are_remembered_to_the_bou
         await warm.finish(f"{number}", f"model {number}")
         await warm.finish(f"{number}", f"model {number}", cached=0, until="1h")
     assert 0 < len(warm.keep_warm._fixed_models) <= 5
+    await warm.keep_warm.close()
+
+
+async def test_a_changed_tool_explains_why_a_prefix_was_written_again() -> None:
+    warm = Warmed()
+    tools = [{"name": name, "input_schema": {}} for name in ("read", "write")]
+    await warm.finish("0", tools=tools[:1], system="Be brief.")
+    await warm.finish("0", cached=0, until="1h", tools=tools, system="Be brief.")
+    assert warm.keep_warm._fixed_models == set()
+    marked = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
+    await warm.finish("0", cached=0, tools=tools, system=marked)
+    assert warm.keep_warm._fixed_models == {"m"}
     await warm.keep_warm.close()
 
 

@@ -19,7 +19,7 @@ from kvproxy.clients.quotas import TokenBucket
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange
 from kvproxy.flow.background_requests import BackgroundRequests
-from kvproxy.flow.conversation_digests import BREAKPOINT_FIELD, with_conversation
+from kvproxy.flow.conversation_digests import BREAKPOINT_FIELD, content_blocks, with_conversation
 from kvproxy.flow.prepare.breakpoints import find_last_one_hour_message
 from kvproxy.flow.single_flight import cancel_tasks
 from kvproxy.journal.sessions.turn_writer import KEEP_WARM_TAG
@@ -153,7 +153,8 @@ class KeepWarm:
             pause = max(0.0, exchange.arrived - before.ended)
             self._pauses(before.is_headless).add(pause, *before.tenant_and_hour)
             is_rewritten = exchange.arrived - before.used < self.interval and 2 * prefix.cached_tokens < before.tokens
-            if is_rewritten and until != before.last_one_hour_message and request.model not in self._fixed_models:
+            is_new = until != before.last_one_hour_message and request.model not in self._fixed_models
+            if is_rewritten and is_new and _has_same_beginning(before.request.raw, request.body):
                 if len(self._fixed_models) >= MAX_FIXED_MODELS:
                     self._fixed_models.clear()
                 self._fixed_models.add(request.model)
@@ -337,3 +338,16 @@ def _keep_warm_body(raw: bytes, model: str, takes_no_output: bool) -> JsonObject
     )
     least = 0 if rule_of_marks(model).fills_cache and takes_no_output and not requires_output else 1
     return {name: value for name, value in body.items() if name != "stream"} | {"max_tokens": least}
+
+
+def _has_same_beginning(raw: bytes, body: JsonObject) -> bool:
+    """Whether tools and system prompt are equal apart from breakpoints; otherwise they explain why nothing was read."""
+    return _beginning(as_object(loads(raw))) == _beginning(body)
+
+
+def _beginning(body: JsonObject) -> list[list[JsonObject]]:
+    sections = [content_blocks(body.get(name)) for name in ("tools", "system")]
+    return [
+        [{name: value for name, value in block.items() if name != BREAKPOINT_FIELD} for block in section]
+        for section in sections
+    ]

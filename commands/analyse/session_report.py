@@ -45,7 +45,7 @@ def read_spending(
     from kvproxy.errors import InvalidRequest
 
     files = None if str(log) == "-" else transcript_files(log)
-    if files is None and not sessions:
+    if files is None and not sessions and (str(log) == "-" or log.exists()):
         raise InvalidRequest(f"--by sums the usage in transcripts of agents; {log} is a log: give --sessions, too")
     with progress_bar("reading sessions") as progress:
         requests, traces = (

@@ -134,3 +134,8 @@ def test_a_log_without_sessions_has_no_sums(tmp_path: Path) -> None:
     done = kvproxy("estimate", log, "--by", "day")
     assert done.returncode == 2
     assert "--sessions" in done.stderr
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    done = kvproxy("estimate", tmp_path / "projects", "--by", "day")
+    assert (done.returncode, f"no file {tmp_path / 'projects'}" in done.stderr) == (3, True), done

@@ -87,13 +87,14 @@ def set_(change: ClientChange, data: Data = None) -> Output:
 def ls(query: ClientUsageQuery, *, layout: ListLayout, data: Data = None) -> Output:
     """List clients with their usage, limits, and last use.
 
-    The usage of the last 30 UTC days, or --since, is that of the journal. The tokens are those that the backend computed.
+    The journal gives the usage of the last 30 UTC days, or since --since. Tokens are prompt
+    tokens that the backend computed, and tokens that it generated.
     """
     from kvproxy.operations.keys import list_clients, usage_problem
 
     settings = _load_settings(data)
     clients = list_clients(settings, query)
-    if clients and (problem := usage_problem(settings)) is not None:
+    if clients and clients[0].requests is None and (problem := usage_problem(settings)) is not None:
         print_note(f"the usage is unknown: {problem}")
     spent = f"Spent {settings.journal.currency}"
     rows: list[Row] = [

@@ -16,7 +16,7 @@ _PLUGINS = "Plugins"
 
 
 class LazyCommands(Mapping[str, Any]):
-    """The built-in commands and those of plugins, by name. A command is imported when it is looked up.
+    """Built-in commands and commands of plugins, by name. A command is imported when it is looked up.
 
     A look-up raises PluginError if the plugin cannot be loaded.
     """

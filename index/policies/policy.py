@@ -61,6 +61,11 @@ def describe_verdict(verdict: Verdict, guard: str | None) -> str:
     return _MEANINGS.get(verdict) or _DIFFERENCES.get(guard or "", "the guards found a difference")
 
 
+def verdict_token(verdict: Verdict, guard: str | None) -> str:
+    """Return a verdict as one word, such as `veto-numbers` or `low-similarity`."""
+    return f"veto-{guard}" if verdict == "vetoed" else verdict.replace(" ", "-")
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The decision on one neighbour.

@@ -65,7 +65,7 @@ class EngineMetrics:
 
 @dataclass(frozen=True, slots=True)
 class PrefixCacheStats(PoolReport):
-    """Statistics of the embedded engine's prefix cache, or of all upstreams: those of its pool, and of its sources.
+    """Statistics of the embedded engine's prefix cache, or of all upstreams, with its pool and its sources.
 
     Attributes:
         complete: whether the proxy received all KV events of the upstreams; None without events.

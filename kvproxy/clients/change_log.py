@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from kvproxy.clients.private_file import replace_private_file
 from kvproxy.errors import SettingsError
 
 MAX_CHANGES = 10_000
@@ -26,7 +27,8 @@ def record_change(data: Path, operator: str, change: str) -> None:
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as out:
             out.write(line)
         if file.stat().st_size > _MAX_BYTES:
-            _keep_newest(file)
+            newest = file.read_bytes().splitlines()[-MAX_CHANGES:]
+            replace_private_file(file, b"\n".join(newest) + b"\n")
     except OSError as error:
         raise SettingsError(f"cannot write {file}: {error.strerror}") from None
 
@@ -50,10 +52,3 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return change if isinstance(change, dict) and change.keys() == {"changed", "operator", "change"} else None
-
-
-def _keep_newest(file: Path) -> None:
-    written = file.with_suffix(".new")
-    with open(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
-        out.write(b"\n".join(file.read_bytes().splitlines()[-MAX_CHANGES:]) + b"\n")
-    os.replace(written, file)

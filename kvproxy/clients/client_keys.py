@@ -1,9 +1,7 @@
 """Clients and their API keys: from kvproxy.toml, and from `kvproxy keys`, in a file or in the PostgreSQL store."""
 
 import hashlib
-import os
 import secrets
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -14,6 +12,7 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from kvproxy.clients.change_log import record_change, recorded_changes
+from kvproxy.clients.private_file import replace_private_file
 from kvproxy.clients.shared_state import SharedState, operator_name
 from kvproxy.errors import InvalidRequest, NotFound, SettingsError, StoreUnavailable
 from kvproxy.index.errors import CacheStoreError
@@ -216,12 +215,8 @@ def _write_clients(data: Path, clients: Sequence[ClientSettings]) -> None:
     file = clients_file(data)
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=data, prefix=".clients-") as folder:
-            written = Path(folder) / file.name
-            with open(os.open(written, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as out:
-                out.write(orjson.dumps([client.model_dump() for client in clients], option=orjson.OPT_INDENT_2))
-                out.flush()
-                os.fsync(out.fileno())
-            os.replace(written, file)
+        replace_private_file(
+            file, orjson.dumps([client.model_dump() for client in clients], option=orjson.OPT_INDENT_2)
+        )
     except OSError as error:
         raise SettingsError(f"cannot write {file}: {error.strerror}") from None

@@ -10,7 +10,7 @@ from kvproxy.index.policies.policy import LearningStatus, Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactExplanation:
-    """The lookup of an equal request; `id` is that of its stored response, which may be expired."""
+    """The lookup of an equal request; `id` names its stored response, which may be expired."""
 
     hit: bool
     id: str | None
@@ -71,7 +71,7 @@ class FieldDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosestRequest:
-    """The stored request with the same question and the fewest differences; `id` is that of its response."""
+    """The stored request with the same question and the fewest differences; `id` names its response."""
 
     id: str
     differs: tuple[FieldDifference, ...]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.index import doors
 from kvproxy.index.policies.guards import ADDITIONS, GUARDS
+from kvproxy.index.policies.policy import verdict_token
 
 if TYPE_CHECKING:
     from kvproxy.index.search.lookup_result import Candidate, Lookup
@@ -105,11 +106,10 @@ def reason_of_decisive_neighbour(lookup: "Lookup | None") -> str | None:
 
 def reason_of_neighbour(neighbour: "Candidate") -> str | None:
     """Return the reason token for a similar question whose response was not served; None if no token exists."""
-    if neighbour.verdict == "vetoed":
-        return f"veto-{neighbour.guard}"
     # In shadow mode, the exchange has the reason already.
-    token = "miss-old" if neighbour.verdict == "accepted" else neighbour.verdict.replace(" ", "-")
-    return token if token in REASONS else None
+    token = "miss-old" if neighbour.verdict == "accepted" else verdict_token(neighbour.verdict, neighbour.guard)
+    # A guard of a plugin is not in the table.
+    return token if neighbour.verdict == "vetoed" or token in REASONS else None
 
 
 def check_reason_prefix(prefix: str | None) -> None:

@@ -215,8 +215,9 @@ class Cache:
         ttl: float | str | None = None,
         tags: Sequence[str] = (),
     ) -> bool:
-        """Store an answer durably for `ttl`: seconds, or text such as `1h`; None uses that of the namespace, or the settings.
+        """Store an answer durably for `ttl`: seconds, or text such as `1h`.
 
+        Without `ttl`, the lifetime of the namespace counts, or else of the settings.
         `tags` select answers for `delete_tag`. Return False if the answer exceeds the capacity, or contains text to redact.
         """
         return self._run(self._cache.set(question, answer, namespace, ttl=ttl, tags=tags))

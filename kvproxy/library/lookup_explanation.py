@@ -1,9 +1,9 @@
-"""Explains why a lookup of the library finds an answer or none."""
+"""Explains why a lookup of the library is a hit or a miss."""
 
 from dataclasses import dataclass
 
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
-from kvproxy.index.policies.policy import describe_verdict
+from kvproxy.index.policies.policy import describe_verdict, verdict_token
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.lookup_result import Candidate
 
@@ -70,7 +70,7 @@ def _new(cause: str) -> LookupExplanation:
 
 
 def _explanation_of(near: Candidate, *, is_hit: bool) -> LookupExplanation:
-    token = f"veto-{near.guard}" if near.verdict == "vetoed" else near.verdict.replace(" ", "-")
+    token = verdict_token(near.verdict, near.guard)
     sentence = describe_verdict(near.verdict, near.guard)
     return LookupExplanation(
         "hit-semantic" if is_hit else token,

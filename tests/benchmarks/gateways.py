@@ -33,7 +33,7 @@ _KEPT = "keepalive_requests 1000000000; keepalive_timeout 60s;"
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """A running gateway. `headers` are those that its clients must send."""
+    """A running gateway. Its clients must send `headers`."""
 
     url: str
     process: int

@@ -4,8 +4,9 @@ python -m tests.benchmarks.new_questions STREAM [--rate 100] [--seconds 30]
 
 STREAM has lines `{"text", "answer"}`, as for `kvproxy calibrate --stream`. Each question is sent once, in random order, to a
 proxy with an empty data folder and the default settings. The load, the upstream, and the proxy run in processes of their own.
-Added latency is the time of a request beyond that of the upstream; it depends on the load of the machine. If requests queued, it
-would be higher in the last third of the questions than in the first. Exact hits are sent beside the questions, 10 per second.
+Added latency is the time of a request minus the time of the upstream; it depends on the load of the machine. If requests
+queued, it would be higher in the last third of the questions than in the first. Exact hits are sent beside the questions, 10 per
+second.
 """
 
 import asyncio

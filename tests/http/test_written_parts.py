@@ -1,4 +1,4 @@
-"""A response whose body is ready is written at once; the head of a stream does not wait for its first chunk."""
+"""Head and body of a whole response are written together; the head of a stream does not wait for its first chunk."""
 
 import asyncio
 from collections.abc import Iterable

@@ -19,7 +19,7 @@ from kvproxy.clients.quotas import TokenBucket
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange
 from kvproxy.flow.background_requests import BackgroundRequests
-from kvproxy.flow.conversation_digests import BREAKPOINT_FIELD, content_blocks, with_conversation
+from kvproxy.flow.conversation_digests import BREAKPOINT_FIELD, canonical_json, content_blocks, with_conversation
 from kvproxy.flow.prepare.breakpoints import find_last_one_hour_message
 from kvproxy.flow.single_flight import cancel_tasks
 from kvproxy.journal.sessions.turn_writer import KEEP_WARM_TAG
@@ -345,9 +345,5 @@ def _has_same_beginning(raw: bytes, body: JsonObject) -> bool:
     return _beginning(as_object(loads(raw))) == _beginning(body)
 
 
-def _beginning(body: JsonObject) -> list[list[JsonObject]]:
-    sections = [content_blocks(body.get(name)) for name in ("tools", "system")]
-    return [
-        [{name: value for name, value in block.items() if name != BREAKPOINT_FIELD} for block in section]
-        for section in sections
-    ]
+def _beginning(body: JsonObject) -> list[list[bytes]]:
+    return [[canonical_json(block) for block in content_blocks(body.get(name))] for name in ("tools", "system")]

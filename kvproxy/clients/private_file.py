@@ -1,0 +1,16 @@
+"""Replaces files that only their owner may read."""
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def replace_private_file(file: Path, content: bytes) -> None:
+    """Write a file durably, so that a crash leaves the old or the new content. Raises OSError."""
+    with tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.stem}-") as folder:
+        written = Path(folder) / file.name
+        with open(os.open(written, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(written, file)

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
@@ -114,18 +115,43 @@ def test_a_refused_head_is_freed(tmp_path: Path) -> None:
 
 
 def assert_freed(send: Callable[[str], None], *kinds: type[Any]) -> None:
-    def count() -> int:
-        return sum(type(each) in kinds for each in gc.get_objects())
+    with counted_instances(*kinds) as (made, alive):
+        send("first")
+        assert made
+        gc.collect()
+        gc.disable()
+        try:
+            for number in range(COUNT):
+                send(str(number))
+            # The server may still hold the last request.
+            until(lambda: len(alive) <= len(kinds))
+        finally:
+            gc.enable()
 
-    send("first")
-    gc.collect()
-    gc.disable()
-    try:
-        # Other tests of this process may hold some.
-        before = count()
-        for number in range(COUNT):
-            send(str(number))
-        # The server may still hold the last request.
-        until(lambda: count() <= before + len(kinds))
-    finally:
-        gc.enable()
+
+@contextlib.contextmanager
+def counted_instances(*kinds: type[Any]) -> Iterator[tuple[set[type[Any]], set[int]]]:
+    """The kinds of the instances that are made in the block, and the ids of those that still exist.
+
+    `gc.get_objects()` would give them, too, but its references break tuples that another thread is just building.
+    """
+    made: set[type[Any]] = set()
+    alive: set[int] = set()
+
+    def counted(kind: type[Any]) -> Callable[..., None]:
+        construct = kind.__init__
+
+        def __init__(self: object, *arguments: Any, **named: Any) -> None:
+            made.add(kind)
+            alive.add(id(self))
+            construct(self, *arguments, **named)
+
+        return __init__
+
+    with contextlib.ExitStack() as patches:
+        for kind in kinds:
+            patches.enter_context(mock.patch.object(kind, "__init__", counted(kind)))
+            patches.enter_context(
+                mock.patch.object(kind, "__del__", lambda instance: alive.discard(id(instance)), create=True)
+            )
+        yield made, alive

@@ -2,7 +2,7 @@
 
 import hmac
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import cached_property, lru_cache
 from ipaddress import ip_address
 from urllib.parse import parse_qsl, urlencode
@@ -192,10 +192,16 @@ class AdminGuard:
     """Requires the operator for admin routes, and logs requests that may change data.
 
     A request waits for pending writes first, so that it lists every response that a client has received. The log leaves out
-    query parameters that are not in `parameters`: their values may be secrets.
+    query parameters whose names `parameters` does not return: their values may be secrets.
     """
 
-    def __init__(self, app: ASGIApp, access: AccessRules, writes: PendingWrites, parameters: Collection[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: AccessRules,
+        writes: PendingWrites,
+        parameters: Callable[[], Awaitable[Collection[str]]],
+    ) -> None:
         self._app = app
         self._parameters = parameters
         self._access = access
@@ -206,7 +212,7 @@ class AdminGuard:
 
         async def send_logged(message: Message) -> None:
             if message["type"] == "http.response.start":
-                _log_change(request, message["status"], self._parameters)
+                await self._log_change(request, message["status"])
             await send(message)
 
         refused = self._access.check_operator(request)
@@ -214,18 +220,18 @@ class AdminGuard:
             await self._writes.wait_for_all(_WAIT_SECONDS)
         await (self._app if refused is None else error_response(refused, scope))(scope, receive, send_logged)
 
+    async def _log_change(self, request: Request, status: int) -> None:
+        path: str = request.scope["path"]
+        if request.method not in _READ_METHODS and path != _READ_ONLY_POST:
+            client = request.client.host if request.client is not None else "?"
+            query = await self._known_query(request)
+            _admin_log.info("%s %s%s from %s: %s", request.method, path, query, client, status)
 
-def _log_change(request: Request, status: int, parameters: Collection[str]) -> None:
-    path: str = request.scope["path"]
-    if request.method not in _READ_METHODS and path != _READ_ONLY_POST:
-        client = request.client.host if request.client is not None else "?"
-        _admin_log.info("%s %s%s from %s: %s", request.method, path, _known_query(request, parameters), client, status)
-
-
-def _known_query(request: Request, parameters: Collection[str]) -> str:
-    query = query_of(request)
-    known = [(name, value) for name, value in parse_qsl(query, keep_blank_values=True) if name in parameters]
-    return f"?{urlencode(known)}" if known else ""
+    async def _known_query(self, request: Request) -> str:
+        values = parse_qsl(query_of(request), keep_blank_values=True)
+        names = await self._parameters() if values else ()
+        known = [(name, value) for name, value in values if name in names]
+        return f"?{urlencode(known)}" if known else ""
 
 
 @lru_cache(maxsize=256)

@@ -12,8 +12,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount
 
 from kvproxy.errors import InvalidRequest, KvproxyError, StoreUnavailable
-from kvproxy.http import admin, routes, ui
+from kvproxy.http import routes, ui
 from kvproxy.http.access_rules import AdminGuard, PageGuard
+from kvproxy.http.admin import AdminApp
 from kvproxy.http.client_authentication import ClientGuard
 from kvproxy.http.error_responses import ErrorHandler, error_body, error_response
 from kvproxy.http.exchange_middleware import ExchangeMiddleware, request_id_of
@@ -34,9 +35,8 @@ def create_app(services: Services) -> Starlette:
             await services.close()
 
     writes = services.cache.pending_writes
-    guard = Middleware(AdminGuard, access=services.access, writes=writes, parameters=admin.QUERY_PARAMETERS)
-    operator_app = admin.create_admin_app(_HANDLERS)
-    operator_app.state.services = services
+    operator_app = AdminApp(services, _HANDLERS)
+    guard = Middleware(AdminGuard, access=services.access, writes=writes, parameters=operator_app.query_parameters)
     guarded = Mount("/admin", app=operator_app, middleware=[guard])
     app = Starlette(
         routes=[*routes.ROUTES, guarded, *ui.routes(), routes.CATCH_ALL],
@@ -55,6 +55,7 @@ def create_app(services: Services) -> Starlette:
         exception_handlers=_HANDLERS,
     )
     app.state.services = services
+    app.state.admin = operator_app
     return app
 
 

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi.openapi.utils import get_openapi
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount
 from starlette.schemas import SchemaGenerator
 
 from kvproxy import __version__
 from kvproxy.apis import APIS, MESSAGES
-from kvproxy.http.declared_route import DeclaredRoute
+from kvproxy.http.admin.declared_route import DeclaredRoute
 
 Schema = dict[str, Any]
 _JSON, _LINES, _EVENTS = "application/json", "application/jsonl", "text/event-stream"
@@ -30,11 +28,6 @@ _BODIES: dict[str, Schema] = {
     f"{MESSAGES.path}/count_tokens": _OBJECT,
 }
 """Schemas of JSON bodies by the path of a POST route."""
-
-
-async def openapi(request: Request) -> Response:
-    """Return the OpenAPI document."""
-    return JSONResponse(document(request.app.routes))
 
 
 def document(routes: Sequence[BaseRoute]) -> Schema:

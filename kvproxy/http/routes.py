@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from functools import partial
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from kvproxy import __version__
@@ -34,7 +35,6 @@ from kvproxy.http.cache_status import BYPASS, cache_headers
 from kvproxy.http.deadlines_and_disconnects import Deadline, RelayResponse, WholeResponse
 from kvproxy.http.error_responses import error_event, error_response
 from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
-from kvproxy.http.openapi import openapi
 from kvproxy.http.request_bodies import (
     BodyReservation,
     check_number_of_choices,
@@ -233,6 +233,19 @@ async def metrics(request: Request) -> Response:
     except CacheStoreError:
         proxy_metrics.entries.set(0)
     return Response(proxy_metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def openapi(request: Request) -> Response:
+    """Return the OpenAPI document."""
+    await request.app.state.admin.load()
+    return JSONResponse(await asyncio.to_thread(_document, request.app.routes))
+
+
+def _document(routes: Sequence[BaseRoute]) -> dict[str, object]:
+    # Imports FastAPI.
+    from kvproxy.http.openapi import document
+
+    return document(routes)
 
 
 async def forward_unparsed(request: Request) -> Response:

@@ -23,7 +23,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount
 
 from kvproxy.apis.request_directives import ADMIN_TOKEN_HEADER
-from kvproxy.http import admin, routes
+from kvproxy.http import routes
+from kvproxy.http.admin.app import ROUTES as ADMIN_ROUTES
 from kvproxy.http.openapi import document
 from kvproxy.settings import load_settings
 from tests.faults.harness import Advance, Finding, split
@@ -115,7 +116,7 @@ async def _complete(request: Request) -> Response:
 def run(rounds: int, seed_: int, advance: Advance) -> list[Finding]:
     """Send requests to a proxy in front of an upstream, and a quarter of them to the embedded engine."""
     findings = []
-    schema = document([*routes.ROUTES, Mount("/admin", routes=admin.ROUTES)])
+    schema = document([*routes.ROUTES, Mount("/admin", routes=ADMIN_ROUTES)])
     for path, bodies in BODIES.items():
         schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"] = {"enum": bodies}
     operations = [found.ok() for found in schemathesis.openapi.from_dict(schema).get_all_operations()]

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from kvproxy.http.admin import ROUTES
+from kvproxy.http.admin.app import ROUTES
 from kvproxy.http.app import create_app
 from kvproxy.http.services import build_services
 from kvproxy.settings import Settings, load_settings

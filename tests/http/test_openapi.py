@@ -7,7 +7,8 @@ import httpx
 from starlette.routing import Mount
 
 from kvproxy.apis import APIS
-from kvproxy.http import admin, routes
+from kvproxy.http import routes
+from kvproxy.http.admin.app import ROUTES as ADMIN_ROUTES
 from kvproxy.http.openapi import document
 from kvproxy.http.services import Services
 
@@ -40,7 +41,7 @@ DECLARED = {
     "get /admin/sessions": ["since", "turns", "limit", "offset"],
     "get /admin/sessions/{id}": ["id"],
 }
-WHOLE = document([*routes.ROUTES, Mount("/admin", routes=admin.ROUTES)])
+WHOLE = document([*routes.ROUTES, Mount("/admin", routes=ADMIN_ROUTES)])
 
 
 def test_every_route_has_a_summary() -> None:

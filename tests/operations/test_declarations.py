@@ -29,7 +29,7 @@ import httpx
 from starlette.routing import Mount
 from typer.testing import CliRunner
 from kvproxy.commands import app
-from kvproxy.http import admin
+from kvproxy.http.admin import app as admin
 from kvproxy.http.openapi import document
 from kvproxy.operations.client import ProxyClient
 from kvproxy.operations.journal import list_records

@@ -1,54 +1,54 @@
-"""Admin routes, one file per resource. `AdminGuard` protects them."""
+"""Admin routes, one file per resource, behind `AdminGuard`. They and FastAPI are imported at the first request."""
 
+import asyncio
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
+from starlette.types import Receive, Scope, Send
 
-from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
-from kvproxy.http.admin import blocks, cache, journal, sessions, upstreams
-from kvproxy.http.admin.operation_routes import async_operation_route
-from kvproxy.http.declared_route import DeclaredRoute
 from kvproxy.http.error_responses import ErrorHandler
-from kvproxy.http.routes import EVERY_METHOD, health
-from kvproxy.http.services import services
-from kvproxy.operations.proxy import PROXY_OPERATIONS
+from kvproxy.http.services import Services
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 
-async def _not_found(request: Request) -> Response:
-    raise NotFound(f"no route {request.method} {request.scope['path']}: see docs/http.md")
+class AdminApp:
+    """ASGI app of the admin routes, which other threads create because their imports take most of a second.
 
+    `handlers` are the exception handlers of the server.
+    """
 
-ROUTES: list[BaseRoute] = [
-    *blocks.ROUTES,
-    *upstreams.ROUTES,
-    *cache.ROUTES,
-    *journal.ROUTES,
-    *sessions.ROUTES,
-    Route("/health", health, methods=["GET"]),
-    *(async_operation_route(operation, services) for operation in PROXY_OPERATIONS),
-    Route("/{path:path}", _not_found, methods=EVERY_METHOD, include_in_schema=False),
-]
+    def __init__(self, services: Services, handlers: Mapping[int | type[Exception], ErrorHandler]) -> None:
+        self._services, self._handlers = services, handlers
+        self._lock = asyncio.Lock()
+        self._app: FastAPI | None = None
 
-QUERY_PARAMETERS = frozenset(
-    parameter.name for route in ROUTES if isinstance(route, DeclaredRoute) for parameter in route.parameters
-)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (await self.load())(scope, receive, send)
 
+    async def load(self) -> "FastAPI":
+        """Return the app, and create it first if it is missing."""
+        async with self._lock:
+            if self._app is None:
+                self._app = await asyncio.to_thread(self._create)
+        return self._app
 
-def create_admin_app(handlers: Mapping[int | type[Exception], ErrorHandler]) -> FastAPI:
-    """Return the app of the admin routes; `handlers` are the exception handlers of the server."""
+    @property
+    def routes(self) -> list[BaseRoute]:
+        """The routes of a loaded app; Starlette's `Mount.routes` reads them."""
+        return [] if self._app is None else self._app.routes
 
-    async def on_missing_parameter(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        name = str(error.errors()[0]["loc"][-1])
-        invalid = InvalidRequest(f"the parameter {name} is missing: add ?{name}=VALUE", param=name)
-        return await handlers[KvproxyError](request, invalid)
+    async def query_parameters(self) -> frozenset[str]:
+        """Return the names of the parameters that any route declares."""
+        from kvproxy.http.admin.declared_route import parameter_names
 
-    known: dict[int | type[Exception], ErrorHandler] = {
-        **handlers,
-        RequestValidationError: on_missing_parameter,
-    }
-    return FastAPI(routes=ROUTES, exception_handlers=known, openapi_url=None, docs_url=None, redoc_url=None)
+        return parameter_names((await self.load()).routes)
+
+    def _create(self) -> "FastAPI":
+        from kvproxy.http.admin.app import create_admin_app
+
+        app = create_admin_app(self._handlers)
+        app.state.services = self._services
+        return app

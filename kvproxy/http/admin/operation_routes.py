@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kvproxy.errors import InvalidRequest
+from kvproxy.http.admin.declared_route import DeclaredRoute
 from kvproxy.http.admin.replies import read_request, reply
-from kvproxy.http.declared_route import DeclaredRoute
 from kvproxy.http.request_bodies import read_body
 from kvproxy.http.services import services
 from kvproxy.operations.operation import AnyOperation, AsyncOperationOn, CountedRows, Method, OperationOn, RequestReader

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
+from starlette.routing import BaseRoute
 
 from kvproxy.operations.operation import RequestReader
 from kvproxy.operations.parameters import DeclaredParameter
@@ -26,6 +27,12 @@ class DeclaredRoute(APIRoute):
         if self.body is not None:
             extra = {"requestBody": {"required": True, "content": _body_schema(self.body)}}
         return APIRoute(self.path, self.endpoint, methods=methods, response_model=self.result, openapi_extra=extra)
+
+
+def parameter_names(routes: Sequence[BaseRoute]) -> frozenset[str]:
+    return frozenset(
+        parameter.name for route in routes if isinstance(route, DeclaredRoute) for parameter in route.parameters
+    )
 
 
 def _body_schema(kind: type) -> dict[str, object]:

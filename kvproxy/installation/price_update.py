@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kvproxy.errors import InvalidRequest
 from kvproxy.providers.price_list import parse_price_list
-from kvproxy.upstreams.limited_fetch import fetch
+from kvproxy.upstreams.limited_fetch import FetchError, fetch
 
 URL = "https://raw.githubusercontent.com/pydantic/genai-prices/refs/heads/main/prices/new_data/v2/data.json"
 _SECONDS = 30.0
@@ -23,15 +23,13 @@ class PriceUpdate:
 
 def update_prices(url: str, file: Path) -> PriceUpdate:
     """Replace a file of list prices by the list at a URL. Raises InvalidRequest, and changes nothing, if there is none."""
-    import httpx
-
     remedy = "try again, or give another address with --url"
     try:
         response = fetch(url, _SECONDS, follow_redirects=True)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except FetchError as error:
         raise InvalidRequest(f"cannot download {url} ({error}): {remedy}") from None
-    if response.status_code != 200:
-        raise InvalidRequest(f"{url} answered {response.status_code}: {remedy}")
+    if response.status != 200:
+        raise InvalidRequest(f"{url} answered {response.status}: {remedy}")
     price_list = parse_price_list(response.content)
     written = file.with_name(f"{file.name}.{os.getpid()}")
     try:

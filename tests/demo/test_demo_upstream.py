@@ -64,11 +64,11 @@ def test_clients_of_openai_read_its_answers() -> None:
 
 def test_serve_demo_has_a_hit_without_torch(tmp_path: Path) -> None:
     port = free_port()
-    # An import of torch fails.
+    # An import of torch or httpx fails.
     command = [
         sys.executable,
         "-c",
-        "import sys; sys.modules['torch'] = None; from kvproxy.__main__ import main; main()",
+        "import sys; sys.modules['torch'] = sys.modules['httpx'] = None; from kvproxy.__main__ import main; main()",
         *("serve", "--demo", "--port", str(port), "--data", str(tmp_path / "data")),
     ]
     body = {"model": "demo", "messages": [{"role": "user", "content": "What is a block?"}]}

@@ -10,9 +10,6 @@ from tests.structure.test_imports import ROOT, imported, parsed, sources
 HTTP_CLIENTS = {
     "kvproxy/upstreams/connection_pool.py": "streams: the reader decides",
     "kvproxy/upstreams/limited_fetch.py": "8 MiB, and seconds of each call",
-    "kvproxy/installation/checks/servers.py": "errors of limited_fetch",
-    "kvproxy/analyse/simulate/pool_cost.py": "errors of limited_fetch",
-    "kvproxy/installation/price_update.py": "errors of limited_fetch",
     "kvproxy/telemetry/collector_session.py": "heads only, and seconds of the exporter",
     "kvproxy/telemetry/otlp_export.py": "a CollectorSession",
     "index/models/hugging_face_hub.py": "HEAD, which has no body",

@@ -12,7 +12,7 @@ from kvproxy.errors import KvproxyError, UpstreamProtocolError, UpstreamTimeout
 from kvproxy.installation.checks.servers import check_upstream
 from kvproxy.settings import UpstreamServer, UpstreamSettings, load_settings
 from kvproxy.upstreams.client import UpstreamClient
-from kvproxy.upstreams.limited_fetch import fetch
+from kvproxy.upstreams.limited_fetch import FetchError, fetch
 from tests.endless_upstream import DRIP, FLOOD, run_endless
 from tests.servers import run_front
 
@@ -46,10 +46,10 @@ async def test_a_call_ends_at_its_limits(flood: str, slow: str) -> None:
 
 
 def test_a_fetch_of_a_command_ends_at_its_limits(flood: str, slow: str, tmp_path: Path) -> None:
-    with pytest.raises(httpx.HTTPError, match="more than 8,388,608 bytes"):
+    with pytest.raises(FetchError, match="more than 8,388,608 bytes"):
         fetch(flood, 60.0)
     began = time.monotonic()
-    with pytest.raises(httpx.HTTPError, match="did not end"):
+    with pytest.raises(FetchError, match="did not end"):
         fetch(slow, 0.3)
     assert time.monotonic() - began < 30
     settings = load_settings(data=tmp_path, upstream=flood)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvproxy.analyse.simulate.trace_reader import TraceError
-from kvproxy.upstreams.limited_fetch import fetch
+from kvproxy.upstreams.limited_fetch import FetchError, fetch
 
 GIB = 2**30
 # GiB per second: PCIe 4.0, an NVMe disk, and a network of 10 Gbit/s.
@@ -39,18 +39,19 @@ class KVSize:
 
 def kv_size(model: str) -> KVSize:
     """Compute the KV size from the config.json of a folder, a file, or a model on Hugging Face. Raises TraceError."""
-    import httpx
-
     path = Path(model) / "config.json" if Path(model).is_dir() else Path(model)
     try:
         if path.is_file():
             text = path.read_text()
         else:
             url = f"{os.environ.get('HF_ENDPOINT', 'https://huggingface.co')}/{model}/resolve/main/config.json"
-            text = fetch(url, 30.0, follow_redirects=True).raise_for_status().text
+            response = fetch(url, 30.0, follow_redirects=True)
+            if response.status != 200:
+                raise FetchError(f"{url} answered {response.status}")
+            text = response.content.decode()
         config: dict[str, Any] = json.loads(text)
         return _kv_size(config.get("text_config") or config)
-    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, KeyError, TypeError) as error:
+    except (FetchError, OSError, ValueError, KeyError, TypeError) as error:
         raise TraceError(
             f"cannot read config.json of {model} ({error!r}): use the folder of a transformers model, or --bytes-per-token"
         ) from None

@@ -8,11 +8,9 @@ from urllib.parse import urlsplit
 from kvproxy.errors import KvproxyError
 from kvproxy.index.policies.policy import NEVER_EQUAL
 from kvproxy.units import plural
-from kvproxy.upstreams.limited_fetch import fetch
+from kvproxy.upstreams.limited_fetch import FetchedResponse, FetchError, ResponseTooLarge, fetch
 
 if TYPE_CHECKING:
-    from httpx import Response
-
     from kvproxy.settings import Settings, UpstreamServer
 
 _PROXY_SECONDS = 3.0
@@ -53,13 +51,13 @@ def check_upstream(server: "UpstreamServer", settings: "Settings") -> UpstreamCh
     response = _get(f"{server.url}/v1/models", settings.routing.health_timeout, _credential_headers(server))
     if response is None:
         raise KvproxyError(f"nothing answers at {server.url}: start the server, or correct --upstream")
-    if response.status_code in (401, 403):
+    if response.status in (401, 403):
         # The proxy needs no key if clients send their own.
         if _credential_headers(server):
             raise KvproxyError(f"{server.url} refuses the key: correct api_key, or the credentials in its URL")
         return UpstreamCheck(server.url, requires_key=True, open_events=_open_events(server))
-    if response.status_code >= 500:
-        raise KvproxyError(f"{server.url} answers with HTTP {response.status_code}: read its log")
+    if response.status >= 500:
+        raise KvproxyError(f"{server.url} answers with HTTP {response.status}: read its log")
     return UpstreamCheck(server.url, _model_names(response), open_events=_open_events(server))
 
 
@@ -89,7 +87,7 @@ def check_proxy(url: str, token: str | None, data_folder: Path | None = None) ->
     if is_other_folder := data_folder is not None and used not in (None, str(data_folder)):
         answers += f" with the data folder {used}, which the other checks did not check: give --data {used}"
     ready = _get(f"{url}/ready", _PROXY_SECONDS, headers)
-    if ready is not None and ready.status_code == 503:
+    if ready is not None and ready.status == 503:
         raise KvproxyError(f"{answers}; it is not ready: {_unready_reason(ready)}")
     if failed_store := health.json().get("store"):
         raise KvproxyError(f"{answers}; {failed_store}")
@@ -106,14 +104,12 @@ def check_proxy(url: str, token: str | None, data_folder: Path | None = None) ->
     return answers
 
 
-def _get(url: str, seconds: float, headers: dict[str, str]) -> "Response | None":
-    import httpx
-
+def _get(url: str, seconds: float, headers: dict[str, str]) -> FetchedResponse | None:
     try:
         return fetch(url, seconds, headers)
-    except httpx.DecodingError as error:
+    except ResponseTooLarge as error:
         raise KvproxyError(f"{url}: {error}") from None
-    except (httpx.HTTPError, httpx.InvalidURL):
+    except FetchError:
         return None
 
 
@@ -123,14 +119,14 @@ def _credential_headers(server: "UpstreamServer") -> dict[str, str]:
     return {} if server.api_key is None else {"authorization": f"Bearer {server.api_key.get_secret_value()}"}
 
 
-def _model_names(response: "Response") -> tuple[str, ...]:
+def _model_names(response: FetchedResponse) -> tuple[str, ...]:
     try:
         return tuple(str(model["id"]) for model in response.json()["data"])
     except (ValueError, KeyError, TypeError):
         return ()
 
 
-def _unready_reason(response: "Response") -> str:
+def _unready_reason(response: FetchedResponse) -> str:
     try:
         body = response.json()
         return f"{body['error']} (give --token to see the cause)" if "hint" in body else str(body["error"])
@@ -138,8 +134,8 @@ def _unready_reason(response: "Response") -> str:
         return "the cause is unknown"
 
 
-def _count_unlearnable(stats: "Response | None") -> int:
-    if stats is None or stats.status_code != 200:
+def _count_unlearnable(stats: FetchedResponse | None) -> int:
+    if stats is None or stats.status != 200:
         return 0
     try:
         learning = stats.json()["semantic"].get("learning")
@@ -148,8 +144,8 @@ def _count_unlearnable(stats: "Response | None") -> int:
         return 0
 
 
-def _upstream_notes(response: "Response | None", kind: str) -> list[str]:
-    if response is None or response.status_code != 200:
+def _upstream_notes(response: FetchedResponse | None, kind: str) -> list[str]:
+    if response is None or response.status != 200:
         return []
     try:
         if kind == "ejected":

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import lcm
 from typing import Literal, Protocol, TypeVar
 
@@ -298,11 +299,16 @@ class KVCacheGroup(Protocol[Hash, Block]):
 
 
 def find_longest_common_hit(
-    groups: Sequence[KVCacheGroup[Hash, Block]], hashes: Sequence[Hash], max_tokens: int, alignment_tokens: int = 1
+    groups: Sequence[KVCacheGroup[Hash, Block]],
+    hashes: Sequence[Hash],
+    max_tokens: int,
+    alignment_tokens: int = 1,
+    max_rounds: int | None = None,
 ) -> tuple[tuple[Sequence[Block], ...], int]:
     """Return each group's blocks of the longest prefix that all groups cache, and the prefix's length in tokens.
 
-    The length is at most `max_tokens`, and a multiple of `alignment_tokens` and of all block sizes.
+    The length is at most `max_tokens`, and a multiple of `alignment_tokens` and of all block sizes. It is 0 if the groups do
+    not agree within `max_rounds` lookups of all groups.
     """
     alignment = lcm(alignment_tokens, *(group.block_size for group in groups))
     if len(groups) == 1 and alignment == groups[0].block_size:
@@ -312,7 +318,7 @@ def find_longest_common_hit(
     length = max_tokens // alignment * alignment
     blocks: list[list[Block]] = []
     # A group may shorten the prefix of the other groups: repeat until the length is stable.
-    while True:
+    for rounds in count(1):
         before = length
         blocks = []
         for group, chain in zip(groups, chains, strict=True):
@@ -320,6 +326,9 @@ def find_longest_common_hit(
             length = min(length, len(hit_blocks) * group.block_size // alignment * alignment)
             blocks.append(hit_blocks)
         if length == before or length == 0:
+            break
+        if rounds == max_rounds:
+            length = 0
             break
     cut = tuple(group_blocks[: length // group.block_size] for group, group_blocks in zip(groups, blocks, strict=True))
     return cut, length

@@ -130,6 +130,22 @@ def test_names_are_pruned_and_bounded(journal: StoredJournal, monkeypatch: pytes
     assert (journal.latest(1)[0].model, journal.lost) == ("m", 0)
 
 
+def test_prompts_in_memory_are_kept_to_the_bounds(journal: StoredJournal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_writer, "_MAX_CACHED_PROMPTS", 10)
+    monkeypatch.setattr(record_writer, "_MAX_WITHOUT_ENTRY", 5)
+    monkeypatch.setattr(cache_history, "_MAX_CACHED_PROMPTS", 10)
+    for number in range(25):
+        journal.add(finished(f"question {number}", f"r{number}"))
+        journal.flush()
+    writer = journal._writer
+    assert (len(writer._prompts), len(writer._without_entry)) == (5, 5)
+    assert 0 < len(writer._history._regions) <= 10
+    # Read from the file again.
+    journal.add(finished("question 0", "again"))
+    journal.flush()
+    assert journal.latest(1)[0].prompt == min(record.prompt for record in journal.latest(30) if record.prompt)
+
+
 def test_a_request_with_very_many_messages_is_recorded_without_its_regions(journal: StoredJournal) -> None:
     asked = finished("many", "many")
     assert asked.key is not None

@@ -33,7 +33,7 @@ journal/journal: _events
 journal/sessions/session_matching: _contents
 journal/sessions/turn_writer: _roots reuse_curves _block_sizes _numbers
 flow/tenants: _digests
-upstreams/mirror/apply_events: blocks _children _by_content pools unknown_names
+upstreams/mirror/apply_events: blocks _children _by_content pools _pools_by_place unknown_names
 upstreams/mirror/sequencer: _fingerprints _held
 upstreams/mirror/replay_backlog: _messages
 upstreams/fleet_engine: reuse _rank_loads _loads loaded
@@ -124,6 +124,9 @@ journal.journal:_MAX_QUEUED_BYTES journal/test_bounds.py::test_finished_requests
 journal.journal:MAX_CHANGES journal/test_bounds.py::test_changes_of_the_store_are_queued_to_the_bound
 journal.record_writer:_MAX_STORED_RESPONSES
     journal/test_bounds.py::test_stored_responses_are_kept_to_the_bound_until_their_requests_are_recorded
+journal.record_writer:_MAX_WITHOUT_ENTRY journal/test_bounds.py::test_prompts_in_memory_are_kept_to_the_bounds
+journal.record_writer:_MAX_CACHED_PROMPTS journal/test_bounds.py::test_prompts_in_memory_are_kept_to_the_bounds
+journal.cache_history:_MAX_CACHED_PROMPTS journal/test_bounds.py::test_prompts_in_memory_are_kept_to_the_bounds
 journal.schema:MAX_NAMES journal/test_bounds.py::test_names_are_pruned_and_bounded
 journal.schema:MAX_SHAPE
     journal/test_bounds.py::test_a_request_with_very_many_messages_is_recorded_without_its_regions

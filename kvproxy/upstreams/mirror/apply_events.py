@@ -19,9 +19,11 @@ from kvproxy.upstreams.mirror.event_decoder import (
 
 MAX_BLOCKS = 1_000_000
 """Maximum blocks of 16 tokens that the mirror of one publisher keeps: 16 million tokens. The oldest are dropped first."""
-MAX_POOLS = 256
+MAX_POOLS = 128
 """Maximum pools of one publisher. Blocks of further pools are ignored."""
 MAX_UNKNOWN_NAMES = 16
+_CHECKS = 50
+"""Comparisons of the stored blocks with `MAX_BLOCKS` while a mirror is filled."""
 _OTHERS = "others"
 _UNKNOWN_KEYS = ("unknown keys",)
 _TOKENS_OF_UNIT = 16
@@ -123,10 +125,9 @@ class MirroredPool:
         self.num_copies += 1
         self.num_stored += 1
 
-    def remove(self, digest: Hash) -> bool:
-        block = self.blocks.get(digest)
-        if block is None:
-            return False
+    def remove(self, digest: Hash) -> None:
+        """Remove a copy of a cached block, or all copies; see `Removals`."""
+        block = self.blocks[digest]
         self.num_removed += 1
         removed = block.copies if self.removals == "last copy" else 1
         self.num_copies -= removed
@@ -134,7 +135,6 @@ class MirroredPool:
         block.is_removed_once = True
         if not block.copies:
             self._forget(block)
-        return True
 
     def count_last_removals(self) -> None:
         """Forget the blocks of which a copy was removed, because the engine publishes the last removal only."""
@@ -143,10 +143,18 @@ class MirroredPool:
             self.num_copies -= block.copies
             self._forget(block)
 
-    def drop_oldest(self) -> None:
-        block = next(iter(self.blocks.values()))
-        self.num_copies -= block.copies
-        self._forget(block)
+    def drop_oldest(self, size: int) -> None:
+        """Forget the oldest blocks, until `size` units are free or the pool is empty; see `MirroredBlock.size`."""
+        oldest = list[MirroredBlock]()
+        # One pass: the start of a dict from which many items were removed is slow to find.
+        for block in self.blocks.values():
+            if size <= 0:
+                break
+            size -= block.size
+            oldest.append(block)
+        for block in oldest:
+            self.num_copies -= block.copies
+            self._forget(block)
 
     def _forget(self, block: MirroredBlock) -> None:
         del self.blocks[block.hash]
@@ -188,17 +196,20 @@ class MirrorState:
 
     Attributes:
         unknown_removals: number of removed blocks that no pool contained, because events were lost.
-        unknown_names: number of events by unknown type (`event X`), and of stored blocks by unknown medium (`medium X`).
+        unknown_names: number of events by unknown type (`event X`), and of stored blocks by unknown medium (`medium X`) or
+            without a size on the GPU (`block size 0`).
         is_truncated: blocks were dropped or ignored, since `MAX_BLOCKS` or `MAX_POOLS` was reached.
     """
 
     def __init__(self) -> None:
         self.pools: dict[PoolKey, MirroredPool] = {}
+        self._pools_by_place: dict[tuple[int | None, str], list[MirroredPool]] = {}
         self.is_truncated = False
         self.unknown_removals = 0
         self.unknown_names: Counter[str] = Counter()
         self.num_resets = 0
         self._removals: Removals = "each copy"
+        self._unchecked_size = 0  # Stored since the last comparison with `MAX_BLOCKS`.
 
     def apply(self, batch: EventBatch) -> None:
         for event in batch.events:
@@ -213,6 +224,10 @@ class MirrorState:
                     self._count_unknown(f"event {event.name}", 1)
 
     def _store(self, rank: int | None, event: StoredEvent) -> None:
+        if event.medium == GPU and not event.block_size:
+            # Only blocks behind the GPU are known by hash, from the events of the GPU.
+            self._count_unknown("block size 0", len(event.hashes))
+            return
         if event.medium not in MEDIA:
             self._count_unknown(f"medium {event.medium}", len(event.hashes))
         key = PoolKey(rank, event.medium, event.group, event.owner)
@@ -222,7 +237,9 @@ class MirrorState:
             return
         if pool is None:
             pool = self.pools[key] = MirroredPool(event.medium, event.group, self._removals)
+            self._pools_by_place.setdefault((rank, event.medium), []).append(pool)
         known = self._blocks_on_gpu(rank, event) if event.medium != GPU and event.group is not None else {}
+        size_before = pool.size
         if not event.block_size:
             for digest in event.hashes:
                 pool.store_known(digest, known.get(digest))
@@ -230,7 +247,10 @@ class MirrorState:
             pool.store(replace(event, extra_keys=_known_extra_keys(event, known)))
         else:
             pool.store(event)
-        self._drop_oldest_blocks()
+        self._unchecked_size += pool.size - size_before
+        if self._unchecked_size > MAX_BLOCKS // _CHECKS:
+            self._unchecked_size = 0
+            self._drop_oldest_blocks()
 
     def _blocks_on_gpu(self, rank: int | None, event: StoredEvent) -> dict[Hash, MirroredBlock]:
         """Return the blocks of an event that the GPU also has, first those of the same group: groups use the same hashes."""
@@ -246,23 +266,24 @@ class MirrorState:
         self.unknown_names[name] += count
 
     def _drop_oldest_blocks(self) -> None:
-        size = sum(pool.size for pool in self.pools.values())
-        while size > MAX_BLOCKS:
+        """Drop the oldest blocks of the largest pools."""
+        limit = MAX_BLOCKS - MAX_BLOCKS // _CHECKS
+        while (excess := sum(pool.size for pool in self.pools.values()) - limit) > 0:
             self.is_truncated = True
-            pool = max(self.pools.values(), key=lambda candidate: candidate.size)
-            size -= pool.size
-            pool.drop_oldest()
-            size += pool.size
+            max(self.pools.values(), key=lambda pool: pool.size).drop_oldest(excess)
 
     def _remove(self, rank: int | None, event: RemovedEvent) -> None:
         pool = self.pools.get(PoolKey(rank, event.medium, event.group, event.owner))
         pools = [] if pool is None else [pool]
         if pool is None and event.group is None:
             # Some publishers omit the group in removals.
-            pools = [other for key, other in self.pools.items() if (key.rank, key.medium) == (rank, event.medium)]
+            pools = self._pools_by_place.get((rank, event.medium), [])
         for digest in event.hashes:
-            if not any(pool.remove(digest) for pool in pools):
+            owner = next((pool for pool in pools if digest in pool.blocks), None)
+            if owner is None:
                 self.unknown_removals += 1
+            else:
+                owner.remove(digest)
 
     def _clear(self, rank: int | None, event: ClearedEvent) -> None:
         self.num_resets += event.medium in (None, GPU)
@@ -299,6 +320,7 @@ class MirrorState:
 
     def reset(self) -> None:
         self.pools.clear()
+        self._pools_by_place.clear()
         self.unknown_removals = 0
         self.is_truncated = False
 

@@ -125,6 +125,8 @@ def decode_batch(payload: bytes) -> EventBatch:
         raise EventDecodeError("the time is not a number")
     if not isinstance(events, list):
         raise EventDecodeError("the events are not a list")
+    if len(events) > MAX_BLOCKS_OF_BATCH:
+        raise EventDecodeError(f"the batch has more than {MAX_BLOCKS_OF_BATCH:,} events")
     decoded = [_decode_event(event) for event in events]
     if (
         sum(len(event.hashes) for event in decoded if isinstance(event, StoredEvent | RemovedEvent))

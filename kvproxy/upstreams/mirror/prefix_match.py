@@ -14,7 +14,7 @@ from kvproxy.blocks.row_types import Divergence
 from kvproxy.blocks.single_type_manager import blocks_in_window, find_longest_common_hit, find_window_hit
 from kvproxy.upstreams.mirror.apply_events import MirroredBlock, MirroredPool, on_gpu
 from kvproxy.upstreams.mirror.prompt_hashes import HashedPrompt, PromptHashes
-from kvproxy.upstreams.mirror.tier_match import TierMatch, attention_window, match_tiers
+from kvproxy.upstreams.mirror.tier_match import MAX_ROUNDS, TierMatch, attention_window, match_tiers
 
 _NULL_BLOCK = MirroredBlock(b"", None, (), None, 0)  # Replaces blocks before a sliding window.
 DEFAULT_BLOCK_SIZE = 16
@@ -132,7 +132,9 @@ def match_prefix(
     """
     groups = _group_lookups(pools, prompt, hasher, unit)
     hashes = groups[0].hashes
-    group_blocks, length = find_longest_common_hit(groups, range(len(hashes.digests)), max(0, len(prompt.tokens) - 1))
+    group_blocks, length = find_longest_common_hit(
+        groups, range(len(hashes.digests)), max(0, len(prompt.tokens) - 1), max_rounds=MAX_ROUNDS
+    )
     blocks = [block for block in group_blocks[0] if block is not _NULL_BLOCK]
     tiers = match_tiers(pools, hashes, length, blocks[-1].hash if blocks else None)
     return MirrorMatch(length, blocks, groups[0], tiers)

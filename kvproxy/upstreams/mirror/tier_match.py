@@ -18,6 +18,8 @@ from kvproxy.upstreams.mirror.event_decoder import Hash
 from kvproxy.upstreams.mirror.prompt_hashes import PromptHashes
 
 Continuation = Literal["blocks", "chunks", "from start"]
+MAX_ROUNDS = 100
+"""Maximum lookups of all groups until they agree on a prefix: engines need a few, and forged events could require thousands."""
 MAMBA_WINDOW = 2  # The next token requires only the block of the previous token.
 
 
@@ -161,7 +163,7 @@ def _match_source(
     length = len(hashes.prompt.tokens)
     limit = length - 1 if kind == "blocks" else length
     rest = range(start // hashes.block_size, len(hashes.digests))
-    group_blocks, num_tokens = find_longest_common_hit(lookups, rest, max(0, limit - start), alignment)
+    group_blocks, num_tokens = find_longest_common_hit(lookups, rest, max(0, limit - start), alignment, MAX_ROUNDS)
     end = start + num_tokens
     # The connector excludes the last token of a hybrid model's prompt before it compares the rest with a chunk.
     loadable = min(end, length - 1) if any(lookup.window_blocks is not None for lookup in lookups) else end

@@ -17,7 +17,9 @@ from kvproxy.upstreams.mirror.event_decoder import (
     UnknownEvent,
     decode_batch,
 )
+from kvproxy.upstreams.mirror.mirror import Mirror
 from kvproxy.upstreams.mirror.pool_rows import find_blocks, list_chains, snapshot_pools
+from kvproxy.upstreams.mirror.prompt_hashes import HashedPrompt
 
 scalars = st.one_of(
     st.none(),
@@ -41,7 +43,7 @@ fields: dict[str, st.SearchStrategy[Any]] = {
     "block_hashes": st.lists(names, min_size=2, max_size=2),
     "parent_block_hash": st.none() | names,
     "token_ids": st.lists(st.integers(0, 9), max_size=6),
-    "block_size": st.integers(1, 3),
+    "block_size": st.integers(0, 3),
     "lora_id": st.none(),
     "medium": st.sampled_from([None, "GPU", "CPU"]),
     "lora_name": st.sampled_from([None, "adapter"]),
@@ -71,11 +73,16 @@ def events(draw: st.DrawFn, wild: bool) -> Any:
 def decode_and_apply(payload: bytes) -> EventBatch:
     """Decode a batch, apply it, and use every view."""
     batch = decode_batch(payload)
-    state = MirrorState()
+    mirror, prompt = Mirror("tcp://127.0.0.1:1"), HashedPrompt([number % 3 for number in range(24)])
+    state = mirror.subscribers[0].state
     for _ in range(2):
         state.apply(batch)
         list_chains(snapshot_pools(state, "engine"))
         find_blocks(snapshot_pools(state, "engine"), "0")
+        mirror.match_prefix(prompt)
+        mirror.chains_after_prefix(prompt)
+        mirror.hashes_match()
+        mirror.reuse_limits()
     return batch
 
 

@@ -7,10 +7,12 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, cast
 
 import uvicorn
+import uvicorn.server
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,6 +24,28 @@ from kvproxy.http.serve import make_server
 from kvproxy.http.services import Services, build_services
 from kvproxy.settings import Settings, load_settings
 from tests.polling import until
+
+_stopping: ContextVar[asyncio.Event | None] = ContextVar("_stopping", default=None)
+
+
+class _Asyncio:
+    """asyncio for uvicorn's server, which sleeps 0.1 s between its checks. A server that shall stop wakes at once."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, seconds: float) -> None:
+        stopping = _stopping.get()
+        if stopping is None:
+            await asyncio.sleep(seconds)
+        elif stopping.is_set():
+            await asyncio.sleep(0.003)
+        else:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), seconds)
+
+
+uvicorn.server.asyncio = cast("Any", _Asyncio())
 
 
 def run_app(app: Any) -> contextlib.AbstractContextManager[str]:
@@ -40,16 +64,32 @@ def run_upstream(answer: Callable[[Request], Awaitable[Response]]) -> contextlib
 @contextlib.contextmanager
 def run_server(server: uvicorn.Server, port: int = 0) -> Iterator[str]:
     """Run a server on a port, by default a free one; yield its URL."""
+    running: queue.SimpleQueue[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = queue.SimpleQueue()
+
+    async def serve() -> None:
+        stopping = asyncio.Event()
+        _stopping.set(stopping)
+        running.put((asyncio.get_running_loop(), stopping))
+        await server.serve(sockets=[listener])
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+            runner.run(serve())
+
     with socket.create_server(("127.0.0.1", port), backlog=512) as listener:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread = threading.Thread(target=run, daemon=True)
         thread.start()
+        loop, stopping = running.get(timeout=60)
         while not server.started:
             assert thread.is_alive(), "the server did not start"
-            time.sleep(0.01)
+            time.sleep(0.002)
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
+            # A closed loop belongs to a server that has ended.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(stopping.set)
             thread.join(timeout=60)
 
 

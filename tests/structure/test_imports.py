@@ -97,6 +97,11 @@ def parsed(path: Path) -> ast.Module:
 
 
 @cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(parsed(path)))
+
+
+@cache
 def imported(path: Path) -> tuple[str, ...]:
     """Return every name that a file imports, also within functions."""
     return tuple(_imports(path))
@@ -106,7 +111,7 @@ def _imports(path: Path) -> Iterator[str]:
     package = module_name(path).split(".")
     if path.name != "__init__.py":
         package = package[:-1]
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -149,7 +154,7 @@ def imported_modules(path: Path, modules: Set[str]) -> set[str]:
     # `from package import module` names the package, too.
     of_submodules = {
         node.module
-        for node in ast.walk(parsed(path))
+        for node in nodes(path)
         if isinstance(node, ast.ImportFrom) and all(f"{node.module}.{alias.name}" in modules for alias in node.names)
     }
     return names - of_submodules
@@ -196,7 +201,7 @@ def test_folders_have_few_files() -> None:
 
 
 def test_class_names_are_unique() -> None:
-    names = [node.name for path in sources() for node in ast.walk(parsed(path)) if isinstance(node, ast.ClassDef)]
+    names = [node.name for path in sources() for node in nodes(path) if isinstance(node, ast.ClassDef)]
     assert [name for name, count in Counter(names).items() if count > 1] == []
 
 

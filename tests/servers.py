@@ -45,7 +45,7 @@ class _Asyncio:
                 await asyncio.wait_for(stopping.wait(), seconds)
 
 
-uvicorn.server.asyncio = _Asyncio()  # type: ignore[attr-defined]
+vars(uvicorn.server)["asyncio"] = _Asyncio()
 
 
 def run_app(app: Any) -> contextlib.AbstractContextManager[str]:

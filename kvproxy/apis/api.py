@@ -83,6 +83,8 @@ class Api:
     assembler: type[Assembler]
     has_stream_options = False
     """Whether streams report their usage only if the request has `stream_options.include_usage`."""
+    has_engine_fields = True
+    """Whether engines accept the body fields `cache_salt`, `priority`, and `session_id`, with which the proxy sends hints."""
 
     def check(self, body: JsonMap) -> None:
         raise NotImplementedError

@@ -134,8 +134,13 @@ Reply: TypeAlias = GeneratedResponse | RelayedResponse
 
 
 class Forwarder(Protocol):
-    async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> RelayedResponse:
-        """Forward a request of an uncached API unchanged. `path` includes the query."""
+    async def forward(
+        self, method: str, path: str, headers: Mapping[str, str], body: Body, tenant: str | None = None
+    ) -> RelayedResponse:
+        """Forward a request of an uncached API unchanged.
+
+        `path` includes the query. `tenant` is the tenant of the request; None if it is unknown.
+        """
 
 
 class Backend(Protocol):

@@ -290,7 +290,7 @@ async def _forward(request: Request, body: bytes | None) -> Response:
     exchange_of(request.scope).layer = "bypass"
     if spending is not None:
         sent = spending.charge_upload(sent)
-    forwarding = forwarder.forward(request.method, path, request.headers, sent)
+    forwarding = forwarder.forward(request.method, path, request.headers, sent, _tenant(request))
     try:
         reply = await deadline.cancel_when_over(request.receive, forwarding, upload_done)
     except BaseException as error:

@@ -129,7 +129,9 @@ class UpstreamClient:
             self._refuse_usage.add(api)
         return reply
 
-    async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> RelayedResponse:
+    async def forward(
+        self, method: str, path: str, headers: Mapping[str, str], body: Body, tenant: str | None = None
+    ) -> RelayedResponse:
         """Queue and send a client's request. Raises InvalidRequest, Overloaded, or UpstreamError."""
         if not path.startswith("/"):
             raise InvalidRequest(f"the path {path[:80]!r} does not begin with a slash")

@@ -1,6 +1,7 @@
 """Hints of the proxy to engines, such as the session of a request, by the setting `routing.hints`."""
 
 import hashlib
+import re
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import replace
@@ -12,7 +13,7 @@ from kvproxy.settings.upstreams import EngineHint
 MAX_RESPONSES = 100_000
 """Maximum stored responses of which the engine is remembered. The oldest are forgotten."""
 SESSION_HEADER = "x-session-id"
-_SALTED_APIS = ("chat", "completions", "responses", "messages")
+_RESPONSE_PATH = re.compile(r"/v1/responses/([\w-]+)")
 _PRIORITY_SIGNS = {"vllm": -1, "sglang": 1}
 
 
@@ -25,7 +26,7 @@ def with_hints(request: ApiRequest, hints: Collection[EngineHint]) -> ApiRequest
     if "session_id" in hints and SESSION_HEADER not in request.headers and (name := session_name(request)):
         headers = {**request.headers, SESSION_HEADER: _digest(request.model, request.tenant, name)}
         request = replace(request, headers=headers)
-    if "cache_salt" in hints and request.api.name in _SALTED_APIS and request.tenant != PUBLIC_TENANT:
+    if "cache_salt" in hints and request.api.has_engine_fields and request.tenant != PUBLIC_TENANT:
         own = request.body.get("cache_salt")
         salt = _digest(request.tenant, own if isinstance(own, str) else "")
         request = request.with_fields({"cache_salt": salt})
@@ -39,9 +40,11 @@ def with_engine_hints(request: ApiRequest, hints: Collection[EngineHint], engine
     serves smaller numbers first, SGLang larger ones. `session_id` is a body field of SGLang, which ignores vLLM's header.
     `engine` is the kind of its metrics, such as "vllm"; None if it is unknown.
     """
+    if not request.api.has_engine_fields:
+        return request
     added: JsonObject = {}
     priority = request.control.priority
-    if "priority" in hints and priority and engine in _PRIORITY_SIGNS and request.api.name in _SALTED_APIS:
+    if "priority" in hints and priority and engine in _PRIORITY_SIGNS:
         added["priority"] = _PRIORITY_SIGNS[engine] * priority
     if "session_id" in hints and engine == "sglang" and (session := request.headers.get(SESSION_HEADER)):
         added["session_id"] = session
@@ -73,3 +76,8 @@ class ResponseLocations:
         """Return the URL of the engine that stores a request's `previous_response_id`; None if it is unknown."""
         previous = request.body.get("previous_response_id")
         return self._urls.get((request.tenant, previous)) if isinstance(previous, str) else None
+
+    def find_path(self, tenant: str | None, path: str) -> str | None:
+        """Return the URL of the engine that stores the response of a path; None if there is none, or if it is unknown."""
+        match = _RESPONSE_PATH.match(path)
+        return None if match is None or tenant is None else self._urls.get((tenant, match[1]))

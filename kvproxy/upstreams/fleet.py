@@ -113,15 +113,20 @@ class Fleet:
         ]
         return {"object": "list", "data": [*self.routes.list(rows)], "has_more": False}
 
-    async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> RelayedResponse:
+    async def forward(
+        self, method: str, path: str, headers: Mapping[str, str], body: Body, tenant: str | None = None
+    ) -> RelayedResponse:
         """Forward a request of an uncached API to the first available engine: all uploaded files must be on one engine.
 
-        If upstreams serve different models, a body in one piece is forwarded to the engines of its model.
+        A path of a stored response (`/v1/responses/ID`) goes to its engine. If upstreams serve different models, a body in one
+        piece is forwarded to the engines of its model.
         """
         route = None
         if self.routes is not None and isinstance(body, bytes):
             body, route = self.routes.resolve_body(body)
-        return await self.available_engines(route)[0].client.forward(method, path, headers, body)
+        available, stored = self.available_engines(route), self._stored.find_path(tenant, path)
+        engine = next((engine for engine in available if engine.url == stored), available[0])
+        return await engine.client.forward(method, path, headers, body)
 
     async def send(self, request: ApiRequest) -> RelayedResponse:
         """Send a request to the best engine, or to the next one if it fails before its first chunk.

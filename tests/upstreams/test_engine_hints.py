@@ -12,6 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from kvproxy.apis import APIS
+from kvproxy.apis.api import ApiName
+from kvproxy.apis.chat_completions_embeddings import Embeddings
 from kvproxy.apis.json import loads
 from kvproxy.settings import UpstreamServer, load_settings
 from kvproxy.settings.upstreams import EngineHint
@@ -55,6 +58,21 @@ def test_tenants_have_salts_of_their_own_that_contain_the_clients() -> None:
     assert all(str(request.body["cache_salt"]).encode() in request.raw for request in salts)
     again = with_hints(api_request(chat(), tenant="a"), ["cache_salt"])
     assert again.body["cache_salt"] == salts[0].body["cache_salt"]
+
+
+def test_each_api_has_the_hints_unless_its_declaration_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = {"x-kvproxy-priority": "1", "x-claude-code-session-id": "mine"}
+    every: list[EngineHint] = ["session_id", "cache_salt", "priority"]
+
+    def hints(api: ApiName) -> set[str]:
+        request = with_hints(api_request({"model": "m"}, api, headers=headers, tenant="a"), every)
+        return set(with_engine_hints(request, every, "sglang").body) - {"model"}
+
+    assert {api.name: hints(api.name) for api in APIS.values()} == {
+        api.name: {"cache_salt", "priority", "session_id"} for api in APIS.values()
+    }
+    monkeypatch.setattr(Embeddings, "has_engine_fields", False)
+    assert hints("embeddings") == set()
 
 
 @pytest.mark.parametrize(("engine", "expected"), [("vllm", -7), ("sglang", 7), ("llama.cpp", None), (None, None)])
@@ -110,6 +128,14 @@ def test_the_engines_of_stored_responses_are_bounded_and_separate_by_tenant(monk
         return stored.find(api_request({"model": "m", "previous_response_id": id}, "responses", tenant=tenant))
 
     assert [find("resp_0"), find("resp_2"), find("resp_2", "other")] == [None, "http://2", None]
+    paths = [
+        "/v1/responses/resp_2",
+        "/v1/responses/resp_2/cancel",
+        "/v1/responses/resp_2?stream=true",
+        "/v1/files/resp_2",
+    ]
+    assert [stored.find_path("t", path) for path in paths] == ["http://2"] * 3 + [None]
+    assert stored.find_path("other", paths[0]) is stored.find_path(None, paths[0]) is None
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
@@ -132,3 +158,37 @@ async def test_a_continued_response_goes_to_its_engine(size: int, tmp_path: Path
             api_request({"model": "m", "input": "hi", "previous_response_id": "resp_7"}, "responses")
         )
         assert (first.engine.url, len(others)) == (url, 2)
+
+
+def test_a_stored_response_is_read_and_deleted_at_its_engine(tmp_path: Path) -> None:
+    received: list[tuple[str, str]] = []
+
+    def engine(name: str) -> Starlette:
+        async def create(request: Request) -> Response:
+            return JSONResponse({"id": f"resp_{name}", "object": "response", "status": "completed", "output": []})
+
+        async def find(request: Request) -> Response:
+            received.append((name, request.method))
+            is_known = request.path_params["id"] == f"resp_{name}"
+            return JSONResponse({"id": f"resp_{name}"} if is_known else {}, 200 if is_known else 404)
+
+        return Starlette(
+            routes=[
+                Route("/v1/responses", create, methods=["POST"]),
+                Route("/v1/responses/{id}", find, methods=["GET", "DELETE"]),
+                Route("/health", lambda request: Response()),
+            ]
+        )
+
+    with run_app(engine("one")) as one, run_app(engine("two")) as two:
+        settings = load_settings(data=tmp_path, upstreams=[{"url": one}, {"url": two}])
+        with run_proxy(settings) as (url, services), httpx.Client(base_url=url, timeout=60) as client:
+            fleet = services.backend
+            assert isinstance(fleet, Fleet)
+            for name, other in ((one, two), (two, one)):
+                fleet.engines[other].health.draining = True
+                stored = client.post("/v1/responses", json={"model": "m", "input": name}).json()["id"]
+                fleet.engines[other].health.draining = False
+                assert client.get(f"/v1/responses/{stored}").status_code == 200
+                assert client.delete(f"/v1/responses/{stored}").status_code == 200
+    assert received == [("one", "GET"), ("one", "DELETE"), ("two", "GET"), ("two", "DELETE")]

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import repeat
 from math import gcd
 from typing import Literal, NamedTuple
 
@@ -125,11 +126,14 @@ class MirroredPool:
         self.num_copies += 1
         self.num_stored += 1
 
-    def remove(self, digest: Hash) -> None:
-        """Remove a copy of a cached block, or all copies; see `Removals`."""
+    def remove(self, digest: Hash, remaining_copies: int | None = None) -> None:
+        """Remove copies of a cached block, until `remaining_copies` are left; None: see `Removals`."""
         block = self.blocks[digest]
         self.num_removed += 1
-        removed = block.copies if self.removals == "last copy" else 1
+        if remaining_copies is not None:
+            removed = block.copies - min(remaining_copies, block.copies)
+        else:
+            removed = block.copies if self.removals == "last copy" else 1
         self.num_copies -= removed
         block.copies -= removed
         block.is_removed_once = True
@@ -278,12 +282,13 @@ class MirrorState:
         if pool is None and event.group is None:
             # Some publishers omit the group in removals.
             pools = self._pools_by_place.get((rank, event.medium), [])
-        for digest in event.hashes:
+        remaining: Iterable[int | None] = event.remaining_copies or repeat(None)
+        for digest, copies in zip(event.hashes, remaining, strict=False):
             owner = next((pool for pool in pools if digest in pool.blocks), None)
             if owner is None:
                 self.unknown_removals += 1
             else:
-                owner.remove(digest)
+                owner.remove(digest, copies)
 
     def _clear(self, rank: int | None, event: ClearedEvent) -> None:
         self.num_resets += event.medium in (None, GPU)

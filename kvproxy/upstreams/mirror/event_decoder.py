@@ -27,7 +27,7 @@ _MEDIA = {name: medium for medium, names in _MEDIA_BY_NAME.items() for name in n
 
 # Fields in the order of the positional encoding, in events after the tag.
 _BATCH = ("ts", "events", "data_parallel_rank")
-_POSITIONAL = {
+_POSITIONAL: dict[str, Sequence[str]] = {
     "BlockStored": (
         "block_hashes parent_block_hash token_ids block_size lora_id medium lora_name extra_keys group_idx"
         " kv_cache_spec_kind kv_cache_spec_sliding_window locality ownership session_id"
@@ -35,6 +35,7 @@ _POSITIONAL = {
     "BlockRemoved": ("block_hashes", "medium", "group_idx", "locality", "ownership"),
     "TierBlocksCleared": ("medium", "ownership"),
 }
+_NUM_SGLANG_FIELDS = _POSITIONAL["BlockStored"].index("medium") + 1
 _MAX_BLOCK_SIZE = 1 << 20
 _MAX_KEY_DEPTH = 8
 MAX_BLOCKS_OF_BATCH = 100_000
@@ -79,6 +80,7 @@ class RemovedEvent:
     medium: str = GPU
     group: int | None = None
     owner: str | None = None
+    remaining_copies: list[int] | None = None  # Of each block after the removal; None if it was not published.
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ def _decode_event(raw: object) -> Event:
     elif isinstance(raw, list) and raw:
         tag, fields = raw[0], {}
         if isinstance(tag, str):
-            fields = dict(zip(_POSITIONAL.get(tag, ()), raw[1:], strict=False))
+            fields = _named_fields(tag, raw[1:])
     else:
         raise EventDecodeError("an event is neither a map nor an array")
     if not isinstance(tag, str):
@@ -154,15 +156,28 @@ def _decode_event(raw: object) -> Event:
         case "BlockStored":
             return _decode_stored(fields)
         case "BlockRemoved":
-            owner = _optional_field(fields, "ownership", str)
-            return RemovedEvent(
-                _decode_hashes(fields), _decode_medium(fields), _optional_field(fields, "group_idx", int), owner
-            )
+            hashes, owner = _decode_hashes(fields), _optional_field(fields, "ownership", str)
+            group = _optional_field(fields, "group_idx", int)
+            return RemovedEvent(hashes, _decode_medium(fields), group, owner, _decode_copies(fields, len(hashes)))
         case "AllBlocksCleared" | "TierBlocksCleared":
             is_scoped = tag == "TierBlocksCleared" or fields.get("medium") is not None
             medium = _decode_medium(fields) if is_scoped else None
             return ClearedEvent(medium, _optional_field(fields, "ownership", str))
     return UnknownEvent(tag[:_MAX_NAME])
+
+
+def _named_fields(tag: str, values: list[object]) -> dict[str, object]:
+    """Return the fields of a positional event by name.
+
+    SGLang appends a map (`metadata`) or a list of names to its own shorter events, where vLLM has `lora_name`.
+    """
+    names = _POSITIONAL.get(tag, ())
+    if tag == "BlockStored" and len(values) > _NUM_SGLANG_FIELDS:
+        extension = values[_NUM_SGLANG_FIELDS]
+        if isinstance(extension, dict | list):
+            fields = dict(zip(names, values[:_NUM_SGLANG_FIELDS], strict=False))
+            return fields | {"cache_salt": extension.get("cache_salt") if isinstance(extension, dict) else None}
+    return dict(zip(names, values, strict=False))
 
 
 def _decode_stored(fields: dict[Any, Any]) -> StoredEvent:
@@ -192,6 +207,19 @@ def _decode_hashes(fields: dict[Any, Any]) -> list[Hash]:
     if not isinstance(hashes, list) or not all(map(_is_hash, hashes)):
         raise EventDecodeError("block_hashes is not a list of hashes")
     return hashes
+
+
+def _decode_copies(fields: dict[object, object], count: int) -> list[int] | None:
+    copies = fields.get("remaining_copy_counts")
+    if copies is None:
+        return None
+    if (
+        not isinstance(copies, list)
+        or len(copies) != count
+        or any(type(each) is not int or each < 0 for each in copies)
+    ):
+        raise EventDecodeError("remaining_copy_counts does not have a number for each block")
+    return copies
 
 
 def _is_hash(value: object) -> bool:

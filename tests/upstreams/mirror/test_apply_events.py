@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvproxy.upstreams.mirror.apply_events import MirroredPool
-from kvproxy.upstreams.mirror.event_decoder import Hash, StoredEvent
+from kvproxy.upstreams.mirror.apply_events import MirroredPool, MirrorState, Removals
+from kvproxy.upstreams.mirror.event_decoder import EventBatch, Hash, RemovedEvent, StoredEvent
 
 SIZE = 2
 
@@ -38,3 +38,17 @@ def test_tokens_that_do_not_fit_the_hashes_are_ignored() -> None:
     pool.store(StoredEvent([8, 9], 7, [1, 2, 3, 4, 5, 6], SIZE))
     assert [block.tokens for block in pool.blocks.values()] == [(), ()]
     assert pool.find_child(7, (1, 2), None) is None
+
+
+@pytest.mark.parametrize("removals", ["each copy", "last copy"])
+def test_published_numbers_of_copies_are_exact(removals: Removals) -> None:
+    state = MirrorState()
+    if removals == "last copy":
+        state.count_last_removals()
+    state.apply(EventBatch(1.0, [stored([1, 2]), stored([1, 2]), stored([1])], None))
+    (pool,) = state.pools.values()
+    state.apply(EventBatch(2.0, [RemovedEvent([1, 2], remaining_copies=[2, 0])], None))
+    assert {digest: block.copies for digest, block in pool.blocks.items()} == {1: 2}
+    # Events were lost: fewer copies are known than remain.
+    state.apply(EventBatch(3.0, [RemovedEvent([1], remaining_copies=[5])], None))
+    assert pool.num_copies == pool.blocks[1].copies == 2

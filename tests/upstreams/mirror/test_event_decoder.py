@@ -1,5 +1,6 @@
 """Any bytes are decoded to the declared types, or refused with EventDecodeError."""
 
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -155,6 +156,22 @@ def test_both_encodings_are_equal() -> None:
         assert batch == EventBatch(1.0, [stored, RemovedEvent([7], "CPU", 1), ClearedEvent()], 2)
         assert batch.has_reset
     assert not decode_batch(msgpack.packb([1, maps[:2]])).has_reset
+
+
+def test_sglang_appends_the_salt_to_its_array() -> None:
+    # `BlockStoredWithMetadata` of SGLang's kv_events.py, and the names of components after it.
+    event = ["BlockStored", [7, 8], None, [1, 2], 1, None, "CPU_PINNED"]
+    forms: list[Any] = [[*event, {"cache_salt": "s"}], [*event, ["full", "swa"]], [*event, {"future": 1}], event]
+    batch = decode_batch(msgpack.packb([1.0, forms, 0]))
+    plain = StoredEvent([7, 8], None, [1, 2], 1, None, "CPU")
+    assert batch.events == [replace(plain, extra_keys=[("s",), None]), plain, plain, plain]
+
+
+@pytest.mark.parametrize("copies", [[1], [1, -1], [1, True], "no", [1, 1.0]])
+def test_invalid_numbers_of_remaining_copies_are_refused(copies: Any) -> None:
+    event = {"type": "BlockRemoved", "block_hashes": [1, 2], "remaining_copy_counts": copies}
+    with pytest.raises(EventDecodeError, match="remaining_copy_counts"):
+        decode_batch(msgpack.packb([1.0, [event], 0]))
 
 
 EVENT = {"type": "BlockStored", "block_hashes": [1], "parent_block_hash": None, "token_ids": [1], "block_size": 1}

@@ -1,9 +1,11 @@
 """Shared fixtures: an isolated environment, a proxy with the demo model, and servers of Redis and PostgreSQL."""
 
+import contextlib
 import functools
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from kvproxy.index.models.embedder import DEFAULT, MULTILINGUAL, Embedder, load_
 from kvproxy.index.models.verifier import BUILT_IN, Verifier, load_verifier
 from kvproxy.index.search.lookup_queue import model_threads
 from kvproxy.settings import load_settings
+from tests.forked_workers import run_fork_server
 from tests.postgres_server import empty, run_postgres
 from tests.redis_server import RedisServer, run_redis
 from tests.servers import run_proxy
@@ -91,8 +94,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Fork the workers from one process that has imported the tests. macOS's libraries do not support a fork."""
+    if sys.platform == "linux":
+        stack = contextlib.ExitStack()
+        config.add_cleanup(stack.close)
+        command = stack.enter_context(run_fork_server(config.invocation_params.args))
+        for spec in specs:
+            spec.python = command
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, so that all workers end at the same time."""
+    if config.option.collectonly:
+        # A fork collects the same functions again.
+        return
     # A property test runs a share of its examples, which KVPROXY_EXAMPLES sets.
     for test in {getattr(item, "obj", None) for item in items}:
         own = getattr(test, "_hypothesis_internal_use_settings", None)

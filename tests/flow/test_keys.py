@@ -108,7 +108,7 @@ def test_deep_values_are_part_of_the_key() -> None:
         *({"system": text} for text in ("Be brief. ", "Be brief.\n", "")),
         *({"turns": turns} for turns in ((), ("Hi", "No."), ("Hi", ""), ("Hi", "Yes?", "Hi", "Yes?"))),
     ],
-    ids=str,
+    ids=lambda change: str(change).replace("\\", ""),
 )
 def test_no_similar_question_shares_a_namespace_if_anything_else_differs(change: dict[str, Any]) -> None:
     options = {"temperature": 0.5, "top_p": 0.9, "seed": 1, "max_tokens": 1, "stop": "x", "vendor_option": True}

@@ -37,7 +37,7 @@ async def is_found(path: Path, stored: str, question: str) -> bool:
     return found.entry is not None
 
 
-@pytest.mark.parametrize("hidden", HIDDEN, ids=ascii)
+@pytest.mark.parametrize("hidden", HIDDEN, ids=lambda text: " ".join(f"U+{ord(each):04X}" for each in text))
 async def test_questions_with_hidden_characters_have_no_semantic_hits(hidden: str, tmp_path: Path) -> None:
     assert await is_found(tmp_path / "plain.db", PLAIN, PLAIN)
     pairs = ((PLAIN + hidden, PLAIN), (PLAIN, PLAIN + hidden), (PLAIN + hidden, PLAIN + hidden))

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -77,7 +77,7 @@ class Computation:
         self._loads = [engine.load.add_request(uncached_tokens)]
         if prediction.rank is not None:
             self._loads.append(engine.rank_load(prediction.rank).add_request(uncached_tokens))
-        self._pending = engine.pending.add(prediction.uncached) if prediction.uncached else None
+        self._pending = engine.pending(prediction.rank).add(prediction.uncached) if prediction.uncached else None
 
     def on_first_chunk(self, is_measured: bool) -> None:
         for load in self._loads:
@@ -109,7 +109,7 @@ class FleetEngine:
         self.sent = 0
         self.refused_fields = RefusedCacheFields(self.url)
         self.loaded: Counter[str] = Counter()
-        self.pending = PendingPrefixes()
+        self._pending: dict[int | None, PendingPrefixes] = {}
         self.load_times = LoadTimes()
         self._recent_predictions = RecentPredictions()
         self._rank_loads: dict[int, EngineLoad] = {}
@@ -203,14 +203,21 @@ class FleetEngine:
         if mirror is None or prompt is None:
             return EnginePrediction()
         matches = mirror.match_ranks(prompt)
-        rank = self._choose_rank(matches, len(prompt.tokens), affinity) if self.has_ranks else None
+        if ranks := self._ranks(matches):
+            predictions = [self._predict_rank(rank, matches.get(rank), prompt, mirror) for rank in ranks]
+            return self._choose_rank(predictions, len(prompt.tokens), affinity)
         best = max(matches.values(), key=lambda match: match.reusable_tokens, default=None)
-        match = best if rank is None else matches[rank]
+        return self._predict_rank(None, best, prompt, mirror)
+
+    def _predict_rank(
+        self, rank: int | None, match: MirrorMatch | None, prompt: HashedPrompt, mirror: "Mirror"
+    ) -> EnginePrediction:
+        """Predict the reuse of a rank, or of an engine that chooses the rank itself, with the blocks in computation there."""
         tokens = 0 if match is None else match.reusable_tokens
         unit = mirror.reuse_unit()
         _, hashes = prompt.block_hashes(mirror.hasher, unit)
         uncached = hashes[tokens // unit :]
-        num_pending = self.pending.prefix_length(uncached)
+        num_pending = self.pending(rank).prefix_length(uncached)
         pending_end = min((tokens // unit + num_pending) * unit, len(prompt.tokens) - 1)
         return EnginePrediction(
             tokens,
@@ -231,29 +238,44 @@ class FleetEngine:
         """Whether several data-parallel ranks share this URL, so that each request can name the best one."""
         return self.mirror is not None and len(self.mirror.subscribers) > 1
 
+    def _ranks(self, matches: Collection[int | None]) -> list[int]:
+        """Return the ranks that a request can name; none if the events name no rank, or only ranks of other publishers.
+
+        A rank without blocks counts, too: it would never get any. A forged event may name a rank that does not exist.
+        """
+        if self.mirror is None or not self.has_ranks:
+            return []
+        ranks = [rank for rank, subscriber in enumerate(self.mirror.subscribers) if subscriber.has_valid_state]
+        return ranks if any(rank in matches for rank in ranks) else []
+
     def _choose_rank(
-        self, matches: Mapping[int | None, MirrorMatch], prompt_tokens: int, affinity: bytes
-    ) -> int | None:
-        # Each rank has a publisher, and a forged event may name a rank that does not exist.
-        known = range(0 if self.mirror is None else len(self.mirror.subscribers))
-        ranks = {str(rank): rank for rank in matches if rank is not None and rank in known}
+        self, predictions: Sequence[EnginePrediction], prompt_tokens: int, affinity: bytes
+    ) -> EnginePrediction:
+        by_name = {str(prediction.rank): prediction for prediction in predictions}
         candidates = [
             EngineCandidate(
                 name,
-                matches[ranks[name]].reusable_tokens,
-                self.rank_load(ranks[name]).tokens,
-                load_cost=self.load_times.load_cost(matches[ranks[name]].tiers.by_medium),
+                by_name[name].matched_tokens,
+                self.rank_load(int(name)).tokens,
+                load_cost=self._load_cost(by_name[name]),
             )
-            for name in engine_order(dict.fromkeys(ranks, 1.0), affinity)
+            for name in engine_order(dict.fromkeys(by_name, 1.0), affinity)
         ]
-        return ranks[rank_engines(candidates, prompt_tokens)[0].name] if candidates else None
+        return by_name[rank_engines(candidates, prompt_tokens)[0].name]
+
+    def pending(self, rank: int | None) -> PendingPrefixes:
+        """Return the blocks in computation in a rank; None: those of requests that name no rank."""
+        return self._pending.setdefault(rank, PendingPrefixes())
 
     def rank_load(self, rank: int) -> EngineLoad:
         return self._rank_loads.setdefault(rank, EngineLoad())
 
     def routing_candidate(self, prediction: EnginePrediction) -> EngineCandidate:
-        cost = self.load_times.load_cost(prediction.loaded) if prediction.is_trusted else 0.0
+        cost = self._load_cost(prediction)
         return EngineCandidate(self.url, prediction.matched_tokens, self.load.tokens, self.weight, cost)
+
+    def _load_cost(self, prediction: EnginePrediction) -> float:
+        return self.load_times.load_cost(prediction.loaded) if prediction.is_trusted else 0.0
 
     def status(self) -> EngineStatus:
         mirror = self.mirror

@@ -36,7 +36,7 @@ flow/tenants: _digests
 upstreams/mirror/apply_events: blocks _children _by_content pools _pools_by_place unknown_names
 upstreams/mirror/sequencer: _fingerprints _held
 upstreams/mirror/replay_backlog: _messages
-upstreams/fleet_engine: reuse _rank_loads _loads loaded
+upstreams/fleet_engine: reuse _pending _rank_loads _loads loaded
 upstreams/mirror_monitor: _too_high
 upstreams/engine_hints: _urls
 upstreams/pending_prefixes: _by_hash _prompts

@@ -192,6 +192,26 @@ def test_requests_name_the_data_parallel_rank_with_their_prefix(tmp_path: Path) 
     assert engine.predict(HashedPrompt([*prompts[0], 1]), b"session").rank == 1
 
 
+def test_a_rank_without_blocks_gets_requests_and_a_burst_stays_in_its_rank(tmp_path: Path) -> None:
+    server = UpstreamServer(url="http://127.0.0.1:1", kv_events="tcp://127.0.0.1:1-4")
+    engine = FleetEngine(server, load_settings(data=tmp_path, upstreams=[server]))
+    assert engine.mirror is not None
+    prompts = [HashedPrompt([number] * 3_000) for number in range(40)]
+    assert engine.predict(prompts[0], b"").rank is None
+    engine.mirror.subscribers[1].state.apply(EventBatch(1.0, [StoredEvent([9], None, [1] * 64, 64)], 1))
+    chosen = {engine.predict(prompt, bytes([number])).rank for number, prompt in enumerate(prompts)}
+    assert chosen == {0, 1, 2, 3}
+    # Sessions of their own have other affinities, but the same prefix.
+    first = engine.predict(prompts[7], b"first")
+    engine.begin(first, 3_000)
+    burst = [engine.predict(prompts[7], bytes([number])) for number in range(20)]
+    assert {prediction.rank for prediction in burst} == {first.rank}
+    # A rank that may have restarted.
+    assert first.rank is not None
+    engine.mirror.subscribers[first.rank]._is_disconnected = True
+    assert engine.predict(prompts[7], b"first").rank != first.rank
+
+
 def test_the_header_of_the_rank_does_not_replace_the_clients() -> None:
     def rank_of(headers: dict[str, str], rank: int | None) -> str | None:
         return with_rank(api_request(chat(), headers=headers), rank).headers.get("x-data-parallel-rank")

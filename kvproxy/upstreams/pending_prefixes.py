@@ -33,7 +33,8 @@ class PendingPrefixes:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._prompts: deque[PendingPrompt] = deque()
-        self._by_hash: dict[int, PendingPrompt] = {}
+        # Several prompts may have a block: if one fails, another still computes it.
+        self._by_hash: dict[int, list[PendingPrompt]] = {}
         self._num_blocks = 0
 
     def add(self, hashes: Sequence[int]) -> PendingPrompt:
@@ -41,7 +42,8 @@ class PendingPrefixes:
         prompt = PendingPrompt(hashes, self._clock() + COMPUTE_SECONDS, self._clock)
         self._prompts.append(prompt)
         self._num_blocks += len(hashes)
-        self._by_hash.update(dict.fromkeys(hashes, prompt))
+        for digest in hashes:
+            self._by_hash.setdefault(digest, []).append(prompt)
         while self._num_blocks > MAX_BLOCKS:
             self._forget(self._prompts.popleft())
         return prompt
@@ -50,8 +52,7 @@ class PendingPrefixes:
         """Return the number of leading blocks that are in computation."""
         now = self._clock()
         for length, digest in enumerate(hashes):
-            prompt = self._by_hash.get(digest)
-            if prompt is None or prompt.expires <= now:
+            if all(prompt.expires <= now for prompt in self._by_hash.get(digest, ())):
                 return length
         return len(hashes)
 
@@ -64,5 +65,7 @@ class PendingPrefixes:
     def _forget(self, prompt: PendingPrompt) -> None:
         self._num_blocks -= len(prompt.hashes)
         for digest in prompt.hashes:
-            if self._by_hash.get(digest) is prompt:
+            prompts = self._by_hash[digest]
+            prompts.remove(prompt)
+            if not prompts:
                 del self._by_hash[digest]

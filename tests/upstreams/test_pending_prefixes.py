@@ -39,6 +39,19 @@ def test_a_failed_or_slow_prompt_counts_no_more() -> None:
     assert list(pending._by_hash) == [3]
 
 
+@pytest.mark.parametrize("failed", [0, 1])
+def test_a_prefix_counts_while_one_of_its_prompts_is_computed(failed: int) -> None:
+    pending = PendingPrefixes(Clock())
+    prompts = [pending.add([1, 2]), pending.add([1, 2, 3])]
+    prompts[failed].fail()
+    assert pending.prefix_length([1, 2]) == 2
+    prompts[1 - failed].fail()
+    assert pending.prefix_length([1, 2]) == 0
+    # Equal hashes in one prompt.
+    pending.add([7, 7])
+    assert sorted(pending._by_hash) == [7]
+
+
 def test_prompts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending_prefixes, "MAX_BLOCKS", 10)
     pending = PendingPrefixes()

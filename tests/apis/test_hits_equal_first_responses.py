@@ -21,7 +21,7 @@ from kvproxy.apis.json import as_object, dumps, loads
 from kvproxy.flow.backend_response import UpstreamReader
 from tests.apis.random_streams import FRAMINGS, STREAMS, Framing, RandomStream
 
-NUM_STREAMS = int(os.environ.get("KVPROXY_STREAMS", "300"))
+NUM_STREAMS = int(os.environ.get("KVPROXY_STREAMS", "150"))
 MESSAGES: Any = [{"role": "user", "content": "x"}]
 
 

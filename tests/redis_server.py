@@ -37,7 +37,7 @@ class RedisServer:
         until(self._answers, interval=0.01)
 
     def _answers(self) -> bool:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=60):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=300):
             return True
         return False
 

@@ -27,7 +27,7 @@ def post(
 ) -> httpx.Response:
     """Send a chat to a proxy; a name of a header has underscores."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return httpx.post(url + path, json=chat(question, **(fields or {})), headers=named, timeout=60)
+    return httpx.post(url + path, json=chat(question, **(fields or {})), headers=named, timeout=300)
 
 
 def api_request(

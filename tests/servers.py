@@ -79,7 +79,7 @@ def run_server(server: uvicorn.Server, port: int = 0) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", port), backlog=512) as listener:
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
-        loop, stopping = running.get(timeout=60)
+        loop, stopping = running.get(timeout=300)
         while not server.started:
             assert thread.is_alive(), "the server did not start"
             time.sleep(0.002)
@@ -90,7 +90,7 @@ def run_server(server: uvicorn.Server, port: int = 0) -> Iterator[str]:
             # A closed loop belongs to a server that has ended.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(stopping.set)
-            thread.join(timeout=60)
+            thread.join(timeout=300)
 
 
 @contextlib.contextmanager
@@ -119,12 +119,12 @@ def run_connections(handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
     thread.start()
-    loop, stopped, port = started.get(timeout=60)
+    loop, stopped, port = started.get(timeout=300)
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
         loop.call_soon_threadsafe(stopped.set)
-        thread.join(timeout=60)
+        thread.join(timeout=300)
 
 
 def until_stored(services: Services) -> None:

@@ -76,7 +76,7 @@ def live_layers(lines: list[Line], data: Path, chance: Callable[[], float] | Non
     found = Counter[str]()
     with run_app(Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])) as upstream:
         settings = load_settings(data=data, upstream=upstream, cache={"lookup_timeout": 60.0})
-        with run_proxy(settings) as (url, services), httpx.Client(base_url=url, timeout=60) as client:
+        with run_proxy(settings) as (url, services), httpx.Client(base_url=url, timeout=300) as client:
             comparer, semantic = services.comparer, services.cache.semantic
             coming = services.cache.pending_writes
             if chance is not None and semantic is not None:
@@ -93,7 +93,7 @@ def live_layers(lines: list[Line], data: Path, chance: Callable[[], float] | Non
 def live_prefix(logs: list[list[Line]], data: Path, num_blocks: int) -> Iterator[tuple[int, int]]:
     """Yield the reused and all prompt tokens of each log; each begins with an empty pool."""
     settings = load_settings(data=data, engine={"num_blocks": num_blocks}, cache={"enabled": False})
-    with run_proxy(settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+    with run_proxy(settings) as (url, _), httpx.Client(base_url=url, timeout=300) as client:
         for lines in logs:
             # A request that just ended may still hold blocks.
             until(lambda: client.post("/admin/blocks/reset").json()["reset"])

@@ -137,7 +137,7 @@ def test_savings_of_a_live_proxy_price_hits_as_the_estimate_of_its_log(block_siz
     asked = [logs.line([system, {"role": "user", "content": f"What is a {word}?"}]) for word in ("block", "chain")]
     lines = [dict(each) for each in asked + asked + asked[:1]]
     settings = load_settings(data=tmp_path, engine={"num_blocks": 256, "block_size": block_size})
-    with run_proxy(settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+    with run_proxy(settings) as (url, _), httpx.Client(base_url=url, timeout=300) as client:
         for each in lines:
             each["response"] = client.post("/v1/chat/completions", json=each["body"]).raise_for_status().json()
     saved = json.loads(kvproxy("savings", "--json", "--data", tmp_path).stdout)

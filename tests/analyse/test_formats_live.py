@@ -271,7 +271,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Clie
 
     with run_app(Starlette(routes=[Route("/{path:path}", answer, methods=["POST"])])) as upstream:
         settings = load_settings(data=data, upstream=upstream)
-        with run_proxy(settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        with run_proxy(settings) as (url, _), httpx.Client(base_url=url, timeout=300) as client:
             yield client, data
 
 

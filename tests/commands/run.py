@@ -74,7 +74,7 @@ def kvproxy(
 def process(*arguments: object, url: str = NOWHERE, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command as a process."""
     done = subprocess.run(
-        command(*arguments), capture_output=True, text=True, cwd=ROOT, env=variables(url, environment), timeout=120
+        command(*arguments), capture_output=True, text=True, cwd=ROOT, env=variables(url, environment), timeout=300
     )
     assert "Traceback" not in done.stderr, done.stderr
     return done
@@ -106,4 +106,4 @@ def ask(url: str, question: str, system: str = "", **more: Any) -> httpx.Respons
     messages.append({"role": "user", "content": question})
     headers = more.pop("headers", {})
     body = {"model": "demo", "messages": messages} | more
-    return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+    return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=300)

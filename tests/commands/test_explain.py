@@ -95,7 +95,7 @@ def test_the_api_of_a_body_is_detected(demo: Demo, tmp_path: Path, api: ApiName)
     file = tmp_path / "body.json"
     file.write_text(json.dumps(body))
     key = f"client of {api}"
-    answered = httpx.post(f"{url}{PATHS[api]}", json=body, headers=credential_headers(api, key), timeout=60)
+    answered = httpx.post(f"{url}{PATHS[api]}", json=body, headers=credential_headers(api, key), timeout=300)
     assert answered.is_success, answered.text
     explained = result("explain", "--file", file, "--api-key", key, url=url)
     assert (explained["api"], explained["layer"]) == (api, "exact")

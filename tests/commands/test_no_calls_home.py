@@ -65,7 +65,7 @@ def similar_questions_are_answered(url: str) -> None:
     model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
     for question in ("How do I reset my password?", "How can I reset my password?"):
         body = {"model": model, "temperature": 0, "max_tokens": 4, "messages": [{"role": "user", "content": question}]}
-        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status()
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=300).raise_for_status()
     assert "semantic" in answer.headers["cache-status"]
     assert httpx.get(f"{url}/ui", follow_redirects=True).is_success
 
@@ -82,7 +82,7 @@ def test_a_server_connects_to_its_upstream_only_and_loads_no_model_library(tmp_p
         with serve(command, port, tmp_path / "log", env=kept | {"HOME": str(home)}) as server:
             similar_questions_are_answered(server.url)
             server.process.send_signal(signal.SIGINT)
-            server.process.wait(timeout=60)
+            server.process.wait(timeout=300)
             (loaded,) = (line for line in server.log.read_text().splitlines() if line.startswith("loaded:"))
     assert remote_ports(trace) == {int(upstream.rsplit(":", 1)[1])}
     assert strange_files(home) == []

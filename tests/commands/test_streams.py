@@ -15,7 +15,7 @@ COMMAND = f"{shlex.quote(sys.executable)} -c 'from kvproxy.commands import main;
 def shell(line: str, data: Path) -> subprocess.CompletedProcess[str]:
     environment = {"KVPROXY_DATA": str(data), "PATH": "/usr/bin:/bin"}
     line = line.replace("kvproxy", COMMAND, 1)
-    return subprocess.run(line, shell=True, capture_output=True, text=True, timeout=60, env=environment)
+    return subprocess.run(line, shell=True, capture_output=True, text=True, timeout=300, env=environment)
 
 
 # All commands open missing streams at the same place, so one command suffices for each stream.

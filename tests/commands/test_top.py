@@ -116,7 +116,7 @@ def test_the_live_page_escapes_control_characters_survives_a_restart_and_ends_wi
             ask(url, "After?")
             screen.until(lambda text: re.search(r"^forward .* 1\b", text, re.MULTILINE) is not None)
         screen.press("\x03")
-        assert screen.process.wait(30) == 0
+        assert screen.process.wait(300) == 0
     assert b"\x1b]0;renamed" not in screen.sent
     assert b"\x1b[31m" not in screen.sent
     assert b"\xc2\x9b" not in screen.sent

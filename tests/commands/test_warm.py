@@ -265,7 +265,7 @@ def test_an_interrupted_run_and_a_lost_server_print_the_counts(tmp_path: Path) -
         )
         until(lambda: len(upstream.asked) >= 3)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (130, "interrupted: run the command again to continue\n")
     report = json.loads(out)
     assert 2 <= report["computed_not_stored"] < 500

@@ -36,7 +36,7 @@ def test_the_forecast_of_the_proxy_predicts_the_hit_rate_of_the_engine(url: str)
         turns = [{"role": "user", "content": context}, {"role": "assistant", "content": "Yes."}]
         messages = [system, *turns, {"role": "user", "content": f"{number}?"}]
         body = {"model": "demo", "messages": messages, "max_tokens": 1}
-        assert httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).is_success
+        assert httpx.post(f"{url}/v1/chat/completions", json=body, timeout=300).is_success
     stats = httpx.get(f"{url}/admin/blocks/stats").json()
     until(lambda: httpx.get(f"{url}/admin/blocks/what-if").json()[0]["requests"] == 50)
     (forecast,) = result("blocks", "what-if", url=url)

@@ -73,7 +73,7 @@ def test_serve_demo_has_a_hit_without_torch(tmp_path: Path) -> None:
     ]
     body = {"model": "demo", "messages": [{"role": "user", "content": "What is a block?"}]}
     with serve(command, port, tmp_path / "log") as running:
-        answers = [httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=60) for _ in range(2)]
+        answers = [httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=300) for _ in range(2)]
         assert [answer.status_code for answer in answers] == [200, 200]
         assert ["hit" in answer.headers["cache-status"] for answer in answers] == [False, True]
         (row,) = httpx.get(f"{running.url}/admin/upstreams").json()

@@ -28,7 +28,7 @@ def driven_with(pending_chunks: float) -> tuple[Driven, DictStore, threading.Eve
     size = driven.tiers._transfer.buffer_bytes(driven.tiers._transfer.chunk_names(_cache(), 0, 1)[0])
     driven.replace_chain(TierChain([store], max_pending_bytes=int(pending_chunks * size)))
     put = store.put
-    store.put = lambda key, data: put(key, data) if gate.wait(20) else None  # type: ignore[method-assign]
+    store.put = lambda key, data: put(key, data) if gate.wait(300) else None  # type: ignore[method-assign]
     return driven, store, gate
 
 

@@ -32,7 +32,7 @@ def chat(question: str, **more: object) -> dict[str, object]:
 
 def ask(url: str, question: str, **more: object) -> httpx.Response:
     """Send a chat request; its response waits until it is stored."""
-    return httpx.post(url + CHAT, json=chat(question, **more), timeout=60, headers={"cache-control": "confirm"})
+    return httpx.post(url + CHAT, json=chat(question, **more), timeout=300, headers={"cache-control": "confirm"})
 
 
 def stored(answer: httpx.Response) -> bool:
@@ -44,5 +44,5 @@ def hit(answer: httpx.Response) -> bool:
 
 
 def health(url: str) -> dict[str, str]:
-    status: dict[str, str] = httpx.get(f"{url}/health", timeout=60).json()
+    status: dict[str, str] = httpx.get(f"{url}/health", timeout=300).json()
     return status

@@ -145,7 +145,7 @@ async def _idle(proxy: str, *, engine: bool) -> dict[str, int]:
     last: dict[str, int] = {}
     for _ in range(100):
         await asyncio.sleep(0.2)
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with httpx.AsyncClient(timeout=300) as client:
             now: dict[str, int] = (await client.get(f"{proxy}/resources")).json()
             if engine:
                 blocks = (await client.get(f"{proxy}/admin/blocks/stats")).json()

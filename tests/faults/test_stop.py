@@ -70,7 +70,7 @@ def test_streams_end_cleanly_when_the_proxy_is_stopped(upstream: tuple[str, Upst
                 body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": question}]}
                 read = b""
                 async with (
-                    httpx.AsyncClient(timeout=60) as client,
+                    httpx.AsyncClient(timeout=300) as client,
                     client.stream("POST", f"{proxy.url}/v1/chat/completions", json=body) as answer,
                 ):
                     async for each in answer.aiter_raw():
@@ -107,7 +107,7 @@ def test_sighup_reloads_the_rules_and_a_second_ctrl_c_waits_for_nobody(
     data, log = tmp_path / "data", tmp_path / "log"
     with (
         proxy_process(url, data, log, "--no-semantic", limits__drain_seconds=300.0) as proxy,
-        httpx.Client(timeout=60) as client,
+        httpx.Client(timeout=300) as client,
     ):
         assert stored(ask(proxy.url, "kept"))
         rules = data / "kvproxy.toml"
@@ -125,7 +125,7 @@ def test_sighup_reloads_the_rules_and_a_second_ctrl_c_waits_for_nobody(
         for _ in range(2):
             proxy.process.send_signal(signal.SIGINT)
             time.sleep(0.02)
-        assert proxy.process.wait(60) == 0
+        assert proxy.process.wait(300) == 0
     store = open_store(data / "responses.db")
     assert {entry.prompt for entry in store.list_entries()} == {"kept"}
     store.close()

@@ -22,7 +22,7 @@ class Proxy:
         """Send a chat request."""
         body = {"model": "m", "messages": [{"role": "user", "content": question}], **more}
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        return httpx.post(f"{self.url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+        return httpx.post(f"{self.url}/v1/chat/completions", json=body, headers=headers, timeout=300)
 
 
 @contextlib.contextmanager

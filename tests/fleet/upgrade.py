@@ -96,7 +96,7 @@ def _check(urls: list[str], workers: list[Worker], finding: Finding) -> None:
     errors.update(error for worker in workers for error in worker.disconnections)
     if errors:
         finding.failures.append(f"requests ended with {', '.join(sorted(errors))}")
-    with finding.catch("the check of stored responses"), httpx.Client(timeout=60) as client:
+    with finding.catch("the check of stored responses"), httpx.Client(timeout=300) as client:
         for place, url in enumerate(urls):
             assert stored(ask(client, url, "one", 10**12 + place))
             for key, number in acknowledged[place :: len(urls)]:

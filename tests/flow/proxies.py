@@ -123,7 +123,7 @@ def checked(level: float = 0.8) -> CheckedPolicy:
 
 def ask(url: str, question: str, control: str = "", **fields: Any) -> httpx.Response:
     body = {"model": "m", "messages": [{"role": "user", "content": question}], **fields}
-    return httpx.post(f"{url}/v1/chat/completions", json=body, headers={"cache-control": control}, timeout=30)
+    return httpx.post(f"{url}/v1/chat/completions", json=body, headers={"cache-control": control}, timeout=300)
 
 
 def explain(url: str, question: str, control: str = "") -> dict[str, Any]:

@@ -101,7 +101,7 @@ def test_a_proxy_makes_them_and_its_record_tells(tmp_path: Path) -> None:
     with (
         run_plain_upstream() as upstream,
         run_front(tmp_path, upstream, edits=[edit]) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
+        httpx.Client(base_url=url, timeout=300) as client,
     ):
 
         def ask(day: int) -> httpx.Response:

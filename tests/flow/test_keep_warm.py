@@ -68,7 +68,7 @@ def proxied(
         if clock is not None:
             services.clock = keep_warm._clock = clock
             keep_warm._sleep_until = clock.sleep_until  # type: ignore[method-assign]
-        with run_server(make_server(services)) as proxy, httpx.Client(base_url=proxy, timeout=60) as client:
+        with run_server(make_server(services)) as proxy, httpx.Client(base_url=proxy, timeout=300) as client:
             yield client, services
 
 
@@ -431,7 +431,7 @@ def test_a_request_that_ends_after_the_shutdown_begins_no_keep_warm_requests(tmp
         ask(client, "one")
         until(lambda: sessions(services))
         loop = sessions(services)[0].task.get_loop()
-        asyncio.run_coroutine_threadsafe(services.path.keep_warm.close(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(services.path.keep_warm.close(), loop).result(300)
         ask(client, "another conversation")
         until(lambda: len(sessions(services)) == 2)
         assert sessions(services)[1].task is None

@@ -28,7 +28,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     go, embed = threading.Event(), HashEmbedder.embed
 
     def held(self: HashEmbedder, texts: Sequence[str]) -> np.ndarray:
-        assert go.wait(30)
+        assert go.wait(300)
         return embed(self, texts)
 
     monkeypatch.setattr(HashEmbedder, "embed", held)

@@ -30,7 +30,7 @@ def go(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     go, put_many = threading.Event(), Store.put_many
 
     def held(self: Store, puts: Sequence[NewEntry]) -> WriteResult:
-        assert go.wait(60)
+        assert go.wait(300)
         return put_many(self, puts)
 
     monkeypatch.setattr(Store, "put_many", held)
@@ -120,7 +120,7 @@ def test_a_purge_removes_pending_writes(
     when(monkeypatch, PendingWrites, "wait_for_all", go)
     with held_proxy(tmp_path, go) as (url, services, _):
         status(url, QUESTION)
-        done = httpx.delete(f"{url}/admin/cache", params={"all": "true", "soft": soft}, timeout=30)
+        done = httpx.delete(f"{url}/admin/cache", params={"all": "true", "soft": soft}, timeout=300)
         assert done.json() == {"expired" if soft == "true" else "removed": 1}
         assert services.cache.store.count() == (soft == "true")
         assert "fwd=uri-miss" in status(url, QUESTION)
@@ -135,7 +135,7 @@ def test_admin_routes_wait_for_pending_writes(
             go.clear()
             key = status(url, f"Which is the key for {path}?").split('key="')[1].removesuffix('"')
             method = "POST" if path.endswith("pin") else "GET"
-            response = httpx.request(method, url + path.replace("KEY", key), timeout=30)
+            response = httpx.request(method, url + path.replace("KEY", key), timeout=300)
             assert response.status_code == 200
             assert key in response.text
 
@@ -186,7 +186,7 @@ def test_an_equal_request_waits_for_redaction(tmp_path: Path, refuses: bool, mon
 
     def redact(text: str) -> str:
         if text == "An answer.":
-            assert go.wait(60)
+            assert go.wait(300)
             if refuses:
                 raise RedactionFailed("it cannot be told")
         return text

@@ -39,7 +39,7 @@ def initials(text: str) -> str:
 
 def ask(url: str, question: str) -> httpx.Response:
     body = {"model": "m", "messages": [{"role": "user", "content": question}], "user": "ann@lee.org"}
-    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=300)
 
 
 def wait_for(services: Services, count: int) -> None:

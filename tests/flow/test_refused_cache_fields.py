@@ -52,7 +52,7 @@ def test_the_client_gets_an_answer_and_the_fields_are_not_sent_again(
     rules = ({"name": "r", "breakpoints": "auto"},)
     with run_upstream(gateway.answer) as url:
         settings = load_settings(data=tmp_path, upstream=url, rules=rules, cache={"semantic": False})
-        with run_proxy(settings) as (proxy, _), httpx.Client(base_url=proxy, timeout=60) as client:
+        with run_proxy(settings) as (proxy, _), httpx.Client(base_url=proxy, timeout=300) as client:
             for number in range(2):
                 body = BODY | {"user": str(number), "seed": number}
                 assert client.post("/v1/chat/completions", json=body).status_code == 200
@@ -75,7 +75,7 @@ def test_another_upstream_of_the_model_still_receives_the_fields(tmp_path: Path,
             rules=({"name": "r", "breakpoints": "auto"},),
             cache={"semantic": False},
         )
-        with run_proxy(settings) as (proxy, services), httpx.Client(base_url=proxy, timeout=60) as client:
+        with run_proxy(settings) as (proxy, services), httpx.Client(base_url=proxy, timeout=300) as client:
             assert services.built.fleet is not None
             engines = services.built.fleet.engines
             for number, (url, other) in enumerate([(strict_url, lenient_url), (lenient_url, strict_url)] * 2):
@@ -96,7 +96,7 @@ def test_the_salt_of_a_tenant_stays_if_the_fields_are_refused(tmp_path: Path, ga
             routing={"hints": ["cache_salt"]},
             cache={"semantic": False},
         )
-        with run_proxy(settings) as (proxy, _), httpx.Client(base_url=proxy, timeout=60) as client:
+        with run_proxy(settings) as (proxy, _), httpx.Client(base_url=proxy, timeout=300) as client:
             headers = {"authorization": "Bearer sk-ann"}
             assert client.post("/v1/chat/completions", json=BODY, headers=headers).status_code == 200
     marked, unmarked = gateway.received

@@ -92,7 +92,7 @@ class _TwoSamples:
 
 async def test_equal_sampled_requests_in_flight_get_a_sample_each(tmp_path: Path) -> None:
     with run_upstream(_TwoSamples().answer) as upstream, run_front(tmp_path, upstream) as (url, _):
-        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=300) as client:
             body = request("Which is best?", **SAMPLE)
             answers = await asyncio.gather(*(client.post("/v1/chat/completions", json=body) for _ in range(2)))
     assert {answer.json()["id"] for answer in answers} == {"1", "2"}

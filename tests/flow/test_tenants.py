@@ -30,7 +30,7 @@ def cached(url: str, question: str, key: str | None, **fields: Any) -> int:
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     body = {"model": "demo", "max_tokens": 2, "messages": messages} | fields
     headers = {"x-goog-api-key": key} if key else {}
-    answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60).json()
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=300).json()
     found: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
     return found
 
@@ -138,7 +138,7 @@ def test_requests_in_other_languages_share_no_response_in_flight(tmp_path: Path)
 
     def ask(language: str) -> str:
         headers = {"accept-language": language}
-        response = httpx.post(f"{proxy}/v1/chat/completions", json=BODY, headers=headers, timeout=60)
+        response = httpx.post(f"{proxy}/v1/chat/completions", json=BODY, headers=headers, timeout=300)
         found: str = response.json()["choices"][0]["message"]["content"]
         return found
 

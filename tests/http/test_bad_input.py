@@ -36,7 +36,7 @@ REFUSED = [
 
 @pytest.fixture(scope="module")
 def client(demo: tuple[str, Services]) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=demo[0], timeout=60) as client:
+    with httpx.Client(base_url=demo[0], timeout=300) as client:
         # Fills the prefix cache; so small a temperature is greedy.
         tiny = ASKED[COMPLETIONS] | {"temperature": 1e-320}
         assert client.post(COMPLETIONS, json=tiny).status_code == 200

@@ -97,7 +97,7 @@ def test_a_whole_answer_of_half_a_megabyte_arrives(demo: tuple[str, Services]) -
         "max_tokens": 2,
         "prompt_logprobs": 5,
     }
-    answer = httpx.post(f"{demo[0]}/v1/completions", json=body, timeout=120)
+    answer = httpx.post(f"{demo[0]}/v1/completions", json=body, timeout=300)
     assert answer.status_code == 200
     assert len(answer.content) > 300_000
     assert makes_entry(answer.headers["cache-status"])
@@ -122,7 +122,7 @@ def test_a_prompt_of_megabytes_holds_nobody_up(demo: tuple[str, Services]) -> No
                 await client.get(f"{demo[0]}/health")
                 done.append("health")
 
-        async with httpx.AsyncClient(timeout=120) as client:
+        async with httpx.AsyncClient(timeout=300) as client:
             await asyncio.gather(ask(client), look(client))
         return done
 

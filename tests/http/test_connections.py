@@ -89,7 +89,7 @@ def counted(services: Services, limit: str) -> float:
 
 
 def healthy(port: int) -> bool:
-    return httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).status_code == 200
+    return httpx.get(f"http://127.0.0.1:{port}/health", timeout=300).status_code == 200
 
 
 TOO_LARGE, TOO_SLOW = rb"HTTP/1\.1 431 .*headers_too_large", rb"HTTP/1\.1 408 "

@@ -66,7 +66,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with (
         run_upstream(answer) as upstream,
         run_front(tmp_path_factory.mktemp("numbers"), upstream) as (url, services),
-        httpx.Client(base_url=url, timeout=60) as client,
+        httpx.Client(base_url=url, timeout=300) as client,
     ):
         yield client, services
 
@@ -80,7 +80,7 @@ def ask(client: httpx.Client, model: str, path: str = "/v1/chat/completions", **
 def test_no_usage_blocks_a_client_for_more_than_an_hour(tmp_path: Path, model: str, path: str) -> None:
     with run_upstream(answer) as upstream, run_front(tmp_path, upstream) as (url, services):
         headers = {"authorization": f"Bearer {add_client(services.settings, 'bob', tokens_per_minute=1000)}"}
-        with httpx.Client(base_url=url, timeout=60, headers=headers) as client:
+        with httpx.Client(base_url=url, timeout=300, headers=headers) as client:
             services.clients.reload()
             assert ask(client, model, path).status_code == 200
             second = ask(client, "another", path)

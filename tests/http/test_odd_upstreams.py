@@ -70,7 +70,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client
     with (
         run_upstream(server.answer) as target,
         run_front(data, f"{target}/v1") as (url, services),
-        httpx.Client(base_url=url, timeout=60) as client,
+        httpx.Client(base_url=url, timeout=300) as client,
     ):
         yield client, services, server
 

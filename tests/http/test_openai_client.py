@@ -138,7 +138,7 @@ async def test_a_client_that_leaves_frees_its_blocks_and_stores_nothing(demo: De
 
 
 async def test_equal_request_ids_do_not_meet_in_the_engine(demo: Demo) -> None:
-    async with httpx.AsyncClient(base_url=demo[0], timeout=60) as client:
+    async with httpx.AsyncClient(base_url=demo[0], timeout=300) as client:
 
         async def one(question: str) -> str:
             body = {"model": "demo", "temperature": 0, "messages": [{"role": "user", "content": question}]}

@@ -39,10 +39,10 @@ def test_no_file_of_a_proxy_can_be_read_by_others(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{port}/v1/chat/completions"
         turn = {"role": "user", "content": "What is a block?"}
         transport = httpx.HTTPTransport(retries=5)
-        with httpx.Client(transport=transport, timeout=60) as client:
+        with httpx.Client(transport=transport, timeout=300) as client:
             assert client.post(url, json={"model": "demo", "messages": [turn]}).status_code == 200
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(300)
     found = [data, *data.rglob("*")]
     assert data / "responses.db" in found
     assert [path for path in found if stat.S_IMODE(os.stat(path).st_mode) & 0o077] == []

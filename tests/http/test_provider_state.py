@@ -92,7 +92,7 @@ def respond(url: str, **fields: Any) -> dict[str, Any]:
 
 def message(url: str, **fields: Any) -> httpx.Response:
     body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]} | fields
-    return httpx.post(f"{url}/v1/messages", json=body, timeout=60)
+    return httpx.post(f"{url}/v1/messages", json=body, timeout=300)
 
 
 def test_a_thread_is_neither_replayed_nor_shared(url: str, provider: Provider) -> None:

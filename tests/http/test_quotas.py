@@ -77,7 +77,7 @@ class Proxy:
 
     def send(self, key: str, path: str, **request: Any) -> httpx.Response:
         headers = request.pop("headers", {}) | {"authorization": f"Bearer {key}"}
-        return httpx.post(self.url + path, headers=headers, timeout=60, **request)
+        return httpx.post(self.url + path, headers=headers, timeout=300, **request)
 
     def listed(self, tenant: str) -> list[str]:
         return [row["prompt"] for row in httpx.get(f"{self.url}/admin/cache", params={"tenant": tenant}).json()]

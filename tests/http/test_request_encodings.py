@@ -45,7 +45,7 @@ def proxied(recording: Recorder, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def send(url: str, body: bytes, encoding: str, path: str = "/v1/chat/completions") -> httpx.Response:
-    return httpx.post(url + path, content=body, headers={"content-encoding": encoding}, timeout=60)
+    return httpx.post(url + path, content=body, headers={"content-encoding": encoding}, timeout=300)
 
 
 @pytest.mark.parametrize("name", ENCODERS)

@@ -79,7 +79,7 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Clie
     with (
         run_upstream(upstream.answer) as target,
         run_front(tmp_path_factory.mktemp("front"), target, rules=[rule]) as (url, services),
-        httpx.Client(base_url=url, timeout=60) as client,
+        httpx.Client(base_url=url, timeout=300) as client,
     ):
         yield client, services, upstream
 

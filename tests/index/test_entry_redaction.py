@@ -123,7 +123,7 @@ async def test_a_slow_redactor_does_not_block_the_event_loop(tmp_path: Path) -> 
 
     def slow(text: str) -> str:
         loop.call_soon_threadsafe(began.set)
-        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(300)
         return text
 
     async with AsyncCache(ResponseCache(open_store(tmp_path / "r.db"), None, redact=slow), 86_400) as cache:

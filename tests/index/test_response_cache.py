@@ -222,7 +222,7 @@ async def test_a_pending_entry_is_found_until_it_expires(open_file: MakeStore) -
     put = store.put_many
 
     def slow(puts: Any) -> Any:
-        assert go.wait(20)
+        assert go.wait(300)
         return put(puts)
 
     cache._writes = WriteBatcher(slow)
@@ -301,7 +301,7 @@ async def test_a_change_during_a_read_is_effective_at_once(store: Store, change:
     def slow(key: str) -> Entry | None:
         found = read(key)
         began.set()
-        assert changed.wait(10)
+        assert changed.wait(300)
         return found
 
     store.remote, store.find = True, slow  # type: ignore[method-assign]

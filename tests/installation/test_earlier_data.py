@@ -56,7 +56,7 @@ def test_a_proxy_serves_its_responses_and_continues_its_journal(data: Path) -> N
 
         def send(path: str, body: dict[str, object], client: str = "ann") -> httpx.Response:
             headers = {"authorization": f"Bearer {KEYS[client]}"}
-            return httpx.post(f"{url}{path}", json={"model": "plain"} | body, headers=headers, timeout=60)
+            return httpx.post(f"{url}{path}", json={"model": "plain"} | body, headers=headers, timeout=300)
 
         def chat(question: str, client: str = "ann", **more: object) -> httpx.Response:
             messages = [SYSTEM, {"role": "user", "content": question}]

@@ -106,7 +106,7 @@ def last(services: Services, request_id: str) -> Record:
 
 def post(url: str, id: str, body: dict[str, Any] | bytes, **headers: str) -> httpx.Response:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return httpx.post(url + CHAT, content=content, headers={"x-request-id": id, **headers}, timeout=60)
+    return httpx.post(url + CHAT, content=content, headers={"x-request-id": id, **headers}, timeout=300)
 
 
 def leave(url: str, id: str, body: dict[str, Any]) -> None:

@@ -132,7 +132,7 @@ def proxied(data: Path, upstream: BillingUpstream) -> Iterator[tuple[httpx.Clien
         services.clock = upstream.clock
         stored = services.path.journal
         assert isinstance(stored, StoredJournal)
-        with run_server(make_server(services)) as proxy, httpx.Client(base_url=proxy, timeout=60) as client:
+        with run_server(make_server(services)) as proxy, httpx.Client(base_url=proxy, timeout=300) as client:
             yield client, stored
 
 

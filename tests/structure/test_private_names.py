@@ -103,7 +103,7 @@ def test_a_proxy_does_not_start_with_an_older_uvicorn() -> None:
         "main()\n"
     )
     command = [sys.executable, "-c", program, "serve", "--upstream", "http://127.0.0.1:1", "--port", "0"]
-    done = subprocess.run([*command, "--no-semantic"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*command, "--no-semantic"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 2, done.stderr
     assert "pip install 'uvicorn" in done.stderr
     assert "Traceback" not in done.stderr

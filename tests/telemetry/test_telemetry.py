@@ -90,7 +90,7 @@ def proxy(
 def ask(url: str, question: str, traceparent: str | None = None, **more: object) -> httpx.Response:
     body = {"model": "m", "messages": [{"role": "user", "content": question}], **more}
     headers = {"cache-control": "confirm"} | ({"traceparent": traceparent} if traceparent else {})
-    return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+    return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=300)
 
 
 def request_span(collected: Collected, answer: httpx.Response) -> Span:

@@ -28,7 +28,7 @@ def test_chunks_are_encrypted_on_disk_and_in_clear_in_memory(tmp_path: Path) -> 
     chain = build_chain(TierSettings(host=1 << 20, disk=tmp_path / "chunks", chunk_tokens=16), 16, cipher=NEW)  # type: ignore[arg-type]
     assert chain is not None
     assert chain.save("model-aa", CHUNK)
-    assert chain.flush(10)
+    assert chain.flush(300)
     (file,) = tmp_path.rglob("*.chunk")
     assert b"prompt" not in file.read_bytes()
     assert chain.stores[0].get("model-aa") == CHUNK

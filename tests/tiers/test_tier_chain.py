@@ -28,7 +28,7 @@ def chain(stores: tuple[DictStore, ...]) -> Iterator[TierChain]:
 
 def test_a_chunk_is_written_through_and_found_in_the_fastest(stores: tuple[DictStore, ...], chain: TierChain) -> None:
     chain.save("k", b"data")
-    assert chain.flush(5)
+    assert chain.flush(300)
     assert [store.chunks for store in stores] == [{"k": b"data"}] * 3
     assert chain.load("k", whole) == b"data"
     assert [store.calls["get"] for store in stores] == [1, 0, 0]
@@ -39,7 +39,7 @@ def test_a_hit_in_a_slow_tier_is_promoted(stores: tuple[DictStore, ...], chain: 
     assert chain.may_contain("k")
     assert chain.find_tier("k") == "slow"
     assert chain.load("k", whole) == b"data"
-    assert chain.flush(5)
+    assert chain.flush(300)
     assert chain.find_tier("k") == "fast"
     assert stores[2].calls["put"] == 1
     assert [row.hits for row in chain.stats()] == [0, 0, 1]
@@ -51,7 +51,7 @@ def test_a_damaged_chunk_is_deleted_and_loaded_from_the_next_tier(
     stores[0].put("k", b"bad data")
     stores[1].put("k", b"data")
     assert chain.load("k", whole) == b"data"
-    assert chain.flush(5)
+    assert chain.flush(300)
     assert stores[0].chunks == {"k": b"data"}
     assert chain.stats()[0].damaged == 1
 
@@ -59,7 +59,7 @@ def test_a_damaged_chunk_is_deleted_and_loaded_from_the_next_tier(
 def test_a_failing_tier_is_skipped(stores: tuple[DictStore, ...], chain: TierChain) -> None:
     stores[0].failing = True
     chain.save("k", b"data")
-    assert chain.flush(5)
+    assert chain.flush(300)
     assert chain.load("k", whole) == b"data"
     assert chain.stats()[0].errors > 0
     assert stores[1].chunks == {"k": b"data"}
@@ -71,7 +71,7 @@ def test_the_backlog_is_bounded_and_a_refused_chunk_can_be_saved_later() -> None
     gate = threading.Event()
     store = DictStore()
     chain = TierChain([store], max_pending_bytes=100)
-    assert chain.save("first", b"x" * 60, lambda: gate.wait(10) and None)
+    assert chain.save("first", b"x" * 60, lambda: gate.wait(300) and None)
     assert not chain.should_save("first")
     assert not chain.has_room(60)
     assert not chain.save("second", b"x" * 60)
@@ -80,7 +80,7 @@ def test_the_backlog_is_bounded_and_a_refused_chunk_can_be_saved_later() -> None
     chain.count_dropped("second")
     assert chain.stats()[0].dropped == 1
     gate.set()
-    assert chain.flush(5)
+    assert chain.flush(300)
     assert chain.has_room(1000)
     assert chain.save("second", b"x" * 60)
     chain.close()
@@ -89,7 +89,7 @@ def test_the_backlog_is_bounded_and_a_refused_chunk_can_be_saved_later() -> None
 
 def test_a_tier_is_cleared_after_pending_chunks(stores: tuple[DictStore, ...], chain: TierChain) -> None:
     gate = threading.Event()
-    chain.save("own-1", b"data", lambda: gate.wait(10) and None)
+    chain.save("own-1", b"data", lambda: gate.wait(300) and None)
     chain.save("other-1", b"data")
     threading.Timer(0.05, gate.set).start()
     assert chain.clear("middle") == 2
@@ -101,7 +101,7 @@ def test_a_tier_is_cleared_after_pending_chunks(stores: tuple[DictStore, ...], c
     with pytest.raises(TierError, match="fails"):
         chain.clear("slow")
     gate.clear()
-    chain.save("own-2", b"data", lambda: gate.wait(10) and None)
+    chain.save("own-2", b"data", lambda: gate.wait(300) and None)
     with pytest.raises(TierError, match="busy"):
         chain.clear("fast", timeout=0.05)
     gate.set()
@@ -116,7 +116,7 @@ def test_a_failed_task_does_not_end_the_writer() -> None:
 
     chain.save("a", b"data", broken)
     chain.save("b", b"data")
-    assert chain.flush(5)
+    assert chain.flush(300)
     assert set(store.chunks) == {"b"}
     assert chain.should_save("a")
     chain.close()

@@ -31,7 +31,7 @@ def body_of(question: str) -> dict[str, object]:
 
 def ask(url: str, tenant: str, question: str, **headers: str) -> httpx.Response:
     given = {"authorization": f"Bearer {tenant}", **headers}
-    return httpx.post(f"{url}/v1/chat/completions", json=body_of(question), headers=given, timeout=60)
+    return httpx.post(f"{url}/v1/chat/completions", json=body_of(question), headers=given, timeout=300)
 
 
 def until_judged(url: str, services: Services, question: str, reason: str) -> None:

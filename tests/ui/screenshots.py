@@ -54,7 +54,7 @@ PICTURES = (
 def traffic(url: str, requests: int) -> None:
     """The same requests each time, of three clients."""
     choose = random.Random(4)
-    with httpx.Client(base_url=url, timeout=60) as client:
+    with httpx.Client(base_url=url, timeout=300) as client:
         for _ in range(requests):
             messages = [
                 {"role": "system", "content": choose.choice(SYSTEMS)},
@@ -68,7 +68,7 @@ def traffic(url: str, requests: int) -> None:
 
 def spread(journal: Path, seconds: float) -> None:
     """Move the records apart, so that the charts show an hour."""
-    with contextlib.closing(sqlite3.connect(journal, timeout=30)) as connection, connection:
+    with contextlib.closing(sqlite3.connect(journal, timeout=300)) as connection, connection:
         connection.execute(
             "update records set time = time - ? * ((select max(number) from records) - number)", [seconds]
         )

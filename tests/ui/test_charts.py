@@ -53,7 +53,7 @@ def hour(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Servic
                 assert ask(url, "alice", question).status_code == 200
             services.journal.latest(1)
             path = settings.data / "journal.db"
-            with contextlib.closing(sqlite3.connect(path, timeout=30)) as connection, connection:
+            with contextlib.closing(sqlite3.connect(path, timeout=300)) as connection, connection:
                 connection.execute("update records set time = time - 1800 where number <= 3")
             yield url, services
 
@@ -223,7 +223,7 @@ def change_journal(services: Services, sql: str) -> None:
     """Change the records of a proxy once it has written them."""
     services.journal.latest(1)
     with (
-        contextlib.closing(sqlite3.connect(services.settings.data / "journal.db", timeout=30)) as connection,
+        contextlib.closing(sqlite3.connect(services.settings.data / "journal.db", timeout=300)) as connection,
         connection,
     ):
         connection.execute(sql)

@@ -101,7 +101,7 @@ def test_a_question_appears_when_its_response_is_committed(
     go, put = threading.Event(), services.cache.store.put_many
 
     def late(entries: Sequence[NewEntry]) -> WriteResult:
-        assert go.wait(30)
+        assert go.wait(300)
         return put(entries)
 
     monkeypatch.setattr(services.cache.store, "put_many", late)
@@ -281,7 +281,7 @@ def test_sessions_show_their_turns(page: Page, url: str) -> None:
     messages = [{"role": "user", "content": "How large is a block of this pool?"}]
     for question in ("And how many are there?", "Which are free?"):
         body = {"model": "demo", "temperature": 0, "max_tokens": 4, "messages": messages}
-        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).json()["choices"][0]["message"]
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=300).json()["choices"][0]["message"]
         messages = [*messages, answer, {"role": "user", "content": question}]
     page.open(url, "sessions")
     page.until(lambda: any(row.split()[-1] == "2" for row in page.texts("tbody tr > :nth-child(4)")))

@@ -148,7 +148,7 @@ def test_the_reasons_are_those_of_the_time_that_is_chosen(page: Page, mixed: Mix
     until(lambda: len(mixed.get("/log")) >= 2)
     count = len(mixed.get("/log"))
     with (
-        contextlib.closing(sqlite3.connect(mixed.services.settings.data / "journal.db", timeout=30)) as connection,
+        contextlib.closing(sqlite3.connect(mixed.services.settings.data / "journal.db", timeout=300)) as connection,
         connection,
     ):
         connection.execute("update records set time = time - (? - number) * 86400 - 86400", [count])

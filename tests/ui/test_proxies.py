@@ -33,7 +33,7 @@ def test_it_survives_a_restart_of_the_proxy(page: Page, tmp_path: Path) -> None:
         # The page reads a question from its stored response, once.
         headers = {"cache-control": "confirm"}
         url = f"http://127.0.0.1:{port}/v1/chat/completions"
-        assert httpx.post(url, json=body, headers=headers, timeout=30).status_code == 200
+        assert httpx.post(url, json=body, headers=headers, timeout=300).status_code == 200
 
     with run_plain_upstream() as upstream:
         settings = load_settings(data=tmp_path, upstream=upstream, cache={"semantic": False})

@@ -123,7 +123,7 @@ class Proxy:
     def __init__(self, url: str, services: Services) -> None:
         self.url = url
         self.services = services
-        self._client = httpx.Client(base_url=url, timeout=60)
+        self._client = httpx.Client(base_url=url, timeout=300)
         weakref.finalize(self, self._client.close)
 
     def ask(self, messages: list[dict[str, Any]] | str, **options: Any) -> httpx.Response:

@@ -182,7 +182,7 @@ def test_a_stored_response_is_read_and_deleted_at_its_engine(tmp_path: Path) -> 
 
     with run_app(engine("one")) as one, run_app(engine("two")) as two:
         settings = load_settings(data=tmp_path, upstreams=[{"url": one}, {"url": two}])
-        with run_proxy(settings) as (url, services), httpx.Client(base_url=url, timeout=60) as client:
+        with run_proxy(settings) as (url, services), httpx.Client(base_url=url, timeout=300) as client:
             fleet = services.backend
             assert isinstance(fleet, Fleet)
             for name, other in ((one, two), (two, one)):

@@ -112,7 +112,7 @@ CODEX: dict[str, Any] = {
 def test_agents_are_answered_and_told_what_was_ignored(
     demo: tuple[str, Services], path: str, body: dict[str, Any], ignored: set[str]
 ) -> None:
-    reply = httpx.post(demo[0] + path, json=body, headers={"cache-control": "no-cache"}, timeout=60)
+    reply = httpx.post(demo[0] + path, json=body, headers={"cache-control": "no-cache"}, timeout=300)
     assert reply.status_code == 200, reply.text
     assert set(reply.headers[IGNORED].split(", ")) == ignored
     assert "error" not in reply.text.split("data: ")[1 if body.get("stream") else 0][:20]
@@ -122,7 +122,7 @@ def test_each_ignored_field_is_logged_once(demo: tuple[str, Services], caplog: p
     body = {"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": QUESTION}], "logged_once": 1}
     with caplog.at_level(logging.WARNING, logger="kvproxy"):
         for _ in range(3):
-            httpx.post(f"{demo[0]}/v1/chat/completions", json=body, headers={"cache-control": "no-cache"}, timeout=60)
+            httpx.post(f"{demo[0]}/v1/chat/completions", json=body, headers={"cache-control": "no-cache"}, timeout=300)
     lines = [record.getMessage() for record in caplog.records if "logged_once" in record.getMessage()]
     assert lines == ["the embedded engine ignores the field logged_once of requests to /v1/chat/completions"]
 

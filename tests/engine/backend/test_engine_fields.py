@@ -13,7 +13,7 @@ PROMPT = "What is a block? A block is a run of tokens. What is a block?"
 
 def complete(demo: tuple[str, Services], **fields: Any) -> httpx.Response:
     body = {"model": "demo", "prompt": PROMPT, "max_tokens": 3, "temperature": 0} | fields
-    return httpx.post(f"{demo[0]}/v1/completions", json=body, headers={"cache-control": "no-cache"}, timeout=60)
+    return httpx.post(f"{demo[0]}/v1/completions", json=body, headers={"cache-control": "no-cache"}, timeout=300)
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -55,7 +55,7 @@ def test_a_prompt_is_scored_without_generated_tokens(demo: tuple[str, Services])
 
 def chat(demo: tuple[str, Services], question: str, **fields: Any) -> httpx.Response:
     body = {"model": "demo", "messages": [{"role": "user", "content": question}], "max_tokens": 4, "temperature": 0}
-    return httpx.post(f"{demo[0]}/v1/chat/completions", json=body | fields, timeout=60)
+    return httpx.post(f"{demo[0]}/v1/chat/completions", json=body | fields, timeout=300)
 
 
 @pytest.mark.parametrize("count", [0, 3])

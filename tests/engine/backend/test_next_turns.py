@@ -28,7 +28,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         rules=rules,
         cache={"enabled": False},
     )
-    with run_proxy(settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+    with run_proxy(settings) as (url, _), httpx.Client(base_url=url, timeout=300) as client:
         yield client
 
 

@@ -38,7 +38,7 @@ class Held(HashEmbedder):
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         self.calls.append(list(texts))
         time.sleep(self.seconds * len(texts))
-        assert self.go.wait(20)
+        assert self.go.wait(300)
         if self.broken:
             raise RuntimeError("broken")
         return super().embed(texts)

@@ -80,12 +80,12 @@ def test_lookups_and_changes_continue_during_a_rebuild() -> None:
     def source(after: int) -> Any:
         if after >= 500:
             reached.set()
-            assert go_on.wait(20)
+            assert go_on.wait(300)
         return rows(after)
 
     work = threading.Thread(target=index.rebuild, args=(source,))
     work.start()
-    assert reached.wait(20)
+    assert reached.wait(300)
     assert index.search(vectors[7], 1)[0][0] == 8
     for number in (3, 700):  # The new graph has read the first, but not the second.
         del rows.kept[number]

@@ -68,7 +68,7 @@ def test_requests_are_answered_without_the_tables(empty_postgres: str, tmp_path:
 
         def ask() -> str:
             headers = {"cache-control": "confirm"}
-            answer = httpx.post(f"{url}/v1/chat/completions", json=BODY, headers=headers, timeout=60)
+            answer = httpx.post(f"{url}/v1/chat/completions", json=BODY, headers=headers, timeout=300)
             assert answer.status_code == 200
             return answer.headers["cache-status"]
 

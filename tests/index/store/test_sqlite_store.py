@@ -132,7 +132,7 @@ def test_concurrent_processes_can_create_a_file(tmp_path: Path) -> None:
         opener.stdin.write("\n")
         opener.stdin.flush()
     for opener in openers:
-        printed, errors = opener.communicate(timeout=120)
+        printed, errors = opener.communicate(timeout=300)
         assert (printed, opener.returncode) == ("done\n", 0), errors
 
 

@@ -39,7 +39,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
 def ask(url: str, question: str, **options: Any) -> httpx.Response:
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     body = {"model": "demo", "messages": messages, "max_tokens": 4, "temperature": 0} | options
-    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status()
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=300).raise_for_status()
 
 
 def get(url: str, path: str) -> Any:

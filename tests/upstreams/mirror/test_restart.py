@@ -21,7 +21,7 @@ def ask(url: str, question: str) -> httpx.Response:
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     body = {"model": "demo", "messages": messages, "max_tokens": 8, "temperature": 0}
     return httpx.post(
-        f"{url}/v1/chat/completions", json=body, headers={"cache-control": "no-cache, no-store"}, timeout=60
+        f"{url}/v1/chat/completions", json=body, headers={"cache-control": "no-cache, no-store"}, timeout=300
     ).raise_for_status()
 
 

@@ -88,7 +88,7 @@ def ls(query: ClientUsageQuery, *, layout: ListLayout, data: Data = None) -> Out
     """List clients with their usage, limits, and last use.
 
     The journal gives the usage of the last 30 UTC days, or since --since. Tokens are prompt
-    tokens that the backend computed, and tokens that it generated.
+    tokens that the backend computed, and tokens that it generated. Budgets count UTC days and months.
     """
     from kvproxy.operations.keys import list_clients, usage_problem
 
@@ -106,6 +106,10 @@ def ls(query: ClientUsageQuery, *, layout: ListLayout, data: Data = None) -> Out
             number_column("Requests/min", "requests_per_minute", optional=True): client.requests_per_minute,
             number_column("Tokens/min", "tokens_per_minute", optional=True): client.tokens_per_minute,
             number_column("In flight", "concurrent_requests", optional=True): client.concurrent_requests,
+            number_column("Budget/day", "budget_per_day", optional=True): _budget(client.budget_per_day),
+            number_column("Left today", "left_today", optional=True): money(client.left_today),
+            number_column("Budget/month", "budget_per_month", optional=True): _budget(client.budget_per_month),
+            number_column("Left this month", "left_this_month", optional=True): money(client.left_this_month),
             number_column("Stored", "stored_bytes", optional=True): None
             if client.stored_bytes is None
             else format_size(client.stored_bytes),
@@ -186,6 +190,10 @@ def rm(client: ClientName, data: Data = None) -> Output:
     settings = _load_settings(data)
     remove_client(settings, client)
     return text_output({"removed": client.name}, f"removed {client.name} from the clients of {settings.data}")
+
+
+def _budget(amount: float | None) -> Formatted | None:
+    return None if amount is None else Formatted(f"{amount:,g}", amount)
 
 
 def _load_settings(data: Path | None) -> "Settings":

@@ -112,6 +112,12 @@ class DeadlineExceeded(KvproxyError, status=504, code="deadline_exceeded", reaso
 class TooManyRequests(KvproxyError, status=429, type="rate_limit_error", code="rate_limit_exceeded"): ...
 
 
+class BudgetExceeded(TooManyRequests, type="insufficient_quota", code="insufficient_quota"):
+    """The client has spent its budget of a day or of a month. A retry does not help soon."""
+
+    is_retryable = False
+
+
 class StoreUnavailable(KvproxyError, status=503, code="store_unavailable"): ...
 
 

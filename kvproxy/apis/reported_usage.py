@@ -185,12 +185,21 @@ def _first_count(usage: Json, names: Sequence[str]) -> int | None:
     return None
 
 
-def tokens_used(response: JsonMap) -> int | None:
-    """Return the sum of prompt and completion tokens that a response reports; None if it reports none, or impossible ones."""
+def tokens_used(response: JsonMap) -> tuple[int, int] | None:
+    """Return the prompt and completion tokens that a response reports; None if it reports none, or impossible ones.
+
+    Anthropic's and Bedrock's prompt tokens exclude those of the cache, see `reported_reuse`.
+    """
     usage = usage_of(response)
-    reported = [count for name in (*_PROMPT, *_COMPLETION) if (count := field(usage, name)) is not None]
-    counts = [count for number in reported if (count := as_token_count(number)) is not None]
-    return sum(counts, separate_reasoning_tokens(usage)) if counts and len(counts) == len(reported) else None
+    sums, is_reported = [0, separate_reasoning_tokens(usage)], False
+    for index, names in enumerate((_PROMPT, _COMPLETION)):
+        for name in names:
+            if (reported := field(usage, name)) is not None:
+                if (count := as_token_count(reported)) is None:
+                    return None
+                sums[index] += count
+                is_reported = True
+    return (sums[0], sums[1]) if is_reported else None
 
 
 def usage_problem(response: JsonMap, limits: UsageLimits = UsageLimits()) -> str | None:

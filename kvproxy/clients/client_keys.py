@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from kvproxy.clients.change_log import record_change, recorded_changes
 from kvproxy.clients.private_file import replace_private_file
 from kvproxy.clients.shared_state import SharedState, operator_name
+from kvproxy.clients.spent_money import Query, SpendingFile, Spent, delete_spent, read_spent, spending_file
 from kvproxy.errors import InvalidRequest, NotFound, SettingsError, StoreUnavailable
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import is_url, open_postgres
@@ -116,17 +117,24 @@ def rotate_key(settings: Settings, name: str, grace: float) -> str:
 
 
 def reset_counts(settings: Settings, name: str) -> None:
-    """Start a client's counts of requests and tokens again. Running proxies apply this within two seconds.
+    """Start a client's counts of requests, tokens, and spent money again. Running proxies apply this within two seconds.
 
-    Raises NotFound, or InvalidRequest if kvproxy.toml defines the client and the store is a file.
+    If kvproxy.toml defines the client, and the store is a file, only its spent money. Raises NotFound, or InvalidRequest if
+    such a client has no budget.
     """
-    if any(configured.name == name for configured in settings.clients):
+    configured = next((configured for configured in settings.clients if configured.name == name), None)
+    if configured is not None:
         with _shared_state(settings) as shared:
+            if shared is None and configured.has_budget:
+                _delete_spent(settings, name)
+                record_change(settings.data, operator_name(), f"reset the counts of client {name}")
+                return
             if shared is None:
                 raise InvalidRequest(f"the client {name!r} is in kvproxy.toml: restart the proxy to reset its counts")
             shared.reset_quota(name, operator_name())
         return
     client = _find_client(settings, name).model_copy(update={"counts_since": time.time()})
+    _delete_spent(settings, name)
     _store_client(settings, client, f"reset the counts of client {name}", reset=True)
 
 
@@ -139,6 +147,7 @@ def remove_client(settings: Settings, name: str) -> None:
     clients = _read_clients(settings.data)
     if any(client.name == name for client in clients):
         _write_clients(settings.data, [client for client in clients if client.name != name])
+        _delete_spent(settings, name)
         record_change(settings.data, operator_name(), f"remove client {name}")
         with _shared_state(settings) as shared:
             if shared is not None:
@@ -147,6 +156,15 @@ def remove_client(settings: Settings, name: str) -> None:
     with _shared_state(settings) as shared:
         assert shared is not None
         shared.set_client(name, None, operator_name(), f"remove client {name}")
+
+
+def spent_money(settings: Settings) -> dict[str, Spent]:
+    """Return what each client with a budget spent. Raises StoreUnavailable."""
+    with _spending(settings) as query:
+        try:
+            return {} if query is None else read_spent(query, time.time())
+        except CacheStoreError as error:
+            raise StoreUnavailable(str(error)) from None
 
 
 def operator_changes(settings: Settings, limit: int | None) -> list[dict[str, Any]]:
@@ -175,6 +193,26 @@ def _store_client(settings: Settings, client: ClientSettings, change: str, *, re
     clients[index : index + 1] = [client]
     _write_clients(settings.data, clients)
     record_change(settings.data, operator_name(), change)
+
+
+def _delete_spent(settings: Settings, name: str) -> None:
+    with _spending(settings) as query:
+        if query is not None:
+            delete_spent(query, name)
+
+
+@contextmanager
+def _spending(settings: Settings) -> Iterator[Query | None]:
+    """Open the table of spent money; None if there is none yet."""
+    if is_url(settings.store_location):
+        with _shared_state(settings) as shared:
+            assert shared is not None
+            yield shared.query
+    elif spending_file(settings.data).exists():
+        with closing(SpendingFile(settings.data)) as file:
+            yield file.query
+    else:
+        yield None
 
 
 @contextmanager

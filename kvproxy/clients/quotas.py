@@ -1,16 +1,18 @@
-"""Limits each client's requests and tokens per minute, and its concurrent requests."""
+"""Limits each client's requests and tokens per minute, its concurrent requests, and the money that it spends."""
 
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
 from kvproxy.clients.shared_state import MAX_DEBT_MINUTES, SharedState
+from kvproxy.clients.spent_money import SpentMoney
 from kvproxy.errors import RequestExceedsQuota, TooManyRequests
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.settings.access import ClientSettings
+from kvproxy.settings.journal import PriceSettings
 
 
 class TokenBucket:
@@ -121,6 +123,7 @@ class Quota:
     Args:
         on_spent: called with the client's name and the tokens of each response that a backend computes.
         shared: shares the usage with other proxies; None for a single proxy.
+        spent: counts the money that clients with a budget spend; None enforces no budget.
     """
 
     def __init__(
@@ -128,9 +131,11 @@ class Quota:
         client: ClientSettings,
         on_spent: Callable[[str, int], None],
         shared: SharedState | None = None,
+        spent: SpentMoney | None = None,
     ) -> None:
         self.client = client
         self.on_spent = on_spent
+        self.spent = spent
         self._shared = shared
         self._requests = self._make_bucket("requests", client.requests_per_minute)
         self.tokens = self._make_bucket("tokens", client.tokens_per_minute)
@@ -171,17 +176,37 @@ class Quota:
 
 
 class Account:
-    """Charges a request to its client's quota: `reserve` charges an estimate, which `settle` replaces by the used tokens."""
+    """Charges a request to its client's quota: `reserve` charges an estimate, which `settle` replaces by the usage."""
 
     def __init__(self, quota: Quota) -> None:
         self._quota = quota
         self._reserved: int | None = None
+        self._reserved_money: tuple[float, float] | None = None  # Money, and the time of the reservation.
 
-    async def reserve(self, tokens: int) -> None:
-        """Charge estimated tokens before they are computed.
+    @property
+    def client(self) -> ClientSettings:
+        return self._quota.client
 
-        Raises TooManyRequests if the quota is used up, or RequestExceedsQuota if one minute's quota is less than the tokens.
+    @property
+    def prices(self) -> Mapping[str, PriceSettings] | None:
+        """Prices by model, which decide the money to charge; None if the client has no budget."""
+        return self._quota.spent.prices if self._quota.spent is not None and self.client.has_budget else None
+
+    async def reserve(self, tokens: int, money: float = 0.0) -> None:
+        """Charge estimated tokens and their price before they are computed.
+
+        Raises BudgetExceeded or TooManyRequests if a budget or the quota is used up, or RequestExceedsQuota if one minute's quota
+        is less than the tokens.
         """
+        if self._quota.spent is not None and self.client.has_budget:
+            self._reserved_money = money, await self._quota.spent.reserve(self._quota.client, money)
+        try:
+            await self._reserve_tokens(tokens)
+        except BaseException:
+            self._settle_money(0.0)
+            raise
+
+    async def _reserve_tokens(self, tokens: int) -> None:
         bucket, per_minute = self._quota.tokens, self._quota.client.tokens_per_minute
         if bucket is not None and per_minute is not None:
             if tokens > per_minute:
@@ -193,8 +218,9 @@ class Account:
                 raise _too_many_requests("tokens_per_minute", f"more than {per_minute:,} tokens a minute", wait)
         self._reserved = (self._reserved or 0) + tokens
 
-    def settle(self, tokens: int) -> None:
-        """Replace the reserved tokens by the used tokens, at least 0."""
+    def settle(self, tokens: int, money: float = 0.0) -> None:
+        """Replace the reserved tokens and money by those that were used, at least 0."""
+        self._settle_money(money)
         tokens = max(0, tokens)
         if self._reserved is not None:
             self._quota.on_spent(self._quota.client.name, tokens)
@@ -202,10 +228,23 @@ class Account:
                 self._quota.tokens.charge(tokens - self._reserved)
         self._reserved = None
 
+    def _settle_money(self, money: float) -> None:
+        if self._reserved_money is not None and self._quota.spent is not None:
+            reserved, time = self._reserved_money
+            self._quota.spent.charge(self._quota.client.name, max(0.0, money) - reserved, time)
+        self._reserved_money = None
+
 
 class Quotas:
-    def __init__(self, on_spent: Callable[[str, int], None], shared: SharedState | None = None) -> None:
-        self._make = partial(Quota, on_spent=on_spent, shared=shared)
+    """The quotas of all clients; see `Quota` for the arguments."""
+
+    def __init__(
+        self,
+        on_spent: Callable[[str, int], None],
+        shared: SharedState | None = None,
+        spent: SpentMoney | None = None,
+    ) -> None:
+        self._make = partial(Quota, on_spent=on_spent, shared=shared, spent=spent)
         self._quotas: dict[str, Quota] = {}
 
     def get(self, client: ClientSettings) -> Quota:

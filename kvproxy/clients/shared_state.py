@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from uuid import uuid4
 
+from kvproxy.clients.spent_money import TABLE as SPENDING_TABLE
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.failure_log import FailureLog
 from kvproxy.index.store.database import Database, Row
@@ -41,6 +42,7 @@ _TABLES = f"""do $$ begin
     create table if not exists clients (name text primary key, settings text);
     create table if not exists changes (
         number bigserial primary key, changed float8 not null, operator text not null, change text not null);
+    {SPENDING_TABLE};
     create table if not exists leases (key text primary key, owner text not null, acquired float8 not null);
     delete from leases where owner not in (select id from proxies);
 end $$"""
@@ -68,9 +70,11 @@ _HEARTBEAT = f"""with last as (select seen from clock for update),
     from proxies where id <> :me and {_ALIVE}"""
 _CHANGE = f"insert into changes (changed, operator, change) values ({_NOW}, :operator, :change)"
 _SET_CLIENT = f"""with reset as (delete from quotas where client = :name and :reset),
+    spent as (delete from spending where client = :name and :reset),
     client as (insert into clients (name, settings) values (:name, :settings)
     on conflict (name) do update set settings = excluded.settings) {_CHANGE}"""
-_RESET = f"with reset as (delete from quotas where client = :name) {_CHANGE}"
+_RESET = f"""with reset as (delete from quotas where client = :name),
+    spent as (delete from spending where client = :name) {_CHANGE}"""
 _ACQUIRE = f"""with {_NOT_DURABLE} insert into leases as l (key, owner, acquired) select :key, :me, {_NOW} from fast
     on conflict (key) do update set owner = excluded.owner, acquired = excluded.acquired
     where not exists (select 1 from proxies p where p.id = l.owner and {_ALIVE})
@@ -90,6 +94,7 @@ class SharedState:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.query = database.query
         self._id = uuid4().hex
         self._failures = FailureLog()
         self._held: Counter[str] = Counter()
@@ -162,7 +167,7 @@ class SharedState:
     def set_client(self, name: str, settings: str | None, operator: str, change: str, *, reset: bool = False) -> None:
         """Store a client, or remove it if `settings` (JSON) is None, and record a change such as `remove client a`.
 
-        With `reset`, its counts of requests and tokens start again.
+        With `reset`, its counts of requests, tokens, and spent money start again.
         """
         values = {"name": name, "settings": settings, "operator": operator, "change": change}
         self._database.query(_SET_CLIENT, values | {"reset": reset or settings is None})

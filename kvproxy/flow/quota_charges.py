@@ -1,15 +1,27 @@
-"""Charges a request to its client's quota: estimated tokens before the response, and the reported usage after it."""
+"""Charges a request to its client's quota and budget: an estimate before the response, and the reported usage after it."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
-from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, in_thread_if_large
+from kvproxy.apis.api_request import BYTES_PER_TOKEN, in_thread_if_large
 from kvproxy.apis.json import Json, JsonMap, as_object, loads
-from kvproxy.apis.reported_usage import UsageLimits, UsageLog, possible_tokens, tokens_used
+from kvproxy.apis.reported_usage import (
+    PrefixReuse,
+    UsageLimits,
+    UsageLog,
+    possible_tokens,
+    reported_reuse,
+    tokens_used,
+)
 from kvproxy.apis.sse import EventReader
 from kvproxy.backends.protocol import Body, RelayedResponse
 from kvproxy.clients.quotas import Account
-from kvproxy.errors import KvproxyError
+from kvproxy.errors import Forbidden, KvproxyError
+from kvproxy.exchange import Exchange
 from kvproxy.flow.backend_response import BackendResponse
+from kvproxy.journal.spending import PaidRequest
+from kvproxy.settings.journal import PriceSettings
 
 _IMAGE_TOKENS = 1000
 """Estimated tokens of an image or a file."""
@@ -18,12 +30,65 @@ _READ_BYTES = 2**20
 _NOT_FOR_THE_MODEL = ("metadata", "user", "safety_identifier", "prompt_cache_key")
 
 
+@dataclass(frozen=True, slots=True)
+class RequestPrice:
+    """Prices a request of a client with a budget. `arrived` is in seconds since the epoch."""
+
+    prices: Mapping[str, PriceSettings]
+    model: str
+    arrived: float
+
+    def cost(
+        self, prompt: int, completion: int, prefix: PrefixReuse | None = None, model: str | None = None
+    ) -> float | None:
+        """Return the price of numbers of tokens; None if the model has no price. `model` is the one that answered."""
+        reused, short, long = (
+            (0, 0, 0) if prefix is None else (prefix.cached_tokens, prefix.written_5m, prefix.written_1h)
+        )
+        paid = PaidRequest(
+            time=self.arrived,
+            model=model or self.model,
+            project="",
+            client="",
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            reused_tokens=reused,
+            written_5m=short,
+            written_1h=long,
+        )
+        cost = paid.cost(self.prices)
+        # A fallback without a price costs as much as the requested model, whose price is known.
+        return self.cost(prompt, completion, prefix) if cost is None and model not in (None, self.model) else cost
+
+
+async def reserve(account: Account, tokens: int, model: str, arrived: float) -> RequestPrice | None:
+    """Charge the estimated tokens of a prompt. Return the price of the request; None if the client has no budget.
+
+    Raises Forbidden if the model has no price, and the errors of `Account.reserve`.
+    """
+    if account.prices is None:
+        await account.reserve(tokens)
+        return None
+    price = RequestPrice(account.prices, model, arrived)
+    # The first call reads the price list.
+    cost = await asyncio.to_thread(price.cost, tokens, 0)
+    if cost is None:
+        raise Forbidden(
+            f"the client {account.client.name} has a budget, and the model {model[:100]!r} has no price: ask the operator to set"
+            f' [journal.prices."{model[:100]}"], or to remove the budget (kvproxy keys set --unlimited)',
+            param="model",
+        )
+    await account.reserve(tokens, cost)
+    return price
+
+
 async def send_charged(
-    request: ApiRequest, account: Account, send: Callable[[], Awaitable[BackendResponse]], max_response_bytes: int
+    exchange: Exchange, account: Account, send: Callable[[], Awaitable[BackendResponse]], max_response_bytes: int
 ) -> BackendResponse:
     """Send a request, and charge its tokens to the account. A request that fails costs nothing."""
+    request, arrived = exchange.api_request, exchange.arrived
     estimated = await in_thread_if_large(len(request.raw), lambda: estimate_prompt_tokens(request.body))
-    await account.reserve(estimated)
+    price = await reserve(account, estimated, request.model, arrived)
     try:
         response = await send()
     except BaseException:
@@ -39,7 +104,11 @@ async def send_charged(
         elif len(events) <= max_response_bytes:
             generated += len(events.push(chunk))
 
-    _observe_chunks(response, count, lambda: account.settle(_tokens_to_charge(response, estimated, generated)))
+    def settle() -> None:
+        money = 0.0 if price is None else _money_to_charge(response, price, estimated, generated)
+        account.settle(_tokens_to_charge(response, estimated, generated), money)
+
+    _observe_chunks(response, count, settle)
     return response
 
 
@@ -71,16 +140,34 @@ def _tokens_to_charge(response: BackendResponse, estimated: int, generated: int)
     return (estimated if prefix is None else prefix.prompt_tokens) + generated
 
 
+def _money_to_charge(response: BackendResponse, price: RequestPrice, estimated: int, generated: int) -> float:
+    if response.status >= 400:
+        return 0.0
+    facts = response.facts
+    prompt = estimated if facts.prompt_tokens is None else facts.prompt_tokens
+    completion = generated if facts.completion_tokens is None else facts.completion_tokens
+    fallback = None if facts.served_by is None else facts.served_by.fallback
+    return price.cost(prompt, completion, facts.prefix, fallback or None) or 0.0
+
+
 class UnparsedRequestCharge:
     """Charges a quota for a request that the proxy forwards without parsing it.
 
-    The charge is the `usage` in a JSON response, or else one token per four bytes of request and response. `content_length`
-    is 0 if it is unknown.
+    The charge is the `usage` in a JSON response, or else one token per four bytes of request and response.
+
+    Args:
+        model: the model to pay for, if the client has a budget; None if the request costs no money.
+        content_length: 0 if it is unknown.
     """
 
-    def __init__(self, account: Account, content_length: int, log: UsageLog) -> None:
+    def __init__(
+        self, account: Account, content_length: int, log: UsageLog, model: str | None = None, arrived: float = 0.0
+    ) -> None:
         self._account = account
         self._log = log
+        self._model = model
+        self._arrived = arrived
+        self._price: RequestPrice | None = None
         self._reserved = max(1, content_length // BYTES_PER_TOKEN)
         self._uploaded = 0
         self._refused: KvproxyError | None = None
@@ -88,7 +175,10 @@ class UnparsedRequestCharge:
         self._size = 0
 
     async def reserve(self) -> None:
-        await self._account.reserve(self._reserved)
+        if self._model is None:
+            await self._account.reserve(self._reserved)
+        else:
+            self._price = await reserve(self._account, self._reserved, self._model, self._arrived)
 
     def charge_upload(self, body: Body) -> Body:
         return body if isinstance(body, bytes) else self._charge_chunks(body)
@@ -125,10 +215,19 @@ class UnparsedRequestCharge:
             if is_json and self._size <= _READ_BYTES:
                 self._body += chunk
 
-        _observe_chunks(reply, count, lambda: self._account.settle(0 if reply.status >= 400 else self._tokens_used()))
+        def settle() -> None:
+            if reply.status >= 400:
+                self._account.settle(0)
+            else:
+                self._account.settle(*self._usage())
+
+        _observe_chunks(reply, count, settle)
         return reply
 
-    def _tokens_used(self) -> int:
+    def _usage(self) -> tuple[int, float]:
+        """Return the used tokens, and their price."""
+        prompt, completion, prefix = self._reserved, self._size // BYTES_PER_TOKEN, None
+        tokens = prompt + completion
         if 0 < self._size == len(self._body):
             try:
                 response = as_object(loads(bytes(self._body)))
@@ -137,9 +236,11 @@ class UnparsedRequestCharge:
             sent = max(self._uploaded, BYTES_PER_TOKEN * self._reserved)
             limits = UsageLimits(possible_tokens(sent), possible_tokens(self._size))
             is_possible = self._log.check(response, "the upstream", limits)
-            if is_possible and (tokens := tokens_used(response)) is not None:
-                return tokens
-        return self._reserved + self._size // BYTES_PER_TOKEN
+            if is_possible and (used := tokens_used(response)) is not None:
+                tokens, (prompt, completion), prefix = sum(used), used, reported_reuse(response)
+                prompt = prompt if prefix is None else prefix.prompt_tokens
+        money = None if self._price is None else self._price.cost(prompt, completion, prefix)
+        return tokens, money or 0.0
 
 
 def estimate_prompt_tokens(body: JsonMap) -> int:

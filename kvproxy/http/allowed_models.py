@@ -1,16 +1,21 @@
-"""Refuses models that a client may not use."""
+"""Refuses models that a client may not use, and lists those that it may."""
+
+from collections.abc import AsyncIterator
 
 from starlette.requests import Request
 
-from kvproxy.apis.json import as_object, loads
-from kvproxy.errors import Forbidden
+from kvproxy.apis.json import JsonObject, as_object, dumps, loads, objects
+from kvproxy.backends.protocol import RelayedResponse
+from kvproxy.errors import Forbidden, UpstreamUnreachable
 from kvproxy.settings.access import ClientSettings
 
 _READING = ("GET", "HEAD", "OPTIONS")
+_MAX_LISTING_BYTES = 2**24
 
 
-def restricts_models(client: ClientSettings | None) -> bool:
-    return client is not None and bool(client.models)
+def requires_model(client: ClientSettings | None) -> bool:
+    """Whether the proxy must read the model of each request: the client may use some models only, or has a budget."""
+    return client is not None and (bool(client.models) or client.has_budget)
 
 
 def check_model(client: ClientSettings | None, model: str) -> None:
@@ -23,21 +28,57 @@ def check_model(client: ClientSettings | None, model: str) -> None:
         )
 
 
-def check_model_of_body(request: Request, client: ClientSettings | None, body: bytes | None) -> None:
-    """Check the model in the body of a forwarded request. Raise Forbidden also if no model can be read there.
+def allowed_listing(client: ClientSettings | None, listing: JsonObject) -> JsonObject:
+    """Return a listing of models without those that the client may not use."""
+    if client is None or not client.models:
+        return listing
+    rows = objects(listing.get("data"))
+    return {**listing, "data": [row for row in rows if client.may_use(str(row.get("id")))]}
 
-    A request without a body only reads, cancels, or deletes.
+
+async def with_allowed_models(client: ClientSettings | None, reply: RelayedResponse) -> RelayedResponse:
+    """Remove the models that the client may not use from an upstream's listing.
+
+    Raises UpstreamUnreachable if the proxy cannot read the listing.
     """
-    if client is None or not client.models or request.method in _READING or body == b"":
-        return
+    if client is None or not client.models or reply.status != 200:
+        return reply
+    body = bytearray()
+    try:
+        async for chunk in reply.chunks:
+            body += chunk
+            if len(body) > _MAX_LISTING_BYTES:
+                raise UpstreamUnreachable(f"the upstream's list of models has over {_MAX_LISTING_BYTES:,} bytes")
+        listing = dumps(allowed_listing(client, as_object(loads(bytes(body)))))
+    except ValueError:
+        raise UpstreamUnreachable("the upstream's list of models is not a JSON object") from None
+    finally:
+        await reply.close()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield listing
+
+    headers = [(name, value) for name, value in reply.headers if name not in ("content-length", "etag")]
+    return RelayedResponse(reply.status, [*headers, ("content-length", str(len(listing)))], chunks())
+
+
+def check_model_of_body(request: Request, client: ClientSettings | None, body: bytes | None) -> str | None:
+    """Check and return the model in the body of a forwarded request. Raise Forbidden also if no model can be read there.
+
+    None if the request only reads, cancels, or deletes, so that it has no body, or if the client may use all models without a
+    budget.
+    """
+    if client is None or not requires_model(client) or request.method in _READING or body == b"":
+        return None
     try:
         model = as_object(loads(body or b"")).get("model")
     except ValueError:
         model = None
     if not isinstance(model, str):
         raise Forbidden(
-            f"the client {client.name} may use some models only, and the body of {request.method} {request.scope['path']} has no"
-            " field model that the proxy can read",
+            f"the client {client.name} {'may use some models only' if client.models else 'has a budget'}, and the body of"
+            f" {request.method} {request.scope['path']} has no field model that the proxy can read",
             param="model",
         )
     check_model(client, model)
+    return model

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -30,7 +31,13 @@ from kvproxy.exchange import Exchange
 from kvproxy.flow.finish import record_failure
 from kvproxy.flow.provider_ids import remove_responses
 from kvproxy.flow.quota_charges import UnparsedRequestCharge
-from kvproxy.http.allowed_models import check_model, check_model_of_body, restricts_models
+from kvproxy.http.allowed_models import (
+    allowed_listing,
+    check_model,
+    check_model_of_body,
+    requires_model,
+    with_allowed_models,
+)
 from kvproxy.http.cache_status import BYPASS, cache_headers
 from kvproxy.http.deadlines_and_disconnects import Deadline, RelayResponse, WholeResponse
 from kvproxy.http.error_responses import error_event, error_response
@@ -119,17 +126,18 @@ def _last_event(request: Request, error: KvproxyError) -> bytes:
 
 async def models(request: Request) -> Response:
     """List the models of the upstream, or of the embedded engine."""
-    app = services(request)
+    app, client = services(request), exchange_of(request.scope).client
     if app.built.fleet is not None and app.built.fleet.routes is not None:
-        return JSONResponse(await app.built.fleet.models(_key_headers(request)))
+        return JSONResponse(allowed_listing(client, await app.built.fleet.models(_key_headers(request))))
     if app.backend.forwarder is not None:
         return await forward_unparsed(request)
-    return JSONResponse(await app.backend.models())
+    return JSONResponse(allowed_listing(client, await app.backend.models()))
 
 
 async def model(request: Request) -> Response:
     """Describe one model of the upstreams."""
     fleet = services(request).built.fleet
+    check_model(exchange_of(request.scope).client, request.path_params["name"])
     if fleet is None or fleet.routes is None:
         return await forward_unparsed(request)
     name = request.path_params["name"]
@@ -253,7 +261,7 @@ async def forward_unparsed(request: Request) -> Response:
     has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
     app, is_json = services(request), request.headers.get("content-type", "").startswith("application/json")
     has_routes = app.built.fleet is not None and app.built.fleet.routes is not None
-    if has_body and is_json and (has_routes or restricts_models(exchange_of(request.scope).client)):
+    if has_body and is_json and (has_routes or requires_model(exchange_of(request.scope).client)):
         limits = app.settings.limits
         with app.bodies.reservation() as reservation:
             # The body names the model, which chooses the upstream, and which a client may lack.
@@ -273,7 +281,9 @@ async def _forward(request: Request, body: bytes | None) -> Response:
             hint = "the API is below /v1, the dashboard at /ui"
         raise NotFound(f"no route {request.method} {request.scope['path']}: {hint}")
     app = services(request)
-    check_model_of_body(request, exchange_of(request.scope).client, body)
+    client = exchange_of(request.scope).client
+    model = check_model_of_body(request, client, body)
+    lists_models = request.method == "GET" and request.scope["path"] in _MODELS
     deadline = Deadline(app.deadlines)
     query = query_of(request)
     raw_path: bytes = request.scope["raw_path"]
@@ -281,7 +291,7 @@ async def _forward(request: Request, body: bytes | None) -> Response:
         # The client's base URL ends in /v1, and the client adds another.
         raw_path = raw_path.removeprefix(b"/v1")
     path = raw_path.decode("latin-1") + (f"?{query}" if query else "")
-    spending = await _start_charge(request, body)
+    spending = await _start_charge(request, body, model)
     upload_done = asyncio.Event()
     if body is not None:
         upload_done.set()
@@ -299,14 +309,15 @@ async def _forward(request: Request, body: bytes | None) -> Response:
         raise
     if request.method == "DELETE":
         await _remove_deleted(request, reply)
-    elif request.method == "GET" and request.scope["path"] in _MODELS:
+    elif lists_models:
         # Not those of other routes, which may be logins.
         app.tenants.record_cookies(_tenant(request), reply.headers)
+        reply = await with_allowed_models(client, reply)
     if spending is not None:
         reply = spending.charge_response(reply)
     last_event = partial(_last_event, request)
-    headers = [*reply.headers, BYPASS]
-    return RelayResponse(reply.chunks, reply.status, headers, reply.close, deadline, last_event, upload_done)
+    relayed = [*reply.headers, BYPASS]
+    return RelayResponse(reply.chunks, reply.status, relayed, reply.close, deadline, last_event, upload_done)
 
 
 async def _remove_deleted(request: Request, reply: RelayedResponse) -> None:
@@ -351,13 +362,17 @@ def _warn_if_uncached(request: Request) -> None:
     _log.warning("POST %s is forwarded, and not cached: set the client's base URL to %s", path[:200], base)
 
 
-async def _start_charge(request: Request, body: bytes | None) -> UnparsedRequestCharge | None:
-    account = exchange_of(request.scope).account
+async def _start_charge(request: Request, body: bytes | None, model: str | None) -> UnparsedRequestCharge | None:
+    exchange = exchange_of(request.scope)
+    account = exchange.account
     if account is None or (body == b"" and request.method in _READING):
         return None
     length = request.headers.get("content-length", "")
     announced = int(length[:15]) if length.isdecimal() else 0
-    charge = UnparsedRequestCharge(account, announced if body is None else len(body), services(request).usage_log)
+    sent = announced if body is None else len(body)
+    # Providers count tokens for free.
+    paid = None if request.scope["path"].endswith("/count_tokens") else model
+    charge = UnparsedRequestCharge(account, sent, services(request).usage_log, paid, exchange.arrived)
     await charge.reserve()
     return charge
 

@@ -15,6 +15,7 @@ from kvproxy.apis.reported_usage import UsageLog
 from kvproxy.backends.prefix_cache import PrefixCache
 from kvproxy.clients.quotas import Quotas
 from kvproxy.clients.shared_state import SharedState
+from kvproxy.clients.spent_money import SpendingFile, SpentMoney
 from kvproxy.errors import KvproxyError, SettingsError
 from kvproxy.flow.compare_responses import ResponseComparer
 from kvproxy.flow.path import RequestPath
@@ -34,6 +35,7 @@ from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.library.configured_cache import open_response_cache
 from kvproxy.optional_packages import install_command
 from kvproxy.privacy.pattern_redaction import load_redactor
+from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings import Settings
 from kvproxy.settings.telemetry import TelemetrySettings
 
@@ -72,7 +74,10 @@ class Services:
         self.shared = shared
         self.tenants = path.tenants
         self.usage_log = UsageLog()
-        self.quotas = Quotas(metrics.count_client_tokens, shared)
+        self._spending_file = SpendingFile(settings.data)
+        query = self._spending_file.query if shared is None else shared.query
+        self.spent = SpentMoney(query, ModelPrices(settings.journal), path.clock)
+        self.quotas = Quotas(metrics.count_client_tokens, shared, self.spent)
         self.bodies = BodyBudget(settings.limits)
         assert path.rules is not None
         self.rules = path.rules
@@ -150,6 +155,8 @@ class Services:
         if self.comparer is not None:
             await self.comparer.close()
         await self.backend.close()
+        await self.spent.close()
+        self._spending_file.close()
         if self.shared is not None:
             with suppress(CacheStoreError):
                 await asyncio.to_thread(self.shared.unregister)

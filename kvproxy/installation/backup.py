@@ -25,8 +25,8 @@ from kvproxy.units import format_bytes
 _MANIFEST = "manifest.json"
 _MAX_MANIFEST_BYTES = 2**20
 _RESPONSES = "responses.db"
-_DATABASES = (_RESPONSES, "journal.db", "slots.db")
-_FILES = ("clients.json", "kvproxy.toml")
+_DATABASES = (_RESPONSES, "journal.db", "slots.db", "spending.db")
+_FILES = ("clients.json", "changes.jsonl", "kvproxy.toml")
 _MAX_MANIFEST_BYTES = 2**16
 # Databases of texts compress to a tenth.
 _MAX_RATIO, _FREE_BYTES = 100, 64 * 2**20

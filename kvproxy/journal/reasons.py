@@ -49,7 +49,7 @@ REASONS: dict[str, str] = {
     "refused-upstream": "The upstream refused the request as invalid.",
     "refused-key": "The client's key is missing or wrong.",
     "refused-access": "The client lacks the permission.",
-    "refused-limit": "The client exceeded its quota, or the request is larger than the quota of a minute.",
+    "refused-limit": "The client exceeded its quota or budget, or the request is larger than the quota of a minute.",
     "refused-size": "The body is larger than `limits.body_bytes`, or has more than `limits.items`.",
     "refused-slow": "The body did not arrive in time.",
     "refused-busy": "Too many requests are waiting for the backend, or too many connections are open.",

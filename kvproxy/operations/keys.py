@@ -1,12 +1,13 @@
 """The operations on clients and their API keys, for commands beside the files of a proxy: no route creates a key."""
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 from kvproxy.clients import client_keys
+from kvproxy.clients.spent_money import Spent
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.journal.reader import CACHES, JournalReader
 from kvproxy.journal.record import client_name
@@ -23,6 +24,7 @@ from kvproxy.operations.keys_parameters import (
 from kvproxy.operations.parameters import declared_parameters
 from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings import Settings
+from kvproxy.settings.access import ClientSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +37,18 @@ class CreatedKey:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListedClient(ClientLimits, ClientName):
+class LimitedClient(ClientLimits, ClientName):
+    """A client with its limits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedClient(LimitedClient):
     """A client with its usage in the journal; None if the journal cannot be read.
 
     Attributes:
         previous_key_expires: end of its previous key's validity in seconds since the epoch.
+        spent_today, left_today, spent_this_month, left_this_month: what counts for its budget in this UTC day or month, and what
+            is left, in `journal.currency`; None without such a budget.
         requests: number of its requests, also of those that a cache answered.
         tokens: tokens that the backend read without reuse and generated.
         spent: price of its requests in `journal.currency`; None without prices.
@@ -47,6 +56,10 @@ class ListedClient(ClientLimits, ClientName):
     """
 
     previous_key_expires: float | None
+    spent_today: float | None = None
+    left_today: float | None = None
+    spent_this_month: float | None = None
+    left_this_month: float | None = None
     requests: int | None = None
     tokens: int | None = None
     spent: float | None = None
@@ -106,16 +119,29 @@ def list_clients(settings: Settings, query: ClientUsageQuery = ClientUsageQuery(
         usage = {}
     except KvproxyError:
         usage = None
+    spent = client_keys.spent_money(settings)
     none = {"requests": 0, "tokens": 0}
     return [
-        ListedClient(
-            name=client.name,
-            previous_key_expires=client.previous_key_expires,
-            **{name: getattr(client, name) for name in LIMITS} | {"models": ",".join(client.models) or None},
-            **({} if usage is None else usage.get(client.name, none)),
-        )
+        _listed(client, spent.get(client.name, Spent()), {} if usage is None else usage.get(client.name, none))
         for client in client_keys.all_clients(settings)
     ]
+
+
+def _listed(client: ClientSettings, spent: Spent, usage: Mapping[str, Any]) -> ListedClient:
+    budgets: dict[str, Any] = {}
+    for period, budget, used in (
+        ("today", client.budget_per_day, spent.today),
+        ("this_month", client.budget_per_month, spent.this_month),
+    ):
+        if budget is not None:
+            budgets |= {f"spent_{period}": max(0.0, used), f"left_{period}": max(0.0, budget - used)}
+    return ListedClient(
+        name=client.name, previous_key_expires=client.previous_key_expires, **_limits(client), **budgets, **usage
+    )
+
+
+def _limits(client: ClientSettings) -> dict[str, Any]:
+    return {name: getattr(client, name) for name in LIMITS} | {"models": ",".join(client.models) or None}
 
 
 def usage_problem(settings: Settings) -> str | None:
@@ -149,8 +175,8 @@ def _usage(settings: Settings, query: ClientUsageQuery) -> dict[str, dict[str, A
     return usages
 
 
-def set_limits(settings: Settings, change: ClientChange) -> ListedClient:
-    """Change the limits of a client. Running proxies apply this within two seconds."""
+def set_limits(settings: Settings, change: ClientChange) -> LimitedClient:
+    """Change the limits of a client, and return it. Running proxies apply this within two seconds."""
     given = {name: value for name, value in change.limits.items() if value is not None}
     removed: dict[str, Any] = dict.fromkeys(change.unlimited.split(",") if change.unlimited else ())
     if both := given.keys() & removed.keys():
@@ -159,7 +185,8 @@ def set_limits(settings: Settings, change: ClientChange) -> ListedClient:
         raise InvalidRequest(f"there is no limit to change: give some of {', '.join(LIMITS)}, or unlimited")
     changed = given | removed
     client_keys.set_limits(settings, change.name, changed | ({"models": ()} if "models" in removed else {}))
-    return next(client for client in list_clients(settings) if client.name == change.name)
+    client = next(client for client in client_keys.all_clients(settings) if client.name == change.name)
+    return LimitedClient(name=client.name, **_limits(client))
 
 
 def rotate_key(settings: Settings, rotation: KeyRotation) -> CreatedKey:

@@ -65,6 +65,12 @@ class ClientSettings(Section):
     requests_per_minute: int | None = Field(None, ge=1, description="Maximum requests per minute.")
     tokens_per_minute: int | None = Field(None, ge=1, description="Maximum computed tokens per minute.")
     concurrent_requests: int | None = Field(None, ge=1, description="Maximum requests in flight.")
+    budget_per_day: float | None = Field(
+        None, ge=0, description="Maximum price of its requests in a UTC day, in `journal.currency`."
+    )
+    budget_per_month: float | None = Field(
+        None, ge=0, description="Maximum price of its requests in a UTC month, in `journal.currency`."
+    )
     stored_bytes: Bytes | None = Field(None, ge=0, description="Maximum size of its stored responses.")
     models: tuple[str, ...] = Field(
         (), description="Models that it may use, in which * matches any text; by default all."
@@ -83,6 +89,10 @@ class ClientSettings(Section):
 
     def may_use(self, model: str) -> bool:
         return not self.models or any(_matches(pattern, model) for pattern in self.models)
+
+    @property
+    def has_budget(self) -> bool:
+        return self.budget_per_day is not None or self.budget_per_month is not None
 
     @property
     def digests(self) -> tuple[str, ...]:

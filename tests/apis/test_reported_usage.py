@@ -138,7 +138,7 @@ def test_the_total_shows_whether_reasoning_is_a_part_of_the_completion(total: in
         "total_tokens": total,
     }
     assert APIS["chat"].prompt_and_completion_tokens({"usage": usage}) == (10, completion)
-    assert tokens_used({"usage": usage}) == 10 + completion
+    assert tokens_used({"usage": usage}) == (10, completion)
 
 
 @pytest.mark.parametrize(

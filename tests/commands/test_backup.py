@@ -77,7 +77,8 @@ def archive(tmp_path: Path) -> Path:
 
 def test_clients_and_settings_are_restored_and_replaced_on_demand(tmp_path: Path, archive: Path) -> None:
     restored = restore_backup(settings(tmp_path / "b"), archive)
-    assert set(restored.files) == {"clients.json", "kvproxy.toml"}
+    assert set(restored.files) == {"clients.json", "changes.jsonl", "kvproxy.toml"}
+    assert "add client alice" in (tmp_path / "b" / "changes.jsonl").read_text()
     assert [client.name for client in all_clients(settings(tmp_path / "b"))] == ["alice"]
     assert load_settings(data=tmp_path / "b").port == 8500
     target = settings(tmp_path / "c")

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvproxy.clients.client_keys import add_client, key_digest, remove_client, reset_counts
+from kvproxy.clients.client_keys import add_client, key_digest, remove_client, reset_counts, spent_money
 from kvproxy.clients.shared_state import MAX_BUSY_SECONDS, SharedState
 from kvproxy.index.errors import InvalidValue
 from kvproxy.index.store import open_postgres
@@ -96,6 +96,27 @@ def test_all_proxies_count_the_tokens_of_responses(empty_postgres: str, tmp_path
 
         assert proxies[1].ask("key", "x" * 120).status_code == 429
         assert remaining() < 60
+
+
+def test_all_proxies_spend_one_budget(empty_postgres: str, tmp_path: Path) -> None:
+    # Each response has 7 tokens.
+    prices = {"journal": {"prices": {"m": {"input": 0.0, "output": 1e6}}}}
+    with (
+        run_plain_upstream() as upstream,
+        run_proxies(tmp_path, empty_postgres, upstream, count=2, **client(budget_per_month=14), **prices) as proxies,
+    ):
+        settings = proxies[0].services.settings
+
+        def spent() -> float:
+            return sum(money.this_month for money in spent_money(settings).values())
+
+        for number in range(2):
+            assert proxies[number].ask("key", f"{number}").status_code == 200
+            until(lambda count=number + 1: spent() == pytest.approx(count * 7), 60)
+        assert [proxy.ask("key", "more").status_code for proxy in proxies] == [429, 429]
+        reset_counts(settings, "one")
+        assert spent() == 0
+        assert proxies[1].ask("key", "more").status_code == 200
 
 
 def test_without_the_database_each_proxy_grants_its_share(

@@ -177,7 +177,7 @@ class ChargeQuota:
     async def send(self, exchange: Exchange, rest: Send) -> BackendResponse:
         if exchange.account is None:
             return await rest(exchange)
-        return await send_charged(exchange.api_request, exchange.account, lambda: rest(exchange), self._max_bytes)
+        return await send_charged(exchange, exchange.account, lambda: rest(exchange), self._max_bytes)
 
 
 class StoreResponse:

@@ -1,0 +1,269 @@
+"""Budgets in money: what a client spends is what `savings` says, and beyond its budget it gets hits only."""
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from kvproxy.clients.client_keys import add_client, all_clients, reset_counts, set_limits, spent_money
+from kvproxy.clients.spent_money import SpendingFile, SpentMoney, read_spent
+from kvproxy.errors import BudgetExceeded
+from kvproxy.index.errors import CacheStoreError
+from kvproxy.installation.backup import restore_backup, write_backup
+from kvproxy.operations.keys import list_clients
+from kvproxy.settings import Settings, load_settings
+from kvproxy.settings.access import ClientSettings
+from tests.commands.run import kvproxy
+from tests.polling import until
+from tests.requests import chat
+from tests.servers import run_front, run_upstream
+
+USAGE = {"prompt_tokens": 1_000, "completion_tokens": 100, "prompt_tokens_details": {"cached_tokens": 400}}
+PRICES = {"m": {"input": 100.0, "cached": 10.0, "output": 1_000.0}, "n": {"input": 1.0}}
+COST = (600 * 100 + 400 * 10 + 100 * 1_000) / 1e6
+"""The price of a response with the usage above: 0.164."""
+
+
+class Upstream:
+    """Answers with the usage above, as a stream if the request has `stream`, and after the gate opens if it says wait."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.gate = threading.Event()
+
+    async def answer(self, request: Request) -> Response:
+        if request.method == "GET":
+            names = ("m", "n", "unpriced")
+            return JSONResponse({"object": "list", "data": [{"id": name, "object": "model"} for name in names]})
+        body = await request.body()
+        self.asked += 1
+        if b"wait" in body:
+            await asyncio.to_thread(self.gate.wait)
+        if b'"stream":true' in body:
+            return StreamingResponse(self._events(), media_type="text/event-stream")
+        message = {"role": "assistant", "content": "Hi"}
+        whole = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+        return JSONResponse(whole if b"silent" in body else {**whole, "usage": USAGE})
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        for _ in range(9):
+            yield b'data: {"choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n'
+        yield b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n'
+        yield b"data: " + json.dumps({"choices": [], "usage": USAGE}).encode() + b"\n\ndata: [DONE]\n\n"
+
+
+class Proxy:
+    def __init__(self, url: str, settings: Settings, upstream: Upstream) -> None:
+        self.url, self.settings, self.upstream = url, settings, upstream
+
+    def ask(
+        self, key: str, question: object = "Hi", path: str = "/v1/chat/completions", **fields: Any
+    ) -> httpx.Response:
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.post(self.url + path, headers=headers, json=chat(question, **fields), timeout=60)
+
+    def spent(self, name: str) -> float:
+        spent = spent_money(self.settings)
+        return spent[name].today if name in spent else 0.0
+
+
+@contextlib.contextmanager
+def run(data: Path) -> Iterator[Proxy]:
+    upstream = Upstream()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        run_upstream(upstream.answer) as url,
+        run_front(data, url, journal={"prices": PRICES}) as (proxy, services),
+    ):
+        patch.setattr("kvproxy.http.client_authentication._CHECK_SECONDS", 0.0)
+        yield Proxy(proxy, services.settings, upstream)
+
+
+@pytest.fixture(scope="module")
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    with run(tmp_path_factory.mktemp("budgets")) as running:
+        yield running
+
+
+def test_a_client_spends_what_savings_says_and_then_gets_hits_only(proxy: Proxy) -> None:
+    key, other = add_client(proxy.settings, "one", budget_per_day=0.4), add_client(proxy.settings, "two")
+    assert proxy.ask(key).status_code == 200
+    until(lambda: proxy.spent("one") == pytest.approx(COST))
+    assert proxy.ask(key).headers["cache-status"].startswith("kvproxy; hit")
+    # A stream is charged at its end, by its usage.
+    assert "[DONE]" in proxy.ask(key, "second", stream=True).text
+    until(lambda: proxy.spent("one") == pytest.approx(2 * COST))
+    assert proxy.ask(key, "third").status_code == 200
+    until(lambda: proxy.spent("one") == pytest.approx(3 * COST))
+    asked = proxy.upstream.asked
+    refused = proxy.ask(key, "fourth")
+    error = refused.json()["error"]
+    assert (refused.status_code, error["type"], error["code"]) == (429, "insufficient_quota", "insufficient_quota")
+    assert "spent its budget of 0.4 a day" in error["message"]
+    assert "kvproxy keys set one --budget-per-day" in error["message"]
+    assert 0 < int(refused.headers["retry-after"]) <= 86_400
+    with pytest.raises(openai.RateLimitError, match="budget"):
+        openai.OpenAI(base_url=f"{proxy.url}/v1", api_key=key).chat.completions.create(**chat("fifth"))
+    assert proxy.upstream.asked == asked, "neither the proxy nor the SDK tried again"
+    assert proxy.ask(key).status_code == proxy.ask(other, "fourth").status_code == 200
+    # The journal's sums agree.
+    until(lambda: list_clients(proxy.settings)[0].spent == pytest.approx(3 * COST))
+    listed = list_clients(proxy.settings)[0]
+    assert (listed.spent_today, listed.left_today) == (pytest.approx(3 * COST), 0.0)
+    assert (listed.budget_per_month, listed.left_this_month, list_clients(proxy.settings)[1].left_today) == (None,) * 3
+    set_limits(proxy.settings, "one", {"budget_per_day": 0.6})
+    assert proxy.ask(key, "fourth").status_code == 200
+    until(lambda: proxy.spent("one") == pytest.approx(4 * COST))
+    reset_counts(proxy.settings, "one")
+    assert proxy.spent("one") == 0
+
+
+def test_prompts_in_flight_count_for_a_budget(proxy: Proxy) -> None:
+    # The estimate of each prompt costs over 0.1 of 0.25.
+    key = add_client(proxy.settings, "parallel", budget_per_day=0.25)
+    asked = proxy.upstream.asked
+    with ThreadPoolExecutor(8) as threads:
+        answers = [threads.submit(proxy.ask, key, f"wait {number} {'x' * 4_400}") for number in range(8)]
+        until(lambda: sum(answer.done() for answer in answers) == 5)
+        assert {answer.result().status_code for answer in answers if answer.done()} == {429}
+        proxy.upstream.gate.set()
+    proxy.upstream.gate.clear()
+    assert proxy.upstream.asked == asked + 3
+    until(lambda: proxy.spent("parallel") == pytest.approx(3 * COST))
+
+
+def test_a_response_without_usage_costs_its_estimate(proxy: Proxy) -> None:
+    key = add_client(proxy.settings, "silent", budget_per_month=5)
+    answer = proxy.ask(key, "silent" + "x" * 394)
+    least, most = 100 * 100 / 1e6, (120 * 100 + 1_000 * len(answer.content)) / 1e6
+    until(lambda: least < proxy.spent("silent") < most)
+
+
+def test_a_model_without_a_price_is_refused(proxy: Proxy) -> None:
+    key = add_client(proxy.settings, "strict", budget_per_month=1)
+    for path in ("/v1/chat/completions", "/v1/rerank"):
+        refused = proxy.ask(key, path=path, model="unpriced")
+        assert refused.status_code == 403
+        assert '[journal.prices."unpriced"]' in refused.json()["error"]["message"]
+    assert proxy.ask(key, path="/v1/rerank").status_code == 200
+    until(lambda: proxy.spent("strict") == pytest.approx(COST))
+    # Counting tokens is free, and a batch names no model that the proxy could price.
+    assert proxy.ask(key, path="/v1/messages/count_tokens").status_code == 200
+    batch = httpx.post(f"{proxy.url}/v1/batches", headers={"authorization": f"Bearer {key}"}, json={"input": "f"})
+    assert (batch.status_code, "has a budget" in batch.json()["error"]["message"]) == (403, True)
+    assert proxy.spent("strict") == pytest.approx(COST)
+
+
+def test_clients_see_the_models_that_they_may_use(proxy: Proxy) -> None:
+    key, every = add_client(proxy.settings, "some", models=("m", "un*")), add_client(proxy.settings, "every")
+    for client_key, names in ((key, ["m", "unpriced"]), (every, ["m", "n", "unpriced"])):
+        client = openai.OpenAI(base_url=f"{proxy.url}/v1", api_key=client_key)
+        assert [model.id for model in client.models.list()] == names
+    headers = {"authorization": f"Bearer {key}"}
+    assert httpx.get(f"{proxy.url}/v1/models/n", headers=headers).status_code == 403
+    assert httpx.get(f"{proxy.url}/v1/models/m", headers=headers).status_code == 200
+
+
+def test_a_budget_outlives_the_proxy_and_is_in_backups(tmp_path: Path) -> None:
+    key = ""
+    for number in range(3):
+        with run(tmp_path / "data") as proxy:
+            key = key or add_client(proxy.settings, "one", budget_per_month=2 * COST)
+            assert proxy.ask(key, number).status_code == (200 if number < 2 else 429)
+            settings = proxy.settings
+    write_backup(settings, tmp_path / "a.tar")
+    restored = settings.model_copy(update={"data": tmp_path / "restored"})
+    restore_backup(restored, tmp_path / "a.tar")
+    assert spent_money(restored)["one"].this_month == pytest.approx(2 * COST)
+
+
+def test_commands_set_and_list_budgets(tmp_path: Path) -> None:
+    key = kvproxy("keys", "add", "team", "--budget-per-day", "2.5", "--data", tmp_path).stdout
+    assert kvproxy("keys", "set", "team", "--budget-per-month", "40", "--data", tmp_path).returncode == 0
+    rows = json.loads(kvproxy("keys", "ls", "--json", "--data", tmp_path).stdout)
+    budget = {name: rows[0][name] for name in ("budget_per_day", "left_today", "budget_per_month", "spent_this_month")}
+    assert budget == {"budget_per_day": 2.5, "left_today": 2.5, "budget_per_month": 40.0, "spent_this_month": 0.0}
+    head, line = kvproxy("keys", "ls", "--csv", "--data", tmp_path).stdout.splitlines()
+    assert dict(zip(head.split(","), line.split(","), strict=True))["left_today"] == "2.5"
+    assert key.strip() not in kvproxy("keys", "ls", "--json", "--data", tmp_path).stdout
+    wrong = kvproxy("keys", "set", "team", "--budget-per-day=-1", "--data", tmp_path)
+    assert (wrong.returncode, "greater than or equal to 0" in wrong.stderr) == (2, True)
+    kvproxy("keys", "set", "team", "--unlimited", "budget-per-day,budget_per_month", "--data", tmp_path)
+    assert not all_clients(load_settings(data=tmp_path))[0].has_budget
+
+
+def client(**budgets: float) -> ClientSettings:
+    return ClientSettings(name="a", key_sha256="0" * 64, **budgets)  # type: ignore[arg-type]
+
+
+def test_budgets_begin_again_each_day_and_month(tmp_path: Path) -> None:
+    now = datetime(2026, 12, 30, 23, 59, tzinfo=UTC)
+    file = SpendingFile(tmp_path)
+
+    async def spend() -> None:
+        spent = SpentMoney(file.query, {}, lambda: now.timestamp())
+
+        async def pay(money: float) -> None:
+            spent.charge("a", money - 0.1, await spent.reserve(limited, 0.1))
+            await spent.close()
+
+        limited = client(budget_per_day=1, budget_per_month=1.5)
+        await pay(1.0)
+        with pytest.raises(BudgetExceeded, match="1 a day, until 2026-12-31 00:00"):
+            await pay(1.0)
+        nonlocal now
+        now += timedelta(minutes=2)
+        await pay(1.0)
+        with pytest.raises(BudgetExceeded, match=r"1\.5 a month, until 2027-01-01 00:00"):
+            await pay(1.0)
+        now += timedelta(days=1)
+        await pay(1.0)
+
+    asyncio.run(spend())
+    days = file.query("select day, money from spending", {})
+    assert days == [{"day": "2027-01-01", "money": 1.0}], "no budget counts earlier months"
+    file.close()
+
+
+def test_without_its_table_a_proxy_counts_and_writes_later(tmp_path: Path) -> None:
+    file, is_broken = SpendingFile(tmp_path), False
+
+    def query(sql: str, values: Any) -> Any:
+        if is_broken:
+            raise CacheStoreError("no database")
+        return file.query(sql, values)
+
+    async def spend() -> None:
+        spent, limited = SpentMoney(query, {}), client(budget_per_day=1)
+
+        async def pay(money: float) -> None:
+            spent.charge("a", money, await spent.reserve(limited, 0.0))
+            await spent.close()
+
+        nonlocal is_broken
+        await pay(0.4)
+        is_broken = True
+        await spent.reserve(limited, 0.0)
+        await pay(0.7)
+        with pytest.raises(BudgetExceeded):
+            await pay(0.1)
+        assert read_spent(file.query, time.time())["a"].today == pytest.approx(0.4)
+        is_broken = False
+        with pytest.raises(BudgetExceeded):
+            await pay(0.1)
+        assert read_spent(file.query, time.time())["a"].today == pytest.approx(1.1)
+
+    asyncio.run(spend())
+    file.close()

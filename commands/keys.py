@@ -90,12 +90,13 @@ def ls(query: ClientUsageQuery, *, layout: ListLayout, data: Data = None) -> Out
     The journal gives the usage of the last 30 UTC days, or since --since. Tokens are prompt
     tokens that the backend computed, and tokens that it generated. Budgets count UTC days and months.
     """
-    from kvproxy.operations.keys import list_clients, usage_problem
+    from kvproxy.operations.keys import list_keys
 
     settings = _load_settings(data)
-    clients = list_clients(settings, query)
-    if clients and clients[0].requests is None and (problem := usage_problem(settings)) is not None:
-        print_note(f"the usage is unknown: {problem}")
+    listed = list_keys(settings, query)
+    clients = listed.clients
+    if listed.problem is not None:
+        print_note(f"the usage is unknown: {listed.problem}")
     spent = f"Spent {settings.journal.currency}"
     rows: list[Row] = [
         {

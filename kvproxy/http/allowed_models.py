@@ -1,16 +1,12 @@
 """Refuses models that a client may not use, and lists those that it may."""
 
-from collections.abc import AsyncIterator
-
 from starlette.requests import Request
 
-from kvproxy.apis.json import JsonObject, as_object, dumps, loads, objects
-from kvproxy.backends.protocol import RelayedResponse
-from kvproxy.errors import Forbidden, UpstreamUnreachable
+from kvproxy.apis.json import JsonObject, as_object, loads, objects
+from kvproxy.errors import Forbidden
 from kvproxy.settings.access import ClientSettings
 
 _READING = ("GET", "HEAD", "OPTIONS")
-_MAX_LISTING_BYTES = 2**24
 
 
 def requires_model(client: ClientSettings | None) -> bool:
@@ -34,32 +30,6 @@ def allowed_listing(client: ClientSettings | None, listing: JsonObject) -> JsonO
         return listing
     rows = objects(listing.get("data"))
     return {**listing, "data": [row for row in rows if client.may_use(str(row.get("id")))]}
-
-
-async def with_allowed_models(client: ClientSettings | None, reply: RelayedResponse) -> RelayedResponse:
-    """Remove the models that the client may not use from an upstream's listing.
-
-    Raises UpstreamUnreachable if the proxy cannot read the listing.
-    """
-    if client is None or not client.models or reply.status != 200:
-        return reply
-    body = bytearray()
-    try:
-        async for chunk in reply.chunks:
-            body += chunk
-            if len(body) > _MAX_LISTING_BYTES:
-                raise UpstreamUnreachable(f"the upstream's list of models has over {_MAX_LISTING_BYTES:,} bytes")
-        listing = dumps(allowed_listing(client, as_object(loads(bytes(body)))))
-    except ValueError:
-        raise UpstreamUnreachable("the upstream's list of models is not a JSON object") from None
-    finally:
-        await reply.close()
-
-    async def chunks() -> AsyncIterator[bytes]:
-        yield listing
-
-    headers = [(name, value) for name, value in reply.headers if name not in ("content-length", "etag")]
-    return RelayedResponse(reply.status, [*headers, ("content-length", str(len(listing)))], chunks())
 
 
 def check_model_of_body(request: Request, client: ClientSettings | None, body: bytes | None) -> str | None:

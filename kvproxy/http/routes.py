@@ -6,7 +6,6 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -36,7 +35,6 @@ from kvproxy.http.allowed_models import (
     check_model,
     check_model_of_body,
     requires_model,
-    with_allowed_models,
 )
 from kvproxy.http.cache_status import BYPASS, cache_headers
 from kvproxy.http.deadlines_and_disconnects import Deadline, RelayResponse, WholeResponse
@@ -129,6 +127,9 @@ async def models(request: Request) -> Response:
     app, client = services(request), exchange_of(request.scope).client
     if app.built.fleet is not None and app.built.fleet.routes is not None:
         return JSONResponse(allowed_listing(client, await app.built.fleet.models(_key_headers(request))))
+    if app.built.fleet is not None and client is not None and client.models:
+        status, listing = await app.built.fleet.list_models(query_of(request), _key_headers(request))
+        return JSONResponse(allowed_listing(client, listing) if status == 200 else listing, status)
     if app.backend.forwarder is not None:
         return await forward_unparsed(request)
     return JSONResponse(allowed_listing(client, await app.backend.models()))
@@ -281,9 +282,7 @@ async def _forward(request: Request, body: bytes | None) -> Response:
             hint = "the API is below /v1, the dashboard at /ui"
         raise NotFound(f"no route {request.method} {request.scope['path']}: {hint}")
     app = services(request)
-    client = exchange_of(request.scope).client
-    model = check_model_of_body(request, client, body)
-    lists_models = request.method == "GET" and request.scope["path"] in _MODELS
+    model = check_model_of_body(request, exchange_of(request.scope).client, body)
     deadline = Deadline(app.deadlines)
     query = query_of(request)
     raw_path: bytes = request.scope["raw_path"]
@@ -309,15 +308,14 @@ async def _forward(request: Request, body: bytes | None) -> Response:
         raise
     if request.method == "DELETE":
         await _remove_deleted(request, reply)
-    elif lists_models:
+    elif request.method == "GET" and request.scope["path"] in _MODELS:
         # Not those of other routes, which may be logins.
         app.tenants.record_cookies(_tenant(request), reply.headers)
-        reply = await with_allowed_models(client, reply)
     if spending is not None:
         reply = spending.charge_response(reply)
     last_event = partial(_last_event, request)
-    relayed = [*reply.headers, BYPASS]
-    return RelayResponse(reply.chunks, reply.status, relayed, reply.close, deadline, last_event, upload_done)
+    headers = [*reply.headers, BYPASS]
+    return RelayResponse(reply.chunks, reply.status, headers, reply.close, deadline, last_event, upload_done)
 
 
 async def _remove_deleted(request: Request, reply: RelayedResponse) -> None:

@@ -1,4 +1,4 @@
-"""The operations on clients and their API keys, for commands beside the files of a proxy: no route creates a key."""
+"""The operations on clients and their API keys. Commands work beside the files of a proxy: no route creates a key."""
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +21,7 @@ from kvproxy.operations.keys_parameters import (
     KeyRotation,
     NewClient,
 )
+from kvproxy.operations.operation import operation
 from kvproxy.operations.parameters import declared_parameters
 from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings import Settings
@@ -64,6 +65,15 @@ class ListedClient(LimitedClient):
     tokens: int | None = None
     spent: float | None = None
     last_used: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientList:
+    """All clients, and the currency of their money. `problem`: why their usage is unknown; None if it is known."""
+
+    clients: list[ListedClient]
+    currency: str
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +135,17 @@ def list_clients(settings: Settings, query: ClientUsageQuery = ClientUsageQuery(
         _listed(client, spent.get(client.name, Spent()), {} if usage is None else usage.get(client.name, none))
         for client in client_keys.all_clients(settings)
     ]
+
+
+@operation("GET", "/keys")
+def list_keys(settings: Settings, query: ClientUsageQuery) -> ClientList:
+    """List the clients with their usage, budgets, and limits, without keys or digests."""
+    clients = list_clients(settings, query)
+    is_unknown = bool(clients) and clients[0].requests is None
+    return ClientList(clients, settings.journal.currency, usage_problem(settings) if is_unknown else None)
+
+
+KEY_OPERATIONS = (list_keys,)
 
 
 def _listed(client: ClientSettings, spent: Spent, usage: Mapping[str, Any]) -> ListedClient:

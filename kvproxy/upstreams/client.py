@@ -43,10 +43,16 @@ class UpstreamClient:
         await self._connections.close()
 
     async def models(self, headers: Mapping[str, str] | None = None) -> JsonObject:
-        _, models = await self.call_json("GET", "/v1/models", headers=headers, seconds=_MODELS_SECONDS)
+        _, models = await self.list_models("", headers)
+        return models
+
+    async def list_models(self, query: str, headers: Mapping[str, str] | None = None) -> tuple[int, JsonObject]:
+        """Return the status and the body of the list of models, which may be an error."""
+        path = f"/v1/models?{query}" if query else "/v1/models"
+        status, models = await self.call_json("GET", path, headers=headers, seconds=_MODELS_SECONDS)
         if not isinstance(models, dict):
             raise UpstreamUnreachable(f"the response of {self.url}/v1/models is not a JSON object")
-        return models
+        return status, models
 
     async def call_json(
         self,

@@ -113,6 +113,10 @@ class Fleet:
         ]
         return {"object": "list", "data": [*self.routes.list(rows)], "has_more": False}
 
+    async def list_models(self, query: str, headers: Mapping[str, str]) -> tuple[int, JsonObject]:
+        """Return the status and the body of the first available engine's list of models."""
+        return await self.available_engines()[0].client.list_models(query, headers)
+
     async def forward(
         self, method: str, path: str, headers: Mapping[str, str], body: Body, tenant: str | None = None
     ) -> RelayedResponse:

@@ -70,6 +70,7 @@ flow/layers/renewal: _in_flight
 flow/prepare/keep_warm: _digests_by_request
 index/store/group_commit: _waiting
 clients/quotas: _charges
+clients/spent_money: _charges
 clients/shared_state: _held
 engine/async_llm: _live
 engine/core: _unsent
@@ -82,6 +83,7 @@ flow/compare_responses: counts
 flow/prepare/keep_warm: _budgets
 apis/reported_usage: _logged
 clients/quotas: _quotas
+clients/spent_money: _last _owed
 engine/backend: _warned
 engine/models/lora: _slices by_name
 http/metrics: _values descriptions

@@ -23,7 +23,7 @@ _MODULES = {"aiohttp", "httpx", "requests", "urllib3", "opentelemetry.exporter"}
 _STANDARD = {"urllib.request", "http.client", "ftplib"}
 # Methods of UpstreamClient that receive a response, by the file and the function that call them.
 UPSTREAM_CALLS = {
-    ("upstreams/client.py", "models"): "call_json",
+    ("upstreams/client.py", "list_models"): "call_json",
     ("upstreams/client.py", "call_json"): "call",
     ("upstreams/health.py", "probe"): "probe",
     ("upstreams/fleet_engine.py", "monitor"): "call",

@@ -18,6 +18,7 @@ VIEWS = [
     "stored",
     "upstreams",
     "sessions?turns=1",
+    "keys",
 ]
 TAB, ENTER, ESCAPE, DOWN, RIGHT = "\ue004", "\ue007", "\ue00c", "\ue015", "\ue014"
 READY = {"overview": ".bars li", "journal": ".row[id]", "pool": ".legend li", "pool?part=chains": ".branch"} | {
@@ -26,6 +27,7 @@ READY = {"overview": ".bars li", "journal": ".row[id]", "pool": ".legend li", "p
     "stored": ".row[id]",
     "upstreams": "main p",
     "sessions?turns=1": "main tbody tr",
+    "keys": "main p",
 }
 # Collects the elements with focus, and those that do not show it.
 WATCH = """
@@ -108,6 +110,7 @@ def test_keys_lead_through_the_page_and_the_map(page: Page, url: str) -> None:
         ("5", "stored"),
         ("6", "upstreams"),
         ("7", "sessions"),
+        ("8", "keys"),
     ]:
         page.press(key)
         page.until(lambda view=view: page.run("return document.querySelector('main').dataset.view") == view)

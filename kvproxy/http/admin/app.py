@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
-from kvproxy.http.admin import blocks, cache, journal, sessions, upstreams
+from kvproxy.http.admin import blocks, cache, journal, keys, sessions, upstreams
 from kvproxy.http.admin.operation_routes import async_operation_route
 from kvproxy.http.error_responses import ErrorHandler
 from kvproxy.http.routes import EVERY_METHOD, health
@@ -27,6 +27,7 @@ ROUTES: list[BaseRoute] = [
     *cache.ROUTES,
     *journal.ROUTES,
     *sessions.ROUTES,
+    *keys.ROUTES,
     Route("/health", health, methods=["GET"]),
     *(async_operation_route(operation, services) for operation in PROXY_OPERATIONS),
     Route("/{path:path}", _not_found, methods=EVERY_METHOD, include_in_schema=False),

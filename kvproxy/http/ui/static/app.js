@@ -4,6 +4,7 @@ import { Api, sleep } from "./api.js";
 import { askToken, showShortcuts } from "./dialogs.js";
 import { fill, h, sentenceNodes } from "./dom.js";
 import { journal } from "./journal.js";
+import { clientKeys } from "./keys.js";
 import { matches } from "./matches.js";
 import { overview } from "./overview.js";
 import { pool } from "./pool.js";
@@ -16,7 +17,7 @@ import { upstreams } from "./upstreams.js";
 const VIEWS = [
   ["overview", "Overview", overview], ["journal", "Journal", journal], ["pool", "Pool", pool],
   ["matches", "Matches", matches], ["stored", "Stored", stored], ["upstreams", "Upstreams", upstreams],
-  ["sessions", "Sessions", sessions],
+  ["sessions", "Sessions", sessions], ["keys", "Keys", clientKeys],
 ];
 const BACK = 4000; // Milliseconds that the page says that the proxy is back.
 

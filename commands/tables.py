@@ -241,16 +241,16 @@ def _normalize_name(name: str) -> str:
 
 
 def _columns_to_hide(columns: list[Column], cells: Cells, width: int) -> list[Column]:
-    hidden: list[Column] = []
+    """Return optional columns that do not fit: first those without a value, then the last ones."""
     shown = list(range(len(columns)))
-    for column in reversed([column for column in columns if column.is_optional]):
-        used = [columns[index] for index in shown]
-        digits = [[row[index][: columns[index].digits] for index in shown] for row in cells]
+    optional = [index for index, column in enumerate(columns) if column.is_optional]
+    for index in sorted(optional, key=lambda index: (any(row[index] != "-" for row in cells), -index)):
+        used = [columns[place] for place in shown]
+        digits = [[row[place][: columns[place].digits] for place in shown] for row in cells]
         if sum(_column_widths(used, digits, width, _MIN_WIDTH)) + _GAP * (len(used) - 1) <= width:
             break
-        hidden.insert(0, column)
-        shown.remove(columns.index(column))
-    return hidden
+        shown.remove(index)
+    return [column for index, column in enumerate(columns) if index not in shown]
 
 
 def _fit_table(columns: list[Column], cells: Cells, width: int) -> "tuple[Table, int]":

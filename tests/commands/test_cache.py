@@ -198,7 +198,7 @@ def test_the_first_key_closes_the_proxy_and_rotation_shows_the_end_of_the_old_on
     shown = [re.sub(r"\x1b\[\d*m", "", line) for line in narrow.stdout.splitlines()]
     assert max(map(len, shown)) <= 80
     assert narrow.stderr == (
-        "not shown: In flight, Budget/day, Left today, Budget/month, Left this month, Stored, Models, Expires, Old key until"
+        "not shown: Tokens/min, In flight, Budget/day, Left today, Budget/month, Left this month, Stored, Models, Expires"
         " (--wide shows all columns)\n"
     )
     assert ends == pytest.approx(time.time() + 7 * 86_400, abs=60)

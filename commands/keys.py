@@ -9,7 +9,7 @@ from typer import Argument
 
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.formatting import Formatted, format_age, format_size, local_time, money, table_time
-from kvproxy.commands.options import Data, LimitOrAll, load_settings
+from kvproxy.commands.options import Data, LimitOrAll, SharedStore, load_settings
 from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.commands.tables import Column, ListLayout, Row, default_limit, number_column, table_output, text_column
 from kvproxy.errors import SettingsError
@@ -23,7 +23,7 @@ app = CommandGroup("keys", help="Manage clients and their API keys.")
 
 
 @app.subcommand
-def add(client: NewClient, data: Data = None) -> Output:
+def add(client: NewClient, store: SharedStore = None, data: Data = None) -> Output:
     """Create a client and print its API key.
 
     The key is shown only once: the proxy stores its digest. As soon as a client exists, the proxy rejects requests without a
@@ -33,7 +33,7 @@ def add(client: NewClient, data: Data = None) -> Output:
     """
     from kvproxy.operations.keys import add_client
 
-    settings = _load_settings(data)
+    settings = _load_settings(data, store)
     created = add_client(settings, client)
     if created.is_first:
         print_note(f"the first client: from now on, a proxy of {settings.data} rejects requests without a key")
@@ -45,6 +45,7 @@ def add_many(
     file: Annotated[
         Path, Argument(help="CSV with a head: name, and any limits such as tokens_per_minute; - is stdin.")
     ],
+    store: SharedStore = None,
     data: Data = None,
 ) -> Output:
     """Create the clients of a CSV file, and print their keys.
@@ -56,7 +57,7 @@ def add_many(
     """
     from kvproxy.operations.keys import add_clients, read_clients
 
-    settings = _load_settings(data)
+    settings = _load_settings(data, store)
     try:
         with nullcontext(sys.stdin) if str(file) == "-" else file.open(newline="", encoding="utf-8-sig") as lines:
             created = add_clients(settings, read_clients(lines))
@@ -69,7 +70,7 @@ def add_many(
 
 
 @app.subcommand
-def set_(change: ClientChange, data: Data = None) -> Output:
+def set_(change: ClientChange, store: SharedStore = None, data: Data = None) -> Output:
     """Change the limits of a client.
 
     Other limits, the key, and the counts stay. Running proxies apply this within two seconds.
@@ -78,13 +79,13 @@ def set_(change: ClientChange, data: Data = None) -> Output:
     """
     from kvproxy.operations.keys import set_limits
 
-    changed = set_limits(_load_settings(data), change)
+    changed = set_limits(_load_settings(data, store), change)
     limits = ", ".join(f"{name} {'none' if value is None else value}" for name, value in changed.limits.items())
     return text_output(changed, f"{changed.name}: {limits}")
 
 
 @app.subcommand
-def ls(query: ClientUsageQuery, *, layout: ListLayout, data: Data = None) -> Output:
+def ls(query: ClientUsageQuery, *, layout: ListLayout, store: SharedStore = None, data: Data = None) -> Output:
     """List clients with their usage, limits, and last use.
 
     The journal gives the usage of the last 30 UTC days, or since --since. Tokens are prompt
@@ -92,7 +93,7 @@ def ls(query: ClientUsageQuery, *, layout: ListLayout, data: Data = None) -> Out
     """
     from kvproxy.operations.keys import list_keys
 
-    settings = _load_settings(data)
+    settings = _load_settings(data, store)
     listed = list_keys(settings, query)
     clients = listed.clients
     if listed.problem is not None:
@@ -130,14 +131,14 @@ def ls(query: ClientUsageQuery, *, layout: ListLayout, data: Data = None) -> Out
 
 
 @app.subcommand
-def history(*, limit: LimitOrAll = None, layout: ListLayout, data: Data = None) -> Output:
+def history(*, limit: LimitOrAll = None, layout: ListLayout, store: SharedStore = None, data: Data = None) -> Output:
     """List the last changes of clients, responses, and pins.
 
     With a store in a file, the data folder records changes of clients only. The newest --limit changes are listed.
     """
     from kvproxy.operations.keys import list_changes
 
-    changes = list_changes(_load_settings(data), default_limit(limit, 50) or None)
+    changes = list_changes(_load_settings(data, store), default_limit(limit, 50) or None)
     rows: list[Row] = [
         {
             Column("Time", field="changed"): table_time(change.changed),
@@ -150,7 +151,7 @@ def history(*, limit: LimitOrAll = None, layout: ListLayout, data: Data = None) 
 
 
 @app.subcommand
-def rotate(rotation: KeyRotation, data: Data = None) -> Output:
+def rotate(rotation: KeyRotation, store: SharedStore = None, data: Data = None) -> Output:
     """Replace the API key of a client, and print the new one.
 
     The old key stays valid during --grace, so that applications can change at any time; 0 revokes it immediately. The
@@ -160,12 +161,12 @@ def rotate(rotation: KeyRotation, data: Data = None) -> Output:
     """
     from kvproxy.operations.keys import rotate_key
 
-    created = rotate_key(_load_settings(data), rotation)
+    created = rotate_key(_load_settings(data, store), rotation)
     return text_output({"name": created.name, "key": created.key, "grace": rotation.grace}, created.key)
 
 
 @app.subcommand
-def reset(client: ClientName, data: Data = None) -> Output:
+def reset(client: ClientName, store: SharedStore = None, data: Data = None) -> Output:
     """Start the counts of a client's requests and tokens again.
 
     The client has its whole quota again. Running proxies apply this within two seconds.
@@ -174,12 +175,12 @@ def reset(client: ClientName, data: Data = None) -> Output:
     """
     from kvproxy.operations.keys import reset_counts
 
-    reset_counts(_load_settings(data), client)
+    reset_counts(_load_settings(data, store), client)
     return text_output({"reset": client.name}, f"the counts of {client.name} start again")
 
 
 @app.subcommand
-def rm(client: ClientName, data: Data = None) -> Output:
+def rm(client: ClientName, store: SharedStore = None, data: Data = None) -> Output:
     """Remove a client with its counts, and revoke its key.
 
     Running proxies apply this within two seconds.
@@ -188,7 +189,7 @@ def rm(client: ClientName, data: Data = None) -> Output:
     """
     from kvproxy.operations.keys import remove_client
 
-    settings = _load_settings(data)
+    settings = _load_settings(data, store)
     remove_client(settings, client)
     return text_output({"removed": client.name}, f"removed {client.name} from the clients of {settings.data}")
 
@@ -197,7 +198,9 @@ def _budget(amount: float | None) -> Formatted | None:
     return None if amount is None else Formatted(f"{amount:,g}", amount)
 
 
-def _load_settings(data: Path | None) -> "Settings":
+def _load_settings(data: Path | None, store: str | None) -> "Settings":
+    if store is not None:
+        return load_settings(data=data, store=store)
     folder = used_data_folder(data)
     if folder != data:
         print_note(f"data folder of the running proxy: {folder}")

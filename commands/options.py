@@ -81,6 +81,12 @@ def _checked_plot(file: Path | None) -> Path | None:
     return checked_plot(file)
 
 
+def _checked_database_url(store: str | None) -> str | None:
+    if store is not None and not store.startswith(("postgresql://", "postgres://")):
+        raise typer.BadParameter("give postgresql://HOST/DATABASE; for a proxy with files, give --data")
+    return store
+
+
 def _token_or_configured(context: typer.Context, value: str | None) -> str | None:
     if context.resilient_parsing or value is not None or "url" not in context.params:
         return value
@@ -101,6 +107,14 @@ Url = Annotated[
 Json = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 Data = Annotated[Path | None, Option("--data", help="Data folder with kvproxy.toml and all state.")]
 Store = Annotated[str | None, Option("--store", help="File of stored responses, or postgresql://HOST/DATABASE.")]
+SharedStore = Annotated[
+    str | None,
+    Option(
+        "--store",
+        help="Store of several proxies, postgresql://HOST/DATABASE, by default that of the settings.",
+        callback=_checked_database_url,
+    ),
+]
 Token = Annotated[
     str | None,
     Option(
@@ -179,12 +193,14 @@ class StoreOptions:
 
 @dataclass(frozen=True, slots=True)
 class JournalOptions(ProxyOptions):
+    store: SharedStore = None
+
     def open(self) -> "JournalClient":
         from kvproxy.operations.journal import open_journal
 
-        return open_journal(self.url, self.token, self.data, local_time)
+        return open_journal(self.url, self.token, self.data, local_time, store=self.store)
 
     def open_direct(self, purpose: str) -> "DirectJournal":
         from kvproxy.operations.journal import open_direct_journal
 
-        return open_direct_journal(self.url, self.token, self.data, purpose)
+        return open_direct_journal(self.url, self.token, self.data, purpose, store=self.store)

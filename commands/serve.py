@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -22,12 +22,15 @@ from kvproxy.commands.options import (
     size_option,
 )
 from kvproxy.doors import EVICTION
+from kvproxy.operations.client import ApiName, credential_headers
 from kvproxy.units import plural
 
 if TYPE_CHECKING:
     from kvproxy.http.services import Services
     from kvproxy.installation.checks.servers import UpstreamCheck
     from kvproxy.settings import Settings, UpstreamServer
+
+_ANTHROPIC = "https://api.anthropic.com"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,11 @@ def serve(
         _serve_demo(load, cache, as_json=as_json)
         return
     servers = _upstream_settings(upstream or [], kv_events or [], kv_replay or [])
-    _run(load(upstreams=servers, cache=settings_section(**asdict(cache))), as_json=as_json)
+    # The flag replaces the settings of the file.
+    _run(
+        load(upstreams=servers, upstream="" if servers else None, cache=settings_section(**asdict(cache))),
+        as_json=as_json,
+    )
 
 
 def _run(settings: "Settings", *, as_json: bool, demo: bool = False) -> None:
@@ -145,7 +152,9 @@ def _serve_demo(load: "Callable[..., Settings]", cache: CacheOptions, *, as_json
         options["semantic"] = False
     with run_demo_upstream() as url:
         # The name keeps stored responses, although the port changes.
-        settings = load(upstreams=[{"url": url}], routing={"name": "demo"}, cache=settings_section(**options))
+        settings = load(
+            upstreams=[{"url": url}], upstream="", routing={"name": "demo"}, cache=settings_section(**options)
+        )
         _run(settings, as_json=as_json, demo=True)
 
 
@@ -224,10 +233,18 @@ def _print_banner(services: "Services", url: str, *, demo: bool = False) -> None
     for name, value in lines:
         typer.echo(f"  {name:<9}  {value}")
     typer.echo("Try it twice: the second response comes from the cache.")
-    typer.echo(f"  {_example_request(url, next(iter(models), None), needs_key)}")
+    typer.echo(f"  {_example_request(url, next(iter(models), None), settings.servers, needs_key)}")
 
 
-def _example_request(url: str, model: str | None, needs_key: bool) -> str:
-    body = {"model": model or "MODEL", "messages": [{"role": "user", "content": "What is a block?"}]}
-    key = ' -H "Authorization: Bearer $KEY"' if needs_key else ""
-    return f"curl -i {url}/v1/chat/completions{key} -d {shlex.quote(json.dumps(body))}"
+def _example_request(url: str, model: str | None, servers: "Sequence[UpstreamServer]", needs_key: bool) -> str:
+    body: dict[str, object] = {"model": model or "MODEL", "messages": [{"role": "user", "content": "What is a block?"}]}
+    # A paid API requires a key, also if it cannot be reached now.
+    paid = [server for server in servers if server.url.startswith("https:")]
+    needs_key = needs_key or any(server.api_key is None and server.authorization is None for server in paid)
+    api: ApiName = "chat"
+    path = "/v1/chat/completions"
+    if paid and all(server.url.startswith(_ANTHROPIC) for server in servers):
+        api, path, body = "messages", "/v1/messages", {"max_tokens": 100, **body}
+    given = credential_headers(api, "$KEY" if needs_key else None)
+    headers = "".join(f' -H "{name}: {value}"' for name, value in given.items())
+    return f"curl -i {url}{path}{headers} -d {shlex.quote(json.dumps(body))}"

@@ -27,6 +27,7 @@ from kvproxy.journal.schema import FILE
 from kvproxy.journal.sessions.ledger import ExpectedReuse, lost_tokens
 from kvproxy.journal.sessions.session_reader import (
     LedgerReport,
+    RecordedLoss,
     Session,
     SessionReader,
     Turn,
@@ -36,7 +37,7 @@ from kvproxy.journal.sessions.session_reader import (
 from kvproxy.journal.spending import PaidRequest, SpendingReport, spending_report
 from kvproxy.providers.cache_policy import PauseTimes
 from kvproxy.providers.prices import ModelPrices, RelativePrices, cache_limits
-from kvproxy.settings.journal import JournalSettings, PriceSettings, input_price, price_of
+from kvproxy.settings.journal import JournalSettings, PriceSettings, input_price, price_lost_per_token, price_of
 
 _BATCH = 64
 _FIRST_TRACE_NUMBER = 10_000_000
@@ -95,11 +96,15 @@ def report_sessions(
         turns += _trace_turns(trace, _FIRST_TRACE_NUMBER + len(turns), prices)
     by_session: defaultdict[int, list[Turn]] = defaultdict(list)
     tokens: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    losses: defaultdict[str, list[RecordedLoss]] = defaultdict(list)
     changed: defaultdict[str, list[int]] = defaultdict(list)
     for turn in turns:
         by_session[turn.session].append(turn)
         written = {"written_5m": turn.written_5m or 0, "written_1h": turn.written_1h or 0}
         tokens[turn.model].update({"reused": turn.reused_tokens or 0, **written, **turn.lost})
+        if (price := price_of(turn.model, prices)) is not None:
+            above = price_lost_per_token(price, turn.prompt_tokens, turn.reused_tokens or 0, *written.values())
+            losses[turn.model].append(RecordedLoss(turn.lost, above))
         if turn.region is not None:
             changed[turn.region].append(turn.lost.get("changed", 0))
     regions = [ChangedRegion(region, len(lost), sum(lost)) for region, lost in changed.items()]
@@ -111,7 +116,7 @@ def report_sessions(
     return SessionReport(
         sorted(map(summarize_session, by_session.values()), key=lambda summary: -(summary.cost or 0.0)),
         ledger_of(
-            [(price_of(model, prices), counts) for model, counts in tokens.items()],
+            [(price_of(model, prices), counts, losses[model]) for model, counts in tokens.items()],
             "M input tokens" if is_relative else settings.currency,
         ),
         sorted(regions, key=lambda region: -region.tokens),

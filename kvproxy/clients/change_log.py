@@ -1,9 +1,12 @@
 """Records operators' changes in a file of the data folder, for proxies without PostgreSQL."""
 
+import fcntl
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 
@@ -24,13 +27,26 @@ def record_change(data: Path, operator: str, change: str) -> None:
     file = changes_file(data)
     line = orjson.dumps({"changed": time.time(), "operator": operator, "change": change[:1_000]}) + b"\n"
     try:
-        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as out:
+        with _locked(file) as out:
             out.write(line)
-        if file.stat().st_size > _MAX_BYTES:
-            newest = file.read_bytes().splitlines()[-MAX_CHANGES:]
-            replace_private_file(file, b"\n".join(newest) + b"\n")
+            out.flush()
+            if file.stat().st_size > _MAX_BYTES:
+                newest = file.read_bytes().splitlines()[-MAX_CHANGES:]
+                replace_private_file(file, b"\n".join(newest) + b"\n")
     except OSError as error:
         raise SettingsError(f"cannot write {file}: {error.strerror}") from None
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[BinaryIO]:
+    """Open a file to append to it. Nobody else appends, or replaces the file, until the end."""
+    while True:
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as out:
+            fcntl.flock(out, fcntl.LOCK_EX)
+            # While this process waited for the lock, another one may have replaced the file.
+            if os.path.samestat(os.fstat(out.fileno()), file.stat()):
+                yield out
+                return
 
 
 def recorded_changes(data: Path, limit: int | None) -> list[dict[str, Any]]:

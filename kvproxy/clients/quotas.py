@@ -176,10 +176,14 @@ class Quota:
 
 
 class Account:
-    """Charges a request to its client's quota: `reserve` charges an estimate, which `settle` replaces by the usage."""
+    """Charges a request to its client's quota: `reserve` charges an estimate, which `settle` replaces by the usage.
 
-    def __init__(self, quota: Quota) -> None:
+    Without `counts_tokens`, only the budget counts.
+    """
+
+    def __init__(self, quota: Quota, *, counts_tokens: bool = True) -> None:
         self._quota = quota
+        self._counts_tokens = counts_tokens
         self._reserved: int | None = None
         self._reserved_money: tuple[float, float] | None = None  # Money, and the time of the reservation.
 
@@ -191,6 +195,10 @@ class Account:
     def prices(self) -> Mapping[str, PriceSettings] | None:
         """Prices by model, which decide the money to charge; None if the client has no budget."""
         return self._quota.spent.prices if self._quota.spent is not None and self.client.has_budget else None
+
+    def for_money(self) -> "Account":
+        """Return an account for a request of the proxy on behalf of the client, which counts for its budget only."""
+        return Account(self._quota, counts_tokens=False)
 
     async def reserve(self, tokens: int, money: float = 0.0) -> None:
         """Charge estimated tokens and their price before they are computed.
@@ -207,6 +215,8 @@ class Account:
             raise
 
     async def _reserve_tokens(self, tokens: int) -> None:
+        if not self._counts_tokens:
+            return
         bucket, per_minute = self._quota.tokens, self._quota.client.tokens_per_minute
         if bucket is not None and per_minute is not None:
             if tokens > per_minute:

@@ -52,8 +52,9 @@ from kvproxy.http.request_bodies import (
 )
 from kvproxy.http.services import services
 from kvproxy.index.errors import CacheStoreError
+from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.savings import savings
-from kvproxy.journal.sessions.session_reader import SessionReader
+from kvproxy.journal.sessions.session_reader import LedgerRow, SessionReader
 from kvproxy.providers.prices import ModelPrices
 
 _DOUBLED = b"/v1/v1/"
@@ -235,7 +236,7 @@ async def metrics(request: Request) -> Response:
         for saving in await asyncio.to_thread(read, lambda reader: savings(reader, "layer", prices), []):
             proxy_metrics.savings.set(saving, saving.name)
         proxy_metrics.set_forecasts(await app.forecasts())
-        for row in await asyncio.to_thread(read, lambda reader: SessionReader(reader, prices).ledger("").rows, []):
+        for row in await asyncio.to_thread(read, _ledger_rows, []):
             proxy_metrics.prompt_tokens.set(row.tokens, row.result)
     try:
         proxy_metrics.entries.set(await asyncio.to_thread(app.cache.store.count))
@@ -255,6 +256,10 @@ def _document(routes: Sequence[BaseRoute]) -> dict[str, object]:
     from kvproxy.http.openapi import document
 
     return document(routes)
+
+
+def _ledger_rows(reader: JournalReader) -> list[LedgerRow]:
+    return SessionReader(reader, {}).ledger("", reads_records=False).rows
 
 
 async def forward_unparsed(request: Request) -> Response:

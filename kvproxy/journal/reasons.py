@@ -64,6 +64,10 @@ REASONS: dict[str, str] = {
     for guard in (*GUARDS, ADDITIONS)
 }  # fmt: skip
 
+FORMER_REASONS = {
+    "bypass-tools": "An earlier version recorded this reason for requests with tools, which were looked up."
+}
+"""Reasons in old journals."""
 _STATUSES = {
     401: "refused-key",
     403: "refused-access",
@@ -113,7 +117,7 @@ def reason_of_neighbour(neighbour: "Candidate") -> str | None:
 
 
 def check_reason_prefix(prefix: str | None) -> None:
-    tokens = (*REASONS, *(f"veto-{name}" for name in doors.GUARDS.names()))
+    tokens = (*REASONS, *FORMER_REASONS, *(f"veto-{name}" for name in doors.GUARDS.names()))
     if not prefix or prefix.startswith(_WITH_NAMES) or any(token.startswith(prefix) for token in tokens):
         return
     near = get_close_matches(prefix, REASONS, n=1)
@@ -128,4 +132,4 @@ def meaning_of_reason(token: str) -> str:
         return REASONS["plugin-NAME"].replace("of this name", token.removeprefix("plugin-"))
     if token.startswith("veto-") and token not in REASONS:
         return f"The guard `{token.removeprefix('veto-')}` of a plugin vetoed the nearest question."
-    return REASONS.get(token, f"Another version of kvproxy recorded this reason (`{token}`).")
+    return (REASONS | FORMER_REASONS).get(token, f"Another version of kvproxy recorded this reason (`{token}`).")

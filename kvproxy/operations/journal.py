@@ -194,8 +194,10 @@ class DirectJournal:
     An argument `request` is a request id, its beginning, or a record number.
     """
 
-    def __init__(self, data: Path, format_time: Callable[[float], str] = str) -> None:
-        self._settings = load_settings(data=data)
+    def __init__(
+        self, data: Path | None, format_time: Callable[[float], str] = str, *, store: str | None = None
+    ) -> None:
+        self._settings = load_settings(data=data, store=store)
         self.reader = JournalReader(self._settings.journal_location)
         weakref.finalize(self, self.reader.close)
         self._access = JournalAccess(
@@ -308,13 +310,20 @@ JournalClient: TypeAlias = DirectJournal | RemoteJournal
 
 
 def open_journal(
-    url: str, token: str | None, data: Path | None, format_time: Callable[[float], str] = str
+    url: str,
+    token: str | None,
+    data: Path | None,
+    format_time: Callable[[float], str] = str,
+    *,
+    store: str | None = None,
 ) -> JournalClient:
-    """Open the journal of the data folder `data`. Raises ProxyUnreachable or NotFound.
+    """Open the journal of the data folder `data`, or of the shared store at a URL. Raises ProxyUnreachable or NotFound.
 
     If `data` is None, open the journal of the proxy at the URL. If the URL is `configured_url` and no proxy answers, open
     the journal of the default data folder.
     """
+    if store is not None:
+        return DirectJournal(data, format_time, store=store)
     if data is None and _reads_file_of_running_proxy(url):
         return DirectJournal(load_settings().data, format_time)
     if data is None and (client := client_of_running_proxy(url, token)) is not None:
@@ -335,9 +344,11 @@ def _reads_file_of_running_proxy(url: str) -> bool:
     return proxy is not None and file is not None and proxy.journal == file and url == configured_url()
 
 
-def open_direct_journal(url: str, token: str | None, data: Path | None, purpose: str) -> DirectJournal:
+def open_direct_journal(
+    url: str, token: str | None, data: Path | None, purpose: str, *, store: str | None = None
+) -> DirectJournal:
     """Open a journal as `open_journal` does. Raises InvalidRequest if `purpose` cannot be served over HTTP."""
-    journal = open_journal(url, token, data)
+    journal = open_journal(url, token, data, store=store)
     if isinstance(journal, RemoteJournal):
         raise InvalidRequest(
             f"{purpose} reads the journal directly: run it on the machine of {url}, or with the `store` of its settings"

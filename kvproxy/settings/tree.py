@@ -169,6 +169,7 @@ class Settings(BaseSettings):
         models = model_conflicts(self.upstreams, self.routing.fallbacks)
         own_conflicts = (
             self._port_conflicts(),
+            self._upstream_conflicts(),
             self._rule_conflicts(),
             self._privacy_conflicts(),
             self._journal_conflicts(),
@@ -177,6 +178,13 @@ class Settings(BaseSettings):
         if conflicts := [*itertools.chain(*own_conflicts, models)]:
             raise SettingConflicts(conflicts)
         return self
+
+    def _upstream_conflicts(self) -> Iterator[SettingConflict]:
+        if self.upstream is not None and [server.url for server in self.upstreams] != [self.upstream]:
+            yield SettingConflict(
+                "upstream and [[upstreams]] are both set: remove upstream, or list its server in [[upstreams]]",
+                ("upstream",),
+            )
 
     def _tenant_conflicts(self) -> Iterator[SettingConflict]:
         if self.access.tenant_claim is None:

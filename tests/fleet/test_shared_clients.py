@@ -36,6 +36,7 @@ def test_clients_are_known_and_revoked_everywhere(empty_postgres: str, tmp_path:
         assert proxies[0].ask().status_code == 401
     arguments = ("keys", "history", "--data", str(operator.data), "--limit", "0")
     changes = result(*arguments, KVPROXY_STORE=empty_postgres)
+    assert changes == result(*arguments, "--store", empty_postgres)
     assert [each["change"] for each in changes] == [
         "remove client one",
         "rotate the key of client one",

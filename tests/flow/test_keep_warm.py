@@ -25,6 +25,7 @@ from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.operations.record_query import RecordQuery
 from kvproxy.providers.cache_policy import HOUR, KEEP_WARM_MARGIN, KEEP_WARM_SECONDS, PauseTimes
 from kvproxy.settings import load_settings
+from kvproxy.settings.journal import PriceSettings
 from kvproxy.settings.rules import RuleSettings
 from tests.anthropic_upstream import AnthropicUpstream
 from tests.clients.anthropic_api import THREADS_BETA
@@ -105,6 +106,7 @@ def test_a_paused_session_is_kept_warm_until_it_continues(tmp_path: Path) -> Non
                 # The next pause of this session begins with the request.
                 until(lambda: sessions(services)[0].used == clock.now)
 
+        client.headers["x-kvproxy-tags"] = "project:web"
         first = ask(client, "one")
         pause(2)
         second = ask(client, "one", "Yes.", "two")
@@ -117,11 +119,17 @@ def test_a_paused_session_is_kept_warm_until_it_continues(tmp_path: Path) -> Non
         assert len(pings(upstream)) == 5
     assert all(usage["cache_creation_input_tokens"] == 0 for usage in upstream.usages[1:3])
     with closing(sqlite3.connect(tmp_path / "journal.db")) as journal, journal:
-        rows = journal.execute("select reused_tokens, prompt_tokens from requests where tags = 'keep-warm'").fetchall()
+        rows = journal.execute(
+            "select reused_tokens, prompt_tokens from requests where tags = 'project:web,keep-warm'"
+        ).fetchall()
     assert len(rows) == 5
     assert all(reused and reused <= prompt for reused, prompt in rows)
     with contextlib.closing(JournalReader(tmp_path / "journal.db")) as reader:
         assert [row.requests for row in savings(reader, "tenant", {})] == [2]
+        # The project pays for its keep-warm requests.
+        prices = {"claude-test": PriceSettings(input=1.0, cached=0.1)}
+        (project,), (every,) = (savings(reader, by, prices) for by in ("project", "tenant"))
+        assert (project.name, project.requests, project.spent) == ("web", 2, pytest.approx(every.spent))
         assert len(reader.records(RecordQuery(layer="warming"))) == 5
 
 
@@ -217,6 +225,7 @@ def outcomes(data: Path) -> list[str | None]:
     [
         (10, {}, {}, "none sent: the session was too unlikely to continue"),
         (900, {}, {"keep_warm_tokens": 0}, "none sent: the rule's budget was used up"),
+        (900, {}, {"breakpoints": "1h"}, "none sent: the provider keeps the prefix for an hour"),
         (900, {}, {"breakpoints": None}, "none sent: the request had no breakpoint"),
         (
             900,

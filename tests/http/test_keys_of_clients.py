@@ -331,6 +331,25 @@ def test_keys_of_many_clients_their_usage_and_their_history(tmp_path: Path, reco
     assert stat.S_IMODE((data / "changes.jsonl").stat().st_mode) == 0o600
 
 
+def test_no_change_is_lost_while_old_ones_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(change_log, "_MAX_BYTES", 200)
+    replace, started = change_log.replace_private_file, []
+
+    def append_and_replace(file: Path, content: bytes) -> None:
+        if not started:
+            started.append(threading.Thread(target=change_log.record_change, args=(tmp_path, "me", "meanwhile")))
+            started[0].start()
+            # Without a lock, it would append at once to the file that is replaced.
+            started[0].join(0.5)
+        replace(file, content)
+
+    monkeypatch.setattr(change_log, "replace_private_file", append_and_replace)
+    while not started:
+        change_log.record_change(tmp_path, "me", "before")
+    started[0].join()
+    assert change_log.recorded_changes(tmp_path, 1)[0]["change"] == "meanwhile"
+
+
 def test_the_list_of_clients_needs_no_current_journal(tmp_path: Path) -> None:
     found = load_settings(data=tmp_path)
     add_client(found, "one")

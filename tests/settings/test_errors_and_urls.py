@@ -77,6 +77,17 @@ def test_all_conflicts_between_settings_are_reported_at_once(tmp_path: Path) -> 
     ]
 
 
+def test_one_of_upstream_and_upstreams_is_set(tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text('[[upstreams]]\nurl = "http://a"\n')
+    with pytest.raises(SettingsError, match=r"remove upstream, or list its server in \[\[upstreams\]\]"):
+        load_settings(data=tmp_path, upstream="http://b")
+    assert [server.url for server in load_settings(data=tmp_path).servers] == ["http://a"]
+    # The flag of `kvproxy serve` replaces both.
+    (tmp_path / "kvproxy.toml").write_text('upstream = "http://a"\n')
+    settings = load_settings(data=tmp_path, upstreams=[{"url": "http://b"}], upstream="")
+    assert [server.url for server in settings.servers] == ["http://b"]
+
+
 @pytest.mark.parametrize(
     ("text", "setting"),
     [
@@ -199,10 +210,9 @@ def test_a_key_in_the_url_overrides_the_common_key() -> None:
 
 def test_the_repr_of_settings_contains_no_secret() -> None:
     settings = load_settings(
-        upstream="http://u:SECRET@h",
         forward={"api_key": "SECRET"},
         admin_token="SECRET",
-        upstreams=["http://SECRET@h"],
+        upstreams=["http://u:SECRET@h"],
         store="postgresql://u:SECRET@h/d",
         tiers={"redis": "redis://:SECRET@h"},
     )

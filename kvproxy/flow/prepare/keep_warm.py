@@ -15,13 +15,14 @@ from datetime import datetime
 from kvproxy.apis.agent_requests import HEADLESS_TAG, is_headless
 from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, in_thread_if_large
 from kvproxy.apis.json import JsonObject, as_object, dumps, field, loads
-from kvproxy.clients.quotas import TokenBucket
+from kvproxy.clients.quotas import Account, TokenBucket
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange
 from kvproxy.flow.background_requests import BackgroundRequests
 from kvproxy.flow.conversation_digests import BREAKPOINT_FIELD, canonical_json, content_blocks, with_conversation
 from kvproxy.flow.prepare.breakpoints import find_last_one_hour_message
 from kvproxy.flow.single_flight import cancel_tasks
+from kvproxy.journal.saving_groups import PROJECT_TAG
 from kvproxy.journal.sessions.turn_writer import KEEP_WARM_TAG
 from kvproxy.providers.cache_policy import (
     HEADLESS_PAUSES,
@@ -56,6 +57,7 @@ class _Session:
     one_hour_tokens: int  # Tokens up to the end of this message.
     pin: str
     is_headless: bool
+    account: Account | None  # Pays for the keep-warm requests.
     sent: int = 0  # Keep-warm requests in this pause.
     task: "asyncio.Task[None] | None" = None
 
@@ -171,6 +173,7 @@ class KeepWarm:
             one_hour_tokens if until >= 0 else 0,
             f"session-{request.request_id}" if before is None else before.pin,
             is_headless(request),
+            None if exchange.account is None else exchange.account.for_money(),
         )
         self._sessions[digests[-1]] = session
         self._bytes += len(request.raw)
@@ -241,6 +244,8 @@ class KeepWarm:
             if problem := await self._send(session):
                 return problem
             session.sent += 1
+        if not session.sent and keep_warm_requests(survival, prices, 0.0):
+            return "the provider keeps the prefix for an hour"
         return "the session was too unlikely to continue"
 
     def _report_end(self, session: _Session, end: str) -> None:
@@ -294,13 +299,17 @@ class KeepWarm:
             self._models_with_output.add(session.model)
             exchange = await self._send_body(session, {**body, "max_tokens": 1})
         prefix = exchange.facts.prefix
+        if exchange.failure == "refused-limit":
+            return "the client's budget is used up"
         if exchange.failure is not None or exchange.status != 200:
             return f"the provider answered with status {exchange.status or 'unknown'}"
         is_read = prefix is not None and 2 * prefix.cached_tokens > session.tokens
         return None if is_read else "the provider had dropped the prefix"
 
     async def _send_body(self, session: _Session, body: JsonObject) -> Exchange:
-        control = replace(session.request.control, no_cache=True, no_store=True, warming=True, tags=(KEEP_WARM_TAG,))
+        projects = (tag for tag in session.request.control.tags if tag.startswith(PROJECT_TAG))
+        tags = (*projects, KEEP_WARM_TAG)
+        control = replace(session.request.control, no_cache=True, no_store=True, warming=True, tags=tags)
         id = f"{KEEP_WARM_TAG}-{session.request.request_id}"
         request = replace(
             session.request,
@@ -311,7 +320,9 @@ class KeepWarm:
             conversation=(),
             unmarked_body=None,
         )
-        exchange = Exchange(request.api.name, id, request.tenant, self._clock(), request=request)
+        exchange = Exchange(
+            request.api.name, id, request.tenant, self._clock(), account=session.account, request=request
+        )
         session.used = exchange.arrived
         with suppress(KvproxyError):
             exchange.key = await self._background.compute_key(request)

@@ -113,6 +113,6 @@ def _add_changed_and_new(lost: dict[str, int], tokens: int, repeated: int) -> di
 
 
 def main_cause(lost: Mapping[str, int]) -> str | None:
-    """Return the cause with the most lost tokens, except `new`; None if all tokens are new."""
-    avoidable = {cause: tokens for cause, tokens in lost.items() if cause != "new"}
+    """Return the cause with the most lost tokens, except `new`; None if no cause lost a block of tokens."""
+    avoidable = {cause: tokens for cause, tokens in lost.items() if cause != "new" and tokens >= BLOCK}
     return max(avoidable, key=lambda cause: avoidable[cause]) if avoidable else None

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from math import inf
 from typing import Any
 
@@ -26,7 +27,7 @@ _TURNS = (
 _IS_HEADLESS = f"case when ',' || coalesce(r.tags, '') || ',' like '%,{HEADLESS_TAG},%' then 1 else 0 end"
 _PAUSES = (
     f"select t.pause, r.tenant, r.time - t.pause, {_IS_HEADLESS} from turns t join requests r on r.number = t.number"
-    " where t.pause is not null and r.api = 'messages' and coalesce(r.tags, '') != 'keep-warm'"
+    " where t.pause is not null and r.api = 'messages' and ',' || coalesce(r.tags, '') || ',' not like '%,keep-warm,%'"
     f" union all select ?, max(r.tenant), max(r.time), max({_IS_HEADLESS}) from turns t join requests r on r.number = t.number"
     " where r.api = 'messages' group by t.session having max(r.time) < ?"
     " order by 3 desc limit ?"
@@ -264,15 +265,43 @@ class SessionReader:
     def turn(self, record_number: int) -> Turn | None:
         return next(iter(self._turns("t.number = ?", [record_number])), None)
 
-    def ledger(self, currency: str, since: str | None = None) -> LedgerReport:
+    def ledger(self, currency: str, since: str | None = None, *, reads_records: bool = True) -> LedgerReport:
+        """Return the ledger of all prompts since a UTC day.
+
+        With `reads_records`, the lost tokens of recorded requests have the price of what these requests wrote.
+        """
         sql = "select model, day, result, sum(tokens) from prompt_tokens where day >= ? group by 1, 2, 3"
         groups: dict[tuple[str, str], Counter[str]] = {}
         for model, day, result, tokens in self._reader.rows(sql, [since or ""]):
             groups.setdefault((model, day), Counter())[result] = tokens
         unread = sum(counts[UNREAD_WRITES] for counts in groups.values())
-        priced = [(price_on(model, self._prices, day), counts) for (model, day), counts in groups.items()]
-        report = ledger_of(priced, currency)
+        own_prices = self._recorded_losses(since) if reads_records else {}
+        report = ledger_of(
+            (
+                (price_on(model, self._prices, day), counts, own_prices.get((model, day), []))
+                for (model, day), counts in groups.items()
+            ),
+            currency,
+        )
         return replace(report, unread_writes=max(0, unread), diagnoses=self._diagnoses(since))
+
+    def _recorded_losses(self, since: str | None) -> dict[tuple[str, str], list["RecordedLoss"]]:
+        """Return the lost tokens of recorded requests with the price of each token, by model and UTC day."""
+        first = 0.0 if since is None else start_of_utc_day(since)
+        lost = " + ".join(f"coalesce(t.{cause}, 0)" for cause in CAUSES if cause != "new")
+        sql = (
+            "select r.model, r.time, r.prompt_tokens, coalesce(r.reused_tokens, 0), coalesce(t.written_5m, 0),"
+            f" coalesce(t.written_1h, 0), {', '.join(f't.{cause}' for cause in CAUSES)} from turns t"
+            f" join requests r on r.number = t.number where r.time >= ? and r.prompt_tokens > 0 and {lost} > 0"
+        )
+        losses: dict[tuple[str, str], list[RecordedLoss]] = {}
+        for model, time, prompt, reused, short, long, *causes in self._reader.rows(sql, [first]):
+            if (price := price_at(model, self._prices, time, prompt)) is not None:
+                above = price_lost_per_token(price, prompt, reused, short, long)
+                tokens = {cause: count for cause, count in zip(CAUSES, causes, strict=True) if count}
+                day = datetime.fromtimestamp(time, UTC).date().isoformat()
+                losses.setdefault((model, day), []).append(RecordedLoss(tokens, above))
+        return losses
 
     def _diagnoses(self, since: str | None) -> list[DiagnosisRow]:
         first = 0.0 if since is None else start_of_utc_day(since)
@@ -328,15 +357,26 @@ def turn_tree(turns: Sequence[Turn]) -> list[TreeRow]:
     return rows
 
 
-def ledger_of(groups: Iterable[tuple[PriceSettings | None, Mapping[str, int]]], currency: str) -> LedgerReport:
+@dataclass(frozen=True, slots=True)
+class RecordedLoss:
+    """Lost tokens of a request by cause, and what each would have saved if it had been reused."""
+
+    tokens: Mapping[str, int]
+    price: float
+
+
+def ledger_of(
+    groups: Iterable[tuple[PriceSettings | None, Mapping[str, int], Sequence[RecordedLoss]]], currency: str
+) -> LedgerReport:
     """Return a ledger from groups of requests with one price: numbers of tokens by result.
 
-    A result is `reused`, one of `CAUSES`, `written_5m`, `written_1h`, `loaded_MEDIUM`, or `STORED_TOKEN_HOURS`.
+    A result is `reused`, one of `CAUSES`, `written_5m`, `written_1h`, `loaded_MEDIUM`, or `STORED_TOKEN_HOURS`. Tokens of
+    recorded losses have their own price, and other lost tokens the mean price of the group.
     """
     storage = 0.0
     tokens: Counter[str] = Counter()
     costs: dict[str, float] = {}
-    for price, group in groups:
+    for price, group, recorded in groups:
         tokens.update(group)
         if price is None:
             continue
@@ -345,8 +385,12 @@ def ledger_of(groups: Iterable[tuple[PriceSettings | None, Mapping[str, int]]], 
         storage += storage_price(price, counts[STORED_TOKEN_HOURS])
         above = price_lost_per_token(price, total, counts["reused"], counts["written_5m"], counts["written_1h"])
         for result in ("reused", *CAUSES):
-            lost = 0 if result in ("reused", "new") else counts[result]
-            costs[result] = costs.get(result, 0.0) + above * lost
+            if result in ("reused", "new"):
+                costs.setdefault(result, 0.0)
+                continue
+            own = [(loss.tokens.get(result, 0), loss.price) for loss in recorded]
+            rest = max(0, counts[result] - sum(count for count, _ in own))
+            costs[result] = costs.get(result, 0.0) + above * rest + sum(count * money for count, money in own)
     total = sum(tokens[result] for result in ("reused", *CAUSES))
     rows = [
         LedgerRow(result, tokens[result], tokens[result] / total, costs.get(result))

@@ -136,7 +136,7 @@ class TurnWriter:
         limits = cache_limits(record.model, self._prices)
         parent, session = self._index.find_parent(chain, tenant, name)
         known = self._index.find_longest_prefix(chain, prompt_tokens)
-        is_keep_warm = record.tags == KEEP_WARM_TAG
+        is_keep_warm = KEEP_WARM_TAG in (record.tags or "").split(",")
         closest = parent or self._index.latest_session_start(tenant)
         if known is not None and known.regions > (0 if parent is None else chain.first) and _has_text(chain, known):
             closest = known.turn

@@ -266,6 +266,27 @@ def test_the_ledger_of_all_requests_adds_up(tmp_path: Path) -> None:
     sessions.close()
 
 
+def test_a_lost_token_has_the_price_of_the_write_that_replaced_it(tmp_path: Path) -> None:
+    price = PriceSettings(input=3, cached=0.3, write_5m=3.75, write_1h=6, output=15)
+    sessions = Sessions(str(tmp_path / "journal.db"), m=price)
+    sessions.add(
+        request(FIRST, 10_000, 0, 0, written=(10_000, 0), completion=0, **provider()),
+        request(SECOND, 10_200, 0, 600, written=(0, 10_200), completion=0, **provider()),
+    )
+    report = sessions.reader().ledger("USD")
+    expired = next(row for row in report.rows if row.result == "expired")
+    assert (expired.tokens, expired.cost) == (10_000, pytest.approx(10_000 * (6 - 0.3) / 1e6))
+    # Without the records, only the mean price of all writes is known.
+    (mean,) = [row.cost for row in sessions.reader().ledger("USD", reads_records=False).rows if row.result == "expired"]
+    assert mean == pytest.approx(10_000 * ((10_000 * 3.75 + 10_200 * 6) / 20_200 - 0.3) / 1e6)
+    sessions.close()
+
+
+def test_few_tokens_are_no_main_cause() -> None:
+    assert main_cause({"changed": 4, "new": 900}) is None
+    assert main_cause({"changed": 4, "expired": 160}) == "expired"
+
+
 def test_a_session_without_reports_has_no_reused_tokens(sessions: Sessions, tmp_path: Path) -> None:
     sessions.add(request([SYSTEM, user("What is a block?")], 150, None, 0))
     assert [each.reused_tokens for each in sessions.list()] == [None]
@@ -333,5 +354,5 @@ def test_reuse_is_counted_by_medium() -> None:
     ]
     assert ServingUpstream("http://e").loaded_tokens(10) == {}
     counts = ({"reused": 900, "new": 100, "loaded_CPU": 200}, {"reused": 5, "loaded_CPU": 5})
-    report = ledger_of([(None, each) for each in counts], "")
+    report = ledger_of([(None, each, ()) for each in counts], "")
     assert (report.prompt_tokens, report.loaded) == (1005, {"CPU": 205})

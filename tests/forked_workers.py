@@ -4,6 +4,7 @@ By itself, each worker compiles and imports the tests, PyTorch, and the SDKs, wh
 checkout. Here one process collects the tests, and forks a worker for each command that execnet starts.
 """
 
+import atexit
 import contextlib
 import gc
 import os
@@ -14,6 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import traceback
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -52,19 +54,23 @@ def _serve(listener: socket.socket, arguments: Sequence[str]) -> None:
         pytest.main([*arguments, "-n0", "--collect-only", "--quiet", "-p", "no:cacheprovider"])
     # Pages of objects that are not visited stay shared.
     gc.freeze()
+    workers = []
     while listener in select.select([listener, sys.stdin], [], [])[0]:
         connection, _ = listener.accept()
         _, streams, _, _ = socket.recv_fds(connection, 1, 3)
-        if os.fork() == 0:
+        worker = os.fork()
+        if worker == 0:
             listener.close()
             # The connection stays open until the worker exits.
             _run_worker(streams)
+        workers.append(worker)
         for stream in streams:
             os.close(stream)
         connection.close()
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            os.wait()
+    for worker in workers:
+        # pytest-xdist has given up on one that still runs.
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
 
 
 def _run_worker(streams: Sequence[int]) -> None:
@@ -80,7 +86,11 @@ def _run_worker(streams: Sequence[int]) -> None:
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         exec(_BOOTSTRAP, vars(main))
         status = 0
+    except Exception:
+        traceback.print_exc()
     finally:
+        # An exit of the interpreter would also free each of millions of objects.
+        atexit._run_exitfuncs()
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()

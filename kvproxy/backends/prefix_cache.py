@@ -7,12 +7,12 @@ from typing import Protocol
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.backends.reports import DivergenceText, PrefixCacheStats, PrefixReport, ResetReport
+from kvproxy.blocks.divergence import Divergence
 from kvproxy.blocks.pool_rows import TreeBranch, TreeNode, list_branches, map_block_rows
 from kvproxy.blocks.row_types import (
     BlockContent,
     BlockRow,
     ChainRow,
-    Divergence,
     PinRow,
     PoolMap,
 )

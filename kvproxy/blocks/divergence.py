@@ -1,11 +1,20 @@
 """Finds the first difference between a prompt and the cached chains."""
 
 from collections.abc import Iterable, Sequence
-
-from kvproxy.blocks.row_types import Divergence
+from dataclasses import dataclass
 
 _NUM_CONTEXT_TOKENS = 12
 _SLICE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first difference between a prompt and the most similar cached chain."""
+
+    position: int  # Index of the first different token.
+    cached: tuple[int, ...]  # Tokens of the chain, from `position` to the end of the block.
+    prompt: tuple[int, ...]  # Tokens of the prompt, likewise.
+    before: tuple[int, ...]  # The last common tokens before `position`.
 
 
 def common_prefix_length(one: Sequence[object], other: Sequence[object]) -> int:

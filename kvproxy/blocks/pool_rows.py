@@ -5,14 +5,13 @@ from dataclasses import asdict, dataclass
 
 from kvproxy.blocks.block import KVCacheBlock
 from kvproxy.blocks.cache_request import CacheRequest
-from kvproxy.blocks.divergence import find_divergence
+from kvproxy.blocks.divergence import Divergence, find_divergence
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.row_types import (
     BlockContent,
     BlockRow,
     BlockState,
     ChainRow,
-    Divergence,
     KVCacheGroupMatch,
     KVCacheGroupStats,
     PoolMap,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from kvproxy.blocks.divergence import Divergence
 from kvproxy.blocks.residency import ResidencyStats
 
 BlockState = Literal["null", "used", "pinned", "cached", "free"]
@@ -130,16 +131,6 @@ class PoolMap:
     tenants: list[str] | None
     tenant: list[int] | None  # Index of each block's tenant in `tenants`; -1 for an uncached block.
     queue: list[int] | None  # Indexes of the free blocks in eviction order.
-
-
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """The first difference between a prompt and the most similar cached chain."""
-
-    position: int  # Index of the first different token.
-    cached: tuple[int, ...]  # Tokens of the chain, from `position` to the end of the block.
-    prompt: tuple[int, ...]  # Tokens of the prompt, likewise.
-    before: tuple[int, ...]  # The last common tokens before `position`.
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from kvproxy.blocks import pool_rows
 from kvproxy.blocks.cache_request import CacheRequest
-from kvproxy.blocks.divergence import find_divergence
+from kvproxy.blocks.divergence import Divergence, find_divergence
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import Pins
 from kvproxy.blocks.pool_rows import TreeNode, list_branches, map_block_rows, map_pool, tree_nodes_from_pool
 from kvproxy.blocks.residency import ResidencyTracker
-from kvproxy.blocks.row_types import BlockRow, Divergence
+from kvproxy.blocks.row_types import BlockRow
 from kvproxy.blocks.single_type_manager import GroupSpec
 from tests.blocks.driver import Clock, begin, serve
 from tests.reference.integrity import check_integrity

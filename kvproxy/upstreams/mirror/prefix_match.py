@@ -9,8 +9,7 @@ from math import gcd, lcm
 from typing import NamedTuple
 
 from kvproxy.blocks.block_hash import BlockHasher
-from kvproxy.blocks.divergence import common_prefix_length, find_divergence
-from kvproxy.blocks.row_types import Divergence
+from kvproxy.blocks.divergence import Divergence, common_prefix_length, find_divergence
 from kvproxy.blocks.single_type_manager import blocks_in_window, find_longest_common_hit, find_window_hit
 from kvproxy.upstreams.mirror.apply_events import MirroredBlock, MirroredPool, on_gpu
 from kvproxy.upstreams.mirror.prompt_hashes import HashedPrompt, PromptHashes

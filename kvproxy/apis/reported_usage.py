@@ -130,6 +130,8 @@ def separate_reasoning_tokens(usage: Json) -> int:
 
 def _read_reuse(response: JsonMap) -> PrefixReuse | None:
     usage, timings = usage_of(response), response.get("timings")
+    if not isinstance(usage, dict):
+        usage = {}
     uncached = _first_count(usage, ("input_tokens", "inputTokens"))
     if uncached is not None and (read := _first_count(usage, _READ)) is not None:
         return _reuse_beside_input(usage, uncached, read)
@@ -137,10 +139,9 @@ def _read_reuse(response: JsonMap) -> PrefixReuse | None:
     if prompt is not None:
         # Gemini counts the results of its own tools beside the prompt.
         prompt += _first_count(usage, ("toolUsePromptTokenCount",)) or 0
-    details = [field(usage, name) for name in _DETAILS]
-    counts = [as_token_count(field(detail, "cached_tokens")) for detail in details]
-    counts += [as_token_count(field(usage, name)) for name in _CACHED]
-    known = [count for count in counts if count is not None]
+    details = [detail for name in _DETAILS if isinstance(detail := usage.get(name), dict)]
+    reported = [detail.get("cached_tokens") for detail in details] + [usage[name] for name in _CACHED if name in usage]
+    known = [count for number in reported if (count := as_token_count(number)) is not None]
     cached = known[0] if known else as_token_count(field(timings, "cache_n"))
     if prompt is None and cached is not None and (computed := as_token_count(field(timings, "prompt_n"))) is not None:
         # llama.cpp streams timings always, but usage only on request.
@@ -152,21 +153,21 @@ def _read_reuse(response: JsonMap) -> PrefixReuse | None:
             f"both {known[0]:,} and {next(other for other in known if other != cached):,} are cached"
         )
     written = next(
-        (count for detail in details if (count := as_token_count(field(detail, "cache_write_tokens"))) is not None),
+        (count for detail in details if (count := as_token_count(detail.get("cache_write_tokens"))) is not None),
         None,
     )
     if cached + (written or 0) > prompt:
         verb = "cached" if written is None else "cached or written"
         raise _ContradictionError(f"{cached + (written or 0):,} of {prompt:,} prompt tokens are reported as {verb}")
-    missed = as_token_count(field(usage, "prompt_cache_miss_tokens"))
+    missed = as_token_count(usage.get("prompt_cache_miss_tokens"))
     if missed is not None and cached + missed != prompt:
         raise _ContradictionError(f"{cached:,} cached and {missed:,} other tokens are not {prompt:,} prompt tokens")
     return PrefixReuse(prompt, cached, written, None if written is None else 0)
 
 
-def _reuse_beside_input(usage: Json, uncached: int, read: int) -> PrefixReuse:
+def _reuse_beside_input(usage: JsonMap, uncached: int, read: int) -> PrefixReuse:
     written = _first_count(usage, _WRITTEN) or 0
-    lifetimes = next((_details(value) for name in _LIFETIMES if (value := field(usage, name))), {})
+    lifetimes = next((_details(value) for name in _LIFETIMES if (value := usage.get(name))), {})
     short, hour = (as_token_count(lifetimes.get(name)) or 0 for name in _DETAIL_FIELDS[2:])
     # The end of a stream has a higher sum after calls of the provider's own tools, without its lifetimes.
     if short + hour > written:
@@ -176,9 +177,7 @@ def _reuse_beside_input(usage: Json, uncached: int, read: int) -> PrefixReuse:
     return PrefixReuse(uncached + read + written, read, written - hour, hour)
 
 
-def _first_count(usage: Json, names: Sequence[str]) -> int | None:
-    if not isinstance(usage, dict):
-        return None
+def _first_count(usage: JsonMap, names: Sequence[str]) -> int | None:
     for name in names:
         if name in usage and (count := as_token_count(usage[name])) is not None:
             return count
@@ -210,9 +209,10 @@ def usage_problem(response: JsonMap, limits: UsageLimits = UsageLimits()) -> str
         details = (usage.get(field_name) for field_name in _DETAILS)
         checked += [(detail, _DETAIL_FIELDS[:2], limits.prompt) for detail in details if isinstance(detail, dict)]
         for numbers, names, most in checked:
-            for name in names:
-                value = numbers.get(name)
-                if isinstance(value, int | float) and ((count := as_token_count(value)) is None or count > most):
+            for name, value in numbers.items():
+                if name not in names or not isinstance(value, (int, float)):
+                    continue
+                if (count := as_token_count(value)) is None or count > most:
                     return f"{name} is {_short(value)}, which is not a whole number from 0 to {most:,}"
     try:
         _read_reuse(response)

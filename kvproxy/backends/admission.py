@@ -21,6 +21,13 @@ class Admission:
         """Wait in FIFO order until the request is admitted. Raises Overloaded."""
         if self._semaphore.locked() and self.waiting >= self._max_waiting:
             raise _overloaded("queue_size", f"active requests: {self.active}, waiting: {self.waiting}")
+        if self._semaphore.locked():
+            await self._wait_for_place()
+        else:
+            await self._semaphore.acquire()
+        self.active += 1
+
+    async def _wait_for_place(self) -> None:
         self.waiting += 1
         try:
             async with asyncio.timeout(self._timeout):
@@ -29,7 +36,6 @@ class Admission:
             raise _overloaded("queue_seconds", f"no place became free within {self._timeout:g} s") from None
         finally:
             self.waiting -= 1
-        self.active += 1
 
     def leave(self) -> None:
         """End a request, and admit the next one. Call it once after each successful `enter`."""

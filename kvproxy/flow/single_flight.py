@@ -130,10 +130,11 @@ class SharedRequest:
         response = await self.wait_for_head()
         while response.single_chunk and not self.ended:
             await self._changed.wait()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while not self.ended and self._size < MAX_UNSENT_BYTES:
-                    await self._changed.wait()
+        if not self.ended and self._size < MAX_UNSENT_BYTES:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    while not self.ended and self._size < MAX_UNSENT_BYTES:
+                        await self._changed.wait()
         return self.ended and self.error is None
 
     async def body(self) -> bytes:

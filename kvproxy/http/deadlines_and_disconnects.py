@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
-from functools import cached_property
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -27,15 +26,56 @@ class Deadlines:
         self.on_limit = on_limit
         self.stopping = False
         """Whether endless streams, such as the live log, must end."""
-
-    @cached_property
-    def ended(self) -> asyncio.Future[KvproxyError]:
-        """The error that ends all requests, at the end of the drain time."""
-        return asyncio.get_running_loop().create_future()
+        self._error: KvproxyError | None = None
+        self._running: set[_Interruption] = set()
 
     def end_all(self, error: KvproxyError) -> None:
-        if not self.ended.done():
-            self.ended.set_result(error)
+        """End the requests in flight and all later ones with an error, at the end of the drain time."""
+        self._error = error
+        for interruption in self._running:
+            self._end(interruption, error)
+
+    def add(self, interruption: "_Interruption") -> None:
+        """Interrupt a task when all requests end."""
+        self._running.add(interruption)
+        if self._error is not None:
+            asyncio.get_running_loop().call_soon(self._end, interruption, self._error)
+
+    def remove(self, interruption: "_Interruption") -> None:
+        self._running.discard(interruption)
+
+    def _end(self, interruption: "_Interruption", error: KvproxyError) -> None:
+        if interruption.interrupt(error):
+            self.on_limit("drain_seconds")
+
+
+class _Interruption:
+    """Cancels a task once, and keeps the cause."""
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._earlier = task.cancelling()
+        self._is_over = False
+        self.cause: Exception | None = None
+
+    def interrupt(self, cause: Exception) -> bool:
+        """Cancel the task. Return False if it was interrupted before, or the work is over."""
+        if self._is_over or self.cause is not None:
+            return False
+        self.cause = cause
+        return self._task.cancel()
+
+    def on_disconnect(self, watching: "asyncio.Task[None]") -> None:
+        if not watching.cancelled():
+            watching.exception()
+            self.interrupt(ClientDisconnect())
+
+    def end(self) -> bool:
+        """Take back the cancellation. Return False if somebody else has cancelled the task, or nobody has."""
+        self._is_over = True
+        return self.cause is not None and self._task.uncancel() <= self._earlier
 
 
 class Deadline:
@@ -58,23 +98,33 @@ class Deadline:
         Raises DeadlineExceeded or ClientDisconnect. `work` may call `receive` until `upload_done` is set; this
         function detects disconnects afterwards.
         """
-        working = asyncio.ensure_future(work)
-        disconnected = asyncio.ensure_future(_wait_for_disconnect(receive, upload_done))
-        ended, remaining = self._deadlines.ended, self._began + self._seconds - asyncio.get_running_loop().time()
+        loop, interruption = asyncio.get_running_loop(), _Interruption()
+        watching = loop.create_task(_wait_for_disconnect(receive, upload_done))
+        watching.add_done_callback(interruption.on_disconnect)
+        timer = loop.call_at(self._began + self._seconds, self._pass, interruption)
+        self._deadlines.add(interruption)
         try:
-            await asyncio.wait((working, disconnected, ended), timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                return working.result()
-            if ended.done():
-                self._deadlines.on_limit("drain_seconds")
-                raise ended.result()
-            raise ClientDisconnect if disconnected.done() else self._deadline_error()
+            result = await work
+        except BaseException:
+            if not interruption.end():
+                raise
+        else:
+            if not interruption.end():
+                return result
         finally:
-            working.cancel()
-            disconnected.cancel()
-            await asyncio.gather(working, disconnected, return_exceptions=True)
-            # A failed task has an error, whose traceback refers to this frame.
-            del working
+            self._deadlines.remove(interruption)
+            timer.cancel()
+            watching.cancel()
+        try:
+            assert interruption.cause is not None
+            raise interruption.cause
+        finally:
+            # The traceback of the error refers to this frame.
+            del interruption
+
+    def _pass(self, interruption: _Interruption) -> None:
+        if interruption.cause is None:
+            interruption.interrupt(self._deadline_error())
 
     def _deadline_error(self) -> DeadlineExceeded:
         source = f"the header {TIMEOUT_HEADER}"

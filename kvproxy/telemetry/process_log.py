@@ -32,9 +32,6 @@ def log_to_stderr(settings: LogSettings) -> None:
     # The store logs a failure once; the pool, each attempt.
     logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
     own.setLevel(settings.level.upper())
-    # No format shows where a line comes from; to look for it is a third of an access line.
-    logging._srcfile = None
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     _access.setLevel(logging.NOTSET if settings.access else logging.CRITICAL)
 
 
@@ -60,7 +57,10 @@ def log_access(exchange: Exchange) -> None:
         "request_id": exchange.request_id[:MAX_REQUEST_ID],
     }
     line = "{method} {path} {status} {layer} {reason} {ms} ms {tenant} {request_id}".format_map(fields)
-    _access.info(line, extra={"fields": fields})
+    # Logger.info would search the stack for the place of this call, which no format shows.
+    record = logging.LogRecord(_access.name, logging.INFO, "", 0, line, None, None)
+    record.fields = fields
+    _access.handle(record)
 
 
 class TextFormatter(logging.Formatter):

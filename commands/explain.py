@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from kvproxy.apis.api import ApiName
 from kvproxy.commands.blocks.engine_lines import layer_group_name
 from kvproxy.commands.formatting import local_time, one_line
 from kvproxy.commands.options import ApiKey, JournalOptions
@@ -16,7 +17,7 @@ from kvproxy.commands.request_body import PromptOptions, RequestFieldOptions
 from kvproxy.commands.statistics_text import policy_sentences
 from kvproxy.commands.tables import Layout, Row, digest_column, print_table, text_column
 from kvproxy.errors import KvproxyError, NotFound
-from kvproxy.operations.client import ApiName, ProxyClient, credential_headers
+from kvproxy.operations.client import ProxyClient, credential_headers
 from kvproxy.operations.journal_parameters import RecordName
 from kvproxy.operations.operation import fields_of
 from kvproxy.telemetry.printable_text import escape_controls

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvproxy.apis import APIS
+from kvproxy.apis.api import ApiName
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, dumps, loads
 from kvproxy.backends.protocol import Backend
@@ -32,6 +33,13 @@ _INSTRUCTION = (
 )
 # Credentials, and API versions.
 _PASSED_HEADERS = tuple("authorization api-key x-api-key openai-organization openai-project anthropic-version".split())
+# A model of completions may have no chat template: its server then refuses the request, and there is no verdict.
+_JUDGE_APIS: dict[ApiName, ApiName] = {
+    "chat": "chat",
+    "completions": "chat",
+    "messages": "messages",
+    "responses": "responses",
+}
 _MAX_TOKENS = 200
 _MAX_BYTES = 2**20
 _SECONDS = 300.0
@@ -54,11 +62,12 @@ async def judge_with_model(
 ) -> bool | None:
     """Ask the request's model whether two answers are equivalent; return None if it fails or gives no verdict."""
     prompt = f"Question:\n{question}\n\nFirst answer:\n{cached}\n\nSecond answer:\n{fresh}\n\nSAME or DIFFERENT?"
+    judging = _judge_request(request, prompt)
     try:
-        whole = await fetch_response(backend, _judge_request(request, prompt), max_bytes=_MAX_BYTES, seconds=_SECONDS)
+        whole = await fetch_response(backend, judging, max_bytes=_MAX_BYTES, seconds=_SECONDS)
     except (KvproxyError, TimeoutError):
         return None
-    text = (answer_text(dumps(whole), request.api.name) if whole is not None else None) or ""
+    text = (answer_text(dumps(whole), judging.api.name) if whole is not None else None) or ""
     words = re.findall(r"\b(SAME|DIFFERENT)\b", text.upper())
     # A reasoning model states its decision last.
     return words[-1] == "SAME" if words else None
@@ -67,16 +76,16 @@ async def judge_with_model(
 def _judge_request(request: ApiRequest, prompt: str) -> ApiRequest:
     body: JsonObject = {"model": request.model, "temperature": 0}
     turn: list[Json] = [{"role": "user", "content": prompt}]
-    match request.api.name:
+    api = APIS[_JUDGE_APIS[request.api.name]]
+    match api.name:
         case "messages":
             body |= {"system": _INSTRUCTION, "messages": turn, "max_tokens": _MAX_TOKENS}
         case "responses":
             body |= {"instructions": _INSTRUCTION, "input": prompt, "max_output_tokens": _MAX_TOKENS}
-        case _:
+        case "chat":
             body |= {"messages": [{"role": "system", "content": _INSTRUCTION}, *turn], "max_tokens": _MAX_TOKENS}
     headers = {name: request.headers[name] for name in _PASSED_HEADERS if name in request.headers}
     headers["content-type"] = "application/json"
-    api = request.api if request.api.name in ("messages", "responses") else APIS["chat"]
     return ApiRequest(api, body, dumps(body), headers, request.tenant, f"{request.request_id}-judge")
 
 

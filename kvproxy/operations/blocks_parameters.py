@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from kvproxy.operations.client import ApiName
+from kvproxy.apis.api import ApiName
 from kvproxy.operations.parameters import Parameter, argument, duration, size
 
 _TOKEN_BYTES = "KV bytes per token, for a tier of an upstream."

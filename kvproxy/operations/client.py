@@ -8,9 +8,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, is_dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote, urlsplit
 
+from kvproxy.apis import APIS
+from kvproxy.apis.api import ApiName
 from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache, NotFound, ProxyUnreachable, SettingsError
 from kvproxy.operations.parameters import declared_parameters
 
@@ -20,15 +22,7 @@ if TYPE_CHECKING:
     from kvproxy.operations.operation import DeclaredOperation, Parameters, Result
     from kvproxy.settings import Settings
 
-# The paths of `kvproxy.apis`, which is slow to import.
-ApiName = Literal["chat", "completions", "messages", "responses", "embeddings"]
-PATHS: dict[ApiName, str] = {
-    "chat": "/v1/chat/completions",
-    "completions": "/v1/completions",
-    "embeddings": "/v1/embeddings",
-    "messages": "/v1/messages",
-    "responses": "/v1/responses",
-}
+PATHS: dict[ApiName, str] = {api.name: api.path for api in APIS.values()}
 API_NAMES = {path: api for api, path in PATHS.items()}
 _CONNECT_SECONDS = 3.0
 _OWN_ROUTES = ("/admin/", "/health", "/ready", "/metrics")

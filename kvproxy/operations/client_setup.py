@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from kvproxy.apis.api import ApiName
 from kvproxy.errors import InvalidRequest, KvproxyError
-from kvproxy.operations.client import PATHS, ApiName, ProxyClient, credential_headers
+from kvproxy.operations.client import PATHS, ProxyClient, credential_headers
 
 if TYPE_CHECKING:
     from kvproxy.apis.json import Json, JsonObject

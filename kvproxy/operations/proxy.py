@@ -4,9 +4,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Protocol
 
+from kvproxy.apis.api import ApiName
 from kvproxy.errors import InvalidRequest, SettingsError
 from kvproxy.flow.explanation import RequestExplanation
-from kvproxy.operations.client import ApiName
 from kvproxy.operations.operation import NoParameters, RequestReader, async_operation
 from kvproxy.operations.parameters import Parameter
 

@@ -15,6 +15,7 @@ from typing import Any, cast
 import httpx
 
 from kvproxy.analyse.request_log import LineError, read_log
+from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import JsonMap, field, loads
 from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.errors import KvproxyError, NotFound, ProxyUnreachable
@@ -23,7 +24,7 @@ from kvproxy.operations.blocks_parameters import NewPin
 from kvproxy.operations.cache import list_responses, show_response
 from kvproxy.operations.cache_parameters import EntryName, EntryPage
 from kvproxy.operations.cache_results import ListedResponse
-from kvproxy.operations.client import API_NAMES, PATHS, ApiName, ProxyClient, credential_headers, response_error
+from kvproxy.operations.client import API_NAMES, PATHS, ProxyClient, credential_headers, response_error
 from kvproxy.operations.journal import open_direct_journal
 from kvproxy.operations.operation import NoParameters
 from kvproxy.units import plural

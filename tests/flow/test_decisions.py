@@ -255,6 +255,13 @@ async def test_the_judge_receives_the_credentials_of_the_client(
     assert all(text in asked.raw.decode() for text in ("Why?", "One.", "Two."))
 
 
+async def test_answers_of_completions_are_judged_in_a_chat() -> None:
+    model = Judge()
+    request = api_request({"model": "m", "prompt": "Why?"}, "completions")
+    assert await judge_with_model(model, request, "Why?", "One.", "Two.") is False
+    assert [asked.api.name for asked in model.asked] == ["chat"]
+
+
 class Similar:
     """A semantic cache that measures one similarity between any two texts."""
 

@@ -67,6 +67,7 @@ upstreams/engine_metrics: values vllm_configs
 flow/single_flight: _joinable _in_flight
 flow/layers/forwarded: _releases
 flow/layers/renewal: _in_flight
+http/deadlines_and_disconnects: _running
 flow/prepare/keep_warm: _digests_by_request
 index/store/group_commit: _waiting
 clients/quotas: _charges

@@ -12,6 +12,7 @@ import typer
 from typer import Option
 
 from kvproxy import __version__
+from kvproxy.apis.api import ApiName
 from kvproxy.commands.options import (
     Data,
     Store,
@@ -22,7 +23,7 @@ from kvproxy.commands.options import (
     size_option,
 )
 from kvproxy.doors import EVICTION
-from kvproxy.operations.client import ApiName, credential_headers
+from kvproxy.operations.client import credential_headers
 from kvproxy.units import plural
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Explains a cache miss by the most similar earlier request."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from kvproxy.apis.json import Json, dumps, field
@@ -200,7 +200,8 @@ def explain_in_sentences(explanation: MissExplanation, format_time: Callable[[fl
             f" {computed:,}, and its answer began after {(record.first_ms or 0) / 1000:.3f} s."
         )
     if explanation.turn is not None:
-        sentences += list(_turn_sentences(explanation.turn))
+        placed = {difference.region for difference in explanation.differences if difference.offset is not None}
+        sentences += list(_turn_sentences(explanation.turn, placed))
     if (
         explanation.divergence is not None
         and explanation.divergence.region is not None
@@ -213,14 +214,15 @@ def explain_in_sentences(explanation: MissExplanation, format_time: Callable[[fl
     return sentences
 
 
-def _turn_sentences(turn: Turn) -> Iterator[str]:
+def _turn_sentences(turn: Turn, placed: Set[str]) -> Iterator[str]:
+    """Describe a turn of a session. `placed` are changed regions for which another sentence has the position."""
     pause = "" if turn.pause is None else f", {turn.pause:,.0f} s after the turn before it"
     yield f"It is turn {turn.turn} of session {turn.session}{pause}."
     for cause, tokens in turn.lost.items():
         place = ""
         if cause == "changed" and turn.region is not None:
             place = f" The first change is in {_region_label(turn.region)}"
-            place += "." if turn.place is None else f", at character {turn.place:,}."
+            place += "." if turn.place is None or turn.region in placed else f", at character {turn.place:,}."
         yield f"- {cause}, {tokens:,} tokens: {CAUSES[cause]}{place}"
 
 

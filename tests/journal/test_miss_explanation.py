@@ -2,14 +2,16 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.journal.miss_explanation import common_prefix_and_suffix
+from kvproxy.journal.miss_explanation import _turn_sentences, common_prefix_and_suffix
 from kvproxy.journal.request_regions import Regions, regions_of
+from kvproxy.journal.sessions.session_reader import Turn
 from tests.journal.injected import inject
 
 
@@ -48,3 +50,10 @@ def test_common_ends_leave_only_what_differs(old: str, new: str) -> None:
     assert old[len(old) - end :] == new[len(new) - end :]
     one, other = old[start : len(old) - end], new[start : len(new) - end]
     assert not (one and other and (one[0] == other[0] or one[-1] == other[-1]))
+
+
+def test_a_change_has_one_position() -> None:
+    turn = SimpleNamespace(turn=2, session=1, pause=None, lost={"changed": 18}, region="messages[0] system", place=18)
+    for placed, end in (({"messages[0] system"}, "system)."), ({"tools"}, "system), at character 18.")):
+        *_, line = _turn_sentences(cast("Turn", turn), placed)
+        assert line.endswith(end)

@@ -16,7 +16,7 @@ from kvproxy.apis.sse import encode_event
 from kvproxy.index.store import open_store
 from tests.faults.proxies import ask, proxy_process, stored
 from tests.plain_upstream import WHOLE
-from tests.polling import until
+from tests.polling import until, until_async
 from tests.servers import run_upstream
 
 
@@ -60,7 +60,7 @@ def upstream() -> Iterator[tuple[str, Upstream]]:
 def test_streams_end_cleanly_when_the_proxy_is_stopped(upstream: tuple[str, Upstream], tmp_path: Path) -> None:
     url, server = upstream
     data, log = tmp_path / "data", tmp_path / "log"
-    with proxy_process(url, data, log, "--no-semantic", limits__drain_seconds=2.0) as proxy:
+    with proxy_process(url, data, log, "--no-semantic", limits__drain_seconds=4.0) as proxy:
         assert stored(ask(proxy.url, "kept"))
 
         async def streams() -> tuple[list[bytes], int]:
@@ -83,10 +83,10 @@ def test_streams_end_cleanly_when_the_proxy_is_stopped(upstream: tuple[str, Upst
             for _ in tasks:
                 await begun.acquire()
             proxy.process.send_signal(signal.SIGTERM)
-            await asyncio.sleep(0.2)
+            await until_async(lambda: "stopping" in log.read_text())
             server.more.set()
             read = await asyncio.gather(*tasks)
-            return read, await asyncio.to_thread(proxy.process.wait, 60)
+            return read, await asyncio.to_thread(proxy.process.wait, 300)
 
         read, code = asyncio.run(streams())
     assert code == 0

@@ -19,10 +19,11 @@ class LlamaServer:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         folder.mkdir(exist_ok=True)
+        # Repacked weights use AMX, which some virtual machines report but do not enable.
         self.command = [
             str(engines / "llama-server"), "--model", str(engines / MODEL), "--alias", "gemma", "--host", "127.0.0.1",
             "--port", str(port), "--ctx-size", str(4096 * slots), "--parallel", str(slots), "--threads", "2", "--slots",
-            "--slot-save-path", str(folder), "--swa-full", *more,
+            "--slot-save-path", str(folder), "--swa-full", "--no-repack", *more,
         ]  # fmt: skip
         self._process: subprocess.Popen[bytes] | None = None
 

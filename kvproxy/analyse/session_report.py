@@ -41,6 +41,8 @@ from kvproxy.settings.journal import JournalSettings, PriceSettings, input_price
 
 _BATCH = 64
 _FIRST_TRACE_NUMBER = 10_000_000
+_POLICY = 'breakpoints = "auto", keep_warm_tokens'
+"""The policy of `providers/cache_policy.py`, by the settings that select it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,10 +270,10 @@ def _input_cost(turn: Turn, prices: Mapping[str, PriceSettings], *, cached: bool
 
 def _pause_costs(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceSettings]) -> dict[str, float]:
     writes: dict[str, LongWrite] = {
-        "five-minute writes": lambda new, unprotected: False,
-        "one-hour writes": lambda new, unprotected: True,
+        'breakpoints = "5m"': lambda new, unprotected: False,
+        'breakpoints = "1h"': lambda new, unprotected: True,
     }
-    costs = dict.fromkeys([*writes, "pause policy"], 0.0)
+    costs = dict.fromkeys([*writes, _POLICY], 0.0)
     survival = PauseTimes().survival()
     for turns in sessions:
         price = price_of(turns[0].model, prices)
@@ -282,6 +284,6 @@ def _pause_costs(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceS
         steps.append(SessionStep(0, turns[-1].prompt_tokens, inf))
         for name, long_write in writes.items():
             costs[name] += session_price(steps, lambda tokens, kept: 0, long_write, price)
-        costs["pause policy"] += provider_policy_price(steps, survival, price)
-    base = costs["five-minute writes"]
+        costs[_POLICY] += provider_policy_price(steps, survival, price)
+    base = costs['breakpoints = "5m"']
     return {name: cost / base for name, cost in costs.items()} if base else {}

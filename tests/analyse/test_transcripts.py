@@ -81,7 +81,7 @@ def test_claude_code_lost_its_prefix_in_a_pause(tmp_path: Path) -> None:
     assert found.ledger.currency == "USD"
     expired = next(row for row in found.ledger.rows if row.result == "expired")
     assert expired.cost == pytest.approx(12_900 * 3.45 / 1e6, rel=0.01)
-    assert found.pause_costs["pause policy"] <= 1.0
+    assert found.pause_costs['breakpoints = "auto", keep_warm_tokens'] <= 1.0
 
 
 def test_a_compacted_conversation_stays_in_its_session(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_the_commands_report_transcripts(tmp_path: Path) -> None:
     rows = dict(re.findall(r"^([^\t]+)\t[\d.]+\t([\d.]+)$", costs, re.MULTILINE))
     assert rows["today"] == "1"
     assert float(rows["nothing lost to expired"]) < 1 < float(rows["without a cache"]) < 10
-    assert "pause policy" in costs
+    assert 'breakpoints = "auto", keep_warm_tokens' in costs
 
 
 @pytest.mark.parametrize(

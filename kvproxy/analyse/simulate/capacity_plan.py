@@ -66,10 +66,9 @@ class CapacityPlan:
             with_tiers, without = self.costs[size_index], self.costs_without_tiers[size_index]
             added = sum(share for name, share in with_tiers.hits.items() if name != "pool")
             names = " and ".join(f"{tier.gib:g} GiB of {tier.name}" for tier in self.tiers)
-            return (
-                f"A tier of {names} adds {100 * added:.1f} points and changes the mean TTFT by"
-                f" {1000 * (with_tiers.ttft - without.ttft):+,.0f} ms."
-            )
+            change = 1000 * (with_tiers.ttft - without.ttft)
+            verb = "raises" if change > 0 else "lowers"
+            return f"A tier of {names} adds {100 * added:.1f} points and {verb} the mean TTFT by {abs(change):,.0f} ms."
         if size_index == len(lru) - 1:
             return "A larger pool was not simulated."
         return f"A pool of {self.pool_name(size_index + 1)} adds {100 * (lru[size_index + 1] - lru[size_index]):.1f} points."

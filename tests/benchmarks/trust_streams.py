@@ -7,6 +7,7 @@ the same text, and the judge is perfect. `--vectors FILE.npy` keeps the embeddin
 - `each-changes`: the answer to each label changes once, at a random time.
 - `all-change`: all answers change at half time.
 - `junk`: 2% of the fresh answers are junk, which equals nothing.
+- `unique`: 2% of the questions, at random, need an answer of their own.
 - `easy-first`: questions far from those of other labels come first.
 """
 
@@ -30,7 +31,7 @@ from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.settings.cache import LEAST_SIMILARITY
 from tests.benchmarks.options import read_options
 
-SCENARIOS = ("stable", "each-changes", "all-change", "junk", "easy-first")
+SCENARIOS = ("stable", "each-changes", "all-change", "junk", "unique", "easy-first")
 _JUNK_SHARE = 0.02
 _WINDOW = 500
 
@@ -57,6 +58,8 @@ def make_scenario(name: str, texts: list[str], labels: list[str], vectors: np.nd
         changes = dict.fromkeys(changes, count // 2)
     changed = name in ("each-changes", "all-change")
     answers = [f"{label} {changed and line >= changes[label]}" for line, label in enumerate(labels)]
+    if name == "unique":
+        answers = [f"own {line}" if generator.random() < _JUNK_SHARE else answer for line, answer in enumerate(answers)]
     junk = [name == "junk" and generator.random() < _JUNK_SHARE for _ in range(count)]
 
     def is_right(stored: int, asked: int) -> bool:

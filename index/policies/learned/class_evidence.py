@@ -66,7 +66,6 @@ class ClassEvidence:
         found_wrong_by_change: estimated number of hits of classes whose answer is known to have changed before; old ones are
             forgotten.
         risk_by_change: sum of the probabilities that the answer of a hit had changed unseen.
-        junk: by class of a single answer, the part of its wrong comparison that is not counted, because it may be junk.
     """
 
     odds: dict[str, float] = field(default_factory=dict)
@@ -80,7 +79,6 @@ class ClassEvidence:
     exposure: float = 0.0
     found_wrong_by_change: float = 0.0
     risk_by_change: float = 0.0
-    junk: dict[str, float] = field(default_factory=dict)
 
     def change_probability(self, answer_class: str, clock: int = 0) -> float:
         """Return the probability that the right answer of a class has changed, when the namespace had `clock` requests."""
@@ -136,7 +134,6 @@ class ClassEvidence:
         right: bool,
         *,
         counted_error: float = 0.0,
-        counted_wrong: float = 1.0,
         joined: str = "",
         is_new: bool = False,
         clock: int = 0,
@@ -147,7 +144,6 @@ class ClassEvidence:
             right: the answers are equal.
             error: the estimated probability that they differ.
             counted_error: contribution of this comparison to `ServingLevel.expected`; 0 if it does not count there.
-            counted_wrong: the same of `ServingLevel.wrong`, if `counted_error` is not 0.
             joined: class of the fresh answer.
             is_new: the fresh answer starts this class.
             clock: number of the namespace's requests.
@@ -173,7 +169,7 @@ class ClassEvidence:
             for name in [name for name, target in self.successors.items() if target == answer_class]:
                 del self.successors[name]
         contradictions = self.contradictions.setdefault(answer_class, Contradictions(since=clock))
-        contradictions.wrong += counted_wrong if counted_error > 0 else 0.0
+        contradictions.wrong += counted_error > 0
         contradictions.expected += counted_error
         contradictions.joined.append(joined)
         contradictions.started += [joined] if is_new else []
@@ -236,14 +232,6 @@ class ClassEvidence:
         if answer_class not in self.odds:
             self.contradictions.pop(answer_class, None)
 
-    def add_junk(self, answer_class: str, probability: float) -> None:
-        """Note the part of a wrong comparison that is not counted, unless another answer joins the class."""
-        self.junk[answer_class] = probability
-        _keep_newest(self.junk)
-
-    def pop_junk(self, answer_classes: Iterable[str]) -> float:
-        return sum(self.junk.pop(name, 0.0) for name in answer_classes)
-
     def add_member(self, answer_class: str, clock: int = 0) -> None:
         """Reduce the odds that the right answer of the class has changed, because a fresh answer joined it."""
         if answer_class in self.odds:
@@ -262,7 +250,6 @@ class ClassEvidence:
                 self.confirmed,
                 self.hits,
                 self.probation,
-                self.junk,
             ):
                 table.pop(name, None)
             guards = {guard for owner, guard in self.lifted_guards if owner == name}
@@ -308,7 +295,6 @@ class ClassEvidence:
             "confirmed": self.confirmed,
             "hits": self.hits,
             "probation": self.probation,
-            "junk": self.junk,
             "changes": [self.num_changes, self.exposure, self.found_wrong_by_change, self.risk_by_change],
         }
 
@@ -327,7 +313,6 @@ class ClassEvidence:
             exposure,
             found_wrong,
             risk,
-            document["junk"],
         )
 
 

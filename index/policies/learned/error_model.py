@@ -55,19 +55,26 @@ def compute_features(cosines: Sequence[float], classes: Sequence[str]) -> np.nda
 _BISECTIONS = 30
 _MAX_OBSERVATION_WEIGHT = 8.0
 _MAX_JUNK_SHARE = 0.03
-# The variance grows by this share per comparison, because stored questions become denser, and answers change.
-_FORGOTTEN = 0.005
+# With each comparison, the covariance moves towards `COVARIANCE` by this share, because stored questions become denser.
+_FORGOTTEN = 1e-4
+_INITIAL_UNCERTAINTY = 0.3  # Of `COVARIANCE`: a new namespace is less uncertain than one whose questions have changed.
+_CLASS_VARIANCE = 0.3
+_MAX_CLASSES = 4096
+_NO_EFFECT = (0.0, _CLASS_VARIANCE)
 
 
 @dataclass(slots=True)
 class ErrorModel:
     """Estimates the probability that the nearest neighbour's answer is wrong, by Bayesian logistic regression.
 
+    The weights are common to all answer classes; each class has a random effect, because some classes are easily confused with
+    others. `class_effects` has the mean and the variance of the effects that differ from the prior.
+
     A fresh answer is junk with the probability `junk_share`, whatever the features: it equals no other answer. A comparison
     with junk says nothing about the stored answer. `junk_share` is `num_junk / num_predictable`.
 
-    Otherwise, an answer is right with the probability `(1 - random_error_share) * sigmoid(weights . features)`: the features
-    cannot predict random errors.
+    Otherwise, an answer is right with the probability `(1 - random_error_share) * sigmoid(weights . features + effect)`: the
+    features cannot predict random errors.
     """
 
     weights: np.ndarray
@@ -75,9 +82,11 @@ class ErrorModel:
     num_junk: float = 0.5
     num_random_errors: float = 0.25
     num_predictable: float = 500.0
+    class_effects: dict[str, tuple[float, float]] = field(default_factory=dict)
 
-    def error_probability(self, features: np.ndarray) -> float:
-        return 1 - (1 - self.random_error_share) * _sigmoid(float(features @ self.weights))
+    def error_probability(self, features: np.ndarray, answer_class: str | None = None) -> float:
+        effect = self.class_effects.get(answer_class, _NO_EFFECT)[0] if answer_class else 0.0
+        return 1 - (1 - self.random_error_share) * _sigmoid(float(features @ self.weights) + effect)
 
     @property
     def random_error_share(self) -> float:
@@ -87,24 +96,36 @@ class ErrorModel:
     def junk_share(self) -> float:
         return min(_MAX_JUNK_SHARE, self.num_junk / self.num_predictable)
 
-    def junk_probability(self, features: np.ndarray) -> float:
-        """Return the probability that a fresh answer which equals no other answer is junk."""
-        error = self.error_probability(features)
+    def add_junk(self) -> bool:
+        """Count a junk answer; return False if there would be too many."""
+        is_probable = self.num_junk + 1 <= _MAX_JUNK_SHARE * self.num_predictable
+        self.num_junk += is_probable
+        return is_probable
+
+    def junk_probability(self, error: float) -> float:
+        """Return the probability that a fresh answer, which equals no other one, is junk if the stored one seemed right."""
         junk = self.junk_share * (1 - error)
         return junk / (junk + error + 1e-12)
 
     def learn(
-        self, features: np.ndarray, right: bool, evidence: float = 1.0, comparison_probability: float = 1.0
+        self,
+        features: np.ndarray,
+        right: bool,
+        evidence: float = 1.0,
+        comparison_probability: float = 1.0,
+        answer_class: str | None = None,
     ) -> None:
-        """Update the weights after a comparison, by the mode of their distribution along `covariance @ features`.
+        """Update the weights and the class's effect after a comparison, by the mode of their distribution along its gradient.
 
         An answer that the model expects to be wrong has less influence, because it would not be served.
 
         Args:
-            evidence: the probability that neither junk nor a changed answer explains the result.
+            evidence: the probability that no changed answer explains the result.
             comparison_probability: the probability with which this comparison was made.
+            answer_class: class of the stored answer; None updates no effect.
         """
-        odds = float(features @ self.weights)
+        effect, uncertainty = self.class_effects.get(answer_class, _NO_EFFECT) if answer_class else (0.0, 0.0)
+        odds = float(features @ self.weights) + effect
         probability = _sigmoid(odds)
         slips = self.random_error_share
         slip = 0.0 if right else slips * probability / (slips * probability + 1 - probability + 1e-12)
@@ -112,14 +133,19 @@ class ErrorModel:
         self.num_predictable += probability**2
         weight = evidence * probability * (1 - slip) * min(1 / comparison_probability, _MAX_OBSERVATION_WEIGHT)
         gain = self.covariance @ features
-        variance = float(features @ gain)
+        variance = float(features @ gain) + uncertainty
         step = _mode_step(odds, variance, float(right), weight)
         after = _sigmoid(odds + step * variance)
         curvature = weight * after * (1 - after)
-        covariance = self.covariance - np.outer(gain, gain) * (curvature / (1 + curvature * variance))
-        can_forget = np.trace(covariance) < np.trace(COVARIANCE)
-        self.covariance = covariance * (1 + _FORGOTTEN) if can_forget else covariance
+        shrinkage = curvature / (1 + curvature * variance)
+        covariance = self.covariance - np.outer(gain, gain) * shrinkage
+        self.covariance = covariance + (np.array(COVARIANCE) - covariance) * _FORGOTTEN
         self.weights = self.weights + gain * step
+        if answer_class:
+            self.class_effects.pop(answer_class, None)
+            self.class_effects[answer_class] = effect + uncertainty * step, uncertainty * (1 - uncertainty * shrinkage)
+            if len(self.class_effects) > _MAX_CLASSES:
+                del self.class_effects[next(iter(self.class_effects))]
 
 
 def _mode_step(odds: float, variance: float, right: float, weight: float) -> float:
@@ -154,7 +180,7 @@ class ErrorModelPrior:
     seen_expected: float = PRIOR_ERRORS
 
     def error_model(self) -> ErrorModel:
-        return ErrorModel(self.shared.weights.copy(), np.array(COVARIANCE))
+        return ErrorModel(self.shared.weights.copy(), np.array(COVARIANCE) * _INITIAL_UNCERTAINTY)
 
     @property
     def initial_wrong_count(self) -> float:

@@ -19,17 +19,18 @@ from kvproxy.index.policies.learned.error_model import (
     compute_features,
 )
 from kvproxy.index.policies.learned.serving_level import ServingLevel
+from kvproxy.index.policies.learned.surprises import Surprise, Surprises
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.store.observations import Observation
 
-_VERSION = 3
+_VERSION = 4
 MIN_EXPECTED_ERRORS = 8.0
 """The policy decides without `checked` once the sum of the estimated errors of compared answers reaches this number."""
 _EXPLORED = 0.2
 _LEAST_EXPLORED = 0.01
 _KNOWN_ERRORS = 50.0
 _OBSOLETE_MARGIN = 0.05
-_MAX_CHANGE = 0.5  # Of `max_error`.
+_MAX_CHANGE = 1.0  # Of `max_error`.
 _DOUBTED_ODDS = 0.1
 _MIN_COMPARISONS = 50
 _CHECKED_EXPLORED, _CHECKED_LEAST = 0.2, 0.05
@@ -71,6 +72,7 @@ class Learner:
     error_model: ErrorModel
     level: ServingLevel
     class_evidence: ClassEvidence = field(default_factory=ClassEvidence)
+    surprises: Surprises = field(default_factory=Surprises)
     num_comparisons: int = 0
     num_checked: float = 0.0
     num_checked_wrong: float = 0.0
@@ -106,7 +108,7 @@ class Learner:
             return None
         classes = [names[place] for place in places]
         features = compute_features([neighbours[place].similarity for place in places], classes)
-        score_error = self.error_model.error_probability(features)
+        score_error = self.error_model.error_probability(features, classes[0])
         change = evidence.change_probability(classes[0], self.clock)
         index = next(place for place in places if neighbours[place].answer == classes[0])
         if neighbours[0].similarity - neighbours[places[0]].similarity > _OBSOLETE_MARGIN:
@@ -116,8 +118,9 @@ class Learner:
         return ErrorEstimate(index, features, similarity, score_error, change, classes.count(classes[0]) == 1)
 
     def is_within_limits(self, estimate: ErrorEstimate) -> bool:
-        is_recent = estimate.change * self.level.recent_factor <= _MAX_CHANGE * self.level.max_error
-        return is_recent and estimate.score_error <= self.level.error_limit
+        change = estimate.change * self.level.recent_factor
+        is_recent = change <= _MAX_CHANGE * self.level.max_error
+        return is_recent and estimate.score_error + change <= self.level.error_limit
 
     @property
     def decides_without_checked(self) -> bool:
@@ -161,9 +164,7 @@ class Learner:
         evidence.add_hits(observation.hits, self.clock)
         if observation.joined and not observation.is_new:
             # An answer that another one equals is no junk.
-            mistaken = evidence.pop_junk([observation.joined, *observation.merged])
-            self.level.wrong += mistaken
-            self.error_model.num_junk = max(0.0, self.error_model.num_junk - mistaken)
+            self.surprises.add_members([observation.joined, *observation.merged])
         evidence.merge(observation.joined, observation.merged)
         if observation.joined and not observation.is_new:
             evidence.add_member(observation.joined, self.clock)
@@ -182,7 +183,7 @@ class Learner:
             return
         features = np.array(observation.features)
         counted = self.class_evidence.first_unlifted_guard(observation.answer, observation.vetoes) is None
-        expected = self.error_model.error_probability(features)
+        expected = self.error_model.error_probability(features, observation.answer)
         self.num_comparisons += 1
         if observation.repeat:
             self.level.num_repeats += 1
@@ -196,30 +197,44 @@ class Learner:
 
     def _add_counted(self, observation: Observation, features: np.ndarray, expected: float) -> None:
         evidence, level, model = self.class_evidence, self.level, self.error_model
-        right = observation.right
-        can_be_junk = observation.is_new and not right and expected <= level.max_counted_error
-        junk = model.junk_probability(features) if can_be_junk else 0.0
-        wrong = 0.0 if right else 1 - junk
-        is_counted = level.add_comparison(expected, wrong)
-        if is_counted and (right or evidence.odds.get(observation.answer, 0.0) < _DOUBTED_ODDS):
-            level.add_recent(expected, wrong)
-        if junk:
-            model.num_junk += junk
-            evidence.add_junk(observation.joined, junk)
+        right, answer = observation.right, observation.answer
+        is_counted = level.add_comparison(expected, right)
+        if is_counted and (right or evidence.odds.get(answer, 0.0) < _DOUBTED_ODDS):
+            junk = model.junk_probability(expected) if observation.is_new else 0.0
+            level.add_recent(expected, 0.0 if right else 1 - junk)
+        contradictions = evidence.contradictions.get(answer)
         explained_wrong, explained = evidence.add_comparison(
-            observation.answer,
+            answer,
             expected + model.junk_share,
             right,
             counted_error=expected if is_counted else 0.0,
-            counted_wrong=wrong,
             joined=observation.joined,
             is_new=observation.is_new,
             clock=self.clock,
         )
-        changed = 0.0 if right else evidence.change_probability(observation.answer)
-        model.learn(features, right, (1 - changed) * (1 - junk), observation.chance)
         level.wrong = max(0.0, level.wrong - explained_wrong)
         level.expected = max(0.0, level.expected - explained)
+        if right or not is_counted:
+            changed = 0.0 if right else evidence.change_probability(answer)
+            model.learn(features, right, 1 - changed, observation.chance, answer)
+        else:
+            surprise = Surprise(answer, tuple(features.tolist()), observation.chance, self.num_comparisons)
+            self.surprises.add(surprise, observation.joined, is_single=observation.is_new)
+        if explained_wrong and contradictions is not None:
+            self.surprises.explain(contradictions.joined)
+        self._learn_from_surprises()
+
+    def _learn_from_surprises(self) -> None:
+        errors = self.surprises.take_errors(self.class_evidence)
+        for surprise in self.surprises.take_junk(self.num_comparisons):
+            if self.error_model.add_junk():
+                self.level.wrong = max(0.0, self.level.wrong - 1)
+            else:
+                errors.append(surprise)
+        for error in errors:
+            self.error_model.learn(
+                np.array(error.features), False, comparison_probability=error.chance, answer_class=error.answer_class
+            )
 
     def to_json(self) -> str:
         model, level, errors = self.error_model, self.level, self.class_evidence
@@ -229,6 +244,8 @@ class Learner:
                 "features": FEATURES,
                 "weights": model.weights.tolist(),
                 "covariance": model.covariance.tolist(),
+                "effects": model.class_effects,
+                "surprises": self.surprises.document(),
                 "shares": [model.num_junk, model.num_random_errors, model.num_predictable],
                 "served": level.served,
                 "risk": level.risk,
@@ -261,9 +278,11 @@ class Learner:
         level.num_compared = state["compared"]
         level.recent_wrong, level.recent_expected = state["recent"]
         level.error_histogram, level.audits = np.array(state["spread"]), np.array(state["audits"])
+        effects = {name: (mean, variance) for name, (mean, variance) in state["effects"].items()}
         model = ErrorModel(np.array(state["weights"]), np.array(state["covariance"]), *state["shares"])
+        model.class_effects = effects
         errors = ClassEvidence.from_document(state["classes"])
-        learner = cls(model, level, errors, *state["counts"])
+        learner = cls(model, level, errors, Surprises.from_document(state["surprises"]), *state["counts"])
         level.checked_risk = learner.served_by_checked * learner.checked_error
         level.changed_wrong, level.changed_expected = errors.changed_wrong
         level.wrong_by_change = errors.wrong_by_change

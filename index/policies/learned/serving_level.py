@@ -86,6 +86,7 @@ _CHECKED_SHARE = 0.8
 _MAX_PLANNED_FACTOR = 1.5
 _COUNTED_FACTOR, _MAX_COUNTED_ERROR = 6.0, 0.15
 _LEAST_FACTOR = 0.5
+_WRONG_PER_CHANGE = 2.0  # A change makes several hits wrong before it is seen, so their number varies more.
 _HIGHEST = 0.25
 _PRIOR_AUDITS = 20.0
 _RECENT_PRIOR, _RECENT_DECAY = 1.5, 1 - 1 / 25
@@ -185,11 +186,11 @@ class ServingLevel:
         self.recent_wrong = self.recent_wrong * _RECENT_DECAY + wrong
         self.recent_expected = self.recent_expected * _RECENT_DECAY + error
 
-    def add_comparison(self, error: float, wrong: float) -> bool:
-        """Add a comparison of an answer, which is wrong with this probability; return whether it counts."""
+    def add_comparison(self, error: float, right: bool) -> bool:
+        """Add a comparison of an answer with this estimated error; return whether it counts."""
         is_counted = error <= self.max_counted_error
         if is_counted:
-            self.wrong += wrong
+            self.wrong += not right
             self.expected += error
             self.num_compared += 1
         self._add_requests(error, 1)
@@ -235,7 +236,8 @@ class ServingLevel:
         """Return the highest mean estimated error of the next 500 served answers that `max_error` allows."""
         if self.score_expected <= 0:
             return 0.0
-        allowed_wrong = self.max_error * max(self.served + _PLANNED_ANSWERS, MIN_SERVED) - self.wrong_by_change
+        by_change = self.wrong_by_change + math.sqrt(_WRONG_PER_CHANGE * self.wrong_by_change)
+        allowed_wrong = self.max_error * max(self.served + _PLANNED_ANSWERS, MIN_SERVED) - by_change
         allowed = max_risk(allowed_wrong, self.corrected_wrong, self.expected)
         left = (allowed * (1 - self.comparison_error_rate) - self.risk - self.checked_risk) / _PLANNED_ANSWERS
         return max(

@@ -49,6 +49,16 @@ def test_old_comparisons_are_forgotten() -> None:
     assert np.trace(model.covariance) <= np.trace(np.array(COVARIANCE)) * 1.01
 
 
+def test_a_class_that_errs_more_often_has_a_larger_error() -> None:
+    features, model = compute_features([0.85, 0.8, 0.7, 0.6], ["a", "a", "b", "b"]), ErrorModelPrior().error_model()
+    for number in range(100):
+        model.learn(features, number % 4 > 0, answer_class="confused")
+        model.learn(features, right=True, answer_class="clear")
+    confused, clear = (model.error_probability(features, name) for name in ("confused", "clear"))
+    assert clear < model.error_probability(features, "unknown") < confused
+    assert confused > 2 * clear
+
+
 def test_the_prior_becomes_stricter_with_errors_but_never_more_lenient() -> None:
     prior, features = ErrorModelPrior(), np.ones(len(FEATURES))
     assert prior.initial_wrong_count == 2.0

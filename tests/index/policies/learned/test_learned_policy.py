@@ -111,7 +111,7 @@ def test_a_proxy_behind_the_pruned_log_continues_from_the_snapshot(open_log: Cal
 def test_learning_restarts_after_a_snapshot_of_another_version(open_log: Callable[[], Observations]) -> None:
     log, generator = open_log(), random.Random(6)
     log.add([observation(generator) for _ in range(30)])
-    log.save_snapshot("n", 20, Learner.new(ErrorModelPrior(), 0.02).to_json().replace('"version": 3', '"version": 2'))
+    log.save_snapshot("n", 20, Learner.new(ErrorModelPrior(), 0.02).to_json().replace('"version": 4', '"version": 3'))
     log.prune(0)
     assert LearnedPolicy(log, None, 0.02, 0.5).learner("n").num_comparisons == 10
 

@@ -92,7 +92,7 @@ def serve(level: ServingLevel, requests: int, seed: int, factor: float = 1.0) ->
             served, wrong = served + 1, wrong + is_wrong
             worst = max(worst, wrong / served) if served >= MIN_SERVED else worst
         else:
-            level.add_comparison(error, float(is_wrong))
+            level.add_comparison(error, not is_wrong)
             level.update()
     return served, worst
 
@@ -133,7 +133,7 @@ def test_wrong_answers_within_reach_and_the_errors_of_the_judge_raise_the_factor
     assert level.error_factor > 1e3
     assert level.error_limit == 0.0
     for error, right in ((0.12, False), (0.13, False), (0.1, True)):
-        level.add_comparison(error, float(not right))
+        level.add_comparison(error, right)
     assert (level.wrong, level.expected) == (1, pytest.approx(0.22))
     for repeats, slips, error_rate in ((50, 9, 0.1), (50, 1000, 0.5)):
         level.num_repeats, level.num_judged_different = repeats, slips

@@ -25,6 +25,7 @@ from tests.forked_workers import run_fork_server
 from tests.postgres_server import empty, run_postgres
 from tests.redis_server import RedisServer, run_redis
 from tests.servers import run_proxy
+from tests.unclosed_databases import warn_of_unclosed_databases
 
 _EXAMPLES = float(os.environ.get("KVPROXY_EXAMPLES", "0.4"))
 # Variables that select tests. A command would refuse them as unknown settings.
@@ -142,6 +143,7 @@ def _shared(factory: pytest.TempPathFactory) -> Path:
 def isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Isolate the tests from the user's settings, data, and models."""
     with pytest.MonkeyPatch.context() as patch:
+        warn_of_unclosed_databases(patch)
         # Only tests of the timeout set a short one; a busy machine may exceed the default.
         patch.setenv("KVPROXY_CACHE__LOOKUP_TIMEOUT", "30")
         # `auto` depends on the machine, and bfloat16 changes close decisions.

@@ -1,5 +1,6 @@
 """Why a response is not stored, rules that override an upstream, and the usage of streams without `include_usage`."""
 
+import contextlib
 import gzip
 import json
 from collections.abc import Iterator
@@ -94,10 +95,11 @@ def ask(
     return answer
 
 
-def last_record(front: tuple[httpx.Client, Services, Upstream]) -> tuple[JournalReader, Any]:
+@contextlib.contextmanager
+def last_record(front: tuple[httpx.Client, Services, Upstream]) -> Iterator[tuple[JournalReader, Any]]:
     front[1].journal.flush()
-    reader = JournalReader(Path(front[1].settings.data) / "journal.db")
-    return reader, reader.records(RecordQuery(limit=1))[0]
+    with contextlib.closing(JournalReader(Path(front[1].settings.data) / "journal.db")) as reader:
+        yield reader, reader.records(RecordQuery(limit=1))[0]
 
 
 @pytest.mark.parametrize("cause", [*STREAMS, *HEADERS])
@@ -105,9 +107,9 @@ def test_the_cause_of_not_storing_is_named(front: tuple[httpx.Client, Services, 
     with_name = ask(front, cause).headers["cache-status"]
     # The causes in a stream are unknown when its head is sent.
     assert (f'detail="not stored: {cause}"' in with_name) == (cause in HEADERS)
-    reader, record = last_record(front)
-    assert record.not_stored == cause
-    assert any(cause in line for line in explain_in_sentences(explain_miss(reader, record, lambda _: None), str))
+    with last_record(front) as (reader, record):
+        assert record.not_stored == cause
+        assert any(cause in line for line in explain_in_sentences(explain_miss(reader, record, lambda _: None), str))
     metrics = front[0].get("/metrics").text
     assert f'kvproxy_not_stored_total{{cause="{cause.split()[0]}"}} 1.0' in metrics
 
@@ -128,7 +130,8 @@ def test_a_stream_without_usage_is_asked_for_it(front: tuple[httpx.Client, Servi
     events = [json.loads(event.data) for event in EventReader().push(again.content) if event.data != b"[DONE]"]
     assert (events[-1]["choices"], events[-1]["usage"]) == ([], USAGE)
     assert b"usage" not in ask(front, "plain").content
-    assert (last_record(front)[1].prompt_tokens, last_record(front)[1].completion_tokens) == (7, 2)
+    with last_record(front) as (_, record):
+        assert (record.prompt_tokens, record.completion_tokens) == (7, 2)
 
 
 def test_a_client_that_asks_for_usage_gets_it(front: tuple[httpx.Client, Services, Upstream]) -> None:
@@ -144,11 +147,11 @@ def test_unknown_usage_is_unknown_everywhere(front: tuple[httpx.Client, Services
     hit = ask(front, "no usage", stream=False)
     assert "hit" in hit.headers["cache-status"]
     assert "usage" not in hit.json()
-    reader, record = last_record(front)
-    assert (record.prompt_tokens, record.completion_tokens) == (None, None)
+    with last_record(front) as (reader, record):
+        assert (record.prompt_tokens, record.completion_tokens) == (None, None)
+        totals = {row.name: row for row in reader.totals("model", None) if row.layer == "exact"}
     entry = front[0].get(f"/admin/cache/{record.entry}").json()
     assert (entry["prompt_tokens"], entry["completion_tokens"]) == (None, None)
-    totals = {row.name: row for row in reader.totals("model", None) if row.layer == "exact"}
     assert (totals["no usage"].unreported, totals["plain"].unreported) == (1, 0)
 
 

@@ -119,3 +119,4 @@ async def test_reloads_by_signals_run_in_a_thread_and_are_merged(tmp_path: Path)
     await server._reloading
     assert 1 <= len(threads) <= 2
     assert threading.get_ident() not in threads
+    await services.close()

@@ -18,8 +18,8 @@ WIDTH = 100
 # What differs from run to run beside ids: when it was, and how long it took.
 _VARIABLE = [
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\b\d\d:\d\d:\d\d\b"), "<time>"),
-    # Below a second it looks like a score, of which only the place is compared.
-    (re.compile(r"(\b\d[\d,]*(\.\d+)?|<number>) ?(ms|s|m|h|d)\b"), "<long>"),
+    # Below a second it looks like a score, of which only the place is compared. A long one wraps before its unit.
+    (re.compile(r"(\b\d[\d,]*(\.\d+)?|<number>)\s?(ms|s|m|h|d)\b"), "<long>"),
     (re.compile(r"\b\d[\d,]*\.\d+\b"), "<number>"),
     (re.compile(r"[█▏]+"), ""),
 ]

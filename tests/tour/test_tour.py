@@ -5,7 +5,9 @@ python -m tests.tour.test_tour    # writes the printed output into the page
 
 import re
 import tempfile
+from unittest import mock
 
+from index.policies.learned.learner import Learner
 from kvproxy.settings import load_settings
 from tests.commands.run import ROOT
 from tests.servers import run_proxy
@@ -23,8 +25,6 @@ VARIABLE = [
     (re.compile(r"\b0\.\d{3}\b"), "<number>"),
     (re.compile(r"(?<=[ >])[\d.]+(ms|s|m)(?= )"), "<age>"),
     (re.compile(r" +"), " "),
-    # An error is estimated as soon as a hit has been compared with a fresh response, which a busy machine does earlier.
-    (re.compile(r"(?<=<number> <number> )(-|<number>)(?= one answer fits)"), "<error>"),
 ]
 
 
@@ -33,7 +33,9 @@ def run_tour(text: str, width: int = WIDTH) -> list[Step]:
     with tempfile.TemporaryDirectory() as data:
         # However busy the machine is: similar questions are looked up, and answers stored, before an answer is given.
         settings = load_settings(data=data, engine={"num_blocks": 1024}, cache={"lookup_timeout": 60})
-        with run_proxy(settings) as (url, _):
+        # A background comparison of a hit would add a column of `explain` on a machine that is busy enough.
+        no_comparison = mock.patch.object(Learner, "checked_exploration_share", 0.0)
+        with no_comparison, run_proxy(settings) as (url, _):
             commands = [step.command.replace("http://127.0.0.1:8484", url) for step in steps(text)]
             ran, notes = run_commands(commands, url, ROOT, width)
     assert all(note.startswith("not shown: ") for note in notes.splitlines() if note), notes

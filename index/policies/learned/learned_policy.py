@@ -4,6 +4,7 @@ In a namespace without enough comparisons, the policy `checked` decides. docs/se
 """
 
 import contextlib
+import logging
 import math
 import threading
 import time
@@ -20,6 +21,7 @@ from kvproxy.index.policies.learned.learner import ErrorEstimate, Learner
 from kvproxy.index.policies.policy import Decision, LearningRecord, LearningStatus, Limits, Neighbour, PolicyResult
 from kvproxy.index.store.observations import Observation, Observations
 
+_log = logging.getLogger("kvproxy")
 _READ_BATCH = 1000
 _SNAPSHOT_INTERVAL = 200  # Observations.
 _MAX_LEARNERS = 2000
@@ -283,16 +285,25 @@ class LearnedPolicy:
         del self._saved[namespace]
 
     def _load(self, namespace: str) -> Learner:
+        # Read before the snapshot, which another proxy may replace before it deletes the observations that it includes.
+        pruned = self._observations.last_pruned_number(namespace)
         snapshot = self._observations.snapshot(namespace)
         learner = Learner.from_json(snapshot, self.max_error) if snapshot is not None else None
-        if learner is not None:
-            return learner
-        new = Learner.new(self._prior, self.max_error)
-        # The observations of an incompatible snapshot may be pruned.
-        new.last_number = self._observations.last_pruned_number(namespace)
-        # The initial state must be the same on all proxies, but the prior changes.
-        self._observations.save_snapshot(namespace, new.last_number, new.to_json())
-        return new
+        if learner is None:
+            learner = Learner.new(self._prior, self.max_error)
+            learner.last_number = pruned
+            # The initial state must be the same on all proxies, but the prior changes.
+            self._observations.save_snapshot(namespace, pruned, learner.to_json())
+        elif learner.last_number < pruned:
+            _log.warning(
+                "namespace %s: the saved state of the policy `learned` is from before observation %d, but observations are"
+                " deleted up to %d: the policy continues without those between",
+                namespace[:12],
+                learner.last_number + 1,
+                pruned,
+            )
+            learner.last_number = pruned
+        return learner
 
     def status(self, namespace: str) -> LearningStatus:
         with self._lock:

@@ -116,6 +116,20 @@ def test_learning_restarts_after_a_snapshot_of_another_version(open_log: Callabl
     assert LearnedPolicy(log, None, 0.02, 0.5).learner("n").num_comparisons == 10
 
 
+def test_learning_continues_after_a_snapshot_from_before_deleted_observations(
+    open_log: Callable[[], Observations], caplog: pytest.LogCaptureFixture
+) -> None:
+    log, generator = open_log(), random.Random(6)
+    log.add([observation(generator) for _ in range(20)])
+    before = LearnedPolicy(log, None, 0.02, 0.5).learner("n")
+    log.add([observation(generator) for _ in range(30)])
+    log.save_snapshot("n", 40, before.to_json())
+    log.prune(0)
+    learner = LearnedPolicy(log, None, 0.02, 0.5).learner("n")
+    assert (learner.num_comparisons, learner.last_number) == (30, 50)
+    assert "from before observation 21, but observations are deleted up to 40" in caplog.text
+
+
 def test_an_evicted_namespace_returns_with_the_same_state(monkeypatch: pytest.MonkeyPatch) -> None:
     generator, log = random.Random(8), MemoryObservations()
     whole, bounded = memory_policy(), LearnedPolicy(log, None, 0.05, 0.5)

@@ -6,7 +6,7 @@ Observations can be deleted once a snapshot of the policy's state (`Learner`) in
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from kvproxy.index.store.database import Database
@@ -58,9 +58,7 @@ class Observation:
         values |= {name: row[name] for name in (*_COLUMNS, "number")}
         values |= {name: bool(values[name]) for name in ("right", "accepted")}
         values |= {
-            name: tuple(values[name])
-            for name in ("features", "vetoes", "merged", "audits", "is_new", "hits")
-            if values.get(name) is not None
+            name: tuple(values[name]) for name in ("features", "vetoes", "merged") if values.get(name) is not None
         }
         values["audits"] = tuple((facts, model) for facts, model in values.get("audits", ()))
         values["hits"] = tuple((name, count) for name, count in values.get("hits", ()))
@@ -68,20 +66,7 @@ class Observation:
 
 
 _COLUMNS = ("entry", "right", "source", "accepted", "created", "namespace")
-_DETAILS = (
-    "answer",
-    "features",
-    "error",
-    "chance",
-    "vetoes",
-    "joined",
-    "checked",
-    "repeat",
-    "served",
-    "risk",
-    "served_by_checked",
-    "merged",
-)
+_DETAILS = tuple(field.name for field in fields(Observation) if field.name not in (*_COLUMNS, "number"))
 _SELECTED = 'number, entry, "right", source, accepted, created, namespace, details'
 _INSERT = (
     'insert into observations (entry, "right", source, accepted, created, namespace, details)'

@@ -33,6 +33,9 @@ OBSERVATION = st.builds(
     st.floats(0, 1),
     st.integers(0, 5),
     st.lists(st.sampled_from("xyz"), max_size=2).map(tuple),
+    st.lists(st.tuples(st.booleans(), st.booleans()), max_size=2).map(tuple),
+    st.booleans(),
+    st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 5)), max_size=2).map(tuple),
 )
 # Add observations, save a snapshot of a namespace, or prune.
 SAVES = st.tuples(st.sampled_from(["n", "m"]), st.integers(0, 30))

@@ -150,8 +150,10 @@ def print_records(records: Iterable[object], layout: ListLayout, *, with_names: 
 
 
 def _csv_text(value: object) -> object:
-    """Return a value of JSON for CSV; None is empty, and a list or an object is JSON."""
-    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+    """Return a value of JSON for CSV; None is empty, a float is rounded, and a list or an object is JSON."""
+    if isinstance(value, float):
+        return raw_text(value)
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
         return value
     return escape_cell(value if isinstance(value, str) else json_text(value, indent=None))
 

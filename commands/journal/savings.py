@@ -59,7 +59,7 @@ def savings(
     charts = _savings_charts(report, by)
     save_charts(charts, plot)
     document = asdict(report) | _first_counted_day(since)
-    return Output(document, lambda: _print_savings(report, by, since, layout), charts=charts)
+    return Output(document, lambda: _print_savings(report, by, since, layout), charts=charts, records=document["rows"])
 
 
 def _first_counted_day(since: "float | datetime | None") -> dict[str, str | None]:

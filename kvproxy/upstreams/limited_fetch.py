@@ -17,6 +17,7 @@ from kvproxy import __version__
 
 _MAX_BYTES = 8 * 2**20
 _STEP = 2**16
+_REDIRECTIONS = (301, 302, 303, 307, 308)
 
 
 class FetchError(Exception):
@@ -71,6 +72,15 @@ def _errors(seconds: float) -> Iterator[None]:
         raise FetchError(str(cause) or type(cause).__name__) from None
 
 
+class _Redirects(request.HTTPErrorProcessor):
+    """Follows redirections, and returns responses of all other statuses."""
+
+    def http_response(self, request: request.Request, response: HTTPResponse) -> HTTPResponse:
+        return super().http_response(request, response) if response.status in _REDIRECTIONS else response
+
+    https_response = http_response
+
+
 def _open(url: str, seconds: float, headers: Mapping[str, str], follow_redirects: bool) -> HTTPResponse:
     parts = urlsplit(url)
     sent = dict(headers)
@@ -88,7 +98,7 @@ def _open(url: str, seconds: float, headers: Mapping[str, str], follow_redirects
     if parts.scheme.lower() == "https" or follow_redirects:
         handlers.append(request.HTTPSHandler())
     if follow_redirects:
-        handlers += request.HTTPRedirectHandler(), request.HTTPErrorProcessor()
+        handlers += request.HTTPRedirectHandler(), _Redirects()
     for handler in handlers:
         opener.add_handler(handler)
     call = request.Request(parts.geturl(), headers={"user-agent": f"kvproxy/{__version__}"})
@@ -98,8 +108,9 @@ def _open(url: str, seconds: float, headers: Mapping[str, str], follow_redirects
     try:
         response = opener.open(call, timeout=seconds)
     except HTTPError as error:
-        # A response whose status is an error.
-        response = error.fp
+        # A redirection that leads nowhere.
+        error.close()
+        raise
     assert isinstance(response, HTTPResponse)
     return response
 

@@ -1,5 +1,6 @@
 """The help: panels, short lines, plain sentences, and no slow imports."""
 
+import json
 import os
 import re
 import signal
@@ -125,6 +126,20 @@ def test_a_command_imports_what_its_answer_needs(
     assert len(loaded) < most
     # No proxy runs, which alone explains a request.
     assert done.returncode == (4 if arguments == "explain hi" else 0), done.stderr
+
+
+LISTS = [path for path, command in commands() if any(option.name == "csv" for option in command.params)]
+
+
+@pytest.mark.parametrize("path", LISTS)
+def test_each_list_is_printed_as_csv_and_json_lines(data: Path, path: str) -> None:
+    words = path.split()[1:]
+    for form in ("--csv", "--jsonl"):
+        # The function refuses unexpected errors. A list of a proxy finds none, and one of a session requires its name.
+        printed = kvproxy(*words, form, url="", KVPROXY_DATA=str(data), KVPROXY_PORT="9")
+        assert printed.returncode in (0, 2, 3, 4), printed.stderr
+        if printed.returncode == 0 and form == "--jsonl":
+            assert all(isinstance(json.loads(line), dict) for line in printed.stdout.splitlines())
 
 
 def test_ctrl_c_during_the_imports_prints_nothing(tmp_path: Path) -> None:

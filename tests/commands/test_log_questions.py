@@ -139,13 +139,13 @@ def test_records_with_a_reason_of_another_version_are_read(tmp_path: Path) -> No
         client.post("/v1/chat/completions", json=said("a"), headers={"x-request-id": "one"}).raise_for_status()
         until(lambda: kvproxy("log", "--json", url=url).stdout.count("\n") == 1)
     with closing(sqlite3.connect(tmp_path / "journal.db")) as database, database:
-        database.execute("update names set name = 'bypass-tools' where name like 'prefix-%' or name = 'miss-new'")
+        database.execute("update names set name = 'miss-weather' where name like 'prefix-%' or name = 'miss-new'")
     with proxied(tmp_path) as url:
-        assert json.loads(kvproxy("log", "--json", url=url).stdout)["reason"] == "bypass-tools"
+        assert json.loads(kvproxy("log", "--json", url=url).stdout)["reason"] == "miss-weather"
         shown = kvproxy("log", "show", "one", url=url).stdout
-        assert "Another version of kvproxy recorded this reason (`bypass-tools`)." in shown
+        assert "Another version of kvproxy recorded this reason (`miss-weather`)." in shown
         top = json.loads(kvproxy("log", "top", "--by", "reason", "--json", url=url).stdout)
-        assert [(row["name"], row["requests"]) for row in top] == [("bypass-tools", 1)]
+        assert [(row["name"], row["requests"]) for row in top] == [("miss-weather", 1)]
 
 
 def test_refused_requests_are_named_beside_the_savings(tmp_path: Path) -> None:

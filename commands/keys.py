@@ -77,11 +77,11 @@ def set_(change: ClientChange, store: SharedStore = None, data: Data = None) -> 
 
     Example: kvproxy keys set search-team --tokens-per-minute 200000 --unlimited requests_per_minute
     """
+    from kvproxy.clients.client_keys import limits_text
     from kvproxy.operations.keys import set_limits
 
     changed = set_limits(_load_settings(data, store), change)
-    limits = ", ".join(f"{name} {'none' if value is None else value}" for name, value in changed.limits.items())
-    return text_output(changed, f"{changed.name}: {limits}")
+    return text_output(changed, f"{changed.name}: {limits_text(changed.limits)}")
 
 
 @app.subcommand
@@ -167,9 +167,10 @@ def rotate(rotation: KeyRotation, store: SharedStore = None, data: Data = None) 
 
 @app.subcommand
 def reset(client: ClientName, store: SharedStore = None, data: Data = None) -> Output:
-    """Start the counts of a client's requests and tokens again.
+    """Start the counts of a client's requests, tokens, and spent money again.
 
-    The client has its whole quota again. Running proxies apply this within two seconds.
+    The client has its whole quota, and its budgets of this day and this month, again. Running proxies apply this within two
+    seconds.
 
     Example: kvproxy keys reset search-team
     """

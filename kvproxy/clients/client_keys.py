@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,22 @@ def set_limits(settings: Settings, name: str, limits: Mapping[str, Any]) -> None
     Running proxies apply this within two seconds. Raises NotFound, or InvalidRequest if kvproxy.toml defines the client.
     """
     client = _find_client(settings, name).model_copy(update=dict(limits))
-    shown = ", ".join(f"{limit} {'none' if value is None else value}" for limit, value in limits.items())
-    _store_client(settings, client, f"set limits of client {name}: {shown}")
+    _store_client(settings, client, f"set limits of client {name}: {limits_text(limits)}")
+
+
+def limits_text(limits: Mapping[str, Any]) -> str:
+    """Format limits, which are fields of `ClientSettings`, for people."""
+    return ", ".join(f"{name} {_limit_text(name, value)}" for name, value in limits.items())
+
+
+def _limit_text(name: str, value: Any) -> str:
+    if value is None or value == ():
+        return "none"
+    if name == "expires":
+        return datetime.fromtimestamp(value, UTC).isoformat(timespec="seconds")
+    if isinstance(value, tuple):
+        return " ".join(value)
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
 def rotate_key(settings: Settings, name: str, grace: float) -> str:

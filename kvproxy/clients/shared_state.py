@@ -4,6 +4,7 @@ A lease on a cache key lets one proxy compute the response for all proxies. The 
 """
 
 import asyncio
+import getpass
 import os
 import socket
 from collections import Counter
@@ -188,4 +189,9 @@ class SharedState:
 
 
 def operator_name() -> str:
-    return f"{os.environ.get('USER') or os.getuid()}@{socket.gethostname()}"
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        # A container may run with the number of a user who does not exist there.
+        name = str(os.getuid())
+    return f"{name}@{socket.gethostname()}"

@@ -1,5 +1,6 @@
 """Declares the parameters of the operations on clients and their API keys."""
 
+import math
 import time
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,6 +30,20 @@ def _parse_expiry(text: str) -> float:
     return expiry
 
 
+def _parse_budget(text: str) -> float:
+    try:
+        amount = float(text)
+    except ValueError:
+        amount = math.nan
+    if not 0 <= amount < math.inf:
+        raise ValueError(f"must be an amount in journal.currency such as 5 or 0.50, not {text[:40]!r}")
+    return amount
+
+
+def _budget(help: str) -> Parameter:
+    return Parameter(help, _parse_budget, "AMOUNT")
+
+
 @dataclass(frozen=True)
 class ClientName:
     name: Annotated[str, argument("Name of the client.", client_names)]
@@ -41,8 +56,8 @@ class ClientLimits:
     requests_per_minute: Annotated[int | None, Parameter("Requests per minute; excess receives 429.", least=1)] = None
     tokens_per_minute: Annotated[int | None, Parameter("Computed tokens per minute; excess gets 429.", least=1)] = None
     concurrent_requests: Annotated[int | None, Parameter("Requests in flight; excess receives 429.", least=1)] = None
-    budget_per_day: Annotated[float | None, Parameter("Money per UTC day; excess receives 429.")] = None
-    budget_per_month: Annotated[float | None, Parameter("Money per UTC month; excess receives 429.")] = None
+    budget_per_day: Annotated[float | None, _budget("Money per UTC day; excess receives 429.")] = None
+    budget_per_month: Annotated[float | None, _budget("Money per UTC month; excess receives 429.")] = None
     stored_bytes: Annotated[int | None, size(_BYTES)] = None
     models: Annotated[
         str | None,

@@ -1,11 +1,13 @@
 """The sections `[access]` and `[[clients]]`."""
 
 import re
-from typing import Literal
+from datetime import date
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from kvproxy.settings.section import Bytes, Section
+from kvproxy.units import parse_time
 
 TENANT_HEADERS = tuple(
     "authorization api-key x-api-key x-goog-api-key x-litellm-api-key x-auth-token x-forwarded-user x-forwarded-email"
@@ -58,6 +60,22 @@ def _matches(pattern: str, text: str) -> bool:
 class ClientSettings(Section):
     """A client with its limits; only the digest of its key is stored."""
 
+    @field_validator("expires", "previous_key_expires", mode="before")
+    @classmethod
+    def _parse_expiry(cls, value: Any) -> Any:
+        """Read a date of TOML, or a text with a date."""
+        if isinstance(value, date):
+            value = value.isoformat()
+        if isinstance(value, str) and not re.match(r"\d{4}-", value):
+            # A duration would begin again at each start.
+            raise ValueError("must be a date such as 2026-12-31, or seconds since the epoch")
+        return parse_time(value) if isinstance(value, str) else value
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _parse_models(cls, value: Any) -> Any:
+        return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name of the client.")
     key_sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the API key in hexadecimal.")
     previous_key_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$", description="SHA-256 before a rotation.")
@@ -66,16 +84,25 @@ class ClientSettings(Section):
     tokens_per_minute: int | None = Field(None, ge=1, description="Maximum computed tokens per minute.")
     concurrent_requests: int | None = Field(None, ge=1, description="Maximum requests in flight.")
     budget_per_day: float | None = Field(
-        None, ge=0, description="Maximum price of its requests in a UTC day, in `journal.currency`."
+        None,
+        ge=0,
+        allow_inf_nan=False,
+        description="Maximum price of its requests in a UTC day, in `journal.currency`.",
     )
     budget_per_month: float | None = Field(
-        None, ge=0, description="Maximum price of its requests in a UTC month, in `journal.currency`."
+        None,
+        ge=0,
+        allow_inf_nan=False,
+        description="Maximum price of its requests in a UTC month, in `journal.currency`.",
     )
     stored_bytes: Bytes | None = Field(None, ge=0, description="Maximum size of its stored responses.")
     models: tuple[str, ...] = Field(
         (), description="Models that it may use, in which * matches any text; by default all."
     )
-    expires: float | None = Field(None, description="Expiry of its key in seconds since the epoch; by default never.")
+    expires: float | None = Field(
+        None,
+        description="When its key expires: a date such as 2026-12-31, or seconds since the epoch; by default never.",
+    )
     counts_since: float | None = Field(
         None, description="Start of its counts in seconds since the epoch; `kvproxy keys reset` sets it."
     )

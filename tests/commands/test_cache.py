@@ -1,5 +1,6 @@
 """kvproxy cache, with a running proxy and with a store on disk."""
 
+import getpass
 import json
 import re
 import time
@@ -8,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from kvproxy.errors import SettingsError
 from kvproxy.index.entry import Entry
 from kvproxy.index.store import open_store
+from kvproxy.settings import load_settings
 from tests.commands.run import ask, kvproxy, result
 from tests.commands.upstream import proxied
 from tests.index.entries import SERVABLE, make_entry
@@ -248,3 +251,31 @@ def test_limits_of_a_client_are_changed_without_a_new_key(tmp_path: Path) -> Non
         wrong = kvproxy(*given, *arguments)
         assert (wrong.returncode, message in wrong.stderr) == (2, True), wrong
     assert kvproxy("keys", "set", "nobody", "--tokens-per-minute", 3, "--data", tmp_path).returncode == 3
+    shown = kvproxy(
+        *given, "--models", "small,large-*", "--expires", "2126-12-31T00:00Z", "--budget-per-day", 0.1
+    ).stdout
+    assert shown.strip().endswith("stored_bytes 1024, models small large-*, expires 2126-12-31T00:00:00+00:00")
+    newest = json.loads(kvproxy("keys", "history", "--json", "--data", tmp_path).stdout)[0]
+    limits = "budget_per_day 0.1, models small large-*, expires 2126-12-31T00:00:00+00:00"
+    assert newest["change"] == f"set limits of client team: {limits}"
+    assert newest["operator"].partition("@")[0] == getpass.getuser()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("expires = 2126-12-31T00:00:00Z", 4954348800.0),
+        ('expires = "2126-12-31T00:00Z"', 4954348800.0),
+        ("expires = 4954348800", 4954348800.0),
+        ('expires = "90d"', "must be a date such as 2026-12-31"),
+        ('models = "small, large-*"', ("small", "large-*")),
+        ("budget_per_day = inf", "should be a finite number"),
+    ],
+)
+def test_limits_in_the_settings_are_written_as_for_people(line: str, expected: object, tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text(f'[[clients]]\nname = "a"\nkey_sha256 = "{"0" * 64}"\n{line}\n')
+    if isinstance(expected, str):
+        with pytest.raises(SettingsError, match=expected):
+            load_settings(data=tmp_path)
+    else:
+        assert getattr(load_settings(data=tmp_path).clients[0], line.split()[0]) == expected

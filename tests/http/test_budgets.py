@@ -198,8 +198,9 @@ def test_commands_set_and_list_budgets(tmp_path: Path) -> None:
     head, line = kvproxy("keys", "ls", "--csv", "--data", tmp_path).stdout.splitlines()
     assert dict(zip(head.split(","), line.split(","), strict=True))["left_today"] == "2.5"
     assert key.strip() not in kvproxy("keys", "ls", "--json", "--data", tmp_path).stdout
-    wrong = kvproxy("keys", "set", "team", "--budget-per-day=-1", "--data", tmp_path)
-    assert (wrong.returncode, "greater than or equal to 0" in wrong.stderr) == (2, True)
+    for amount in ("-1", "inf", "nan", "1e400", "5$", "0,05"):
+        wrong = kvproxy("keys", "set", "team", f"--budget-per-day={amount}", "--data", tmp_path)
+        assert (wrong.returncode, "must be an amount in journal.currency" in wrong.stderr) == (2, True)
     kvproxy("keys", "set", "team", "--unlimited", "budget-per-day,budget_per_month", "--data", tmp_path)
     assert not all_clients(load_settings(data=tmp_path))[0].has_budget
 

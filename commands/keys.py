@@ -167,10 +167,10 @@ def rotate(rotation: KeyRotation, store: SharedStore = None, data: Data = None) 
 
 @app.subcommand
 def reset(client: ClientName, store: SharedStore = None, data: Data = None) -> Output:
-    """Start the counts of a client's requests, tokens, and spent money again.
+    """Start the counts of a client's usage and money again.
 
-    The client has its whole quota, and its budgets of this day and this month, again. Running proxies apply this within two
-    seconds.
+    The client has its quota of requests and tokens, and its budgets of this day and this month, again. Running proxies
+    apply this within two seconds.
 
     Example: kvproxy keys reset search-team
     """

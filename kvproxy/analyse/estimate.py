@@ -21,7 +21,7 @@ from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.blocks.divergence import reusable_tokens
 from kvproxy.errors import KvproxyError
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
-from kvproxy.providers.prices import ModelPrices
+from kvproxy.providers.prices import ModelPrices, shortest_cached_prefix
 from kvproxy.settings import Settings
 from kvproxy.settings.journal import MILLION, PriceSettings, hit_price, price_of
 from kvproxy.upstreams.prompt_tokenizer import prompt_input
@@ -52,7 +52,7 @@ class HitSavings:
         prompt_tokens, response_tokens: as the logged responses report them; otherwise as the tokenizer counts them.
         without_response: number of hits without response tokens in the log.
         cached_tokens: prompt tokens that the backend would have reused, as the logged responses report them; otherwise as an
-            unlimited pool would have reused them.
+            unlimited pool would have reused them, without prefixes below the provider's minimum.
         money: price of prompts and responses, with `cached_tokens` at the price of reuse; None if no model has a price.
         unpriced: number of hits on models without a price; `money` excludes them.
     """
@@ -148,8 +148,9 @@ async def estimate(
             is_replay = id is not None and id in known_ids
             # The whole prompt of an exact hit was sent before.
             common = 1.0 if replayed_request.layer == "exact" else share
+            minimum = shortest_cached_prefix(replayed_request.request.model, settings.journal.prices)
             savings[replayed_request.layer].append(
-                _savings_of_hit(replayed_request, tokens, common, block_size, price, is_replay=is_replay)
+                _savings_of_hit(replayed_request, tokens, common, block_size, price, minimum, is_replay=is_replay)
             )
         known_ids.add(id)
     exact, semantic = (_sum_savings(hits, has_price=any(prices)) for hits in savings.values())
@@ -197,12 +198,14 @@ def _savings_of_hit(
     common_share: float,
     block_size: int,
     price: PriceSettings | None,
+    minimum: int,
     *,
     is_replay: bool,
 ) -> HitSavings:
     """Return the tokens and the money that a hit saved; `common_share` is the share of its prompt that was sent before.
 
-    The whole blocks of this share replace the reuse that the logged response reports if a cache replayed it (`is_replay`).
+    The whole blocks of this share replace the reuse that the logged response reports if a cache replayed it (`is_replay`). The
+    provider caches no prefix below `minimum` tokens.
     """
     logged = hit.logged.response
     counts = hit.request.api.prompt_and_completion_tokens(logged) if isinstance(logged, dict) else (None, None)
@@ -210,7 +213,8 @@ def _savings_of_hit(
     if not prompt and tokens is not None:
         prompt, response = len(tokens.prompt), len(tokens.response)
     reuse = reported_reuse(logged) if isinstance(logged, dict) and not is_replay else None
-    reusable = reusable_tokens(round(common_share * prompt), prompt, block_size)
+    common = round(common_share * prompt)
+    reusable = 0 if common < minimum else reusable_tokens(common, prompt, block_size)
     cached = reusable if reuse is None else reuse.cached_tokens
     money = None if price is None else hit_price(price, prompt, cached, response)
     return HitSavings(1, prompt, response, int(response == 0), cached, money, int(price is None))

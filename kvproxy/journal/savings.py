@@ -11,7 +11,7 @@ from kvproxy.journal.prefill_time import PrefillCost, prefill_costs
 from kvproxy.journal.priced_requests import PricedRequest, requests_with_other_prices
 from kvproxy.journal.reader import CACHES, JournalReader
 from kvproxy.journal.saving_groups import client_of, grouped_totals, project_of
-from kvproxy.journal.sessions.ledger import REPEATED
+from kvproxy.journal.sessions.ledger import REPEATED, REUSABLE
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.journal.spending import recorded_requests
 from kvproxy.providers.prices import ModelPrices, price_at, price_on
@@ -19,7 +19,7 @@ from kvproxy.settings.journal import MILLION, JournalSettings, PriceSettings, hi
 from kvproxy.units import start_of_utc_day, start_time
 
 _NO_SHARES = (0.0, 0.0)
-_LOST_PREFIXES = ("evicted", "expired", "moved", "minimum", "unmarked", "unreported")
+_LOST_PREFIXES = ("evicted", "expired", "moved", "unmarked", "unreported")
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,16 +307,22 @@ def _provider_cached_share_bounds(reader: JournalReader) -> dict[tuple[str, str,
     shares = {}
     for (tenant, model, layer), total in prompts.items():
         known = tokens.get((tenant, model), {})
-        repeated = min(1.0, known.get(REPEATED + layer, 0) / max(1, total))
-        least, most = _reused_share_bounds(known)
-        shares[tenant, model, layer] = repeated * least, repeated * most
+        least = most = 0.0
+        for name, lost in ((REUSABLE, _LOST_PREFIXES), (REPEATED, (*_LOST_PREFIXES, "minimum"))):
+            repeated = min(1.0, known.get(name + layer, 0) / max(1, total))
+            bounds = _reused_share_bounds(known, lost)
+            least, most = least + repeated * bounds[0], most + repeated * bounds[1]
+        shares[tenant, model, layer] = min(1.0, least), min(1.0, most)
     return shares
 
 
-def _reused_share_bounds(tokens: Mapping[str, int]) -> tuple[float, float]:
-    """Return bounds of the share of repeated prefixes that the backend reused in requests that were no hits."""
+def _reused_share_bounds(tokens: Mapping[str, int], lost: Sequence[str]) -> tuple[float, float]:
+    """Return bounds of the share of repeated prefixes that the backend reused in requests that were no hits.
+
+    `lost` names the causes that also lose the prefixes of hits.
+    """
     reused, unreported = tokens.get("reused", 0), tokens.get("unreported", 0)
-    total = reused + sum(tokens.get(cause, 0) for cause in _LOST_PREFIXES)
+    total = reused + sum(tokens.get(cause, 0) for cause in lost)
     if not total:
         return float("reused" in tokens), 1.0
     return reused / total, (reused + unreported) / total

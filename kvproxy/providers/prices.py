@@ -84,6 +84,14 @@ def cache_limits(model: str, prices: Mapping[str, PriceSettings]) -> CacheLimits
     return CacheLimits(minimum or 0, rule.default_lifetime if price.ttl is None else price.ttl, rule.step_tokens)
 
 
+def shortest_cached_prefix(model: str, prices: Mapping[str, PriceSettings]) -> int:
+    """Return the tokens of the shortest prefix that the provider caches: of the settings, else published; 0 if unknown."""
+    rule, price = cache_rule(model), price_of(model, prices)
+    if price is not None and price.least_cached_tokens is not None:
+        return price.least_cached_tokens
+    return 0 if rule is None else rule.minimum_tokens or 0
+
+
 def list_price(
     model: str, moment: datetime | None = None, prompt_tokens: int = 0, price_list: Path | None = None
 ) -> PriceSettings | None:

@@ -190,6 +190,23 @@ def test_a_usage_without_cached_tokens_has_whole_blocks_as_in_savings(tmp_path: 
     assert (found.exact, found.exact_savings.cached_tokens) == (1, reusable_tokens(300, 300, BLOCK)) == (1, 288)
 
 
+@pytest.mark.parametrize(("model", "tokens", "cached"), [("gpt-4o", 900, 0), ("gpt-4o", 2_000, 1_984), ("m", 900, 896)])
+def test_a_provider_caches_no_prefix_below_its_minimum(model: str, tokens: int, cached: int, tmp_path: Path) -> None:
+    usage = {"prompt_tokens": tokens, "completion_tokens": 100}
+    choice = {"message": {"role": "assistant", "content": "In the data folder."}, "finish_reason": "stop"}
+    asked = logs.line([{"role": "user", "content": "Where is the log?"}], model=model)
+    row = {**asked, "response": {"object": "chat.completion", "choices": [choice], "usage": usage}}
+    file = logs.write(tmp_path / "log.jsonl", [row, row])
+    given = ("estimate", file, "--data", tmp_path, "--price", "2.5,10,1.25", "--json")
+    found = json.loads(kvproxy(*given).stdout)["exact_savings"]
+    assert (found["requests"], found["cached_tokens"]) == (1, cached)
+    assert found["money"] == pytest.approx((2.5 * (tokens - cached) + 1.25 * cached + 1_000) / 1e6)
+    minimum = f'[journal.prices."{model}"]\ninput = 2.5\ncached = 1.25\noutput = 10\nleast_cached_tokens = 64\n'
+    (tmp_path / "kvproxy.toml").write_text(minimum)
+    found = json.loads(kvproxy("estimate", file, "--data", tmp_path, "--json").stdout)["exact_savings"]
+    assert found["cached_tokens"] == reusable_tokens(tokens, tokens, BLOCK)
+
+
 def test_hits_of_models_without_a_price_are_not_in_the_money(tmp_path: Path) -> None:
     (tmp_path / "kvproxy.toml").write_text('[journal.prices."m"]\ninput = 3\noutput = 15\n')
     question = [{"role": "user", "content": logs.words("question", 40)}]

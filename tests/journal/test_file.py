@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kvproxy.apis.reported_usage import PrefixReuse
+from kvproxy.backends.protocol import ServingUpstream
 from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.exchange import CacheHit, Exchange, ResponseFacts
 from kvproxy.flow.cache_keys import cache_key
@@ -134,6 +135,44 @@ def test_a_hit_saves_at_most_the_whole_price_if_the_reuse_is_unknown(journal: St
     row = rows_of(journal, "tenant", {"m": PriceSettings(input=1000, output=10_000)})["client:ann"]
     assert row.least_money == pytest.approx(4 * 0.001 + 10 * 0.01)
     assert (row.money, row.uncertain_tokens, row.cached_tokens) == (pytest.approx(0.2), 100, 0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "minimum", "upstream", "cached"),
+    [
+        (900, None, ServingUpstream("https://api.example"), 0),
+        (900, 512, ServingUpstream("https://api.example"), 896),
+        (900, None, ServingUpstream("http://engine", is_engine=True), 896),
+        (1_024, None, ServingUpstream("https://api.example"), 1_008),
+    ],
+)
+def test_a_provider_reuses_no_prefix_below_its_minimum(
+    tokens: int, minimum: int | None, upstream: ServingUpstream, cached: int, tmp_path: Path
+) -> None:
+    def exchange(question: str, request_id: str, tokens: int, *, hit: bool = False, reused: int = 0) -> Exchange:
+        found = finished(question, request_id, hit=hit, prefix=PrefixReuse(tokens, reused), usage=(tokens, 10))
+        body = {"model": "gpt-4o", "messages": [{"role": "user", "content": question}]}
+        found.request = api_request(body)
+        found.key = cache_key(found.request, "b")
+        if found.hit is None:
+            found.facts.served_by = upstream
+        else:
+            found.hit = replace(found.hit, prompt_tokens=tokens)
+        return found
+
+    prices = {"gpt-4o": PriceSettings(input=2.5, cached=1.25, output=10, least_cached_tokens=minimum)}
+    journal = open_stored_journal(tmp_path / "journal.db", JournalSettings(prices=prices))
+    with closing(journal):
+        journal.add(exchange("a", "first", tokens))
+        journal.add(exchange("a", "hit", tokens, hit=True))
+        row = rows_of(journal, "layer", prices)["exact"]
+        assert (row.cached_tokens, row.uncertain_tokens) == (cached, 0)
+        assert row.money == pytest.approx(((tokens - cached) * 2.5 + cached * 1.25 + 10 * 10) / 1e6)
+        if minimum is None and not upstream.is_engine:
+            # A short prefix that is not reused does not show that the provider drops long ones.
+            journal.add(exchange("b", "short", 400))
+            journal.add(exchange("b", "short again", 400))
+            assert rows_of(journal, "layer", prices)["exact"].cached_tokens == cached
 
 
 def test_hits_without_reported_tokens_are_counted_and_not_priced(journal: StoredJournal) -> None:

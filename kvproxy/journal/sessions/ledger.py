@@ -16,7 +16,12 @@ CAUSES = {
 }
 """Causes why prompt tokens were not reused ("lost"), and their meanings."""
 REPEATED = "repeated_"
-"""Start of the names `repeated_LAYER` of ledger rows: prompt tokens of hits whose text an earlier prompt began with."""
+"""Start of the names `repeated_LAYER` of ledger rows of earlier versions: as `REUSABLE`, with shorter prefixes."""
+REUSABLE = "reusable_"
+"""Start of the names `reusable_LAYER` of ledger rows: prompt tokens of hits with which an earlier prompt began.
+
+Prefixes below the provider's minimum do not count.
+"""
 STORED_TOKEN_HOURS = "stored"
 """Name of the ledger's row for storage in the provider's cache: reused tokens times hours."""
 LOADED = "loaded_"

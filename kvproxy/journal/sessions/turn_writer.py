@@ -26,7 +26,7 @@ from kvproxy.journal.sessions.ledger import (
     BLOCK,
     CAUSES,
     LOADED,
-    REPEATED,
+    REUSABLE,
     STORED_TOKEN_HOURS,
     UNREAD_WRITES,
     ExpectedReuse,
@@ -42,7 +42,7 @@ from kvproxy.journal.sessions.session_matching import (
     chain_of,
     prompt_order,
 )
-from kvproxy.providers.prices import CacheLimits, cache_limits
+from kvproxy.providers.prices import CacheLimits, cache_limits, shortest_cached_prefix
 from kvproxy.settings.journal import PriceSettings
 
 KEEP_WARM_TAG = "keep-warm"
@@ -99,7 +99,7 @@ class TurnWriter:
         self.reuse_curves: dict[str, LiveHitCurve] = {}
         """Reuse by pool size for the prompts of each upstream; a size is in bytes of prompts."""
         self._tokens = DailySums(database, "prompt_tokens", ("tenant", "model", "result"), ("tokens",))
-        self._block_sizes: dict[str, int] = {}  # By model, as the backend reports them.
+        self._block_sizes: dict[str, int] = {}  # Of engines, by model; `BLOCK` if the engine does not report it.
         self._numbers: OrderedDict[str, int] = OrderedDict()  # Of the last turns, by the id of their request.
         self._newest: int | None = None
         self._is_current = False
@@ -129,10 +129,11 @@ class TurnWriter:
         name = session_name(exchange.request)
         chain = chain_of(regions, tenant)
         self._add_to_curve(chain, record.upstream, prompt_tokens, record.reused_tokens, exchange.facts.block_size)
-        if exchange.facts.block_size:
+        if exchange.facts.is_engine:
             if len(self._block_sizes) >= _MAX_BLOCK_SIZES:
                 self._block_sizes.clear()
-            self._block_sizes[record.model] = exchange.facts.block_size
+            size = exchange.facts.block_size or self._block_sizes.get(record.model, BLOCK)
+            self._block_sizes[record.model] = size
         limits = cache_limits(record.model, self._prices)
         parent, session = self._index.find_parent(chain, tenant, name)
         known = self._index.find_longest_prefix(chain, prompt_tokens)
@@ -191,7 +192,10 @@ class TurnWriter:
         self._index.add(turn, chain, tenant, name)
 
     def add_hit(self, record: Record, regions: Regions | None) -> None:
-        """Count the tokens of a hit that an earlier prompt begins with. `regions` is None if an equal prompt was sent before."""
+        """Count the tokens of a hit that the backend would have reused.
+
+        `regions` is None if an equal prompt was sent before.
+        """
         if record.layer not in CACHES:
             return
         common = prompt_tokens = record.prompt_tokens or 0
@@ -200,8 +204,11 @@ class TurnWriter:
             chain = chain_of(regions, record.tenant)
             known = self._index.find_longest_prefix(chain, prompt_tokens)
             common = known.tokens if known is not None and _has_text(chain, known) else 0
-        reusable = reusable_tokens(common, prompt_tokens, self._block_sizes.get(record.model, BLOCK))
-        self._add_tokens(record, {REPEATED + record.layer: reusable})
+        block_size = self._block_sizes.get(record.model)
+        if block_size is None and common < shortest_cached_prefix(record.model, self._prices):
+            return
+        reusable = reusable_tokens(common, prompt_tokens, block_size or BLOCK)
+        self._add_tokens(record, {REUSABLE + record.layer: reusable})
 
     def _add_to_curve(
         self, chain: PromptChain, upstream: str | None, tokens: int, reused: int | None, block_tokens: int = 0

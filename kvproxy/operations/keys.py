@@ -114,6 +114,8 @@ def read_clients(lines: Iterable[str]) -> list[NewClient]:
         if "name" not in given:
             raise InvalidRequest(f"line {rows.line_num}: the name is missing")
         clients.append(NewClient(**given))
+    if not clients:
+        raise InvalidRequest("there is no client after the first line: add a line for each one")
     return clients
 
 

@@ -88,7 +88,7 @@ class NewClient(ClientLimits, ClientName):
 @dataclass(frozen=True, kw_only=True)
 class ClientUsageQuery:
     since: Annotated[
-        float | datetime | None, period_start("Usage of whole UTC days since then: 7d, 2026-11-28, today.")
+        float | datetime | None, period_start("Usage of whole UTC days since then: 7d, 2026-11-28, today.", "30d")
     ] = 30 * 86_400.0
 
 

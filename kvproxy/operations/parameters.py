@@ -93,9 +93,9 @@ def argument(help: str, suggestions: Suggestions | None = None) -> Parameter:
     return Parameter(help, is_argument=True, suggestions=suggestions)
 
 
-def period_start(help: str) -> Parameter:
+def period_start(help: str, default_text: str | None = None) -> Parameter:
     """Describe the start of a period: a duration before its end, or a time. See `units.parse_since`."""
-    return Parameter(help, parse_since, "TIME")
+    return Parameter(help, parse_since, "TIME", default_text=default_text)
 
 
 def period_end(help: str) -> Parameter:

@@ -173,6 +173,7 @@ class Settings(BaseSettings):
             self._rule_conflicts(),
             self._privacy_conflicts(),
             self._journal_conflicts(),
+            self._client_conflicts(),
             self._tenant_conflicts(),
         )
         if conflicts := [*itertools.chain(*own_conflicts, models)]:
@@ -185,6 +186,14 @@ class Settings(BaseSettings):
                 "upstream and [[upstreams]] are both set: remove upstream, or list its server in [[upstreams]]",
                 ("upstream",),
             )
+
+    def _client_conflicts(self) -> Iterator[SettingConflict]:
+        names = Counter(client.name for client in self.clients)
+        for index, client in enumerate(self.clients):
+            if names[client.name] > 1:
+                yield SettingConflict(
+                    f"{names[client.name]} clients have the name {client.name}", ("clients", index, "name")
+                )
 
     def _tenant_conflicts(self) -> Iterator[SettingConflict]:
         if self.access.tenant_claim is None:

@@ -270,6 +270,7 @@ def test_limits_of_a_client_are_changed_without_a_new_key(tmp_path: Path) -> Non
         ('expires = "90d"', "must be a date such as 2026-12-31"),
         ('models = "small, large-*"', ("small", "large-*")),
         ("budget_per_day = inf", "should be a finite number"),
+        (f'[[clients]]\nname = "a"\nkey_sha256 = "{"1" * 64}"', "2 clients have the name a"),
     ],
 )
 def test_limits_in_the_settings_are_written_as_for_people(line: str, expected: object, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """One request: the HTTP layer creates an `Exchange`, the path fills it in, and the observers receive it once."""
 
+from asyncio import Task
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from time import perf_counter, time
@@ -116,6 +117,7 @@ class ResponseFacts:
         diagnosis: the provider's explanation why the prefix was not reused, see `apis/cache_diagnoses.py`.
         entry_id: the stored response; None if it is not stored.
         not_stored: why the response is not stored; None if it is stored, if the request is not cacheable, or before its end.
+        write: stores the response. After it has ended, `entry_id` and `not_stored` are final.
     """
 
     served_by: "ServingUpstream | None" = None
@@ -131,6 +133,7 @@ class ResponseFacts:
     diagnosis: str | None = None
     entry_id: str | None = None
     not_stored: NotStored | None = None
+    write: "Task[bool] | None" = None
 
     @property
     def is_engine(self) -> bool:
@@ -145,6 +148,29 @@ class ResponseFacts:
     @property
     def completion_tokens(self) -> int | None:
         return self.usage[1]
+
+
+@dataclass(slots=True, eq=False)
+class EqualRequests:
+    """Requests in flight with one exact key that cannot share a response, such as several samples.
+
+    Attributes:
+        num_in_flight: number of calls of the backend.
+        write: the last start of storing one of their responses, on the clock `time.perf_counter`, and its task.
+        known: whether the journal had an equal request, and a response of the backend to one, before these requests;
+            None until the first of them is recorded.
+    """
+
+    num_in_flight: int = 0
+    write: "tuple[float, Task[bool]] | None" = None
+    known: tuple[bool, bool] | None = None
+
+    def has_stored_since(self, started: float) -> bool:
+        """Whether a response was stored, or is being stored, since a value of `time.perf_counter`."""
+        if self.write is None or self.write[0] < started:
+            return False
+        task = self.write[1]
+        return not task.done() or (not task.cancelled() and task.exception() is None and task.result())
 
 
 @dataclass(slots=True, eq=False)
@@ -166,6 +192,8 @@ class Exchange:
         is_shadow_hit: in shadow mode, the response to a similar question would have been served. The request warms no cache.
         lookup_failed: the store or the embedder failed.
         requested_ttl: seconds to store the response; None uses the settings.
+        equal_requests: this request, and the equal ones in flight; None if the backend was not called for this request.
+        is_concurrent: an equal request was in flight before, and could not share its response.
         was_collapsed: the response is shared with an identical request in flight.
         stored: the store committed the response before its head was sent, as the directive `confirm` demands.
         facts: the backend's response; empty facts without one.
@@ -212,6 +240,8 @@ class Exchange:
     # PluginLayer
     plugin: str | None = None
     # JoinOrForward
+    equal_requests: EqualRequests | None = None
+    is_concurrent: bool = False
     was_collapsed: bool = False
     forward_reason: ForwardReason | None = None
     requested_ttl: float | None = None

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from kvproxy.index.policies.guards import CONTEXT
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Decision, LearningRecord, Neighbour, Policy, PolicyName, PolicyResult, Verdict
@@ -152,7 +153,7 @@ class Decider:
                 continue
             # A policy refuses a neighbour below the floor anyway.
             if cosine >= policy.floor and not earlier.matches(head.prompt):
-                decisions[place] = Decision("vetoed", "context")
+                decisions[place] = Decision("vetoed", CONTEXT)
             else:
                 neighbours[place] = Neighbour(compared_turn(head.prompt), cosine, head.answer)
         eligible, result = list(neighbours), PolicyResult([], None)
@@ -176,7 +177,7 @@ class Decider:
         chosen = None if chosen_place is None else candidates[chosen_place]
         entry = self._store.get(chosen.id) if chosen is not None and not explored else None
         if entry is not None and chosen_place is not None and uses_own_context(entry, request.question):
-            candidates[chosen_place] = replace(candidates[chosen_place], verdict="vetoed", guard="context")
+            candidates[chosen_place] = replace(candidates[chosen_place], verdict="vetoed", guard=CONTEXT)
             return Lookup(None, tuple(candidates), None, request.namespace, request.question)
         return Lookup(entry, tuple(candidates), chosen, request.namespace, request.question, observation)
 

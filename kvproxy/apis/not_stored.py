@@ -45,6 +45,7 @@ class Cause(StrEnum):
     EMPTY = "empty", "The response has no output."
     UNMERGEABLE = "unmergeable", "A field of the stream's chunks cannot be merged with certainty."
     REDACTED = "redacted", "The response contains a secret or private data, which redaction would change."
+    DUPLICATE = "duplicate", "The response to an equal request in flight was stored first."
     STORE = "store", "The store failed, or was full."
 
 

@@ -1,6 +1,7 @@
 """Stores a response in the cache, for the duration that the request, the rules, the upstream, and the settings allow."""
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -137,16 +138,34 @@ class ResponseWriter:
     async def start_write(
         self, exchange: Exchange, facts: ResponseFacts, body: JsonObject, directives: ResponseDirectives
     ) -> PendingWrite:
-        """Redact a response and start to store it. Waits while too many writes are pending. Raises UnstorableResponse."""
-        entry = self._build_entry(exchange, facts, body, directives)
+        """Redact a response and start to store it. Waits while too many writes are pending. Raises UnstorableResponse.
+
+        The response to an equal request that was stored meanwhile stays, because its client knows its id. The exception
+        is a response that the client demanded with `no-cache`, which replaces it.
+        """
+        entry, equal = self._build_entry(exchange, facts, body, directives), exchange.equal_requests
+        if exchange.api_request.control.no_cache:
+            # Of two equal entries in one transaction, the store would never contain the first.
+            await self._wait_for_equal_writes(entry.key)
+        elif equal is not None and equal.has_stored_since(exchange.started):
+            raise UnstorableResponse(Cause.DUPLICATE)
         lookup, is_full = exchange.lookup, self._cache.pending_writes.is_full
         pending = self._cache.start_write(entry, deferred=lookup is not None and lookup.skip_reason is not None)
+        facts.write = pending.task
+        if equal is not None:
+            equal.write = time.perf_counter(), pending.task
         pending.task.add_done_callback(partial(self._on_written, exchange, facts, entry, pending))
         await pending.wait_for_entry(self.settings.lookup_timeout)
         facts.entry_id = pending.id
         if is_full:
             await self._cache.pending_writes.wait_for_space()
         return pending
+
+    async def _wait_for_equal_writes(self, key: str) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.lookup_timeout):
+                while (pending := self._cache.pending_writes.get(key)) is not None:
+                    await pending.wait_until_stored()
 
     def _on_written(
         self,

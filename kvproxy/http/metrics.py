@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from kvproxy.apis.codecs.generation import Delta
 from kvproxy.blocks.row_types import PoolStats
 from kvproxy.errors import KvproxyError
-from kvproxy.exchange import Exchange
+from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.journal.pool_forecast import PoolForecast
 from kvproxy.upstreams.status import EngineStatus
 
@@ -239,13 +239,17 @@ class Metrics:
         if exchange.api is None or exchange.layer == "revalidated" or exchange.is_warming:
             return
         self._requests.labels(exchange.api, exchange.layer, str(exchange.status)).inc()
-        if (
-            (not_stored := exchange.facts.not_stored) is not None
-            and exchange.status == 200
-            and not exchange.was_collapsed
-        ):
-            self._not_stored.labels(not_stored.cause.value).inc()
+        if exchange.status == 200 and not exchange.was_collapsed:
+            facts = exchange.facts
+            if facts.write is None or facts.write.done():
+                self._count_not_stored(facts)
+            else:
+                facts.write.add_done_callback(lambda _: self._count_not_stored(facts))
         self._first_byte.labels(exchange.layer).observe((exchange.first_byte or exchange.ended) - exchange.started)
+
+    def _count_not_stored(self, facts: ResponseFacts) -> None:
+        if facts.not_stored is not None:
+            self._not_stored.labels(facts.not_stored.cause.value).inc()
 
     def count_client_tokens(self, name: str, tokens: int) -> None:
         self._client_tokens.labels(self._client_label(name)).inc(tokens)

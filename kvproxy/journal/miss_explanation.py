@@ -78,7 +78,7 @@ def explain_miss(reader: JournalReader, record: Record, load_regions: RegionLoad
         return MissExplanation(record, _cause(record, ()), None, (), None, turn)
     earlier = reader.regions_before(record, _MAX_RECORDS)
     against = record.against
-    if against is None and record.reason != "miss-unstored":
+    if against is None and record.reason not in ("miss-unstored", "miss-concurrent"):
         against = _closest_prompt_number(own, earlier)
     differences: tuple[RegionDifference, ...] = ()
     known = None if against is None else reader.regions(against)

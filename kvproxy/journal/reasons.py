@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.index import doors
-from kvproxy.index.policies.guards import ADDITIONS, GUARDS
+from kvproxy.index.policies.guards import DIFFERENCES
 from kvproxy.index.policies.policy import verdict_token
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ REASONS: dict[str, str] = {
     "miss-removed": "An equal request was stored, but it was removed.",
     "miss-changed": "An earlier request with the same question differs in the regions that `changed` lists.",
     "miss-unstored": "An equal request was answered before, but its response was not stored.",
+    "miss-concurrent": "An equal request was in flight, and could not share its response: each wants a sample, or another form.",
     "miss-old": "An equal or similar request is stored, but its response is older than the request's `max-age`.",
     "miss-failed": "The store or the embedder failed.",
     "miss-hidden": "The question has invisible characters or mixes alphabets: exact hits only.",
@@ -60,8 +61,8 @@ REASONS: dict[str, str] = {
     "disconnected-waiting": "The client disconnected before the response started.",
     "disconnected-reading": "The client disconnected during the response.",
 } | {
-    f"veto-{guard.name}": f"The guard `{guard.name}` vetoed the nearest question: {guard.difference}."
-    for guard in (*GUARDS, ADDITIONS)
+    f"veto-{name}": f"The guard `{name}` vetoed the nearest question: {difference}."
+    for name, difference in DIFFERENCES.items()
 }  # fmt: skip
 
 FORMER_REASONS = {

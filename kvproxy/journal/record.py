@@ -168,6 +168,8 @@ def reason_of_unexplained_miss(exchange: Exchange, *, asked_before: bool, comput
         asked_before: an earlier equal request is in the journal.
         computed_before: the backend responded to an earlier equal request.
     """
+    if exchange.is_concurrent:
+        return "miss-concurrent"
     if exchange.lookup is not None and exchange.lookup.skip_reason is not None:
         return f"skipped-{exchange.lookup.skip_reason}"
     if exchange.lookup is not None and has_hidden_text(exchange.lookup.question or ""):

@@ -160,6 +160,10 @@ class RecordWriter:
             return
         short = short_key(key)
         (prompt, tombstone), regions = self._history.find(short), regions_of(cache_key.parts, self._turns.contents.add)
+        equal = exchange.equal_requests
+        if equal is not None and equal.known is None:
+            # A request that arrived later may be recorded first.
+            equal.known = prompt is not None, prompt is not None and prompt.seconds is not None
         if record.reason in ("miss-new", "shadow"):
             self._explain_miss(exchange, record, key, regions, prompt, tombstone)
         was_sent = prompt is not None or record.layer == "shared"
@@ -199,13 +203,18 @@ class RecordWriter:
         tombstone: Tombstone | None,
     ) -> None:
         stored, earlier_removal = self._stored_responses.get(key, (None, None))
-        if stored is None or stored.time < record.time:
+        if exchange.is_concurrent:
+            earlier_removal = None
+        elif stored is None or stored.time < record.time:
             earlier_removal = self._history.last_removal(prompt, tombstone, record.time)
         if earlier_removal is not None:
             record.removed_at = earlier_removal[1]
-        computed = prompt is not None and prompt.seconds is not None
+        asked, computed = prompt is not None, prompt is not None and prompt.seconds is not None
+        if exchange.equal_requests is not None and exchange.equal_requests.known is not None:
+            asked, computed = exchange.equal_requests.known
         # An equal request without a stored response explains the miss better than a similar one.
-        change = None if computed or earlier_removal else self._history.closest_change(short_key(key), regions)
+        is_explained = computed or earlier_removal or exchange.is_concurrent
+        change = None if is_explained else self._history.closest_change(short_key(key), regions)
         if change is not None:
             record.changed, record.against = ",".join(change.regions), change.earlier_prompt
         neighbour = reason_of_decisive_neighbour(exchange.lookup)
@@ -216,9 +225,7 @@ class RecordWriter:
         elif change is not None and neighbour in (None, "low-similarity"):
             record.reason = "miss-changed"
         else:
-            record.reason = reason_of_unexplained_miss(
-                exchange, asked_before=prompt is not None, computed_before=computed
-            )
+            record.reason = reason_of_unexplained_miss(exchange, asked_before=asked, computed_before=computed)
 
     def _set_or_defer_entry(self, key: str, exchange: Exchange, record: Record) -> None:
         stored, _ = self._stored_responses.get(key, (None, None))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from kvproxy.index.policies.checked import CheckedPolicy
-from kvproxy.index.policies.guards import GUARDS, Guard
+from kvproxy.index.policies.guards import GUARDS, WORDS, Guard
 from kvproxy.index.policies.learned.error_model import NUM_NEIGHBOURS, ErrorModelPrior
 from kvproxy.index.policies.learned.learner import ErrorEstimate, Learner
 from kvproxy.index.policies.policy import Decision, LearningRecord, LearningStatus, Limits, Neighbour, PolicyResult
@@ -95,7 +95,7 @@ class LearnedPolicy:
         decisions = [Decision("not compared") for _ in neighbours]
         has_new_words = self._has_new_words(question, own)
         if has_new_words:
-            decisions[estimate.index] = Decision("vetoed", "words", error=estimate.error)
+            decisions[estimate.index] = Decision("vetoed", WORDS, error=estimate.error)
             return PolicyResult(decisions, None, 0.0, LearningRecord(estimate.index, None, estimate.error))
         decisions[estimate.index] = decision = self._decide_nearest(
             question, nearest, estimate, learner, limits, words_are_known=has_new_words is False

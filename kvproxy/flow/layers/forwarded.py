@@ -12,7 +12,7 @@ from kvproxy.apis.not_stored import Cause, NotStored
 from kvproxy.backends.protocol import Backend, RelayedResponse
 from kvproxy.clients.shared_state import SharedState
 from kvproxy.errors import UpstreamProtocolError
-from kvproxy.exchange import Answer, Exchange, ForwardReason
+from kvproxy.exchange import Answer, EqualRequests, Exchange, ForwardReason
 from kvproxy.flow.backend_response import BackendResponse, open_response, stored_response, why_headers_forbid_storing
 from kvproxy.flow.layers.cached import StoredResponses
 from kvproxy.flow.layers.layer import Layer, Prediction, Rest, Send
@@ -58,15 +58,28 @@ class JoinOrForward(Layer):
     def __init__(self, send: Send, writer: ResponseWriter, responses: StoredResponses) -> None:
         super().__init__()
         self.requests = SharedRequests()
+        self._equal_requests: dict[str, EqualRequests] = {}
         self._send = send
         self._writer = writer
         self._responses = responses
 
     def join(self, exchange: Exchange) -> tuple[SharedRequest, bool]:
         """Join an identical request of the same tenant, or start one; see `SharedRequests.join`."""
-        return self.requests.join(
-            self._key(exchange), lambda: SharedRequest(lambda: self._send(exchange), self._writer.max_bytes)
-        )
+        return self.requests.join(self._key(exchange), lambda: self._start(exchange))
+
+    def _start(self, exchange: Exchange) -> SharedRequest:
+        key = exchange.cache_key.exact
+        equal = exchange.equal_requests = self._equal_requests.setdefault(key, EqualRequests())
+        exchange.is_concurrent = equal.num_in_flight > 0
+        equal.num_in_flight += 1
+        shared = SharedRequest(lambda: self._send(exchange), self._writer.max_bytes)
+        shared.task.add_done_callback(lambda _: self._on_ended(key, equal))
+        return shared
+
+    def _on_ended(self, key: str, equal: EqualRequests) -> None:
+        equal.num_in_flight -= 1
+        if not equal.num_in_flight:
+            del self._equal_requests[key]
 
     def _key(self, exchange: Exchange) -> Hashable:
         request = exchange.api_request

@@ -30,7 +30,7 @@ _LABELS: dict[str, str] = {
     "cache.semantic.learned.right": "Responses not served that were right",
     "cache.semantic.learned.accepted": "Responses accepted, but not served",
     "cache.semantic.learned.accepted_wrong": "Accepted, but not served, and wrong",
-    "cache.semantic.learned.rejected": "Rejected responses",
+    "cache.semantic.learned.rejected": "Responses that a person marked wrong",
     "cache.semantic.learning.namespaces": "Learned policy: namespaces",
     "cache.semantic.learning.serving": "Learned policy: trusted namespaces",
     "cache.semantic.learning.observations": "Learned policy: comparisons",
@@ -97,9 +97,9 @@ def _format_value(name: str, value: object) -> object:
 def policy_sentences(learned: dict[str, Any]) -> list[str]:
     """Describe the statistics of the policy `learned`."""
     compared, served = int(learned["observations"]), int(learned["served"])
-    sentences = [f"{compared:,} stored responses that were not served were compared with fresh ones."]
-    if compared == 1:
-        sentences = ["1 stored response that was not served was compared with a fresh one."]
+    # A person's verdict is learned if the question is known, and the response was the nearest one to it.
+    verb = "was" if compared == 1 else "were"
+    sentences = [f"{plural(compared, 'verdict')} on stored responses, by fresh ones or by people, {verb} learned."]
     if compared:
         sentences.append(f"The learned policy would answer {percent(learned['would_serve'])} of the similar questions.")
     undecided = int(learned.get("undecided", 0))

@@ -227,6 +227,12 @@ def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
         print_text(
             f"Wrong semantic hits: {percent(report.wrong.least)} to {percent(report.wrong.most)} ({report.wrong.source})."
         )
+    if report.marked_wrong:
+        print_text(
+            f"A person marked {plural(report.marked_wrong, 'stored response')} wrong (kvproxy cache reject). The sums above"
+            " include all hits on"
+            f" {'it' if report.marked_wrong == 1 else 'them'}."
+        )
 
 
 def _has_unpriced(row: "Saving") -> bool:

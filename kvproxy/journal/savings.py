@@ -98,6 +98,7 @@ class SavingsReport:
         wrong: estimated share of wrong semantic hits; None if no hit was compared with a fresh response.
         refused: number of requests that the proxy refused; no group counts them.
         semantic: number of semantic hits.
+        marked_wrong: number of stored responses that a person rejected; None without a store.
     """
 
     rows: list[Saving]
@@ -106,6 +107,7 @@ class SavingsReport:
     currency: str
     refused: int = 0
     semantic: int = 0
+    marked_wrong: int | None = None
 
 
 def savings_report(
@@ -127,7 +129,8 @@ def savings_report(
     for row in reader.totals("layer", first_utc_day(since)):
         layers[row.layer] += row.requests
     total = _sum_savings(rows) if by != "tag" else None
-    return SavingsReport(rows, total, wrong, journal.currency, layers["refused"], layers["semantic"])
+    marked = None if comparison_counts is None else comparison_counts["rejected"]
+    return SavingsReport(rows, total, wrong, journal.currency, layers["refused"], layers["semantic"], marked)
 
 
 def first_utc_day(since: float | datetime | None) -> str | None:

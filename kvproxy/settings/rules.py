@@ -41,7 +41,9 @@ class RuleSettings(Section):
     store_despite: tuple[Literal["no-store", "private"], ...] = Field(
         (), description="Cache-Control directives of responses that do not prevent storing: no-store, private."
     )
-    tags: tuple[str, ...] = Field((), description="More tags of the stored response.")
+    tags: tuple[str, ...] = Field(
+        (), description="More tags of the request, and of the stored response that it creates."
+    )
     journal_text: Literal["none", "beginning", "all"] | None = Field(None, description="Overrides journal.text.")
     edits: tuple[str, ...] | None = Field(None, description="Names of the edits to apply, [] for none; by default all.")
     breakpoints: Literal["5m", "1h", "auto"] | None = Field(

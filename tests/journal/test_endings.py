@@ -172,6 +172,26 @@ def test_a_hit_names_its_entry_in_the_header_and_in_the_record(running: tuple[st
     assert second.backend_ms is None
 
 
+def test_the_tags_of_a_record_are_those_of_its_request(running: tuple[str, Services]) -> None:
+    url, services = running
+    post(url, "tagged", ask("tagged twice"), **{"x-kvproxy-tags": "about"})
+    assert (
+        "; hit" in post(url, "tagged-hit", ask("tagged twice"), **{"x-kvproxy-tags": "prices"}).headers["cache-status"]
+    )
+    assert last(services, "tagged-hit").tags == "prices"
+
+    def names(path: str, **query: str) -> set[str]:
+        found = httpx.get(f"{url}/admin/{path}", params=query)
+        assert found.status_code == 200, found.text
+        rows = found.json()
+        return {row["name"] for row in (rows["rows"] if isinstance(rows, dict) else rows)}
+
+    ids = {row["request_id"] for row in httpx.get(f"{url}/admin/log", params={"tag": "prices"}).json()}
+    assert ids == {"tagged-hit"}
+    assert {"about", "prices"} <= names("savings", by="tag")
+    assert "prices" not in names("cache/usage", by="tag")
+
+
 def test_a_stream_is_recorded_at_its_end(running: tuple[str, Services]) -> None:
     url, services = running
     assert "[DONE]" in post(url, "stream", ask("late", stream=True)).text

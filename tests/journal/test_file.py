@@ -274,10 +274,11 @@ def test_semantic_hits_without_a_comparison_are_not_certain(journal: StoredJourn
     journal.add(finished("a", "first"))
     journal.add(finished("a", "hit", hit=True, layer="semantic"))
     journal.flush()
-    settings, counts = JournalSettings(prices=PRICES), {"accepted": 100, "accepted_wrong": 1}
+    settings, counts = JournalSettings(prices=PRICES), {"accepted": 100, "accepted_wrong": 1, "rejected": 2}
     with closing(journal.reader()) as reader:
         unknown, known = (savings_report(reader, "layer", settings, each) for each in (None, counts))
-    assert (unknown.semantic, unknown.wrong) == (1, None)
+    assert (unknown.semantic, unknown.wrong, unknown.marked_wrong) == (1, None, None)
+    assert known.marked_wrong == 2
     (row,) = (row for row in unknown.rows if row.name == "semantic")
     assert (row.money, row.least_money) == (pytest.approx(HIT), 0.0)
     assert known.wrong is not None

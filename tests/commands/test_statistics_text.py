@@ -1,0 +1,26 @@
+"""The statistics of the cache as text."""
+
+import pytest
+
+from kvproxy.commands.journal.savings import _print_notes
+from kvproxy.commands.statistics_text import policy_sentences
+from kvproxy.journal.savings import SavingsReport
+
+
+def test_comparisons_include_verdicts_of_people() -> None:
+    learned = {"observations": 1, "served": 0, "would_serve": 0.5}
+    first, *_ = policy_sentences(learned)
+    assert first == "1 verdict on stored responses, by fresh ones or by people, was learned."
+
+
+@pytest.mark.parametrize(
+    ("marked", "text"),
+    [(None, ""), (0, ""), (1, "1 stored response wrong"), (2, "2 stored responses wrong")],
+)
+def test_savings_tell_how_many_responses_a_person_marked_wrong(
+    capsys: pytest.CaptureFixture[str], marked: int | None, text: str
+) -> None:
+    _print_notes(SavingsReport([], None, None, "USD", semantic=24, marked_wrong=marked), has_price=True)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert ("A person marked" in shown) == bool(text)
+    assert text in shown

@@ -155,13 +155,11 @@ class EqualRequests:
     """Requests in flight with one exact key that cannot share a response, such as several samples.
 
     Attributes:
-        num_in_flight: number of calls of the backend.
         write: the last start of storing one of their responses, on the clock `time.perf_counter`, and its task.
         known: whether the journal had an equal request, and a response of the backend to one, before these requests;
             None until the first of them is recorded.
     """
 
-    num_in_flight: int = 0
     write: "tuple[float, Task[bool]] | None" = None
     known: tuple[bool, bool] | None = None
 

@@ -64,6 +64,7 @@ flow/single_flight: _chunks _read
 upstreams/mirror/prompt_hashes: tokens _hashes _contents engine_hashes
 upstreams/engine_metrics: values vllm_configs
 # Requests in flight, which settings limit.
+flow/layers/forwarded: _equal_requests
 flow/single_flight: _joinable _in_flight
 flow/layers/forwarded: _releases
 flow/layers/renewal: _in_flight

@@ -58,7 +58,7 @@ class JoinOrForward(Layer):
     def __init__(self, send: Send, writer: ResponseWriter, responses: StoredResponses) -> None:
         super().__init__()
         self.requests = SharedRequests()
-        self._equal_requests: dict[str, EqualRequests] = {}
+        self._equal_requests: dict[str, tuple[EqualRequests, set[SharedRequest]]] = {}
         self._send = send
         self._writer = writer
         self._responses = responses
@@ -69,16 +69,21 @@ class JoinOrForward(Layer):
 
     def _start(self, exchange: Exchange) -> SharedRequest:
         key = exchange.cache_key.exact
-        equal = exchange.equal_requests = self._equal_requests.setdefault(key, EqualRequests())
-        exchange.is_concurrent = equal.num_in_flight > 0
-        equal.num_in_flight += 1
+        equal, running = self._equal_requests.get(key, (EqualRequests(), set()))
+        # The client of an ended response may have asked again before the task's callbacks run.
+        exchange.is_concurrent = any(not other.ended for other in running)
+        if not exchange.is_concurrent:
+            equal, running = EqualRequests(), set()
+        exchange.equal_requests = equal
         shared = SharedRequest(lambda: self._send(exchange), self._writer.max_bytes)
-        shared.task.add_done_callback(lambda _: self._on_ended(key, equal))
+        running.add(shared)
+        self._equal_requests[key] = equal, running
+        shared.task.add_done_callback(lambda _: self._on_ended(key, running, shared))
         return shared
 
-    def _on_ended(self, key: str, equal: EqualRequests) -> None:
-        equal.num_in_flight -= 1
-        if not equal.num_in_flight:
+    def _on_ended(self, key: str, running: set[SharedRequest], shared: SharedRequest) -> None:
+        running.discard(shared)
+        if not running and key in self._equal_requests and self._equal_requests[key][1] is running:
             del self._equal_requests[key]
 
     def _key(self, exchange: Exchange) -> Hashable:

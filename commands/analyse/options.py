@@ -53,6 +53,12 @@ def describe_log(log: "RequestLog", tokenizer: str | None) -> list[str]:
         lines.append(f"skipped {plural(log.num_skipped, 'row')} without a request: {log.describe_skipped()}")
     if log.ignored_fields:
         lines.append(f"no fields of a request, not read: {', '.join(sorted(log.ignored_fields))}")
+    if log.other_apis:
+        lines.append(
+            f"{plural(log.other_apis.total(), 'response')} of another API than the request"
+            f" ({', '.join(sorted(log.other_apis))}): they are not stored, so their requests have no hits;"
+            " give the route as url or path, and the request and its response in the form of one API"
+        )
     lines += [f"line {error.line}: {error.message}" for error in log.errors[:_LISTED_ERRORS]]
     if len(log.errors) > _LISTED_ERRORS:
         lines.append(f"{len(log.errors) - _LISTED_ERRORS:,} more rows are malformed")
@@ -72,6 +78,7 @@ def log_document(log: "RequestLog", tokenizer: str | None) -> dict[str, Any]:
         "skipped": {cause: len(rows) for cause, rows in log.skipped.items()},
         "malformed": [asdict(error) for error in log.errors],
         "ignored_fields": sorted(log.ignored_fields),
+        "responses_of_other_apis": dict(log.other_apis),
         "tokenizer": tokenizer or "demo",
         "tools_count": log.has_tools,
     }

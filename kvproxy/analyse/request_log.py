@@ -1,15 +1,15 @@
 """Reads the requests of a log in the format that its rows have; `log_formats/` has the formats."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from functools import cached_property
 from pathlib import Path
 
-from kvproxy.analyse.log_formats.log_format import LogFormat, LoggedRequest, Row, SkipRow, decoded
+from kvproxy.analyse.log_formats.log_format import LogFormat, LoggedRequest, Row, SkipRow, api_of_response, decoded
 from kvproxy.analyse.log_formats.registry import PROMPTS, format_names, log_formats
-from kvproxy.analyse.log_formats.requests import BODY_FIELDS
+from kvproxy.analyse.log_formats.requests import BODY_FIELDS, read_fields
 from kvproxy.analyse.log_formats.rows import FileRows, read_rows
 from kvproxy.apis import APIS
 from kvproxy.apis.json import Json, JsonObject, dumps, objects
@@ -36,7 +36,7 @@ class RequestLog:
         format: name of the format for people.
         rows: number of rows, with or without a request.
         skipped: numbers of the rows without a request to a cached API, by cause.
-        ignored_fields: fields of rows that are no fields of a request; they reach no key and no server.
+        ignored_fields: fields of rows that are not read: no fields of a request, and no response, time, route, or status.
     """
 
     format: str
@@ -66,6 +66,17 @@ class RequestLog:
     @property
     def num_responses(self) -> int:
         return sum(request.response is not None for request in self.requests)
+
+    @cached_property
+    def other_apis(self) -> Counter[str]:
+        """Numbers of responses of another API than their request, by the API of the response; they are not stored."""
+        return Counter(
+            name
+            for request in self.requests
+            if isinstance(request.response, dict)
+            and (name := api_of_response(request.response)) is not None
+            and name != request.api.name
+        )
 
     @property
     def has_tools(self) -> bool:
@@ -179,7 +190,8 @@ def _read_rows(content: FileRows, chosen: LogFormat, model: str) -> RequestLog:
             if not requests:
                 log.skipped["no request"].append(number)
             elif chosen.name == "requests" and not any(name in value for name in BODY_FIELDS):
-                log.ignored_fields |= set(value) - set(requests[0].body)
+                given = {name for name, content in value.items() if content not in (None, "")}
+                log.ignored_fields |= given - set(requests[0].body) - read_fields(value)
     log.errors.sort(key=lambda error: error.line)
     return log
 

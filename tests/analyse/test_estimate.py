@@ -207,6 +207,25 @@ def test_a_provider_caches_no_prefix_below_its_minimum(model: str, tokens: int, 
     assert found["cached_tokens"] == reusable_tokens(tokens, tokens, BLOCK)
 
 
+def test_a_plain_log_of_the_messages_api_has_hits(tmp_path: Path) -> None:
+    body = {"model": "claude-sonnet-4-5", "max_tokens": 64, "messages": [{"role": "user", "content": "Where is it?"}]}
+    message = {"type": "message", "role": "assistant", "content": [{"type": "text", "text": "Here."}]}
+    usage = {"input_tokens": 12, "output_tokens": 3}
+    response = message | {"id": "msg_1", "model": body["model"], "stop_reason": "end_turn", "usage": usage}
+    row = {"timestamp": "2026-11-29T10:00:00Z", "request": body, "response": response}
+    file = logs.write(tmp_path / "log.jsonl", [row, row, row])
+    done = kvproxy("estimate", file, "--data", tmp_path, "--json")
+    hits = json.loads(done.stdout)["exact_savings"]
+    assert (hits["requests"], hits["prompt_tokens"], hits["response_tokens"]) == (2, 24, 6)
+    assert "another API" not in done.stderr
+    # The proxy stores no response of another API.
+    file = logs.write(tmp_path / "routed.jsonl", [row | {"path": "/v1/chat/completions"}] * 3)
+    done = kvproxy("estimate", file, "--data", tmp_path, "--json")
+    found = json.loads(done.stdout)
+    assert (found["exact"], found["log"]["responses_of_other_apis"]) == (0, {"messages": 3})
+    assert "3 responses of another API than the request (messages): they are not stored" in done.stderr
+
+
 def test_hits_of_models_without_a_price_are_not_in_the_money(tmp_path: Path) -> None:
     (tmp_path / "kvproxy.toml").write_text('[journal.prices."m"]\ninput = 3\noutput = 15\n')
     question = [{"role": "user", "content": logs.words("question", 40)}]

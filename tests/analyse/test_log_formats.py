@@ -364,6 +364,12 @@ def test_fields_of_the_log_reach_no_request() -> None:
                 allowed = {"model", "messages", "temperature", "max_tokens", "system", "stream", "user"}
                 assert set(request.body) <= allowed
     assert read(json.dumps(CHAT | {"id": 7, "spend": 1})).ignored_fields == {"id", "spend"}
+    logged = CHAT | {"response": ANSWER, "startTime": TIME, "status": 200, "completion": None, "spend": 1, "ts": ""}
+    assert read(json.dumps(logged)).ignored_fields == {"spend"}
+    assert read(json.dumps(CHAT | {"startTime": "today", "output": "a", "answer": "b"})).ignored_fields == {
+        "startTime",
+        "output",
+    }
     assert read(json.dumps(CHAT | {"top_k": 4})).requests[0].body["top_k"] == 4
 
 
@@ -521,3 +527,45 @@ def test_a_damaged_line_of_an_engine_is_skipped(prompt: str) -> None:
     log = read_log(Path("vllm.log"), "\n".join(lines), "m")
     assert [each.body["prompt"] for each in log.requests] == ["good"]
     assert log.skipped["damaged"] == [1]
+
+
+MESSAGE = {"id": "m", "type": "message", "role": "assistant", "content": [{"type": "text", "text": "a"}]}
+QUESTION = CHAT["messages"]
+
+
+@pytest.mark.parametrize(
+    ("body", "response", "name"),
+    [
+        ({"messages": QUESTION}, MESSAGE | {"stop_reason": "end_turn"}, "messages"),
+        ({"messages": QUESTION}, {"usage": {"input_tokens": 9, "output_tokens": 2}}, "messages"),
+        ({"messages": QUESTION}, {"usage": {"prompt_tokens": 9, "completion_tokens": 2}}, "chat"),
+        ({"messages": QUESTION, "stop_sequences": ["."]}, ANSWER | {"object": "chat.completion"}, "chat"),
+        ({"messages": QUESTION, "system": "s"}, "a", "messages"),
+        ({"prompt": "q"}, {"object": "text_completion", "choices": [{"index": 0, "text": "a"}]}, "completions"),
+        ({"input": "q"}, {"object": "response", "output": [], "status": "completed"}, "responses"),
+        ({"input": "q"}, {"object": "list", "data": [{"embedding": [0.5]}]}, "embeddings"),
+    ],
+)
+def test_the_form_of_the_response_determines_the_api(body: dict[str, Any], response: Any, name: str) -> None:
+    log = read(json.dumps({"timestamp": TIME, "request": {"model": "m", **body}, "response": response}))
+    assert ([request.api.name for request in log.requests], log.other_apis) == ([name], {})
+
+
+@pytest.mark.parametrize(
+    ("response", "name"),
+    [
+        (MESSAGE | {"stop_reason": "end_turn"}, "messages"),
+        (
+            {"output": {"message": {"role": "assistant", "content": [{"text": "a"}]}}, "stopReason": "end_turn"},
+            "converse",
+        ),
+        ({"content": "a"}, "unknown"),
+        ({"usage": {"input_tokens": 9, "output_tokens": 2}}, None),
+        (ANSWER, None),
+        ({"error": {"message": "overloaded"}}, None),
+        ("a", None),
+    ],
+)
+def test_responses_of_another_api_than_the_request_are_counted(response: Any, name: str | None) -> None:
+    row = {"path": "/v1/chat/completions", "body": CHAT, "response": response}
+    assert read(json.dumps(row)).other_apis == ({} if name is None else {name: 1})

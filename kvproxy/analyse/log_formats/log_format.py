@@ -26,6 +26,10 @@ _EXTENSIONS = frozenset(
 )
 _MESSAGES_FIELDS = {"system", "stop_sequences", "thinking", "anthropic_version", "anthropic_beta"}
 _MESSAGES_BLOCKS = {"tool_use", "tool_result", "image", "document", "thinking"}
+_PROMPTS: Mapping[ApiName, str] = MappingProxyType(
+    {"chat": "messages", "messages": "messages", "completions": "prompt", "embeddings": "input", "responses": "input"}
+)
+_OUTPUTS = {"choices", "content", "output", "data"}
 _RESPONSES_FIELDS = set("instructions max_output_tokens previous_response_id reasoning store text tools".split())
 _TIMES = (
     "time timestamp @timestamp ts created created_at startTime start_time started_at startedDateTime request_created_at"
@@ -117,13 +121,17 @@ def request_of(
     response: JsonObject | str | None = None,
     seconds: float = 0.0,
 ) -> LoggedRequest:
-    """Return the request with a body. Raises InvalidRequest if its API is ambiguous or its prompt is missing."""
+    """Return the request with a body. Raises InvalidRequest if its API is ambiguous or its prompt is missing.
+
+    Without `api`, the form of the response determines the API if the body fits, else the body does.
+    """
     if not any(body.get(name) for name in PROMPT_FIELDS):
         raise InvalidRequest(f"the request has no {', '.join(PROMPT_FIELDS[:-1])}, or {PROMPT_FIELDS[-1]}")
     if any(isinstance(body.get(name), int | float) for name in PROMPT_FIELDS):
         raise InvalidRequest("the prompt is a number: kvproxy log prints no whole prompts, but cache export does")
-    name = detect_api(body)
-    api = api or (None if name is None else APIS[name])
+    if api is None:
+        name = _fitting_api(body, response) or detect_api(body)
+        api = None if name is None else APIS[name]
     if api is None:
         paths = ", ".join(api.path for api in APIS.values())
         raise InvalidRequest(f"the API is ambiguous: add the route as url or path, one of {paths}")
@@ -153,6 +161,40 @@ def detect_api(body: JsonMap) -> ApiName | None:
     if {"dimensions", "encoding_format"} & set(body) or "embed" in str(body.get("model")).lower():
         return "embeddings"
     return "responses" if objects(body["input"]) or _RESPONSES_FIELDS & set(body) else None
+
+
+def api_of_response(response: JsonMap) -> str | None:
+    """Return the API whose form a response has; None if it has none, such as a usage or an error.
+
+    Besides the cached APIs, it is the Converse API of Bedrock (`converse`), or `unknown` for another form with output.
+    """
+    object_name = str(response.get("object"))
+    choice = next(iter(objects(response.get("choices"))), None)
+    if response.get("type") == "message" or ("stop_reason" in response and choice is None):
+        return "messages"
+    if object_name == "response":
+        return "responses"
+    if object_name.startswith("chat.completion") or field(choice, "message") is not None:
+        return "chat"
+    if object_name == "text_completion" or isinstance(field(choice, "text"), str):
+        return "completions"
+    if objects(response.get("data")) and field(objects(response["data"])[0], "embedding") is not None:
+        return "embeddings"
+    if "stopReason" in response or field(response.get("output"), "message") is not None:
+        return "converse"
+    return "unknown" if _OUTPUTS & set(response) and not response.get("error") else None
+
+
+def _fitting_api(body: JsonMap, response: JsonObject | str | None) -> ApiName | None:
+    """Return the API of a response's form if it reads a prompt from a field of this body."""
+    if not isinstance(response, dict):
+        return None
+    name, usage = api_of_response(response), response.get("usage")
+    counts = set(usage) if isinstance(usage, dict) else set()
+    if name is None and "messages" in body and "input_tokens" in counts and "prompt_tokens" not in counts:
+        # Only the usage was logged.
+        return "messages"
+    return next((api for api, prompt in _PROMPTS.items() if api == name and prompt in body), None)
 
 
 def _is_for_messages(body: JsonMap) -> bool:
@@ -210,7 +252,13 @@ def seconds_of(milliseconds: Json) -> float:
 
 def logged_time(value: JsonMap) -> float | None:
     """Return the time of a row in seconds since the epoch; None if it has no valid time."""
-    return parse_time(next((value[name] for name in _TIMES if value.get(name) is not None), None))
+    name = time_field(value)
+    return None if name is None else parse_time(value[name])
+
+
+def time_field(value: JsonMap) -> str | None:
+    """Return the name of the field with the time of a row; None if there is none."""
+    return next((name for name in _TIMES if value.get(name) not in (None, "")), None)
 
 
 def decoded(value: Json) -> Json:

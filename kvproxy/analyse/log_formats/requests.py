@@ -19,6 +19,7 @@ from kvproxy.analyse.log_formats.log_format import (
     logged_time,
     request_of,
     require_object,
+    time_field,
 )
 from kvproxy.apis import APIS
 from kvproxy.apis.api import Api
@@ -29,6 +30,7 @@ BODY_FIELDS = ("body", "request_body", "request", "payload", "json", "requestBod
 _RESPONSES = ("response_body", "response", "answer", "completion", "output", "responseBody", "response_json")
 _ROUTES = ("url", "path", "endpoint", "route", "request_path", "target_url")
 _STATUSES = ("status", "status_code", "response_status", "response_status_code")
+_HEADERS = ("headers", "request_headers")
 _LISTS = {"messages", "tools", "input"}
 _LOG_FIELDS = {"method", *_STATUSES, *_ROUTES}
 _FINE_TUNING_FIELDS = {"messages", "tools", "functions", "parallel_tool_calls"}
@@ -45,16 +47,27 @@ def _read_request(row: Row) -> Iterator[LoggedRequest]:
     api = None if route is None else api_of_route(route)
     if route is not None and api is None:
         raise SkipRow("not a cached API")
-    headers = first_of(value, "headers", "request_headers")
-    response = next((value[name] for name in _RESPONSES if isinstance(value.get(name), dict | str)), None)
+    headers = first_of(value, *_HEADERS)
+    response = _response_field(value)
     yield request_of(
         row,
         _body(value, api),
         api=api,
         headers={name.lower(): str(text) for name, text in headers.items()} if isinstance(headers, dict) else {},
         time=logged_time(value),
-        response=decoded_response(response),
+        response=None if response is None else decoded_response(value[response]),
     )
+
+
+def _response_field(value: JsonObject) -> str | None:
+    return next((name for name in _RESPONSES if value.get(name) and isinstance(value[name], dict | str)), None)
+
+
+def read_fields(value: JsonObject) -> set[str]:
+    """Return the fields around the body of a row that are read."""
+    time = None if logged_time(value) is None else time_field(value)
+    route, headers = (next((name for name in names if value.get(name)), None) for names in (_ROUTES, _HEADERS))
+    return {"method", *_STATUSES, *filter(None, (time, route, headers, _response_field(value)))}
 
 
 def _body(value: JsonObject, api: Api | None) -> JsonObject:

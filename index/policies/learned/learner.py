@@ -31,6 +31,7 @@ _LEAST_EXPLORED = 0.01
 _KNOWN_ERRORS = 50.0
 _OBSOLETE_MARGIN = 0.05
 _MAX_CHANGE = 1.0  # Of `max_error`.
+_PROBABLE_CHANGE = 0.4
 _DOUBTED_ODDS = 0.1
 _MIN_COMPARISONS = 50
 _CHECKED_EXPLORED, _CHECKED_LEAST = 0.2, 0.05
@@ -198,7 +199,9 @@ class Learner:
     def _add_counted(self, observation: Observation, features: np.ndarray, expected: float) -> None:
         evidence, level, model = self.class_evidence, self.level, self.error_model
         right, answer = observation.right, observation.answer
-        is_counted = level.add_comparison(expected, right)
+        # The answer was probably obsolete, or the question seemed to belong to an obsolete class, so it was not to be served.
+        change = max(0.0, (observation.error or 0.0) - expected) / (1 - expected)
+        is_counted = change < _PROBABLE_CHANGE and level.add_comparison(expected, right)
         if is_counted and (right or evidence.odds.get(answer, 0.0) < _DOUBTED_ODDS):
             junk = model.junk_probability(expected) if observation.is_new else 0.0
             level.add_recent(expected, 0.0 if right else 1 - junk)
@@ -215,7 +218,7 @@ class Learner:
         level.wrong = max(0.0, level.wrong - explained_wrong)
         level.expected = max(0.0, level.expected - explained)
         if right or not is_counted:
-            changed = 0.0 if right else evidence.change_probability(answer)
+            changed = 0.0 if right else max(change, evidence.change_probability(answer))
             model.learn(features, right, 1 - changed, observation.chance, answer)
         else:
             surprise = Surprise(answer, tuple(features.tolist()), observation.chance, self.num_comparisons)

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -247,6 +248,19 @@ def test_checked_returns_after_it_has_proved_itself_while_suspended() -> None:
     for number in range(2, 60):
         learner.add(observation(checked=True, number=number))
     assert learner.may_serve_checked
+
+
+def test_questions_of_an_obsolete_class_say_nothing_about_the_score_of_other_classes() -> None:
+    learner = Learner.new(ErrorModelPrior(), 0.02)
+    for number in range(200):
+        learner.add(observation(number=number, joined="a"))
+    counts = learner.level.wrong, learner.level.expected
+    for number in range(200, 230):
+        # The nearest neighbours have an obsolete class, so an answer of another class seemed wrong with 50%.
+        learner.add(replace(observation(False, number=number, joined="b"), error=0.51))
+    learner.add(observation(number=230, joined="a"))
+    assert learner.level.wrong == counts[0]
+    assert learner.level.expected == pytest.approx(counts[1], abs=0.2)
 
 
 def test_hits_of_checked_are_charged_its_present_error() -> None:

@@ -259,13 +259,13 @@ def test_the_smallest_time_with_requests_is_chosen_and_plugins_are_no_backend(pa
 def test_no_tile_without_a_value_and_no_tab_without_content(page: Page, fresh: str, url: str) -> None:
     page.open(fresh)
     page.until(lambda: page.text("[data-figure=requests]") == "0")
-    page.until(lambda: page.texts("nav a") == ["Overview", "Journal", "Stored", "Upstreams", "Sessions"])
+    page.until(lambda: page.texts("nav a") == ["Overview", "Journal", "Stored", "Upstreams", "Sessions", "Keys"])
     page.until(lambda: page.text("[data-figure=entries]") == "0")
     tiles = "return [...document.querySelectorAll('.tile')].filter(n => !n.hidden).map(n => n.children[1].textContent)"
     page.until(lambda: page.run(tiles) == ["0", "0"])
     page.close()
     page.open(url)
-    page.until(lambda: page.texts("nav a") == ["Overview", "Journal", "Pool", "Matches", "Stored", "Sessions"])
+    page.until(lambda: page.texts("nav a") == ["Overview", "Journal", "Pool", "Matches", "Stored", "Sessions", "Keys"])
 
 
 @pytest.mark.parametrize("width", [1440, 390])

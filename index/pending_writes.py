@@ -1,6 +1,7 @@
 """Entries that are being stored: equal requests already hit them, and semantic lookups wait for similar ones."""
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 
 from kvproxy.index.entry import Entry
@@ -92,6 +93,14 @@ class PendingWrites:
 
     def get(self, key: str) -> PendingWrite | None:
         return self._latest.get(key)
+
+    async def wait_until_stored(self, key: str, seconds: float) -> None:
+        """Wait until no entry of the key is being stored, at most for some seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                # A write that has ended is listed until its callbacks run, and waiting for it would not let them run.
+                while (write := self.get(key)) is not None and not write.task.done():
+                    await write.wait_until_stored()
 
     def in_namespace(self, namespace: str) -> tuple[PendingWrite, ...]:
         return tuple(write for write in self._all if write.namespace == namespace)

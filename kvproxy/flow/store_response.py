@@ -1,7 +1,6 @@
 """Stores a response in the cache, for the duration that the request, the rules, the upstream, and the settings allow."""
 
 import asyncio
-import contextlib
 import logging
 import math
 import time
@@ -146,7 +145,7 @@ class ResponseWriter:
         entry, equal = self._build_entry(exchange, facts, body, directives), exchange.equal_requests
         if exchange.api_request.control.no_cache:
             # Of two equal entries in one transaction, the store would never contain the first.
-            await self._wait_for_equal_writes(entry.key)
+            await self._cache.pending_writes.wait_until_stored(entry.key, self.settings.lookup_timeout)
         elif equal is not None and equal.has_stored_since(exchange.started):
             raise UnstorableResponse(Cause.DUPLICATE)
         lookup, is_full = exchange.lookup, self._cache.pending_writes.is_full
@@ -160,12 +159,6 @@ class ResponseWriter:
         if is_full:
             await self._cache.pending_writes.wait_for_space()
         return pending
-
-    async def _wait_for_equal_writes(self, key: str) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.settings.lookup_timeout):
-                while (pending := self._cache.pending_writes.get(key)) is not None:
-                    await pending.wait_until_stored()
 
     def _on_written(
         self,

@@ -29,7 +29,7 @@ _stopping: ContextVar[asyncio.Event | None] = ContextVar("_stopping", default=No
 
 
 class _Asyncio:
-    """asyncio for uvicorn's server, which sleeps 0.1 s between its checks. A server that shall stop wakes at once."""
+    """asyncio for uvicorn's server, which sleeps 0.1 s between its checks. A stopping server does not sleep."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(asyncio, name)

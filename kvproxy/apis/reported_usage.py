@@ -185,7 +185,7 @@ def _first_count(usage: JsonMap, names: Sequence[str]) -> int | None:
 
 
 def tokens_used(response: JsonMap) -> tuple[int, int] | None:
-    """Return the prompt and completion tokens that a response reports; None if it reports none, or impossible ones.
+    """Return the prompt and completion tokens that a response reports; None if they are missing or impossible.
 
     Anthropic's and Bedrock's prompt tokens exclude those of the cache, see `reported_reuse`.
     """

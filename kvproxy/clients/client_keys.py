@@ -218,7 +218,7 @@ def _delete_spent(settings: Settings, name: str) -> None:
 
 @contextmanager
 def _spending(settings: Settings) -> Iterator[Query | None]:
-    """Open the table of spent money; None if there is none yet."""
+    """Open the table of spent money; None if it does not exist yet."""
     if is_url(settings.store_location):
         with _shared_state(settings) as shared:
             assert shared is not None

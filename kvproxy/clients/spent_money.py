@@ -105,8 +105,8 @@ def delete_spent(query: Query, client: str) -> None:
 class SpentMoney:
     """Enforces the budgets of clients.
 
-    While the table cannot be used, a client may spend what is left of its budget since this proxy last read the table. What it
-    spends is added later.
+    While the table cannot be used, a client may spend the rest of its budget by the last reading of the table, and its charges
+    are added later.
 
     Args:
         query: runs a statement on the table; raises a CacheStoreError.
@@ -127,9 +127,9 @@ class SpentMoney:
         self._failures = FailureLog()
 
     async def reserve(self, client: ClientSettings, money: float) -> float:
-        """Add the estimated price of a prompt to what the client spent. Return the time of the reservation, for `charge`.
+        """Charge the client the estimated price of a prompt. Return the time of the reservation, for `charge`.
 
-        Raises BudgetExceeded if what it spent, and what its requests in flight reserved, reach a budget.
+        Raises BudgetExceeded if its charges, including the reservations of requests in flight, reach a budget.
         """
         now = self._clock()
         try:
@@ -173,7 +173,7 @@ class SpentMoney:
                 )
 
     def charge(self, client: str, money: float, time: float) -> None:
-        """Add money to what a client spent on the day of `time`; negative money is returned. A task writes it."""
+        """Charge a client money on the day of `time`; negative money is a refund. A task writes it."""
         self._owe(client, time, money)
         task = asyncio.create_task(self._pay_debts_later())
         self._charges.add(task)

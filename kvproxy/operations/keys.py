@@ -91,7 +91,7 @@ def add_client(settings: Settings, client: NewClient) -> CreatedKey:
 
 
 def add_clients(settings: Settings, clients: Sequence[NewClient]) -> list[CreatedKey]:
-    """Create clients. If one is invalid, create none."""
+    """Create clients. If one is invalid, create no client."""
     keys = client_keys.add_clients(settings, [(client.name, client.limits) for client in clients])
     is_first = len(client_keys.all_clients(settings)) == len(clients)
     return [CreatedKey(client.name, key, is_first) for client, key in zip(clients, keys, strict=True)]

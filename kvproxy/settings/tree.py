@@ -127,7 +127,7 @@ class Settings(BaseSettings):
     access: AccessSettings = AccessSettings()
     clients: tuple[ClientSettings, ...] = Field(
         (),
-        description="Clients in addition to those that `kvproxy keys` lists: tables with name, key_sha256, requests_per_minute,"
+        description="Further clients besides the list of `kvproxy keys ls`: tables with name, key_sha256, requests_per_minute,"
         " tokens_per_minute, concurrent_requests, budget_per_day, budget_per_month, stored_bytes, models and expires.",
     )
     limits: LimitSettings = LimitSettings()

@@ -78,6 +78,6 @@ class ResponseLocations:
         return self._urls.get((request.tenant, previous)) if isinstance(previous, str) else None
 
     def find_path(self, tenant: str | None, path: str) -> str | None:
-        """Return the URL of the engine that stores the response of a path; None if there is none, or if it is unknown."""
+        """Return the URL of the engine that stores the response of a path; None if it is unknown."""
         match = _RESPONSE_PATH.match(path)
         return None if match is None or tenant is None else self._urls.get((tenant, match[1]))

@@ -264,7 +264,7 @@ class FleetEngine:
         return by_name[rank_engines(candidates, prompt_tokens)[0].name]
 
     def pending(self, rank: int | None) -> PendingPrefixes:
-        """Return the blocks in computation in a rank; None: those of requests that name no rank."""
+        """Return the blocks in computation in a rank; None is for requests without a rank."""
         return self._pending.setdefault(rank, PendingPrefixes())
 
     def rank_load(self, rank: int) -> EngineLoad:

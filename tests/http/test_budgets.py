@@ -1,4 +1,4 @@
-"""Budgets in money: what a client spends is what `savings` says, and beyond its budget it gets hits only."""
+"""Budgets in money: the charges of a client equal `savings`, and beyond its budget it gets hits only."""
 
 import asyncio
 import contextlib

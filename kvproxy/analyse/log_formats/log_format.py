@@ -164,7 +164,7 @@ def detect_api(body: JsonMap) -> ApiName | None:
 
 
 def api_of_response(response: JsonMap) -> str | None:
-    """Return the API whose form a response has; None if it has none, such as a usage or an error.
+    """Return the API of a response by its form; None for other objects, such as a usage or an error.
 
     Besides the cached APIs, it is the Converse API of Bedrock (`converse`), or `unknown` for another form with output.
     """

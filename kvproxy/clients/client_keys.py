@@ -222,7 +222,7 @@ def _spending(settings: Settings) -> Iterator[Query | None]:
     if is_url(settings.store_location):
         with _shared_state(settings) as shared:
             assert shared is not None
-            yield shared.query
+            yield shared.spending.query
     elif spending_file(settings.data).exists():
         with closing(SpendingFile(settings.data)) as file:
             yield file.query

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from kvproxy.clients.shared_state import MAX_DEBT_MINUTES, SharedState
-from kvproxy.clients.spent_money import SpentMoney
+from kvproxy.clients.spent_money import Reservation, SpentMoney
 from kvproxy.errors import RequestExceedsQuota, TooManyRequests
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.settings.access import ClientSettings
@@ -185,7 +185,7 @@ class Account:
         self._quota = quota
         self._counts_tokens = counts_tokens
         self._reserved: int | None = None
-        self._reserved_money: tuple[float, float] | None = None  # Money, and the time of the reservation.
+        self._reserved_money: Reservation | None = None
 
     @property
     def client(self) -> ClientSettings:
@@ -201,13 +201,13 @@ class Account:
         return Account(self._quota, counts_tokens=False)
 
     async def reserve(self, tokens: int, money: float = 0.0) -> None:
-        """Charge estimated tokens and their price before they are computed.
+        """Charge estimated tokens of a prompt, and reserve the most that the request may cost, before they are computed.
 
-        Raises BudgetExceeded or TooManyRequests if a budget or the quota is used up, or RequestExceedsQuota if one minute's quota
-        is less than the tokens.
+        A further call adds tokens only. Raises BudgetExceeded or TooManyRequests if a budget or the quota is used up, or
+        RequestExceedsQuota if one minute's quota is less than the tokens.
         """
-        if self._quota.spent is not None and self.client.has_budget:
-            self._reserved_money = money, await self._quota.spent.reserve(self._quota.client, money)
+        if self._quota.spent is not None and self.client.has_budget and self._reserved_money is None:
+            self._reserved_money = await self._quota.spent.reserve(self._quota.client, money)
         try:
             await self._reserve_tokens(tokens)
         except BaseException:
@@ -240,8 +240,7 @@ class Account:
 
     def _settle_money(self, money: float) -> None:
         if self._reserved_money is not None and self._quota.spent is not None:
-            reserved, time = self._reserved_money
-            self._quota.spent.charge(self._quota.client.name, max(0.0, money) - reserved, time)
+            self._quota.spent.charge(self._quota.client.name, max(0.0, money), self._reserved_money)
         self._reserved_money = None
 
 

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable
 from uuid import uuid4
 
-from kvproxy.clients.spent_money import TABLE as SPENDING_TABLE
+from kvproxy.clients.spent_money import TABLES as SPENDING_TABLES
+from kvproxy.clients.spent_money import SpendingTables
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.failure_log import FailureLog
 from kvproxy.index.store.database import Database, Row
@@ -43,7 +44,7 @@ _TABLES = f"""do $$ begin
     create table if not exists clients (name text primary key, settings text);
     create table if not exists changes (
         number bigserial primary key, changed float8 not null, operator text not null, change text not null);
-    {SPENDING_TABLE};
+    {"; ".join(SPENDING_TABLES)};
     create table if not exists leases (key text primary key, owner text not null, acquired float8 not null);
     delete from leases where owner not in (select id from proxies);
 end $$"""
@@ -95,7 +96,7 @@ class SharedState:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self.query = database.query
+        self.spending: SpendingTables = database
         self._id = uuid4().hex
         self._failures = FailureLog()
         self._held: Counter[str] = Counter()

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from kvproxy.apis.api_request import BYTES_PER_TOKEN, in_thread_if_large
-from kvproxy.apis.json import Json, JsonMap, as_object, loads
+from kvproxy.apis.json import Json, JsonMap, as_object, as_token_count, loads
 from kvproxy.apis.reported_usage import (
     PrefixReuse,
     UsageLimits,
@@ -25,6 +25,12 @@ from kvproxy.settings.journal import PriceSettings
 
 _IMAGE_TOKENS = 1000
 """Estimated tokens of an image or a file."""
+UNLIMITED_OUTPUT_TOKENS = 16_384
+"""Tokens of a response to reserve money for, if the request has no limit."""
+_OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_CHOICES = ("n", "best_of")
+_WITHOUT_OUTPUT = ("embeddings", "rerank", "score", "moderations", "classify", "pooling", "tokenize")
+"""Last parts of paths whose responses have no generated tokens."""
 _FILE = "data:"
 _READ_BYTES = 2**20
 _NOT_FOR_THE_MODEL = ("metadata", "user", "safety_identifier", "prompt_cache_key")
@@ -60,9 +66,18 @@ class RequestPrice:
         # A fallback without a price costs as much as the requested model, whose price is known.
         return self.cost(prompt, completion, prefix) if cost is None and model not in (None, self.model) else cost
 
+    def reservation(self, prompt: int, completion: int) -> float | None:
+        """Return the most that so many tokens may cost, whether the provider's cache stores the prompt or not."""
+        writes = None, PrefixReuse(prompt, 0, prompt, 0), PrefixReuse(prompt, 0, 0, prompt)
+        return max(
+            (cost for prefix in writes if (cost := self.cost(prompt, completion, prefix)) is not None), default=None
+        )
 
-async def reserve(account: Account, tokens: int, model: str, arrived: float) -> RequestPrice | None:
-    """Charge the estimated tokens of a prompt. Return the price of the request; None if the client has no budget.
+
+async def reserve(account: Account, tokens: int, output: int, model: str, arrived: float) -> RequestPrice | None:
+    """Charge the estimated tokens of a prompt, and reserve their price and that of the most tokens of the response.
+
+    Return the price of the request; None if the client has no budget.
 
     Raises Forbidden if the model has no price, and the errors of `Account.reserve`.
     """
@@ -71,7 +86,7 @@ async def reserve(account: Account, tokens: int, model: str, arrived: float) -> 
         return None
     price = RequestPrice(account.prices, model, arrived)
     # The first call reads the price list.
-    cost = await asyncio.to_thread(price.cost, tokens, 0)
+    cost = await asyncio.to_thread(price.reservation, tokens, output)
     if cost is None:
         raise Forbidden(
             f"the client {account.client.name} has a budget, and the model {model[:100]!r} has no price: ask the operator to set"
@@ -88,7 +103,8 @@ async def send_charged(
     """Send a request, and charge its tokens to the account. A request that fails costs nothing."""
     request, arrived = exchange.api_request, exchange.arrived
     estimated = await in_thread_if_large(len(request.raw), lambda: estimate_prompt_tokens(request.body))
-    price = await reserve(account, estimated, request.model, arrived)
+    output = most_output_tokens(request.api.path, request.body)
+    price = await reserve(account, estimated, output, request.model, arrived)
     try:
         response = await send()
     except BaseException:
@@ -158,14 +174,22 @@ class UnparsedRequestCharge:
     Args:
         model: the model to pay for, if the client has a budget; None if the request costs no money.
         content_length: 0 if it is unknown.
+        output: the most tokens of the response.
     """
 
     def __init__(
-        self, account: Account, content_length: int, log: UsageLog, model: str | None = None, arrived: float = 0.0
+        self,
+        account: Account,
+        content_length: int,
+        log: UsageLog,
+        model: str | None = None,
+        output: int = 0,
+        arrived: float = 0.0,
     ) -> None:
         self._account = account
         self._log = log
         self._model = model
+        self._output = output
         self._arrived = arrived
         self._price: RequestPrice | None = None
         self._reserved = max(1, content_length // BYTES_PER_TOKEN)
@@ -178,7 +202,7 @@ class UnparsedRequestCharge:
         if self._model is None:
             await self._account.reserve(self._reserved)
         else:
-            self._price = await reserve(self._account, self._reserved, self._model, self._arrived)
+            self._price = await reserve(self._account, self._reserved, self._output, self._model, self._arrived)
 
     def charge_upload(self, body: Body) -> Body:
         return body if isinstance(body, bytes) else self._charge_chunks(body)
@@ -241,6 +265,18 @@ class UnparsedRequestCharge:
                 prompt = prompt if prefix is None else prefix.prompt_tokens
         money = None if self._price is None else self._price.cost(prompt, completion, prefix)
         return tokens, money or 0.0
+
+
+def most_output_tokens(path: str, body: JsonMap) -> int:
+    """Return the most tokens that a request allows for its response: `UNLIMITED_OUTPUT_TOKENS` without a limit."""
+    if path.rpartition("/")[2] in _WITHOUT_OUTPUT:
+        return 0
+    limits = (as_token_count(body.get(name)) for name in _OUTPUT_LIMITS)
+    limit = next((limit for limit in limits if limit is not None), UNLIMITED_OUTPUT_TOKENS)
+    prompts = body.get("prompt")
+    # A list of numbers is one prompt.
+    several = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
+    return limit * several * max(as_token_count(body.get(name)) or 1 for name in _CHOICES)
 
 
 def estimate_prompt_tokens(body: JsonMap) -> int:

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from kvproxy import __version__
 from kvproxy.apis import APIS, MESSAGES, PATHS, normalize_path
 from kvproxy.apis.api import Api
-from kvproxy.apis.json import objects
+from kvproxy.apis.json import as_object, loads, objects
 from kvproxy.backends.protocol import RelayedResponse
 from kvproxy.errors import (
     InvalidRequest,
@@ -29,7 +29,7 @@ from kvproxy.errors import (
 from kvproxy.exchange import Exchange
 from kvproxy.flow.finish import record_failure
 from kvproxy.flow.provider_ids import remove_responses
-from kvproxy.flow.quota_charges import UnparsedRequestCharge
+from kvproxy.flow.quota_charges import UnparsedRequestCharge, most_output_tokens
 from kvproxy.http.allowed_models import (
     allowed_listing,
     check_model,
@@ -374,8 +374,11 @@ async def _start_charge(request: Request, body: bytes | None, model: str | None)
     announced = int(length[:15]) if length.isdecimal() else 0
     sent = announced if body is None else len(body)
     # Providers count tokens for free.
-    paid = None if request.scope["path"].endswith("/count_tokens") else model
-    charge = UnparsedRequestCharge(account, sent, services(request).usage_log, paid, exchange.arrived)
+    path = request.scope["path"]
+    paid = None if path.endswith("/count_tokens") else model
+    # If a client with a budget sends a body, it is JSON with a model.
+    output = 0 if paid is None or account.prices is None else most_output_tokens(path, as_object(loads(body or b"{}")))
+    charge = UnparsedRequestCharge(account, sent, services(request).usage_log, paid, output, exchange.arrived)
     await charge.reserve()
     return charge
 

@@ -75,8 +75,8 @@ class Services:
         self.tenants = path.tenants
         self.usage_log = UsageLog()
         self._spending_file = SpendingFile(settings.data)
-        query = self._spending_file.query if shared is None else shared.query
-        self.spent = SpentMoney(query, ModelPrices(settings.journal), path.clock)
+        tables = self._spending_file if shared is None else shared.spending
+        self.spent = SpentMoney(tables, ModelPrices(settings.journal), path.clock)
         self.quotas = Quotas(metrics.count_client_tokens, shared, self.spent)
         self.bodies = BodyBudget(settings.limits)
         assert path.rules is not None
@@ -111,6 +111,7 @@ class Services:
     async def start(self) -> None:
         await self.backend.start()
         self._tasks.append(asyncio.create_task(self._maintain_periodically()))
+        self._tasks.append(asyncio.create_task(self.spent.renew_periodically()))
         if self.shared is not None:
             with suppress(CacheStoreError):
                 await self.shared.send_heartbeat()

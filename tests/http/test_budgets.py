@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from kvproxy.clients.client_keys import add_client, all_clients, reset_counts, set_limits, spent_money
 from kvproxy.clients.spent_money import SpendingFile, SpentMoney, read_spent
-from kvproxy.errors import BudgetExceeded
+from kvproxy.errors import BudgetExceeded, TooManyRequests
+from kvproxy.flow.quota_charges import UNLIMITED_OUTPUT_TOKENS, most_output_tokens
 from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.store.database import Transaction
 from kvproxy.installation.backup import restore_backup, write_backup
 from kvproxy.operations.keys import list_clients
 from kvproxy.settings import Settings, load_settings
@@ -53,6 +56,8 @@ class Upstream:
             await asyncio.to_thread(self.gate.wait)
         if b'"stream":true' in body:
             return StreamingResponse(self._events(), media_type="text/event-stream")
+        if b"fail" in body:
+            return JSONResponse({"error": {"message": "no"}}, 400)
         message = {"role": "assistant", "content": "Hi"}
         whole = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
         return JSONResponse(whole if b"silent" in body else {**whole, "usage": USAGE})
@@ -130,18 +135,56 @@ def test_a_client_spends_what_savings_says_and_then_gets_hits_only(proxy: Proxy)
     assert proxy.spent("one") == 0
 
 
-def test_prompts_in_flight_count_for_a_budget(proxy: Proxy) -> None:
-    # The estimate of each prompt costs over 0.1 of 0.25.
-    key = add_client(proxy.settings, "parallel", budget_per_day=0.25)
+@pytest.mark.parametrize(
+    ("name", "fields", "sent"),
+    # The estimate of each prompt costs over 0.1 of 0.25, and 100 tokens of output cost as much.
+    [("input", {"max_tokens": 0}, 3), ("output", {"max_completion_tokens": 100}, 2), ("unlimited", {}, 1)],
+)
+def test_requests_in_flight_reserve_their_prompt_and_the_limit_of_their_output(
+    proxy: Proxy, name: str, fields: dict[str, Any], sent: int
+) -> None:
+    key = add_client(proxy.settings, name, budget_per_day=0.25)
     asked = proxy.upstream.asked
     with ThreadPoolExecutor(8) as threads:
-        answers = [threads.submit(proxy.ask, key, f"wait {number} {'x' * 4_400}") for number in range(8)]
-        until(lambda: sum(answer.done() for answer in answers) == 5)
-        assert {answer.result().status_code for answer in answers if answer.done()} == {429}
+        answers = [threads.submit(proxy.ask, key, f"wait {number} {'x' * 4_400}", **fields) for number in range(8)]
+        until(lambda: sum(answer.done() for answer in answers) == 8 - sent)
+        refused = [answer.result() for answer in answers if answer.done()]
         proxy.upstream.gate.set()
     proxy.upstream.gate.clear()
-    assert proxy.upstream.asked == asked + 3
-    until(lambda: proxy.spent("parallel") == pytest.approx(3 * COST))
+    # The SDKs try again soon, unlike after a spent budget.
+    errors = {(answer.status_code, answer.json()["error"]["code"], answer.headers["retry-after"]) for answer in refused}
+    assert errors == {(429, "rate_limit_exceeded", "5")}
+    assert (
+        "requests in flight have reserved the rest of the budget of 0.25 a day" in refused[0].json()["error"]["message"]
+    )
+    assert proxy.upstream.asked == asked + sent
+    until(lambda: proxy.spent(name) == pytest.approx(sent * COST))
+    # Nothing is reserved any more.
+    assert proxy.ask(key, "more", **fields).status_code == (200 if sent * COST < 0.25 else 429)
+
+
+def test_failed_requests_spend_nothing_and_reserve_nothing(proxy: Proxy) -> None:
+    key = add_client(proxy.settings, "failing", budget_per_day=0.01)
+    for number in range(3):
+        assert proxy.ask(key, f"fail {number}").status_code == 400
+    assert proxy.spent("failing") == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "tokens"),
+    [
+        ("/v1/chat/completions", {}, UNLIMITED_OUTPUT_TOKENS),
+        ("/v1/chat/completions", {"max_tokens": 50, "max_completion_tokens": 40, "n": 3}, 120),
+        ("/v1/completions", {"max_tokens": 5, "prompt": ["a", "b"], "best_of": 2}, 20),
+        ("/v1/completions", {"max_tokens": 5, "prompt": [1, 2]}, 5),
+        ("/v1/responses", {"max_output_tokens": 7}, 7),
+        ("/v1/messages", {"max_tokens": 0}, 0),
+        ("/v1/embeddings", {}, 0),
+        ("/v1/rerank", {}, 0),
+    ],
+)
+def test_the_limit_of_the_output_decides_the_reservation(path: str, body: dict[str, Any], tokens: int) -> None:
+    assert most_output_tokens(path, body) == tokens
 
 
 def test_a_response_without_usage_costs_its_estimate(proxy: Proxy) -> None:
@@ -214,10 +257,10 @@ def test_budgets_begin_again_each_day_and_month(tmp_path: Path) -> None:
     file = SpendingFile(tmp_path)
 
     async def spend() -> None:
-        spent = SpentMoney(file.query, {}, lambda: now.timestamp())
+        spent = SpentMoney(file, {}, lambda: now.timestamp())
 
         async def pay(money: float) -> None:
-            spent.charge("a", money - 0.1, await spent.reserve(limited, 0.1))
+            spent.charge("a", money, await spent.reserve(limited, 0.1))
             await spent.close()
 
         limited = client(budget_per_day=1, budget_per_month=1.5)
@@ -241,13 +284,16 @@ def test_budgets_begin_again_each_day_and_month(tmp_path: Path) -> None:
 def test_without_its_table_a_proxy_counts_and_writes_later(tmp_path: Path) -> None:
     file, is_broken = SpendingFile(tmp_path), False
 
-    def query(sql: str, values: Any) -> Any:
-        if is_broken:
-            raise CacheStoreError("no database")
-        return file.query(sql, values)
+    class Tables:
+        query = staticmethod(file.query)
+
+        def transaction(self, *, durable: bool = True) -> AbstractContextManager[Transaction]:
+            if is_broken:
+                raise CacheStoreError("no database")
+            return file.transaction(durable=durable)
 
     async def spend() -> None:
-        spent, limited = SpentMoney(query, {}), client(budget_per_day=1)
+        spent, limited = SpentMoney(Tables(), {}), client(budget_per_day=1)
 
         async def pay(money: float) -> None:
             spent.charge("a", money, await spent.reserve(limited, 0.0))
@@ -265,6 +311,40 @@ def test_without_its_table_a_proxy_counts_and_writes_later(tmp_path: Path) -> No
         with pytest.raises(BudgetExceeded):
             await pay(0.1)
         assert read_spent(file.query, time.time())["a"].today == pytest.approx(1.1)
+
+    asyncio.run(spend())
+    file.close()
+
+
+def test_a_proxy_renews_its_reservations_and_those_of_a_killed_one_expire(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvproxy.clients.spent_money.LEASE_SECONDS", 0.03)
+    now, limited = 1e9, client(budget_per_day=1)
+    file = SpendingFile(tmp_path)
+
+    async def spend() -> None:
+        nonlocal now
+        one, other = (SpentMoney(file, {}, lambda: now) for _ in range(2))
+        reservation = await one.reserve(limited, 2.0)
+        renewing = asyncio.create_task(one.renew_periodically())
+        now += 0.02
+        renewed = "select 1 from reservations where expires > :now"
+        await asyncio.to_thread(until, lambda: file.query(renewed, {"now": now + 0.02}) != [])
+        now += 0.02
+        with pytest.raises(TooManyRequests, match="reserved"):
+            await other.reserve(limited, 0.1)
+        # A killed proxy renews nothing.
+        renewing.cancel()
+        await asyncio.wait({renewing})
+        now += 1
+        other.charge("a", 0.5, await other.reserve(limited, 0.1))
+        # Only suspended, it still charges its request.
+        one.charge("a", 0.25, reservation)
+        await one.close()
+        await other.close()
+        assert read_spent(file.query, now)["a"].today == 0.75
+        assert file.query("select * from reservations") == []
 
     asyncio.run(spend())
     file.close()

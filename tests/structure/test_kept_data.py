@@ -72,7 +72,7 @@ http/deadlines_and_disconnects: _running
 flow/prepare/keep_warm: _digests_by_request
 index/store/group_commit: _waiting
 clients/quotas: _charges
-clients/spent_money: _charges
+clients/spent_money: _charges _in_flight _released
 clients/shared_state: _held
 engine/async_llm: _live
 engine/core: _unsent

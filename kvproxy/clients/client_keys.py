@@ -21,6 +21,7 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import is_url, open_postgres
 from kvproxy.settings import Settings
 from kvproxy.settings.access import ClientSettings
+from kvproxy.settings.journal import LIST_CURRENCY
 
 _PREFIX = "kvp-"
 _LIST = TypeAdapter(list[ClientSettings])
@@ -40,6 +41,18 @@ def all_clients(settings: Settings) -> tuple[ClientSettings, ...]:
         if len(set(values)) < len(values):
             raise SettingsError(f"two clients have the same {what}: kvproxy keys ls lists them, keys rm removes one")
     return clients
+
+
+def check_budgets(settings: Settings, clients: Sequence[ClientSettings]) -> None:
+    """Raise a SettingsError if a client has a budget, but no model a price: the proxy would refuse all its requests."""
+    journal = settings.journal
+    limited = next((client.name for client in clients if client.has_budget), None)
+    if limited is not None and not journal.has_prices:
+        raise SettingsError(
+            f"the client {limited} has a budget, but no model has a price in {journal.currency}, because the list prices are in"
+            f' {LIST_CURRENCY}: set prices in {journal.currency} (such as [journal.prices."gpt-4o*"]), remove journal.currency,'
+            " or remove the budget (kvproxy keys set --unlimited)"
+        )
 
 
 def requires_client_key(settings: Settings) -> bool:
@@ -83,6 +96,7 @@ def add_clients(settings: Settings, clients: Sequence[tuple[str, Mapping[str, An
             raise InvalidRequest(
                 f"{name!r} is no name for a client: take up to 64 letters, digits, dots, dashes and underscores"
             ) from None
+    check_budgets(settings, list(added.values()))
     with _shared_state(settings) as shared:
         if shared is not None:
             for name, client in added.items():
@@ -100,6 +114,7 @@ def set_limits(settings: Settings, name: str, limits: Mapping[str, Any]) -> None
     Running proxies apply this within two seconds. Raises NotFound, or InvalidRequest if kvproxy.toml defines the client.
     """
     client = _find_client(settings, name).model_copy(update=dict(limits))
+    check_budgets(settings, [client])
     _store_client(settings, client, f"set limits of client {name}: {limits_text(limits)}")
 
 

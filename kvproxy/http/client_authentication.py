@@ -8,7 +8,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvproxy.clients.client_keys import all_clients, clients_file, key_digest, requires_client_key
+from kvproxy.clients.client_keys import all_clients, check_budgets, clients_file, key_digest, requires_client_key
 from kvproxy.clients.quotas import Quotas
 from kvproxy.errors import MissingKey, SettingsError, StoreUnavailable, TooManyRequests, Unauthorized
 from kvproxy.http.error_responses import error_response
@@ -31,7 +31,9 @@ class Clients:
         self._shares = is_url(settings.store_location)
         self._changed = 0, *self._clients_file_version()
         self._checked = time.monotonic()
-        self._known = _index_by_digest(all_clients(settings))
+        clients = all_clients(settings)
+        check_budgets(settings, clients)
+        self._known = _index_by_digest(clients)
         self._closed = bool(self._known) or requires_client_key(settings)
 
     @property

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from kvproxy.providers.cache_rules import CacheRule, cache_rule, cache_rule_or_assumption, rule_of_marks
 from kvproxy.providers.price_list import load_price_list
-from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
+from kvproxy.settings.journal import LIST_CURRENCY, JournalSettings, PriceSettings, price_of
 
-LIST_CURRENCY = "USD"
 _FIRST_PRICES = datetime(2020, 1, 1, tzinfo=UTC).timestamp()
 _NOON = time(12)
 _PRICED = ("input_mtok", "cache_read_mtok", "cache_write_mtok", "cache_write_1h_mtok", "output_mtok")

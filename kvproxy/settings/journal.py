@@ -9,6 +9,8 @@ from pydantic import BeforeValidator, Field
 
 from kvproxy.settings.section import Seconds, Section
 
+LIST_CURRENCY = "USD"
+"""Currency of the list prices."""
 PRICE_FILE = "prices.json"
 """File of list prices in the data folder."""
 
@@ -89,6 +91,11 @@ class JournalSettings(Section):
         description="File with list prices in the form of genai-prices; by default prices.json in the data folder, which"
         " kvproxy prices update writes, or else the prices of the installed package.",
     )
+
+    @property
+    def has_prices(self) -> bool:
+        """Whether a model can have a price: of the settings, or in the currency of the list prices."""
+        return bool(self.prices) or self.currency == LIST_CURRENCY
 
 
 def price_of(model: str, prices: Mapping[str, PriceSettings]) -> PriceSettings | None:

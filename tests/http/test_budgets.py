@@ -20,8 +20,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from kvproxy.clients.client_keys import add_client, all_clients, reset_counts, set_limits, spent_money
 from kvproxy.clients.spent_money import SpendingFile, SpentMoney, read_spent
-from kvproxy.errors import BudgetExceeded, TooManyRequests
+from kvproxy.errors import BudgetExceeded, SettingsError, TooManyRequests
 from kvproxy.flow.quota_charges import UNLIMITED_OUTPUT_TOKENS, most_output_tokens
+from kvproxy.http.client_authentication import Clients
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store.database import Transaction
 from kvproxy.installation.backup import restore_backup, write_backup
@@ -207,6 +208,22 @@ def test_a_model_without_a_price_is_refused(proxy: Proxy) -> None:
     batch = httpx.post(f"{proxy.url}/v1/batches", headers={"authorization": f"Bearer {key}"}, json={"input": "f"})
     assert (batch.status_code, "has a budget" in batch.json()["error"]["message"]) == (403, True)
     assert proxy.spent("strict") == pytest.approx(COST)
+
+
+def test_budgets_without_any_price_are_an_error_at_the_start(tmp_path: Path) -> None:
+    # The list prices are in USD.
+    settings = load_settings(data=tmp_path, journal={"currency": "EUR"})
+    with pytest.raises(SettingsError, match="no model has a price in EUR"):
+        add_client(settings, "team", budget_per_day=5)
+    add_client(settings, "team")
+    with pytest.raises(SettingsError, match="remove journal.currency"):
+        set_limits(settings, "team", {"budget_per_month": 5})
+    set_limits(load_settings(data=tmp_path), "team", {"budget_per_month": 5})
+    check = kvproxy("config", "check", "--data", tmp_path, KVPROXY_JOURNAL__CURRENCY="EUR")
+    assert (check.returncode, "set prices in EUR" in check.stderr) == (2, True)
+    with pytest.raises(SettingsError, match="the client team has a budget"):
+        Clients(settings)
+    Clients(load_settings(data=tmp_path, journal={"currency": "EUR", "prices": PRICES}))
 
 
 def test_clients_see_the_models_that_they_may_use(proxy: Proxy) -> None:

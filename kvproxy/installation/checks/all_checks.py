@@ -6,7 +6,8 @@ from functools import partial
 from importlib import metadata
 from tempfile import TemporaryFile
 
-from kvproxy.errors import KvproxyError, SettingsError
+from kvproxy.clients.client_keys import all_clients, check_budgets
+from kvproxy.errors import KvproxyError, SettingsError, StoreUnavailable
 from kvproxy.index.private_files import is_accessible_to_others
 from kvproxy.installation.checks.configured_store import open_configured_store, store_exists
 from kvproxy.installation.checks.model_routes import check_model_routes
@@ -40,13 +41,14 @@ def all_checks(settings: Settings, url: str, token: str | None = None) -> list[t
         ("weights", lambda: check_weights(settings.embedder)),
         ("languages", lambda: _check_languages(settings)),
         *engine,
+        ("clients", lambda: check_clients(settings)),
         ("prices", lambda: check_paid_models(settings)),
         ("proxy", lambda: check_proxy(url, token, settings.data)),
     ]
 
 
 def check_files(settings: Settings) -> None:
-    """Check the data folder and the encryption keys. Raises a SettingsError with a line for each problem."""
+    """Check the data folder, the encryption keys, and the clients. Raises a SettingsError with a line for each problem."""
     folder, problems = settings.data, []
     if not folder.is_dir():
         problems.append(f"there is no data folder {folder}: create it with kvproxy init, or give another --data")
@@ -58,12 +60,25 @@ def check_files(settings: Settings) -> None:
             problems.append(
                 f"cannot write to the data folder {folder} ({error.strerror}): free space, or give another --data"
             )
-    try:
-        load_cipher(settings.encryption)
-    except SettingsError as error:
-        problems.append(error.message)
+    checks: tuple[Check, ...] = lambda: load_cipher(settings.encryption), lambda: check_clients(settings)
+    for check in checks:
+        try:
+            check()
+        except SettingsError as error:
+            problems.append(error.message)
+        except StoreUnavailable:
+            # Not a matter of settings; doctor reports it.
+            continue
     if problems:
         raise SettingsError("\n".join(problems))
+
+
+def check_clients(settings: Settings) -> str:
+    """Check that clients can be read, and that models have prices if clients have budgets. Raises KvproxyError."""
+    clients = all_clients(settings)
+    check_budgets(settings, clients)
+    limited = sum(client.has_budget for client in clients)
+    return f"{plural(len(clients), 'client')}, {limited} with budgets" if clients else "none: requests need no API key"
 
 
 def _check_torch() -> str:

@@ -8,7 +8,7 @@ from kvproxy.journal.reader import JournalReader
 from kvproxy.providers.cache_rules import CACHE_RULES, cache_rule
 from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings import Settings
-from kvproxy.settings.journal import price_of
+from kvproxy.settings.journal import LIST_CURRENCY, price_of
 from kvproxy.units import plural
 
 _MAX_NAMES = 5
@@ -35,9 +35,7 @@ def check_paid_models(settings: Settings, today: date | None = None) -> str:
             " or update kvproxy"
         )
     if unpriced:
-        advice.append(
-            f"no price is known for {_names(unpriced)}: set {_section(unpriced[0])}, or run kvproxy prices update"
-        )
+        advice.append(f"no price is known for {_names(unpriced)}: set {_section(unpriced[0])}, or {_source(settings)}")
     if advice:
         raise CheckWarning("; ".join(advice))
     return f"{len(CACHE_RULES)} rules of paid APIs, verified on {min(rule.verified for rule in CACHE_RULES)} or later"
@@ -58,6 +56,11 @@ def _paid_models(settings: Settings) -> list[str]:
 def _has_own_rule(model: str, settings: Settings) -> bool:
     price = price_of(model, settings.journal.prices)
     return price is not None and price.least_cached_tokens is not None and price.ttl is not None
+
+
+def _source(settings: Settings) -> str:
+    is_listed = settings.journal.currency == LIST_CURRENCY
+    return "run kvproxy prices update" if is_listed else f"remove journal.currency: list prices are in {LIST_CURRENCY}"
 
 
 def _section(model: str) -> str:

@@ -102,24 +102,25 @@ def ls(query: ClientUsageQuery, *, layout: ListLayout, store: SharedStore = None
     rows: list[Row] = [
         {
             "Name": client.name,
-            "Requests#": client.requests,
-            "Tokens#": client.tokens,
+            Column("Disabled", is_optional=True): Formatted("yes" if client.disabled else "", client.disabled),
             number_column(spent, "spent", optional=True): money(client.spent),
-            number_column("Requests/min", "requests_per_minute", optional=True): client.requests_per_minute,
-            number_column("Tokens/min", "tokens_per_minute", optional=True): client.tokens_per_minute,
-            number_column("In flight", "concurrent_requests", optional=True): client.concurrent_requests,
-            number_column("Budget/day", "budget_per_day", optional=True): _budget(client.budget_per_day),
             number_column("Left today", "left_today", optional=True): money(client.left_today),
-            number_column("Budget/month", "budget_per_month", optional=True): _budget(client.budget_per_month),
-            number_column("Left this month", "left_this_month", optional=True): money(client.left_this_month),
-            number_column("Stored", "stored_bytes", optional=True): None
-            if client.stored_bytes is None
-            else format_size(client.stored_bytes),
-            Column("Models", is_optional=True): client.models,
-            Column("Expires", is_optional=True): None if client.expires is None else local_time(client.expires),
+            number_column("Left/month", "left_this_month", optional=True): money(client.left_this_month),
+            "Requests#": client.requests,
+            number_column("Tokens", "tokens", optional=True): client.tokens,
             "Last used": None
             if client.last_used is None
             else Formatted(f"{format_age(client.last_used)} ago", local_time(client.last_used)),
+            number_column("Budget/day", "budget_per_day", optional=True): _budget(client.budget_per_day),
+            number_column("Budget/month", "budget_per_month", optional=True): _budget(client.budget_per_month),
+            number_column("Requests/min", "requests_per_minute", optional=True): client.requests_per_minute,
+            number_column("Tokens/min", "tokens_per_minute", optional=True): client.tokens_per_minute,
+            number_column("In flight", "concurrent_requests", optional=True): client.concurrent_requests,
+            Column("Models", is_optional=True): client.models,
+            Column("Expires", is_optional=True): None if client.expires is None else local_time(client.expires),
+            number_column("Stored", "stored_bytes", optional=True): None
+            if client.stored_bytes is None
+            else format_size(client.stored_bytes),
             Column("Old key until", is_optional=True, field="previous_key_expires"): None
             if client.previous_key_expires is None
             else local_time(client.previous_key_expires),
@@ -163,6 +164,35 @@ def rotate(rotation: KeyRotation, store: SharedStore = None, data: Data = None) 
 
     created = rotate_key(_load_settings(data, store), rotation)
     return text_output({"name": created.name, "key": created.key, "grace": rotation.grace}, created.key)
+
+
+@app.subcommand
+def disable(client: ClientName, store: SharedStore = None, data: Data = None) -> Output:
+    """Reject the requests of a client, until it is enabled again.
+
+    Its requests get 403, and streams in flight end with an error. Its key, counts, and stored responses stay. Running proxies
+    apply this within two seconds.
+
+    Example: kvproxy keys disable search-team
+    """
+    from kvproxy.operations.keys import disable_client
+
+    disable_client(_load_settings(data, store), client)
+    return text_output({"disabled": client.name}, f"disabled {client.name}: kvproxy keys enable {client.name}")
+
+
+@app.subcommand
+def enable(client: ClientName, store: SharedStore = None, data: Data = None) -> Output:
+    """Accept the requests of a disabled client again.
+
+    Running proxies apply this within two seconds.
+
+    Example: kvproxy keys enable search-team
+    """
+    from kvproxy.operations.keys import enable_client
+
+    enable_client(_load_settings(data, store), client)
+    return text_output({"enabled": client.name}, f"enabled {client.name}")
 
 
 @app.subcommand

@@ -96,7 +96,7 @@ def print_table(
 ) -> None:
     """Print rows under their column names. Without rows, print the message `empty` on stderr.
 
-    Raises InvalidRequest if a selected column does not exist.
+    A note names the columns with values that do not fit the terminal. Raises InvalidRequest if a selected column does not exist.
     """
     console = terminal(sys.stdout)
     columns, cells = _parse_rows(rows, raw=console is None)
@@ -110,6 +110,7 @@ def print_table(
         _print_lines([[column.key for column in chosen], *cells])
         return
     hidden = [] if layout.wide or layout.columns else _columns_to_hide(chosen, cells, console.width)
+    lost = [column for index, column in enumerate(chosen) if column in hidden and _has_value(cells, index)]
     if hidden:
         shown = [index for index, column in enumerate(chosen) if column not in hidden]
         chosen, cells = [chosen[index] for index in shown], [[row[index] for index in shown] for row in cells]
@@ -117,8 +118,8 @@ def print_table(
     # Let the terminal wrap a wider table: a truncated URL is useless.
     console.width = max(console.width, width)
     console.print(table)
-    if hidden:
-        print_note(f"not shown: {', '.join(column.name for column in hidden)} (--wide shows all columns)")
+    if lost:
+        print_note(f"not shown: {', '.join(column.name for column in lost)} (--wide shows all columns)")
 
 
 def print_rows_without_names(rows: Iterable[Row], layout: Layout) -> None:
@@ -246,13 +247,17 @@ def _columns_to_hide(columns: list[Column], cells: Cells, width: int) -> list[Co
     """Return optional columns that do not fit: first those without a value, then the last ones."""
     shown = list(range(len(columns)))
     optional = [index for index, column in enumerate(columns) if column.is_optional]
-    for index in sorted(optional, key=lambda index: (any(row[index] != "-" for row in cells), -index)):
+    for index in sorted(optional, key=lambda index: (_has_value(cells, index), -index)):
         used = [columns[place] for place in shown]
         digits = [[row[place][: columns[place].digits] for place in shown] for row in cells]
         if sum(_column_widths(used, digits, width, _MIN_WIDTH)) + _GAP * (len(used) - 1) <= width:
             break
         shown.remove(index)
     return [column for index, column in enumerate(columns) if index not in shown]
+
+
+def _has_value(cells: Cells, index: int) -> bool:
+    return any(row[index] != "-" for row in cells)
 
 
 def _fit_table(columns: list[Column], cells: Cells, width: int) -> "tuple[Table, int]":

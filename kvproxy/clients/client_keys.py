@@ -25,6 +25,10 @@ from kvproxy.settings.journal import LIST_CURRENCY
 
 _PREFIX = "kvp-"
 _LIST = TypeAdapter(list[ClientSettings])
+_NO_LIMITS = {
+    *("name", "key_sha256", "previous_key_sha256", "previous_key_expires", "counts_since", "disabled"),
+}
+_LIMITS = tuple(name for name in ClientSettings.model_fields if name not in _NO_LIMITS)
 
 
 def clients_file(data: Path) -> Path:
@@ -100,11 +104,11 @@ def add_clients(settings: Settings, clients: Sequence[tuple[str, Mapping[str, An
     with _shared_state(settings) as shared:
         if shared is not None:
             for name, client in added.items():
-                shared.set_client(name, client.model_dump_json(), operator_name(), f"add client {name}", reset=True)
+                shared.set_client(name, client.model_dump_json(), operator_name(), _named("add", client), reset=True)
             return keys
     _write_clients(settings.data, [*_read_clients(settings.data), *added.values()])
-    for name in added:
-        record_change(settings.data, operator_name(), f"add client {name}")
+    for client in added.values():
+        record_change(settings.data, operator_name(), _named("add", client))
     return keys
 
 
@@ -113,14 +117,37 @@ def set_limits(settings: Settings, name: str, limits: Mapping[str, Any]) -> None
 
     Running proxies apply this within two seconds. Raises NotFound, or InvalidRequest if kvproxy.toml defines the client.
     """
-    client = _find_client(settings, name).model_copy(update=dict(limits))
+    before = _find_client(settings, name)
+    client = before.model_copy(update=dict(limits))
     check_budgets(settings, [client])
-    _store_client(settings, client, f"set limits of client {name}: {limits_text(limits)}")
+    changes = (
+        f"{limit} {_limit_text(limit, getattr(before, limit))} -> {_limit_text(limit, limits[limit])}"
+        for limit in limits
+    )
+    _store_client(settings, client, f"set limits of client {name}: {', '.join(changes)}")
+
+
+def set_disabled(settings: Settings, name: str, *, disabled: bool) -> None:
+    """Disable a client, whose requests then get 403, or enable it again. Its counts and stored responses stay.
+
+    Running proxies apply this within two seconds. Raises NotFound, or InvalidRequest if kvproxy.toml defines the client, or if
+    nothing would change.
+    """
+    client, verb = _find_client(settings, name), "disable" if disabled else "enable"
+    if client.disabled == disabled:
+        raise InvalidRequest(f"the client {name!r} is {verb}d already")
+    _store_client(settings, client.model_copy(update={"disabled": disabled}), f"{verb} client {name}")
 
 
 def limits_text(limits: Mapping[str, Any]) -> str:
     """Format limits, which are fields of `ClientSettings`, for people."""
     return ", ".join(f"{name} {_limit_text(name, value)}" for name, value in limits.items())
+
+
+def _named(verb: str, client: ClientSettings) -> str:
+    """Return a change of a whole client, such as `add client a: requests_per_minute 50`."""
+    limits = {limit: value for limit in _LIMITS if (value := getattr(client, limit)) not in (None, ())}
+    return f"{verb} client {client.name}{': ' if limits else ''}{limits_text(limits)}"
 
 
 def _limit_text(name: str, value: Any) -> str:
@@ -142,7 +169,10 @@ def rotate_key(settings: Settings, name: str, grace: float) -> str:
     key = _PREFIX + secrets.token_urlsafe(32)
     previous = {"previous_key_sha256": client.key_sha256, "previous_key_expires": time.time() + grace}
     update = {"key_sha256": key_digest(key)} | (previous if grace > 0 else dict.fromkeys(previous))
-    _store_client(settings, client.model_copy(update=update), f"rotate the key of client {name}")
+    until = f"valid until {_limit_text('expires', time.time() + grace)}" if grace > 0 else "revoked"
+    _store_client(
+        settings, client.model_copy(update=update), f"rotate the key of client {name}: the old key is {until}"
+    )
     return key
 
 
@@ -173,19 +203,19 @@ def remove_client(settings: Settings, name: str) -> None:
 
     Raises NotFound, or InvalidRequest if kvproxy.toml defines the client.
     """
-    _find_client(settings, name)
+    change = _named("remove", _find_client(settings, name))
     clients = _read_clients(settings.data)
     if any(client.name == name for client in clients):
         _write_clients(settings.data, [client for client in clients if client.name != name])
         _delete_spent(settings, name)
-        record_change(settings.data, operator_name(), f"remove client {name}")
+        record_change(settings.data, operator_name(), change)
         with _shared_state(settings) as shared:
             if shared is not None:
                 shared.reset_quota(name, operator_name())
         return
     with _shared_state(settings) as shared:
         assert shared is not None
-        shared.set_client(name, None, operator_name(), f"remove client {name}")
+        shared.set_client(name, None, operator_name(), change)
 
 
 def spent_money(settings: Settings) -> dict[str, Spent]:

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvproxy.clients.client_keys import all_clients, check_budgets, clients_file, key_digest, requires_client_key
 from kvproxy.clients.quotas import Quotas
-from kvproxy.errors import MissingKey, SettingsError, StoreUnavailable, TooManyRequests, Unauthorized
+from kvproxy.errors import KeyDisabled, MissingKey, SettingsError, StoreUnavailable, TooManyRequests, Unauthorized
 from kvproxy.http.error_responses import error_response
 from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
 from kvproxy.http.metrics import Metrics
@@ -76,8 +76,12 @@ class Clients:
                 return client
         return None
 
-    def was_removed(self, client: ClientSettings) -> bool:
-        return self.requires_key and not any(digest in self._known for digest in client.digests)
+    def why_ended(self, client: ClientSettings) -> str | None:
+        """Return what ended the requests in flight of a client: `removed`, `disabled`, or None."""
+        if not self.requires_key:
+            return None
+        known = next((self._known[digest] for digest in client.digests if digest in self._known), None)
+        return "removed" if known is None else "disabled" if known.disabled else None
 
     def knows(self, header: str) -> bool:
         """Whether the value of a header is the key of a client, also an expired one."""
@@ -99,6 +103,10 @@ def _authentication_error(headers: Mapping[str, str]) -> Unauthorized:
     return MissingKey(
         "no API key was given: send Authorization: Bearer KEY with a key of this proxy (kvproxy keys add)"
     )
+
+
+def _disabled(client: ClientSettings) -> KeyDisabled:
+    return KeyDisabled(f"the client {client.name} is disabled: ask the operator (kvproxy keys enable {client.name})")
 
 
 def _index_by_digest(clients: Iterable[ClientSettings]) -> dict[str, ClientSettings]:
@@ -135,15 +143,21 @@ class ClientGuard:
             await error_response(_authentication_error(headers), scope)(scope, receive, send)
             return
         self._authenticate(scope, client)
+        if client.disabled:
+            self._metrics.count_client_request(client.name, KeyDisabled.status)
+            await error_response(_disabled(client), scope)(scope, receive, send)
+            return
         quota = self._quotas.get(client)
 
-        was_removed = False
+        has_ended = False
 
         async def labelled(message: Message) -> None:
-            nonlocal was_removed
-            if message.get("more_body") and not was_removed and self._clients.was_removed(client):
-                was_removed = True
+            nonlocal has_ended
+            if message.get("more_body") and not has_ended and (cause := self._clients.why_ended(client)) is not None:
+                has_ended = True
                 # The response ends with this error, if it is a stream of events, or breaks off.
+                if cause == "disabled":
+                    raise _disabled(client)
                 raise Unauthorized("the API key of this request was removed: ask the operator for another one")
             if message["type"] == "http.response.start":
                 self._metrics.count_client_request(client.name, message["status"])

@@ -47,6 +47,7 @@ class ListedClient(LimitedClient):
     """A client with its usage in the journal; None if the journal cannot be read.
 
     Attributes:
+        disabled: whether its requests get 403.
         previous_key_expires: end of its previous key's validity in seconds since the epoch.
         spent_today, left_today, spent_this_month, left_this_month: what counts for its budget in this UTC day or month, and what
             is left, in `journal.currency`; None without such a budget.
@@ -56,6 +57,7 @@ class ListedClient(LimitedClient):
         last_used: time of the last request in seconds since the epoch.
     """
 
+    disabled: bool
     previous_key_expires: float | None
     spent_today: float | None = None
     left_today: float | None = None
@@ -158,9 +160,8 @@ def _listed(client: ClientSettings, spent: Spent, usage: Mapping[str, Any]) -> L
     ):
         if budget is not None:
             budgets |= {f"spent_{period}": max(0.0, used), f"left_{period}": max(0.0, budget - used)}
-    return ListedClient(
-        name=client.name, previous_key_expires=client.previous_key_expires, **_limits(client), **budgets, **usage
-    )
+    state = {"disabled": client.disabled, "previous_key_expires": client.previous_key_expires}
+    return ListedClient(name=client.name, **state, **_limits(client), **budgets, **usage)
 
 
 def _limits(client: ClientSettings) -> dict[str, Any]:
@@ -214,6 +215,14 @@ def set_limits(settings: Settings, change: ClientChange) -> LimitedClient:
 
 def rotate_key(settings: Settings, rotation: KeyRotation) -> CreatedKey:
     return CreatedKey(rotation.name, client_keys.rotate_key(settings, rotation.name, rotation.grace))
+
+
+def disable_client(settings: Settings, client: ClientName) -> None:
+    client_keys.set_disabled(settings, client.name, disabled=True)
+
+
+def enable_client(settings: Settings, client: ClientName) -> None:
+    client_keys.set_disabled(settings, client.name, disabled=False)
 
 
 def reset_counts(settings: Settings, client: ClientName) -> None:

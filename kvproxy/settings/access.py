@@ -103,6 +103,9 @@ class ClientSettings(Section):
         None,
         description="When its key expires: a date such as 2026-12-31, or seconds since the epoch; by default never.",
     )
+    disabled: bool = Field(
+        False, description="Reject its requests with 403; `kvproxy keys disable` and `enable` set it."
+    )
     counts_since: float | None = Field(
         None, description="Start of its counts in seconds since the epoch; `kvproxy keys reset` sets it."
     )

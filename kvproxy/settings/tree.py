@@ -128,7 +128,7 @@ class Settings(BaseSettings):
     clients: tuple[ClientSettings, ...] = Field(
         (),
         description="Further clients besides the list of `kvproxy keys ls`: tables with name, key_sha256, requests_per_minute,"
-        " tokens_per_minute, concurrent_requests, budget_per_day, budget_per_month, stored_bytes, models and expires.",
+        " tokens_per_minute, concurrent_requests, budget_per_day, budget_per_month, stored_bytes, models, expires and disabled.",
     )
     limits: LimitSettings = LimitSettings()
     rules: tuple[RuleSettings, ...] = Field((), description="Settings for some requests, see [rules](rules.md).")

@@ -200,10 +200,15 @@ def test_the_first_key_closes_the_proxy_and_rotation_shows_the_end_of_the_old_on
     narrow = kvproxy("keys", "ls", "--data", tmp_path, columns=80)
     shown = [re.sub(r"\x1b\[\d*m", "", line) for line in narrow.stdout.splitlines()]
     assert max(map(len, shown)) <= 80
-    assert narrow.stderr == (
-        "not shown: Tokens/min, In flight, Budget/day, Left today, Budget/month, Left this month, Stored, Models, Expires"
-        " (--wide shows all columns)\n"
+    # Nobody has a limit.
+    assert narrow.stderr == ""
+    kvproxy(
+        "keys", "set", "one", "--budget-per-day", 5, "--tokens-per-minute", 900, "--models", "m", "--data", tmp_path
     )
+    narrow = kvproxy("keys", "ls", "--data", tmp_path, columns=80)
+    assert narrow.stderr == "not shown: Old key until (--wide shows all columns)\n"
+    head = re.sub(r"\x1b\[\d*m", "", narrow.stdout.splitlines()[0])
+    assert re.sub(" +", " ", head).strip() == "Name Left today Requests Tokens Last used Budget/day Tokens/min Models"
     assert ends == pytest.approx(time.time() + 7 * 86_400, abs=60)
 
 
@@ -256,9 +261,17 @@ def test_limits_of_a_client_are_changed_without_a_new_key(tmp_path: Path) -> Non
     ).stdout
     assert shown.strip().endswith("stored_bytes 1024, models small large-*, expires 2126-12-31T00:00:00+00:00")
     newest = json.loads(kvproxy("keys", "history", "--json", "--data", tmp_path).stdout)[0]
-    limits = "budget_per_day 0.1, models small large-*, expires 2126-12-31T00:00:00+00:00"
+    limits = "budget_per_day none -> 0.1, models none -> small large-*, expires none -> 2126-12-31T00:00:00+00:00"
     assert newest["change"] == f"set limits of client team: {limits}"
     assert newest["operator"].partition("@")[0] == getpass.getuser()
+    kvproxy(*given, "--concurrent-requests", 8, "--unlimited", "models")
+    assert kvproxy("keys", "rotate", "team", "--grace", 0, "--data", tmp_path).returncode == 0
+    kvproxy("keys", "rm", "team", "--data", tmp_path)
+    removed, rotated, changed, *_, added = json.loads(kvproxy("keys", "history", "--json", "--data", tmp_path).stdout)
+    assert added["change"] == "add client team: requests_per_minute 5, stored_bytes 1024"
+    expected = "set limits of client team: concurrent_requests 2 -> 8, models small large-* -> none"
+    assert (changed["change"], rotated["change"]) == (expected, "rotate the key of client team: the old key is revoked")
+    assert removed["change"].startswith("remove client team: tokens_per_minute 9, concurrent_requests 8, ")
 
 
 @pytest.mark.parametrize(

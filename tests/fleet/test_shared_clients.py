@@ -39,7 +39,7 @@ def test_clients_are_known_and_revoked_everywhere(empty_postgres: str, tmp_path:
     assert changes == result(*arguments, "--store", empty_postgres)
     assert [each["change"] for each in changes] == [
         "remove client one",
-        "rotate the key of client one",
+        "rotate the key of client one: the old key is revoked",
         "add client one",
     ]
     assert all("@" in each["operator"] and time.time() - each["changed"] < 60 for each in changes)

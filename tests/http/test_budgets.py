@@ -216,7 +216,7 @@ def test_budgets_without_any_price_are_an_error_at_the_start(tmp_path: Path) -> 
     with pytest.raises(SettingsError, match="no model has a price in EUR"):
         add_client(settings, "team", budget_per_day=5)
     add_client(settings, "team")
-    with pytest.raises(SettingsError, match="remove journal.currency"):
+    with pytest.raises(SettingsError, match=r"remove journal\.currency"):
         set_limits(settings, "team", {"budget_per_month": 5})
     set_limits(load_settings(data=tmp_path), "team", {"budget_per_month": 5})
     check = kvproxy("config", "check", "--data", tmp_path, KVPROXY_JOURNAL__CURRENCY="EUR")

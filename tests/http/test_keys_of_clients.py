@@ -7,11 +7,13 @@ import sqlite3
 import stat
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -24,6 +26,7 @@ from kvproxy.clients.client_keys import (
     key_digest,
     remove_client,
     rotate_key,
+    set_disabled,
     set_limits,
 )
 from kvproxy.errors import InvalidRequest, NotFound, SettingsError
@@ -36,7 +39,7 @@ from kvproxy.settings import Settings, load_settings
 from tests.commands.run import kvproxy
 from tests.http.conftest import Recorder
 from tests.polling import until
-from tests.requests import post
+from tests.requests import chat, post
 from tests.servers import run_proxy, run_upstream
 from tests.statuses import makes_entry
 
@@ -217,8 +220,18 @@ def test_the_upstream_receives_no_key_of_another_client(tmp_path: Path, recorder
         assert headers["x-goog-api-key"] == "own"
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/events", "/v1/file"])
-def test_a_response_ends_when_its_client_is_removed(tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("path", "change", "message"),
+    [
+        ("/v1/chat/completions", remove_client, b"the API key of this request was removed"),
+        ("/v1/chat/completions", partial(set_disabled, disabled=True), b"the client one is disabled"),
+        ("/v1/events", remove_client, b"the API key of this request was removed"),
+        ("/v1/file", remove_client, None),
+    ],
+)
+def test_a_response_ends_when_its_client_is_removed_or_disabled(
+    tmp_path: Path, path: str, change: Callable[..., None], message: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stream may last for an hour."""
     monkeypatch.setattr(client_authentication, "_CHECK_SECONDS", 0.05)
     ended = threading.Event()
@@ -248,16 +261,16 @@ def test_a_response_ends_when_its_client_is_removed(tmp_path: Path, path: str, m
                 try:
                     for part in response.iter_bytes():
                         if not received:
-                            remove_client(found, "one")
+                            change(found, "one")
                         received += part
                 except httpx.RemoteProtocolError as broken:
                     error = broken
             # The upstream is not read further.
             assert ended.wait(300)
-    if path == "/v1/file":
+    if message is None:
         assert error is not None
     else:
-        assert b"the API key of this request was removed" in received.split(b"data: ")[-1]
+        assert message in received.split(b"data: ")[-1]
 
 
 def test_a_client_has_models_and_an_expiry(tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,6 +298,32 @@ def test_a_client_has_models_and_an_expiry(tmp_path: Path, recorder: Recorder, m
         set_limits(found, "one", {"expires": time.time() - 1})
         until(lambda: ask("/v1/chat/completions", "large").status_code == 401)
         assert "expired" in ask("/v1/chat/completions", "large").json()["error"]["message"]
+
+
+def test_a_client_is_disabled_and_enabled(tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_authentication, "_CHECK_SECONDS", 0.0)
+    found = settings(tmp_path, recorder.url)
+    key = add_client(found, "one", requests_per_minute=100)
+    with run_proxy(found) as (url, services):
+        assert post(url, x_api_key=key).status_code == 200
+        assert kvproxy("keys", "disable", "one", "--data", tmp_path).returncode == 0
+        for path in ("/v1/chat/completions", "/v1/files"):
+            refused = post(url, path=path, x_api_key=key)
+            error = refused.json()["error"]
+            assert (refused.status_code, error["code"]) == (403, "key_disabled")
+            assert "the client one is disabled: ask the operator (kvproxy keys enable one)" in error["message"]
+        assert 'kvproxy_client_requests_total{client="one",status="403"} 2.0' in services.metrics.render().decode()
+        with pytest.raises(openai.PermissionDeniedError, match="is disabled"):
+            openai.OpenAI(base_url=f"{url}/v1", api_key=key).chat.completions.create(**chat())
+        (listed,) = json.loads(kvproxy("keys", "ls", "--json", "--data", tmp_path).stdout)
+        assert (listed["disabled"], listed["requests_per_minute"]) == (True, 100)
+        assert kvproxy("keys", "disable", "one", "--data", tmp_path).returncode == 2
+        assert kvproxy("keys", "enable", "one", "--data", tmp_path).returncode == 0
+        # Its stored responses are there.
+        assert post(url, x_api_key=key).headers["cache-status"].startswith("kvproxy; hit")
+    assert kvproxy("keys", "disable", "nobody", "--data", tmp_path).returncode == 3
+    changes = json.loads(kvproxy("keys", "history", "--json", "--data", tmp_path).stdout)
+    assert [each["change"] for each in changes][:2] == ["enable client one", "disable client one"]
 
 
 def test_keys_of_many_clients_their_usage_and_their_history(tmp_path: Path, recorder: Recorder) -> None:
@@ -327,7 +366,12 @@ def test_keys_of_many_clients_their_usage_and_their_history(tmp_path: Path, reco
     assert (all_clients(found)[0].models, all_clients(found)[0].expires) == ((), None)
     remove_client(found, "b")
     changes = json.loads(kvproxy("keys", "history", "--json", "--data", data).stdout)
-    assert [each["change"] for each in changes][-2:] == ["add client b", "add client a"]
+    added, _, limits = changes[-1]["change"].partition(": ")
+    assert (changes[-2]["change"], added, limits.startswith("tokens_per_minute 1000, ")) == (
+        "add client b",
+        "add client a",
+        True,
+    )
     assert [each["change"].split(":")[0] for each in changes][:2] == ["remove client b", "set limits of client a"]
     assert stat.S_IMODE((data / "changes.jsonl").stat().st_mode) == 0o600
 

@@ -78,5 +78,5 @@ def test_each_filter_of_the_store_is_declared() -> None:
 
 
 def test_each_limit_of_a_client_is_declared() -> None:
-    others = {"name", "key_sha256", "previous_key_sha256", "previous_key_expires", "counts_since"}
+    others = {"name", "key_sha256", "previous_key_sha256", "previous_key_expires", "counts_since", "disabled"}
     assert set(LIMITS) == ClientSettings.model_fields.keys() - others

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kvproxy.clients.client_keys import add_client, add_clients, set_limits
+from kvproxy.clients.client_keys import add_client, add_clients, set_disabled, set_limits
 from kvproxy.settings import load_settings
 from tests.http.test_budgets import COST, PRICES, Upstream
 from tests.requests import chat
@@ -54,6 +54,8 @@ def test_the_page_lists_clients_with_their_budgets_and_no_keys(page: Page, tmp_p
         # A change is shown without a reload.
         set_limits(services.settings, "one-team", {"budget_per_day": 2.0})
         page.until(lambda: rows(page)["one-team"][3] == f"{COST:.4f} of 2.0000")
+        set_disabled(services.settings, "old", disabled=True)
+        page.until(lambda: "old disabled" in rows(page))
 
 
 def test_the_list_of_clients_is_for_the_operator(tmp_path: Path) -> None:

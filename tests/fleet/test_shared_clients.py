@@ -38,9 +38,9 @@ def test_clients_are_known_and_revoked_everywhere(empty_postgres: str, tmp_path:
     changes = result(*arguments, KVPROXY_STORE=empty_postgres)
     assert changes == result(*arguments, "--store", empty_postgres)
     assert [each["change"] for each in changes] == [
-        "remove client one",
+        "remove client one: requests_per_minute 100",
         "rotate the key of client one: the old key is revoked",
-        "add client one",
+        "add client one: requests_per_minute 100",
     ]
     assert all("@" in each["operator"] and time.time() - each["changed"] < 60 for each in changes)
 

@@ -160,7 +160,7 @@ def _listed(client: ClientSettings, spent: Spent, usage: Mapping[str, Any]) -> L
     ):
         if budget is not None:
             budgets |= {f"spent_{period}": max(0.0, used), f"left_{period}": max(0.0, budget - used)}
-    state = {"disabled": client.disabled, "previous_key_expires": client.previous_key_expires}
+    state: dict[str, Any] = {"disabled": client.disabled, "previous_key_expires": client.previous_key_expires}
     return ListedClient(name=client.name, **state, **_limits(client), **budgets, **usage)
 
 

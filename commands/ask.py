@@ -11,7 +11,7 @@ from kvproxy.commands.options import ApiKey, ProxyOptions
 from kvproxy.commands.output import Output, print_text
 from kvproxy.commands.request_body import PromptOptions, RequestFieldOptions
 from kvproxy.errors import InvalidRequest
-from kvproxy.operations.client import PATHS, credential_headers
+from kvproxy.operations.api_paths import PATHS, credential_headers
 from kvproxy.telemetry.printable_text import escape_cell
 
 _STATUS_HEADER = "cache-status"

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from kvproxy.apis.api import ApiName
-from kvproxy.commands.blocks.engine_lines import layer_group_name
 from kvproxy.commands.formatting import local_time, one_line
 from kvproxy.commands.options import ApiKey, JournalOptions
 from kvproxy.commands.output import Output, print_facts, print_text
@@ -17,8 +16,8 @@ from kvproxy.commands.request_body import PromptOptions, RequestFieldOptions
 from kvproxy.commands.statistics_text import policy_sentences
 from kvproxy.commands.tables import Layout, Row, digest_column, print_table, text_column
 from kvproxy.errors import KvproxyError, NotFound
-from kvproxy.operations.client import ProxyClient, credential_headers
-from kvproxy.operations.journal_parameters import RecordName
+from kvproxy.operations.api_paths import credential_headers
+from kvproxy.operations.client import ProxyClient
 from kvproxy.operations.operation import fields_of
 from kvproxy.telemetry.printable_text import escape_controls
 from kvproxy.units import tenant_name
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
         SemanticExplanation,
     )
     from kvproxy.index.policies.policy import LearningStatus
-    from kvproxy.operations.journal import RecordExplanation
+    from kvproxy.operations.journal_reports import RecordExplanation
 
 _LISTED_BLOCKS = 12
 _LISTED_CHANGES = 4
@@ -69,7 +68,8 @@ def explain(
     Example: kvproxy explain --request 3f2a
     """
     if request is not None:
-        from kvproxy.operations.journal import explain_record
+        from kvproxy.operations.journal_parameters import RecordName
+        from kvproxy.operations.journal_reports import explain_record
 
         miss = proxy.open().perform(explain_record, RecordName(request))
         return Output(asdict(miss.explained), lambda: _print_miss(miss))
@@ -235,6 +235,8 @@ def _print_prefix(prefix: "PrefixReport") -> None:
     cached = prefix.matched_tokens + from_file
     print_text(f"prefix     {cached:,} of {prefix.prompt_tokens:,} tokens are cached{_block_names(prefix.blocks)}")
     for group in prefix.groups:
+        from kvproxy.commands.blocks.engine_lines import layer_group_name
+
         name = layer_group_name(group.number, group.kind, group.window)
         print_text(f"  {name}: {group.tokens:,} tokens on its own")
     for name, tokens in prefix.tiers.items():

@@ -82,7 +82,7 @@ def _checked_plot(file: Path | None) -> Path | None:
 
 
 def _checked_database_url(store: str | None) -> str | None:
-    from kvproxy.index.store import is_url
+    from kvproxy.index.store_location import is_url
 
     if store is not None and not is_url(store):
         raise typer.BadParameter("give postgresql://HOST/DATABASE; for a proxy with files, give --data")

@@ -108,15 +108,15 @@ def print_note(sentence: str) -> None:
 
 
 def print_charts(charts: "Sequence[Chart]", *, always: bool = False) -> None:
-    if not charts:
+    console = terminal(sys.stdout)
+    if not charts or (console is None and not always):
         return
     from kvproxy.analyse.charts import draw
 
-    console = _console(sys.stdout)
-    if console.is_terminal or always:
-        typer.echo(
-            draw(charts, min(console.width, _CHART_WIDTH), with_colours=not console.no_color and console.is_terminal)
-        )
+    console = console or _console(sys.stdout)
+    typer.echo(
+        draw(charts, min(console.width, _CHART_WIDTH), with_colours=not console.no_color and console.is_terminal)
+    )
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from kvproxy.commands.options import (
     size_option,
 )
 from kvproxy.doors import EVICTION
-from kvproxy.operations.client import credential_headers
+from kvproxy.operations.api_paths import credential_headers
 from kvproxy.units import plural
 
 if TYPE_CHECKING:

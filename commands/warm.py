@@ -12,7 +12,8 @@ from kvproxy.commands.options import ApiKey, ProxyOptions
 from kvproxy.commands.output import Output, print_facts, print_note, print_text, progress_bar
 from kvproxy.commands.request_body import SAMPLING, RequestFieldOptions
 from kvproxy.errors import InvalidRequest, KvproxyError, ProxyUnreachable
-from kvproxy.operations.client import API_NAMES, ProxyClient, configured_token, credential_headers
+from kvproxy.operations.api_paths import API_NAMES, credential_headers
+from kvproxy.operations.client import ProxyClient, configured_token
 from kvproxy.units import format_line_numbers, plural, tenant_name
 
 if TYPE_CHECKING:

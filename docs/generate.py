@@ -338,9 +338,9 @@ def _with_table(page: str, source: str, rows: list[str]) -> str:
 
 def records() -> str:
     """The page docs/records.md with its list of reasons."""
-    from kvproxy.journal.reasons import REASONS
+    from kvproxy.journal.reasons import reasons
 
-    rows = [f"- `{name}`: {meaning}" for name, meaning in REASONS.items()]
+    rows = [f"- `{name}`: {meaning}" for name, meaning in reasons().items()]
     return _with_table("records.md", "kvproxy/journal/reasons.py", rows)
 
 

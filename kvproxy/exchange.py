@@ -13,6 +13,7 @@ from kvproxy.apis.not_stored import NotStored
 from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.apis.trace_context import Trace
 from kvproxy.index.entry import Entry
+from kvproxy.layers import Layer
 
 if TYPE_CHECKING:
     from kvproxy.backends.protocol import ServingUpstream
@@ -20,13 +21,6 @@ if TYPE_CHECKING:
     from kvproxy.index.search.lookup_result import Candidate, Lookup
     from kvproxy.settings.access import ClientSettings
 
-Layer = Literal["exact", "semantic", "forward", "bypass", "refused", "disconnected", "error", "revalidated", "plugin"]
-"""Source of the response.
-
-`exact`, `semantic`: the response cache. `forward`: the backend. `bypass`: the backend, for a request that was not parsed.
-`refused`: the proxy rejected the request. `disconnected`: the client disconnected first. `error`: the proxy or the backend
-failed. `revalidated`: the backend, for a background request that renews a stale response. `plugin`: a layer of a plugin.
-"""
 Stale = Literal["stale-while-revalidate", "stale-if-error"]
 """Reason to serve an expired response (RFC 5861)."""
 ForwardReason = Literal["uri-miss", "request", "stale", "bypass"]

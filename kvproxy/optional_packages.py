@@ -1,8 +1,6 @@
 """Errors that name the package, or its version, to install."""
 
 from collections.abc import Iterable
-from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 
 from kvproxy.errors import SettingsError
@@ -41,6 +39,8 @@ def missing_extra_error(error: ModuleNotFoundError) -> SettingsError | None:
 
 
 def require_package(package: str) -> None:
+    from importlib.util import find_spec
+
     if find_spec(package) is None:
         raise missing_extra_error(ModuleNotFoundError(name=package)) or ModuleNotFoundError(name=package)
 
@@ -50,6 +50,8 @@ def require_names(package: str, owner: type, names: Iterable[str]) -> None:
 
     For private names: an override of a method that another version does not call would silently have no effect.
     """
+    from importlib import metadata
+
     missing = sorted(set(names) - _attributes(owner))
     if missing:
         requirement = next(line for line in metadata.requires("kvproxy") or () if line.startswith(package))

@@ -46,7 +46,8 @@ def audit(
     import asyncio
 
     from kvproxy.analyse.audit import Auditor, generate_bodies
-    from kvproxy.operations.client import ProxyClient, credential_headers
+    from kvproxy.operations.api_paths import credential_headers
+    from kvproxy.operations.client import ProxyClient
 
     headers = credential_headers("chat", api_key)
     model = model or ProxyClient(url).first_model(headers)

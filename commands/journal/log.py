@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import typer
 from typer import Argument, Option
 
-from kvproxy.analyse.charts import Chart, ChartLine
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.files import checked_plot, save_charts
 from kvproxy.commands.formatting import decimal, local_time, milliseconds, money, percent, table_time
@@ -108,6 +107,7 @@ def _sort_by_arrival(rows: "list[RecordWithQuestions]") -> "list[RecordWithQuest
 
 
 def _plot(journal: "DirectJournal", query: RecordQuery, file: Path) -> None:
+    from kvproxy.analyse.charts import Chart, ChartLine
     from kvproxy.journal.record import Layer
 
     is_file = str(file) != "-"
@@ -138,8 +138,9 @@ def show(
     Example: kvproxy log show 3f2a
     """
     from kvproxy.journal.reasons import meaning_of_reason
+    from kvproxy.operations.journal_reports import find_record
 
-    record = source.open().record(request)
+    record = find_record(source.open(), request)
     questions = {"question": record.question, "stored_question": _matched_question(record)}
     document = {**asdict(record), "decode_ms": _decode_ms(record), **questions}
     document.pop("text")

@@ -48,7 +48,7 @@ def savings(
 
     Example: kvproxy savings --ledger
     """
-    from kvproxy.operations.journal import report_ledger, report_savings
+    from kvproxy.operations.journal_reports import report_ledger, report_savings
 
     by, since = query.by, query.since
     if ledger:

@@ -61,16 +61,18 @@ def sessions(
     Example: kvproxy sessions --since 2h --json
     """
     if by is not None:
-        from kvproxy.operations.journal import report_spending
+        from kvproxy.operations.journal_reports import report_spending
 
         if selection.turns != 1:
             raise typer.BadParameter("--by sums requests, so --turns does not apply")
         return spending_output(
             source.open().perform(report_spending, SpendingQuery(by, selection.since, selection.until)), layout
         )
+    from kvproxy.operations.journal_reports import find_sessions
+
     limit = default_limit(limit, 20)
     # One more row than the limit shows whether there are more.
-    summaries = source.open().sessions(replace(selection, limit=limit + 1 if limit else None))
+    summaries = find_sessions(source.open(), replace(selection, limit=limit + 1 if limit else None))
     listed = summaries[: limit or None]
     has_unpriced = any(session.unpriced_turns for session in listed)
     document, rows = (
@@ -94,7 +96,7 @@ def show(
     Example: kvproxy sessions show 42
     """
     from kvproxy.journal.sessions.session_reader import summarize_session
-    from kvproxy.operations.journal import show_session
+    from kvproxy.operations.journal_reports import show_session
 
     rows = source.open().perform(show_session, SessionName(session))
 

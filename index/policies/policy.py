@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from functools import cache
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from kvproxy.index.policies.guards import ADDITIONS, GUARDS, Guard
+if TYPE_CHECKING:
+    from kvproxy.index.policies.guards import Guard
 
 PolicyName = Literal["learned", "checked", "threshold"]
 Verdict = Literal[
@@ -53,12 +55,18 @@ _MEANINGS: dict[Verdict, str] = {
     "refusal limit": "too many similar questions were refused, so it has exact hits only for some hours",
     "not compared": "a nearer one decided",
 }
-_DIFFERENCES = {guard.name: guard.difference for guard in (*GUARDS, ADDITIONS)}
-_DIFFERENCES["context"] = "an earlier question has another meaning"
 
 
 def describe_verdict(verdict: Verdict, guard: str | None) -> str:
-    return _MEANINGS.get(verdict) or _DIFFERENCES.get(guard or "", "the guards found a difference")
+    return _MEANINGS.get(verdict) or _differences().get(guard or "", "the guards found a difference")
+
+
+@cache
+def _differences() -> dict[str, str]:
+    from kvproxy.index.policies.guards import ADDITIONS, GUARDS
+
+    own = {guard.name: guard.difference for guard in (*GUARDS, ADDITIONS)}
+    return own | {"context": "an earlier question has another meaning"}
 
 
 def verdict_token(verdict: Verdict, guard: str | None) -> str:
@@ -210,7 +218,7 @@ class Policy(Protocol):
         """Decide about all neighbours, which are sorted by similarity, nearest first. Only `learned` needs `namespace`."""
 
 
-def find_rejection(question: str, neighbour: Neighbour, floor: float, guards: Sequence[Guard]) -> Decision | None:
+def find_rejection(question: str, neighbour: Neighbour, floor: float, guards: "Sequence[Guard]") -> Decision | None:
     if not neighbour.similarity >= floor:  # A NaN is refused, too.
         return Decision("low similarity")
     for guard in guards:

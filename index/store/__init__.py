@@ -20,6 +20,7 @@ from kvproxy.index.store.store_types import (
     UsageKey,
     WriteResult,
 )
+from kvproxy.index.store_location import is_url
 
 __all__ = [
     "ALL_ENTRIES",
@@ -32,16 +33,10 @@ __all__ = [
     "StoredQuestion",
     "UsageKey",
     "WriteResult",
-    "is_url",
     "open_observations",
     "open_postgres",
     "open_store",
 ]
-_SCHEMES = ("postgresql://", "postgres://")
-
-
-def is_url(location: str) -> bool:
-    return location.startswith(_SCHEMES)
 
 
 def open_store(

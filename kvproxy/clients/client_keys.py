@@ -18,7 +18,7 @@ from kvproxy.clients.shared_state import SharedState, operator_name
 from kvproxy.clients.spent_money import Query, SpendingFile, Spent, delete_spent, read_spent, spending_file
 from kvproxy.errors import InvalidRequest, NotFound, SettingsError, StoreUnavailable
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store import is_url, open_postgres
+from kvproxy.index.store_location import is_url
 from kvproxy.settings import Settings
 from kvproxy.settings.access import ClientSettings
 from kvproxy.settings.journal import LIST_CURRENCY
@@ -280,6 +280,8 @@ def _shared_state(settings: Settings) -> Iterator[SharedState | None]:
     if not is_url(settings.store_location):
         yield None
         return
+    from kvproxy.index.store import open_postgres
+
     try:
         with closing(open_postgres(settings.store_location)) as database:
             yield SharedState(database)

@@ -18,8 +18,8 @@ from uuid import uuid4
 from kvproxy.errors import BudgetExceeded, TooManyRequests
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.failure_log import FailureLog
+from kvproxy.index.sqlite_files import connect, create_schema, make_files_private
 from kvproxy.index.store.database import Row, Transaction
-from kvproxy.index.store.sqlite.connection import connect, create_schema, make_files_private
 from kvproxy.settings.access import ClientSettings
 from kvproxy.settings.journal import PriceSettings
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.errors import UpstreamProtocolError, UpstreamTimeout
-from kvproxy.exchange import CacheKey, Exchange, Layer
+from kvproxy.exchange import CacheKey, Exchange
 from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.flow.finish import record_failure
 from kvproxy.flow.layers.forwarded import begin_response, end_response
 from kvproxy.flow.single_flight import SharedRequest
+from kvproxy.layers import Layer
 
 _MAX_SECONDS, _MAX_BYTES = 600.0, 64 * 2**20
 

@@ -14,7 +14,7 @@ from kvproxy.errors import KeyDisabled, MissingKey, SettingsError, StoreUnavaila
 from kvproxy.http.error_responses import error_response
 from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
 from kvproxy.http.metrics import Metrics
-from kvproxy.index.store import is_url
+from kvproxy.index.store_location import is_url
 from kvproxy.settings import Settings
 from kvproxy.settings.access import CLIENT_PREFIX, ClientSettings
 

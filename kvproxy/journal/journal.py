@@ -18,7 +18,7 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.entry_redaction import Redactor
 from kvproxy.index.errors import SchemaVersionError
 from kvproxy.index.failure_log import FailureLog
-from kvproxy.index.store import is_url
+from kvproxy.index.store_location import is_url
 from kvproxy.journal.cache_history import Change, Event, KeepWarmEnded, ResponseRemoved, ResponseStored
 from kvproxy.journal.databases.database import InvalidQuery, JournalDatabase, JournalFailed
 from kvproxy.journal.databases.sqlite import open_or_replace

@@ -1,17 +1,10 @@
 """Reason tokens, such as `miss-expired`, which state why a request was a hit, a miss, or an error."""
 
-from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from functools import cache
 
 from kvproxy.errors import InvalidRequest, KvproxyError
-from kvproxy.index import doors
-from kvproxy.index.policies.guards import DIFFERENCES
-from kvproxy.index.policies.policy import verdict_token
 
-if TYPE_CHECKING:
-    from kvproxy.index.search.lookup_result import Candidate, Lookup
-
-REASONS: dict[str, str] = {
+_REASONS: dict[str, str] = {
     "hit-exact": "An equal request was stored.",
     "hit-semantic": "The response to a similar question was served.",
     "hit-shared": "An equal request was in flight, and both received its response.",
@@ -60,9 +53,6 @@ REASONS: dict[str, str] = {
     "error-internal": "The proxy failed; see its log.",
     "disconnected-waiting": "The client disconnected before the response started.",
     "disconnected-reading": "The client disconnected during the response.",
-} | {
-    f"veto-{name}": f"The guard `{name}` vetoed the nearest question: {difference}."
-    for name, difference in DIFFERENCES.items()
 }  # fmt: skip
 
 FORMER_REASONS = {
@@ -85,6 +75,21 @@ _WITH_NAMES = ("prefix-", "plugin-")
 INVALID_STATUSES = frozenset({400, 404, 405, 406, 409, 410, 411, 413, 414, 415, 422})
 
 
+@cache
+def reasons() -> dict[str, str]:
+    """Return the meaning of each reason token. The vetoes are those of our own guards."""
+    from kvproxy.index.policies.guards import DIFFERENCES
+
+    return _REASONS | {
+        f"veto-{name}": f"The guard `{name}` vetoed the nearest question: {difference}."
+        for name, difference in DIFFERENCES.items()
+    }
+
+
+def is_known_reason(token: str) -> bool:
+    return token in reasons()
+
+
 def reason_of_status(status: int) -> str:
     return _STATUSES.get(status, "refused-invalid" if status < 500 else "error-internal")
 
@@ -98,39 +103,24 @@ def reason_of_failure(error: BaseException) -> str:
     return error.reason or (reason_of_status(error.status) if error.status < 500 else "error-internal")
 
 
-def decisive_neighbour(lookup: "Lookup | None") -> "Candidate | None":
-    """Return the stored question that decided a semantic lookup; None if no question was compared."""
-    return None if lookup is None else lookup.decisive_candidate("not compared", "expired")
-
-
-def reason_of_decisive_neighbour(lookup: "Lookup | None") -> str | None:
-    """Return the reason token for the question that decided a semantic lookup, see `reason_of_neighbour`."""
-    near = decisive_neighbour(lookup)
-    return None if near is None else reason_of_neighbour(near)
-
-
-def reason_of_neighbour(neighbour: "Candidate") -> str | None:
-    """Return the reason token for a similar question whose response was not served; None if no token exists."""
-    # In shadow mode, the exchange has the reason already.
-    token = "miss-old" if neighbour.verdict == "accepted" else verdict_token(neighbour.verdict, neighbour.guard)
-    # A guard of a plugin is not in the table.
-    return token if neighbour.verdict == "vetoed" or token in REASONS else None
-
-
 def check_reason_prefix(prefix: str | None) -> None:
-    tokens = (*REASONS, *FORMER_REASONS, *(f"veto-{name}" for name in doors.GUARDS.names()))
+    from difflib import get_close_matches
+
+    from kvproxy.index import doors
+
+    tokens = (*reasons(), *FORMER_REASONS, *(f"veto-{name}" for name in doors.GUARDS.names()))
     if not prefix or prefix.startswith(_WITH_NAMES) or any(token.startswith(prefix) for token in tokens):
         return
-    near = get_close_matches(prefix, REASONS, n=1)
+    near = get_close_matches(prefix, reasons(), n=1)
     hint = f"did you mean {near[0]}?" if near else "docs/records.md lists them"
     raise InvalidRequest(f"no reason begins with {prefix[:40]!r}: {hint}", param="reason")
 
 
 def meaning_of_reason(token: str) -> str:
     if token.startswith("prefix-"):
-        return REASONS["prefix-N%"].replace("N percent", f"{token.removeprefix('prefix-').rstrip('%')} percent")
+        return _REASONS["prefix-N%"].replace("N percent", f"{token.removeprefix('prefix-').rstrip('%')} percent")
     if token.startswith("plugin-"):
-        return REASONS["plugin-NAME"].replace("of this name", token.removeprefix("plugin-"))
-    if token.startswith("veto-") and token not in REASONS:
+        return _REASONS["plugin-NAME"].replace("of this name", token.removeprefix("plugin-"))
+    if token.startswith("veto-") and not is_known_reason(token):
         return f"The guard `{token.removeprefix('veto-')}` of a plugin vetoed the nearest question."
-    return (REASONS | FORMER_REASONS).get(token, f"Another version of kvproxy recorded this reason (`{token}`).")
+    return (reasons() | FORMER_REASONS).get(token, f"Another version of kvproxy recorded this reason (`{token}`).")

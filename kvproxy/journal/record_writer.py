@@ -20,8 +20,13 @@ from kvproxy.journal.cache_history import (
 )
 from kvproxy.journal.daily_sums import DailySums
 from kvproxy.journal.databases.database import JournalDatabase, JournalFailed
-from kvproxy.journal.reasons import reason_of_decisive_neighbour
-from kvproxy.journal.record import Record, is_warmed_by_backend, reason_of_unexplained_miss, record_of
+from kvproxy.journal.exchange_record import (
+    is_warmed_by_backend,
+    reason_of_decisive_neighbour,
+    reason_of_unexplained_miss,
+    record_of,
+)
+from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import Regions, regions_as_json, regions_of
 from kvproxy.journal.schema import StringIds, record_row, short_key
 from kvproxy.journal.sessions.turn_writer import TurnWriter

@@ -18,7 +18,8 @@ from kvproxy.index.models.embedder import Embedder
 from kvproxy.index.policies.guards import Guard
 from kvproxy.index.policies.policy import Policy
 from kvproxy.index.response_cache import ResponseCache
-from kvproxy.index.store import EntryFilter, is_url
+from kvproxy.index.store import EntryFilter
+from kvproxy.index.store_location import is_url
 from kvproxy.library.configured_cache import open_response_cache
 from kvproxy.library.lookup_explanation import LookupExplanation, explain_lookup
 from kvproxy.settings.cache import CacheSettings

@@ -2,28 +2,22 @@
 
 import os
 import socket
-import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, is_dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import quote, urlsplit
 
-from kvproxy.apis import APIS
-from kvproxy.apis.api import ApiName
 from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache, NotFound, ProxyUnreachable, SettingsError
 from kvproxy.operations.parameters import declared_parameters
 
 if TYPE_CHECKING:
-    from httpx import Client, Response
-
+    from kvproxy.operations.http_client import HttpClient, Response
     from kvproxy.operations.operation import DeclaredOperation, Parameters, Result
     from kvproxy.settings import Settings
 
-PATHS: dict[ApiName, str] = {api.name: api.path for api in APIS.values()}
-API_NAMES = {path: api for api, path in PATHS.items()}
 _CONNECT_SECONDS = 3.0
 _OWN_ROUTES = ("/admin/", "/health", "/ready", "/metrics")
 
@@ -37,21 +31,18 @@ class ProxyClient:
         self._timeout = timeout
 
     @cached_property
-    def _client(self) -> "Client":
-        import httpx
+    def _client(self) -> "HttpClient":
+        from kvproxy.operations.http_client import HttpClient
 
-        from kvproxy.upstreams.limited_fetch import tls_context
-
-        timeout = httpx.Timeout(self._timeout, connect=_CONNECT_SECONDS)
-        client = httpx.Client(base_url=self.url, timeout=timeout, verify=tls_context(self.url))
-        weakref.finalize(self, client.close)
-        return client
+        return HttpClient(self.url, self._timeout)
 
     @property
     def _token_headers(self) -> dict[str, str]:
+        if not self.token:
+            return {}
         from kvproxy.installation.checks.servers import ADMIN_TOKEN_HEADER
 
-        return {ADMIN_TOKEN_HEADER: self.token} if self.token else {}
+        return {ADMIN_TOKEN_HEADER: self.token}
 
     def get(self, path: str, *, headers: Mapping[str, str] | None = None, **query: Any) -> Any:
         """Send a GET request, and return the parsed JSON. Query parameters that are None are omitted."""
@@ -115,11 +106,10 @@ class ProxyClient:
     def export_responses(self) -> Iterator[bytes]:
         """Stream an export (JSON lines) in chunks, which may end within a line."""
         path = "/admin/cache/export"
-        with self._explained_errors(), self._client.stream("GET", path, headers=self._token_headers) as response:
-            if not response.is_success:
-                response.read()
-                raise response_error(response)
-            yield from response.iter_bytes()
+        with self._explained_errors(), self._client.stream(path, self._token_headers) as (refusal, chunks):
+            if refusal is not None:
+                raise response_error(refusal)
+            yield from chunks
 
     def models(self, headers: Mapping[str, str] | None = None) -> list[str]:
         """Return the ids of the listed models; an empty list if the server lists them in another form."""
@@ -148,7 +138,7 @@ class ProxyClient:
             return False
         try:
             with self._explained_errors():
-                health = self._client.get("/health").json()
+                health = self._client.request("GET", "/health").json()
         except (ProxyUnreachable, ValueError):
             return False
         return isinstance(health, dict) and "version" in health
@@ -158,10 +148,9 @@ class ProxyClient:
     ) -> "Response":
         # Other routes may lead to an upstream, which must not see the token.
         headers = dict(headers or {}) | (self._token_headers if path.startswith(_OWN_ROUTES) else {})
-        # httpx drops the query of the path if `params` is given, even if empty.
-        params = {name: value for name, value in query.items() if value is not None} or None
+        given = {name: value for name, value in query.items() if value is not None}
         with self._explained_errors():
-            response = self._client.request(method, path, params=params, headers=headers, **content)
+            response = self._client.request(method, path, given, headers, **content)
         if not response.is_success:
             is_foreign = response.status_code == 404 and path.startswith(_OWN_ROUTES) and '"error"' not in response.text
             raise self._not_a_proxy_error() if is_foreign else response_error(response)
@@ -178,17 +167,17 @@ class ProxyClient:
 
     @contextmanager
     def _explained_errors(self) -> Iterator[None]:
-        import httpx
+        from kvproxy.operations.http_client import ConnectionBroken, InvalidUrl, NotConnected
 
         try:
             yield
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError) as error:
+        except InvalidUrl as error:
             raise InvalidRequest(f"{self.url} is not a URL ({error}): use a form like http://127.0.0.1:8484") from None
-        except httpx.ConnectError:
+        except NotConnected:
             raise ProxyUnreachable(
                 f"no proxy answers at {self.url}: start one with 'kvproxy serve', or give --url"
             ) from None
-        except httpx.HTTPError as error:
+        except ConnectionBroken as error:
             raise ProxyUnreachable(f"the proxy at {self.url} broke the connection ({error}): see its log") from None
 
 
@@ -273,17 +262,23 @@ def _url_of(settings: "Settings") -> str:
     return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
 
 
-def credential_headers(api: ApiName, api_key: str | None) -> dict[str, str]:
-    if api == "messages":
-        return {"anthropic-version": "2023-06-01"} | ({"x-api-key": api_key} if api_key else {})
-    return {"authorization": f"Bearer {api_key}"} if api_key else {}
-
-
 def quote_path_segment(name: str) -> str:
     return quote(name, safe="")
 
 
-def response_error(response: "Response") -> KvproxyError:
+class AnyResponse(Protocol):
+    """A response of `http_client`, or of httpx."""
+
+    @property
+    def status_code(self) -> int: ...
+
+    @property
+    def text(self) -> str: ...
+
+    def json(self) -> Any: ...
+
+
+def response_error(response: AnyResponse) -> KvproxyError:
     try:
         message = str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):

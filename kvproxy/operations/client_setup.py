@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 from kvproxy.apis.api import ApiName
 from kvproxy.errors import InvalidRequest, KvproxyError
-from kvproxy.operations.client import PATHS, ProxyClient, credential_headers
+from kvproxy.operations.api_paths import PATHS, credential_headers
+from kvproxy.operations.client import ProxyClient
 
 if TYPE_CHECKING:
     from kvproxy.apis.json import Json, JsonObject

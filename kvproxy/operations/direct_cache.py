@@ -1,27 +1,27 @@
 """Performs operations on stored responses in an open store, without a proxy."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from kvproxy.apis.imported_entry import is_servable
-from kvproxy.clients.shared_state import SharedState, operator_name
 from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.index.entry import Entry
-from kvproxy.index.entry_redaction import RedactionFailed, Redactor
 from kvproxy.index.store import Store
-from kvproxy.index.store.export import export_lines, import_into
 from kvproxy.index.store.observations import Observation
 from kvproxy.operations.cache import CacheAccess
 from kvproxy.operations.cache_results import SemanticStatistics, Verdict
 from kvproxy.operations.operation import AsyncOperation, Parameters, Result
 
+if TYPE_CHECKING:
+    from kvproxy.index.entry_redaction import Redactor
+
 
 class DirectCache:
-    """The stored responses in an open store. `redact` redacts imported responses."""
+    """The stored responses in an open store. `load_redactor` loads what redacts imported responses."""
 
-    def __init__(self, store: Store, redact: Redactor | None = None) -> None:
+    def __init__(self, store: Store, load_redactor: "Callable[[], Redactor | None]" = lambda: None) -> None:
         self.store = store
-        self._redact = redact
+        self._load_redactor = load_redactor
 
     def perform(
         self, operation: AsyncOperation[CacheAccess, Parameters, Result], parameters: Parameters, body: object = None, /
@@ -29,6 +29,8 @@ class DirectCache:
         return asyncio.run(operation(self, parameters, *(() if body is None else (body,))))
 
     def export_responses(self) -> Iterator[bytes]:
+        from kvproxy.index.store.export import export_lines
+
         return export_lines(self.store)
 
     async def wait_for_writes(self) -> None:
@@ -46,8 +48,12 @@ class DirectCache:
         self.store.observations.add([Observation.from_verdict(entry.id, verdict.right)])
 
     async def import_entries(self, entries: Sequence[Entry]) -> int:
+        from kvproxy.apis.imported_entry import is_servable
+        from kvproxy.index.entry_redaction import RedactionFailed
+        from kvproxy.index.store.export import import_into
+
         try:
-            return import_into(self.store, entries, self._redact, is_servable)
+            return import_into(self.store, entries, self._load_redactor(), is_servable)
         except RedactionFailed as error:
             raise KvproxyError(str(error)) from None
 
@@ -56,4 +62,6 @@ class DirectCache:
 
     async def record_change(self, change: str) -> None:
         if self.store.remote:
+            from kvproxy.clients.shared_state import SharedState, operator_name
+
             SharedState(self.store.database).record_change(operator_name(), change)

@@ -9,8 +9,10 @@ from kvproxy.errors import NotFound
 from kvproxy.operations.client import client_of_running_proxy
 
 if TYPE_CHECKING:
+    from kvproxy.index.entry_redaction import Redactor
     from kvproxy.operations.cache import CacheAccess
     from kvproxy.operations.operation import AsyncOperation, Parameters, Result
+    from kvproxy.settings import Settings
 
 
 class CacheClient(Protocol):
@@ -43,7 +45,6 @@ def open_cache(
         return
     from kvproxy.installation.checks.configured_store import open_configured_store, store_exists
     from kvproxy.operations.direct_cache import DirectCache
-    from kvproxy.privacy.pattern_redaction import load_redactor
     from kvproxy.settings import load_settings
 
     settings = load_settings(store=store, data=data)
@@ -53,4 +54,10 @@ def open_cache(
             raise NotFound(f"{missing}: check the path")
         raise NotFound(f"no proxy answers at {url}, and {missing}: start a proxy, or give --store")
     with open_configured_store(settings) as opened:
-        yield DirectCache(opened, load_redactor(settings.redaction))
+        yield DirectCache(opened, lambda: _load_redactor(settings))
+
+
+def _load_redactor(settings: "Settings") -> "Redactor | None":
+    from kvproxy.privacy.pattern_redaction import load_redactor
+
+    return load_redactor(settings.redaction)

@@ -12,10 +12,10 @@ def layers(data: Path | None) -> Iterable[str]:
 
 
 def reasons(data: Path | None) -> Iterable[str]:
-    from kvproxy.journal.reasons import REASONS
+    from kvproxy.journal.reasons import reasons as known_reasons
 
     # Names such as prefix-N% stand for several reasons: complete their constant part.
-    return (reason.split("NAME")[0].split("N%")[0] for reason in REASONS)
+    return (reason.split("NAME")[0].split("N%")[0] for reason in known_reasons())
 
 
 def client_names(data: Path | None) -> Iterable[str]:

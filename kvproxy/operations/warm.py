@@ -19,12 +19,13 @@ from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import JsonMap, field, loads
 from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.errors import KvproxyError, NotFound, ProxyUnreachable
+from kvproxy.operations.api_paths import API_NAMES, PATHS, credential_headers
 from kvproxy.operations.blocks import list_pins, pin_prompt
 from kvproxy.operations.blocks_parameters import NewPin
 from kvproxy.operations.cache import list_responses, show_response
 from kvproxy.operations.cache_parameters import EntryName, EntryPage
 from kvproxy.operations.cache_results import ListedResponse
-from kvproxy.operations.client import API_NAMES, PATHS, ProxyClient, credential_headers, response_error
+from kvproxy.operations.client import ProxyClient, response_error
 from kvproxy.operations.journal import open_direct_journal
 from kvproxy.operations.operation import NoParameters
 from kvproxy.units import plural

@@ -30,7 +30,8 @@ from kvproxy import __version__
 from kvproxy.apis.json import Json
 from kvproxy.apis.trace_context import Trace
 from kvproxy.exchange import Exchange
-from kvproxy.journal.record import Record, is_warmed_by_backend, record_of
+from kvproxy.journal.exchange_record import is_warmed_by_backend, record_of
+from kvproxy.journal.record import Record
 from kvproxy.settings.telemetry import TelemetrySettings
 from kvproxy.telemetry.collector_session import CollectorSession
 

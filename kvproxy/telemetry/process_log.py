@@ -6,15 +6,14 @@ from datetime import UTC, datetime
 import orjson
 
 from kvproxy.exchange import Exchange
-from kvproxy.journal.record import (
-    MAX_REQUEST_ID,
-    client_name,
+from kvproxy.journal.exchange_record import (
     layer_of,
     model_of,
     reason_of,
     reason_of_unexplained_miss,
     total_milliseconds,
 )
+from kvproxy.journal.record import MAX_REQUEST_ID, client_name
 from kvproxy.settings.telemetry import LogSettings
 from kvproxy.telemetry.printable_text import escape_json_controls, escape_lines
 

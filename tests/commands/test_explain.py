@@ -13,7 +13,7 @@ from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
 from kvproxy.commands.explain import SENTENCES
 from kvproxy.flow.layers.layer import Prediction
-from kvproxy.operations.client import PATHS, credential_headers
+from kvproxy.operations.api_paths import PATHS, credential_headers
 from tests.commands.run import Demo, ask, kvproxy, result
 from tests.commands.upstream import proxied, said
 

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from kvproxy.apis.api import ApiName
-from kvproxy.operations.client import PATHS, credential_headers
+from kvproxy.operations.api_paths import PATHS, credential_headers
 from kvproxy.operations.warm import WarmReport, WarmSource, read_file_requests, send_all
 from tests.commands.run import ROOT, command, kvproxy, result, variables
 from tests.commands.upstream import Upstream, proxied, said

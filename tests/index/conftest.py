@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvproxy.index.store import Store, is_url, open_store
+from kvproxy.index.store import Store, open_store
+from kvproxy.index.store_location import is_url
 from kvproxy.privacy.encryption import Cipher
 from tests.postgres_server import empty
 

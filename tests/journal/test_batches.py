@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.exchange import Exchange
-from kvproxy.index.store import RemovalReason, is_url
+from kvproxy.index.store import RemovalReason
+from kvproxy.index.store_location import is_url
 from kvproxy.journal.cache_history import Event, ResponseRemoved, ResponseStored
 from kvproxy.journal.databases.database import JournalDatabase, JournalFailed
 from kvproxy.journal.databases.postgres import PostgresJournalDatabase

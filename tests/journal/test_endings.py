@@ -21,7 +21,7 @@ from starlette.routing import Route
 from kvproxy.clients.client_keys import add_client
 from kvproxy.http.services import Services
 from kvproxy.journal.journal import StoredJournal
-from kvproxy.journal.reasons import REASONS
+from kvproxy.journal.reasons import reasons
 from kvproxy.journal.record import Record
 from kvproxy.settings import load_settings
 from tests.commands.run import kvproxy
@@ -139,7 +139,7 @@ def test_endings_are_recorded_in_the_file(running: tuple[str, Services]) -> None
         assert post(url, name, body, **headers).status_code == status
         record = last(services, name)
         assert (record.reason, record.status, record.api) == (reason, status, "chat")
-        assert record.reason.replace("75", "N") in REASONS
+        assert record.reason.replace("75", "N") in reasons()
     found = {each.number: each for each in records(services)}
     connection = sqlite3.connect(services.settings.data / "journal.db")
     connection.row_factory = sqlite3.Row
@@ -266,7 +266,7 @@ def test_a_model_that_is_not_served_is_the_clients_error(demo: tuple[str, Servic
     assert post(url, "no-model", ask("Which model?", model="nope")).status_code == 404
     record = last(services, "no-model")
     assert (record.layer, record.reason, record.status) == ("refused", "refused-model", 404)
-    assert record.reason in REASONS
+    assert record.reason in reasons()
     counted = 'kvproxy_requests_total{endpoint="chat",layer="refused",status="404"}'
     assert counted in httpx.get(f"{url}/metrics").text
 

@@ -10,18 +10,18 @@ import httpx
 import pytest
 
 from kvproxy.errors import InvalidRequest, NotFound
-from kvproxy.operations import journal
+from kvproxy.operations import journal, journal_reports
 from kvproxy.operations.client import ProxyClient
-from kvproxy.operations.journal import (
-    DirectJournal,
-    RemoteJournal,
+from kvproxy.operations.journal import DirectJournal, RemoteJournal, open_journal
+from kvproxy.operations.journal_parameters import LedgerQuery, RecordName, SavingsQuery, SessionName, SessionQuery
+from kvproxy.operations.journal_reports import (
     explain_record,
-    open_journal,
+    find_record,
+    find_sessions,
     report_ledger,
     report_savings,
     show_session,
 )
-from kvproxy.operations.journal_parameters import LedgerQuery, RecordName, SavingsQuery, SessionName, SessionQuery
 from kvproxy.operations.record_query import RecordQuery
 from kvproxy.settings import load_settings
 from tests.commands.run import kvproxy, result
@@ -62,7 +62,7 @@ def test_http_and_the_file_give_the_same_records(
     running: Running, options: dict[str, Any], count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, data = running
-    monkeypatch.setattr(journal, "_PAGE", 3)
+    monkeypatch.setattr(journal, "PAGE", 3)
     query = RecordQuery(**options)
     found = RemoteJournal(ProxyClient(url)).records(query)
     assert found == DirectJournal(data).records(query)
@@ -79,7 +79,7 @@ def test_top_shows_the_money_of_the_journal(running: Running) -> None:
 def test_http_and_the_file_give_the_same_explanation_and_savings(running: Running) -> None:
     url, data = running
     remote, file = RemoteJournal(ProxyClient(url)), DirectJournal(data)
-    assert remote.record("1") == file.record("1")
+    assert find_record(remote, "1") == find_record(file, "1")
     local, explained = (each.perform(explain_record, RecordName("2")) for each in (file, remote))
     assert explained.explained == local.explained
     assert explained.sentences[0] == local.sentences[0]
@@ -88,7 +88,7 @@ def test_http_and_the_file_give_the_same_explanation_and_savings(running: Runnin
     assert remote.perform(report_ledger, LedgerQuery()) == file.perform(report_ledger, LedgerQuery())
     assert remote.perform(show_session, SessionName("1")) == file.perform(show_session, SessionName("1"))
     with pytest.raises(NotFound):
-        remote.record("99")
+        find_record(remote, "99")
 
 
 @pytest.mark.parametrize("limit", [None, 1, 2, 9])
@@ -96,11 +96,12 @@ def test_http_and_the_file_give_the_same_sessions(
     running: Running, limit: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, data = running
-    monkeypatch.setattr(journal, "_PAGE", 1)
-    every = DirectJournal(data).sessions(SessionQuery())
+    monkeypatch.setattr(journal_reports, "PAGE", 1)
+    every = find_sessions(DirectJournal(data), SessionQuery())
     assert len(every) > 1
     query = SessionQuery(limit=limit)
-    assert RemoteJournal(ProxyClient(url)).sessions(query) == DirectJournal(data).sessions(query) == every[:limit]
+    remote = find_sessions(RemoteJournal(ProxyClient(url)), query)
+    assert remote == find_sessions(DirectJournal(data), query) == every[:limit]
 
 
 def test_a_proxy_on_another_machine_is_read_over_http(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ ALLOWED_IMPORTS = """
 index errors units:
 # The library's names are imported at their first use.
 kvproxy: analyse blocks commands index library settings
+layers:
 doors: index
 optional_packages: errors
 settings: doors errors index units
@@ -30,11 +31,11 @@ clients: errors index settings
 tiers: blocks doors errors optional_packages privacy settings
 backends: apis blocks errors tiers
 library: errors index optional_packages privacy settings units
-exchange: apis backends clients index settings
+exchange: apis backends clients index layers settings
 engine: apis backends blocks demo errors optional_packages privacy settings tiers
-journal: apis blocks errors exchange index optional_packages providers settings units
+journal: apis blocks errors exchange index layers optional_packages providers settings units
 telemetry: apis errors exchange index journal settings
-flow: apis backends clients doors errors exchange index journal library providers settings telemetry
+flow: apis backends clients doors errors exchange index journal layers library providers settings telemetry
 upstreams: apis backends blocks demo doors engine errors index optional_packages privacy settings tiers
 installation: blocks clients demo doors engine errors index journal privacy providers settings tiers units upstreams
 # Replays request logs through the flow, with the tokenizer of mirrored upstreams.
@@ -67,7 +68,7 @@ NO_TORCH = tuple(
     """.split()
 )
 MAX_LINES = 450
-MAX_FILES = 22
+MAX_FILES = 25
 TYPED = ("apis", "flow", "backends", "upstreams", "http")
 MAX_ANY = 52
 

@@ -15,7 +15,7 @@ HTTP_CLIENTS = {
     "kvproxy/telemetry/otlp_export.py": "a CollectorSession",
     "index/models/hugging_face_hub.py": "HEAD, which has no body",
     # Commands, which the operator runs and can interrupt, call the operator's proxy or engine.
-    "kvproxy/operations/client.py": "a command",
+    "kvproxy/operations/http_client.py": "a command",
     "kvproxy/operations/warm.py": "a command",
     "kvproxy/analyse/audit.py": "a command",
 }

@@ -16,7 +16,7 @@ from PIL import Image
 from selenium.webdriver.common.action_chains import ActionChains
 
 from kvproxy.http.services import Services
-from kvproxy.journal.reasons import REASONS
+from kvproxy.journal.reasons import reasons
 from kvproxy.settings import load_settings
 from tests.plain_upstream import run_plain_upstream
 from tests.servers import run_proxy
@@ -173,7 +173,7 @@ def test_reasons_are_explained_where_they_stand(page: Page, url: str) -> None:
     page.open(url, "overview?since=3600")
     link = page.find(".bars a[data-reason=veto-numbers]")
     page.run("arguments[0].focus()", link)
-    page.until(lambda: page.text("#tip") == REASONS["veto-numbers"].replace("`", ""))
+    page.until(lambda: page.text("#tip") == reasons()["veto-numbers"].replace("`", ""))
     assert link.get_attribute("aria-describedby") == "tip"
     page.press(ESCAPE)
     page.until(lambda: not page.find("body").find_element("id", "tip").is_displayed())
@@ -182,7 +182,7 @@ def test_reasons_are_explained_where_they_stand(page: Page, url: str) -> None:
 
         def explains(place: str = f"{place} [data-reason={reason}]", reason: str = reason) -> bool:
             page.hover(page.find(place), 5, 5)
-            return page.text("#tip") == REASONS[reason].replace("`", "")
+            return page.text("#tip") == reasons()[reason].replace("`", "")
 
         page.until(explains)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
+from kvproxy.index.sqlite_files import DatabaseFiles, connect, create_schema, make_files_private
 from kvproxy.index.store.database import Operation, Row, StoreHealth, Transaction, list_parameter
 from kvproxy.index.store.rows import SERVABLE_UNTIL
-from kvproxy.index.store.sqlite.connection import DatabaseFiles, connect, create_schema, make_files_private
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,7 +16,8 @@ from kvproxy.http.admin.operation_routes import declared_route, operation_route
 from kvproxy.http.services import Services, services
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.record import RecordWithQuestions
-from kvproxy.operations.journal import JOURNAL_OPERATIONS, JournalAccess
+from kvproxy.operations.journal import JournalAccess
+from kvproxy.operations.journal_reports import JOURNAL_OPERATIONS
 from kvproxy.operations.record_query import RecordQuery
 
 _MAX_LIVE = 200

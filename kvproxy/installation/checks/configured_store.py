@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def store_exists(settings: Settings) -> bool:
     """Return whether the configured store exists; always True for a database server."""
-    from kvproxy.index.store import is_url
+    from kvproxy.index.store_location import is_url
 
     return is_url(settings.store_location) or settings.store_path.is_file()
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from kvproxy.errors import KvproxyError, StoreUnavailable
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store import is_url
+from kvproxy.index.store_location import is_url
 from kvproxy.journal.databases.database import JournalDatabase, JournalFailed
 from kvproxy.optional_packages import install_command
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvproxy.errors import KvproxyError, NotFound
-from kvproxy.index.store.sqlite.connection import DatabaseFiles, connect, create_schema, make_files_private
+from kvproxy.index.sqlite_files import DatabaseFiles, connect, create_schema, make_files_private
 from kvproxy.journal.databases.database import InvalidQuery, JournalFailed
 from kvproxy.journal.schema import (
     ADDED_COLUMNS,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from kvproxy.index.errors import CacheStoreError, SchemaVersionError, StoreDamaged
+from kvproxy.index.sqlite_files import connect, create_schema
 from kvproxy.index.store import open_observations, open_store
-from kvproxy.index.store.sqlite.connection import connect, create_schema
 from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
 

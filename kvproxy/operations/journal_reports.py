@@ -1,0 +1,157 @@
+"""The operations that explain and sum up the records of the journal; see journal.py."""
+
+import math
+import time
+from dataclasses import dataclass, fields, replace
+
+from kvproxy.errors import InvalidRequest
+from kvproxy.journal.miss_explanation import MissExplanation, explain_in_sentences, explain_miss
+from kvproxy.journal.reader import TimeSeries
+from kvproxy.journal.reasons import meaning_of_reason, reasons
+from kvproxy.journal.record import RecordWithQuestions
+from kvproxy.journal.savings import SavingsReport, first_utc_day, savings_report
+from kvproxy.journal.sessions.session_reader import LedgerReport, Session, SessionReader, TreeRow, turn_tree
+from kvproxy.journal.spending import SpendingReport, recorded_requests, spending_report
+from kvproxy.operations.journal import PAGE, ROWS, DirectJournal, JournalAccess, JournalClient, list_records
+from kvproxy.operations.journal_parameters import (
+    LedgerQuery,
+    RecordName,
+    SavingsQuery,
+    SeriesQuery,
+    SessionName,
+    SessionQuery,
+    SpendingQuery,
+)
+from kvproxy.operations.operation import NoParameters, operation
+from kvproxy.providers.prices import ModelPrices
+from kvproxy.units import start_time
+
+_MAX_SPANS = 1_000
+
+
+@operation("GET", "/log/series")
+def count_records(journal: JournalAccess, query: SeriesQuery) -> TimeSeries:
+    """Count requests and prompt tokens in intervals of `step`, in the period of length `since` before `until` (default: now)."""
+    step = query.step
+    if step < 1 or query.since / step > _MAX_SPANS:
+        raise InvalidRequest(f"step is at least 1, and since / step at most {_MAX_SPANS}", param="step")
+    # Multiples of the step, so that consecutive requests have the same spans.
+    spans = max(1, round(query.since / step))
+    end = time.time() if query.until is None else query.until
+    return journal.reader.series(query.by, (math.ceil(end / step) - spans) * step, step, spans)
+
+
+@operation("GET", "/log/reasons")
+def list_reasons(journal: JournalAccess, nothing: NoParameters) -> dict[str, str]:
+    """Return the meaning of each reason code."""
+    return reasons()
+
+
+@dataclass(frozen=True, slots=True)
+class RecordExplanation:
+    """A record, and the cause of its miss.
+
+    Attributes:
+        question, stored_question, cost: see `RecordWithQuestions`.
+        sentences: the explanation for people; it quotes requests without escaping them.
+    """
+
+    explained: MissExplanation
+    question: str | None
+    stored_question: str | None
+    meaning: str
+    sentences: list[str]
+    cost: float | None = None
+
+
+@operation("GET", "/log/{id}")
+def explain_record(journal: JournalAccess, name: RecordName) -> RecordExplanation:
+    """Explain a recorded request, given its id, the beginning of its id, or its record number."""
+    record = journal.reader.find(name.id)
+    (row,) = journal.with_questions([record])
+    with journal.open_store() as store:
+        from kvproxy.flow.explain import region_loader
+
+        explained = explain_miss(journal.reader, record, region_loader(journal.reader, store))
+    sentences = explain_in_sentences(explained, journal.format_time)
+    meaning = meaning_of_reason(record.reason)
+    return RecordExplanation(explained, row.question, row.stored_question, meaning, sentences, row.cost)
+
+
+@operation("GET", "/savings")
+def report_savings(journal: JournalAccess, query: SavingsQuery) -> SavingsReport:
+    """Report savings by layer, tenant, client, model, project, tag, or day."""
+    return savings_report(journal.reader, query.by, journal.settings, journal.comparison_counts(), query.since)
+
+
+@operation("GET", "/savings/ledger")
+def report_ledger(journal: JournalAccess, query: LedgerQuery) -> LedgerReport:
+    """Return the sums of reused prompt tokens, and of computed prompt tokens by cause."""
+    return _sessions(journal).ledger(journal.settings.currency, first_utc_day(query.since))
+
+
+@operation("GET", "/spending")
+def report_spending(journal: JournalAccess, query: SpendingQuery) -> SpendingReport:
+    """Report the cost of the requests from `since` to `until`, by local day, project, model, or client."""
+    start = start_time(query.since, query.until)
+    settings = journal.settings
+    requests = recorded_requests(journal.reader, start, query.until)
+    return spending_report(requests, query.by, ModelPrices(settings), settings.currency)
+
+
+@operation("GET", "/sessions", rows=ROWS)
+def list_sessions(journal: JournalAccess, query: SessionQuery) -> list[Session]:
+    """List the sessions with at least `turns` turns that were active from `since` (7d, or a time) to `until`, newest first.
+
+    The first `offset` sessions are skipped.
+    """
+    start = start_time(query.since, query.until)
+    return _sessions(journal).sessions(
+        query.limit, start, query.turns, query.offset, until=query.until, tenant=query.tenant
+    )
+
+
+@operation("GET", "/sessions/{id}")
+def show_session(journal: JournalAccess, name: SessionName) -> list[TreeRow]:
+    """List the turns of a session and its sub-agents as a tree, given the session's id or name, or a request's id."""
+    return turn_tree(_sessions(journal).turns(name.id))
+
+
+# Routes with names before those with a parameter.
+JOURNAL_OPERATIONS = (
+    *(list_records, count_records, list_reasons, explain_record),
+    *(report_savings, report_ledger, report_spending, list_sessions, show_session),
+)
+
+
+def _sessions(journal: JournalAccess) -> SessionReader:
+    return SessionReader(journal.reader, ModelPrices(journal.settings))
+
+
+def find_record(journal: JournalClient, request: str) -> RecordWithQuestions:
+    """Return the record of a request, given its id, the beginning of its id, or its record number. Raises NotFound."""
+    if isinstance(journal, DirectJournal):
+        return journal.record(request)
+    explanation = journal.perform(explain_record, RecordName(request))
+    record = explanation.explained.record
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    return RecordWithQuestions(
+        **values, question=explanation.question, stored_question=explanation.stored_question, cost=explanation.cost
+    )
+
+
+def find_sessions(journal: JournalClient, query: SessionQuery) -> list[Session]:
+    """Return all sessions that match, also if a remote proxy lists them in pages."""
+    if isinstance(journal, DirectJournal):
+        return journal.perform(list_sessions, query)
+    # A session that continues meanwhile moves to the beginning.
+    sessions: dict[int, Session] = {}
+    offset = 0
+    while query.limit is None or offset < query.limit:
+        limit = PAGE if query.limit is None else min(PAGE, query.limit - offset)
+        rows = journal.perform(list_sessions, replace(query, limit=limit, offset=offset))
+        sessions |= {row.id: row for row in rows}
+        offset += len(rows)
+        if len(rows) < limit:
+            break
+    return list(sessions.values())

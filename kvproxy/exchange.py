@@ -3,6 +3,7 @@
 from asyncio import Task
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import cached_property
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -32,24 +33,40 @@ response is stale. `bypass`: the request is not cacheable.
 
 
 @dataclass(frozen=True, slots=True)
+class SemanticKey:
+    """Key of a request for semantic lookups.
+
+    Attributes:
+        namespace: digest of `CacheKey.parts` without `text`. Only questions of one namespace are compared.
+        text: question for the semantic lookup; None allows exact hits only.
+        prompt: text of the last user message, to show to people.
+    """
+
+    namespace: str
+    text: str | None
+    prompt: str
+
+
+@dataclass(frozen=True)
 class CacheKey:
     """Keys of a request in the response cache.
 
     Attributes:
         exact: digest of `parts`.
-        namespace: digest of `parts` without `text`. Only questions of one namespace are compared.
-        text: question for the semantic lookup; None allows exact hits only.
-        prompt: text of the last user message, to show to people.
         parts: everything that can change the response: body, tenant, backend, some headers.
         headers: names of the request headers whose values `parts` contains.
+        compute_semantic: computes `semantic`.
     """
 
     exact: str
-    namespace: str
-    text: str | None
-    prompt: str
     parts: JsonObject
-    headers: frozenset[str] = frozenset()
+    headers: frozenset[str]
+    compute_semantic: "Callable[[CacheKey], SemanticKey]" = field(repr=False, compare=False)
+
+    @cached_property
+    def semantic(self) -> SemanticKey:
+        """The key for semantic lookups, which an exact hit does not need."""
+        return self.compute_semantic(self)
 
 
 @dataclass(frozen=True, slots=True)

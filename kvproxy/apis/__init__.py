@@ -36,6 +36,8 @@ def normalize_path(path: str) -> str:
 
 def is_messages_path(path: str) -> bool:
     """Whether a path is that of the Messages API or below it, such as `/v1/messages/count_tokens`."""
+    if "messages" not in path:
+        return False
     path = normalize_path(path)
     while path.startswith("/v1/"):
         path = path.removeprefix("/v1")

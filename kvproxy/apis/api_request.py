@@ -112,9 +112,14 @@ def requests_sampling(body: JsonMap) -> bool:
     return is_number and temperature > 0 and body.get("seed") is None  # type: ignore[operator]
 
 
+def is_large(size: int) -> bool:
+    """Whether work on a body of `size` bytes would block the event loop."""
+    return size > _LARGE_BYTES
+
+
 async def in_thread_if_large(size: int, work: Callable[[], T]) -> T:
     """Run `work` on a body of `size` bytes; use a thread if it would block the event loop."""
-    return await asyncio.to_thread(work) if size > _LARGE_BYTES else work()
+    return await asyncio.to_thread(work) if is_large(size) else work()
 
 
 def parse_body(raw: bytes) -> JsonObject:

@@ -17,12 +17,15 @@ MAX_TOKENS = 2**25
 """Largest credible number of tokens of any request; `possible_tokens` is the limit of a given one."""
 # An integer that may exceed 64 bits, except digits of a fraction.
 _LONG = re.compile(rb"(?<![.\d])\d{19,}(?![.\deE])")
+# Searching 19 equal digits is much faster than the expression.
+_EQUAL_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
+_LEAST_LONG = b"0" * 19
 
 
 def loads(data: bytes) -> Json:
     """Parse JSON; integers may exceed 64 bits. Raises ValueError for invalid or too deeply nested JSON."""
     value: Json = orjson.loads(data)
-    if not _LONG.search(data):
+    if _LEAST_LONG not in data.translate(_EQUAL_DIGITS) or not _LONG.search(data):
         return value
     try:
         exact: Json = json.loads(data)

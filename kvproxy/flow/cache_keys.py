@@ -2,13 +2,14 @@
 
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 
-from kvproxy.apis.api import Question
-from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
+from kvproxy.apis.api import Api, Question
+from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest, is_large
 from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps, field, objects
 from kvproxy.apis.key_fields import MARKER_FIELDS
 from kvproxy.errors import InvalidRequest
-from kvproxy.exchange import CacheKey
+from kvproxy.exchange import CacheKey, SemanticKey
 from kvproxy.flow.random_ids import may_have_random_ids, without_random_ids
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.search.conversations import SEPARATOR, join_turns
@@ -57,16 +58,23 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False, conver
     if versions:
         parts["headers"] = versions
     names = frozenset((*_VERSIONS, *request.control.rule.key_headers, *(() if shared else request.tenant_headers)))
-    exact = _digest(parts)
+    key = CacheKey(_digest(parts), parts, names, partial(_semantic_key, api, body, conversations))
+    if is_large(len(request.raw)):
+        # Compute it in this thread, although an exact hit does not need it.
+        _ = key.semantic
+    return key
+
+
+def _semantic_key(api: Api, body: JsonObject, conversations: bool, key: CacheKey) -> SemanticKey:
     question = api.question(body)
     if question is None:
-        return CacheKey(exact, exact, None, api.display_text(body), parts, names)
+        return SemanticKey(key.exact, None, api.display_text(body))
     similar = question.allows_semantic and _can_have_semantic_hits(question.text)
     earlier = _comparable_turns(question) if similar and conversations else []
     rest = _without_turns(question, len(earlier)) if earlier else question.rest
-    space = _digest({**parts, "body": rest})
+    space = _digest({**key.parts, "body": rest})
     text = join_turns([*earlier, question.text]) if similar else None
-    return CacheKey(exact, space, text, question.text, parts, names)
+    return SemanticKey(space, text, question.text)
 
 
 def _can_have_semantic_hits(text: str) -> bool:

@@ -87,7 +87,7 @@ async def explain(path: RequestPath, prefix_cache: PrefixCache, request: ApiRequ
         other_tenants=await _is_stored_for_other_tenant(path, request, same_prompts),
         closest=await asyncio.to_thread(_closest_request, request, key, same_prompts),
         key=key.exact,
-        namespace=key.namespace,
+        namespace=key.semantic.namespace,
         exact=ExactExplanation(hit=is_exact, id=None if stored is None else stored.id, freshness=freshness),
         semantic=semantic,
         prefix=prefix,
@@ -97,7 +97,7 @@ async def explain(path: RequestPath, prefix_cache: PrefixCache, request: ApiRequ
 
 
 async def _find_same_prompts(path: RequestPath, request: ApiRequest, key: CacheKey) -> list[Entry]:
-    where = EntryFilter(prompt=await path.cache.redact_text(key.text or key.prompt))
+    where = EntryFilter(prompt=await path.cache.redact_text(key.semantic.text or key.semantic.prompt))
     entries = await asyncio.to_thread(path.cache.store.list_entries, where, limit=_MAX_SAME_PROMPT)
     return [entry for entry in entries if entry.endpoint == request.api.name]
 
@@ -146,10 +146,10 @@ async def _explain_semantic(path: RequestPath, exchange: Exchange, served: Candi
         min_similarity=max(least, limits.min_similarity or 0.0),
         min_probability=max(settings.min_probability, limits.min_probability or 0.0) if is_checked else None,
         max_error=settings.max_error if policy == "learned" else None,
-        learned=None if cache.learning is None else await cache.learning.status(key.namespace),
+        learned=None if cache.learning is None else await cache.learning.status(key.semantic.namespace),
         shadow=is_shadow(exchange.api_request, settings),
     )
-    text = key.text
+    text = key.semantic.text
     if text is None:
         reason = "this request is answered from an equal one only (tools, images, structured or long input)"
     elif not await path.cache.is_unchanged_by_redaction(text):

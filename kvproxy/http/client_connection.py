@@ -26,10 +26,10 @@ MAX_PIPELINED = 32
 """Maximum pipelined requests that wait for the response in progress on a connection."""
 OVERRIDDEN = (
     *("_start_asgi_task", "connection_lost", "connection_made", "data_received", "on_body", "on_header"),
-    *("on_headers_complete", "on_message_begin", "on_message_complete", "resume_writing", "timeout_keep_alive_handler"),
+    *("on_headers_complete", "on_message_begin", "on_message_complete", "on_response_complete", "resume_writing"),
 )
 """Methods of uvicorn's protocol that `LimitedProtocol` overrides."""
-USED = "_unset_keepalive_if_required", "connections", "cycle", "flow", "headers", "loop", "pipeline", "transport"
+USED = "connections", "cycle", "flow", "headers", "loop", "pipeline", "server_state", "transport"
 """Attributes of uvicorn's protocol that `LimitedProtocol` uses."""
 USED_OF_CYCLES = (
     *("chunked_encoding", "disconnected", "expected_content_length", "keep_alive", "message_event", "more_body"),
@@ -111,6 +111,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._on_limit = on_limit
         self._in_head = False
         self._head_since: float | None = None
+        self._idle_since: float | None = None
         self._steps = 0  # Heads begun and ended, and parts of bodies.
         self._raw = 0  # Bytes since the last step.
         self._refusal: KvproxyError | None = None
@@ -140,12 +141,12 @@ class LimitedProtocol(HttpToolsProtocol):
             # A closing connection discards what still arrives.
             return
         steps = self._steps
-        self._unset_keepalive_if_required()
+        self._idle_since = None
         self._feed_parser(data)
         if self.transport.is_closing():
             return
         if self._in_head or not self._is_answering:
-            # Also for bytes that begin no request: they ended uvicorn's keep-alive timeout.
+            # Also for bytes that begin no request: they ended the idle time.
             self._head_since = self._head_since or self.loop.time()
         # The parser buffers incomplete headers, trailers, and chunk sizes.
         self._raw = self._raw + len(data) if steps == self._steps else 0
@@ -278,9 +279,17 @@ class LimitedProtocol(HttpToolsProtocol):
         message = f"the headers did not arrive within {seconds:g} s: see the setting limits.header_seconds"
         self._refuse(RequestTooSlow(message, limit="header_seconds"))
 
-    def timeout_keep_alive_handler(self) -> None:
-        self._on_limit("idle_seconds")
-        super().timeout_keep_alive_handler()
+    def on_response_complete(self) -> None:
+        # uvicorn would start a timer for each response.
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            cycle, app = self.pipeline.pop()
+            self._start_asgi_task(cycle, cast("ASGIApp", app))
+        else:
+            self._idle_since = self.loop.time()
 
     def resume_writing(self) -> None:
         self._unread_bytes = 0
@@ -292,6 +301,10 @@ class LimitedProtocol(HttpToolsProtocol):
         if late and not self.transport.is_closing():
             self._head_since = None
             self._on_timeout()
+        if self._idle_since is not None and now - self._idle_since > self._limits.idle_seconds:
+            self._idle_since = None
+            self._on_limit("idle_seconds")
+            self.transport.close()
         # Writing is paused, so the buffer can only shrink.
         still = self.flow.write_paused or not self._is_answering or self.transport.is_closing()
         unsent = self.transport.get_write_buffer_size() if still else 0

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -73,7 +74,7 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self.descriptions: list[MetricDescription] = []
-        self._requests = self._counter(
+        requests = self._counter(
             "requests",
             "Requests answered. The layer `forward` includes the journal's `prefix` and `shared`, and interrupted responses.",
             "endpoint",
@@ -83,7 +84,9 @@ class Metrics:
         self._not_stored = self._counter(
             "not_stored", "Successful responses that were not stored, by cause (see docs/http.md).", "cause"
         )
-        self._first_byte = self._histogram("first_byte", "Time to first byte.", "layer")
+        first_byte = self._histogram("first_byte", "Time to first byte.", "layer")
+        # For each request, `labels` would take as long as a lookup in the cache.
+        self._requests, self._first_byte = lru_cache(requests.labels), lru_cache(first_byte.labels)
         self._blocks = self._group("blocks", "Blocks of the pool by state.", "state")
         self._prefix_cache = self._group(
             "prefix_cache",
@@ -238,14 +241,14 @@ class Metrics:
     def count_exchange(self, exchange: Exchange) -> None:
         if exchange.api is None or exchange.layer == "revalidated" or exchange.is_warming:
             return
-        self._requests.labels(exchange.api, exchange.layer, str(exchange.status)).inc()
+        self._requests(exchange.api, exchange.layer, exchange.status).inc()
         if exchange.status == 200 and not exchange.was_collapsed:
             facts = exchange.facts
             if facts.write is None or facts.write.done():
                 self._count_not_stored(facts)
             else:
                 facts.write.add_done_callback(lambda _: self._count_not_stored(facts))
-        self._first_byte.labels(exchange.layer).observe((exchange.first_byte or exchange.ended) - exchange.started)
+        self._first_byte(exchange.layer).observe((exchange.first_byte or exchange.ended) - exchange.started)
 
     def _count_not_stored(self, facts: ResponseFacts) -> None:
         if facts.not_stored is not None:

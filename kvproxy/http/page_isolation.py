@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 RawHeaders = list[tuple[bytes, bytes]]
 
@@ -31,6 +32,11 @@ def requests_worker(headers: Mapping[str, str]) -> bool:
     return "service-worker" in headers or headers.get("sec-fetch-dest") in _WORKERS
 
 
+@lru_cache(maxsize=256)
+def _is_passive(content_type: bytes) -> bool:
+    return _PASSIVE_TYPE.fullmatch(content_type) is not None
+
+
 def isolate_response(headers: Iterable[tuple[bytes, bytes]], request_headers: Mapping[str, str]) -> RawHeaders:
     """Return an upstream's response headers without policies for the whole origin; sandbox a document.
 
@@ -39,7 +45,7 @@ def isolate_response(headers: Iterable[tuple[bytes, bytes]], request_headers: Ma
     """
     kept = [(name, value) for name, value in headers if name.lower() not in _ORIGIN_POLICIES]
     types = [value.strip() for name, value in kept if name.lower() == b"content-type"]
-    is_passive = bool(types) and all(_PASSIVE_TYPE.fullmatch(value) for value in types)
+    is_passive = bool(types) and all(map(_is_passive, types))
     if not is_passive or request_headers.get("sec-fetch-dest") in _DOCUMENTS:
         kept += [_SANDBOX, _NO_SNIFFING]
     return kept

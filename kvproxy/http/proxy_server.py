@@ -76,7 +76,6 @@ class ProxyServer(uvicorn.Server):
                 proxy_headers=False,
                 # The exchange middleware adds a missing date.
                 date_header=False,
-                timeout_keep_alive=cast("int", limits.idle_seconds),
                 # A task that still runs after this is stuck.
                 timeout_graceful_shutdown=int(limits.drain_seconds + 10 * _ERROR_SECONDS),
             )
@@ -121,7 +120,9 @@ class ProxyServer(uvicorn.Server):
             await asyncio.to_thread(self._reload)
 
     async def _check_connections(self) -> None:
-        pause = min(_CHECK_SECONDS, self._limits.header_seconds / 4, self._limits.stalled_seconds / 4)
+        limits = self._limits
+        shortest = min(limits.header_seconds, limits.idle_seconds, limits.stalled_seconds)
+        pause = min(_CHECK_SECONDS, shortest / 4)
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(pause)

@@ -20,7 +20,7 @@ def escape_cell(text: str) -> str:
 
 def escape_lines(text: str) -> str:
     """Escape all controls but line breaks, and indent all lines but the first, so that a text cannot imitate another line."""
-    return text.translate(_LINE_ESCAPES).replace("\n", "\n  ")
+    return text if text.isprintable() else text.translate(_LINE_ESCAPES).replace("\n", "\n  ")
 
 
 def escape_json_controls(document: str) -> str:

@@ -1,7 +1,9 @@
 """Writes the log of the process and of its requests to stderr, as text or as JSON."""
 
 import logging
+import time
 from datetime import UTC, datetime
+from functools import lru_cache
 
 import orjson
 
@@ -22,6 +24,8 @@ _access = logging.getLogger("kvproxy.access")
 
 def log_to_stderr(settings: LogSettings) -> None:
     """Print kvproxy's messages and its libraries' warnings to stderr, in the format and with the level of the settings."""
+    # No format shows them, and each takes time for each request.
+    logging.logThreads = logging.logMultiprocessing = logging.logProcesses = False
     handler = logging.StreamHandler()
     is_json = settings.format == "json"
     handler.setFormatter(JsonFormatter() if is_json else TextFormatter("%(asctime)s %(levelname)s %(message)s"))
@@ -38,32 +42,44 @@ def log_access(exchange: Exchange) -> None:
     """Log a finished request. Unlike the journal, the log does not search earlier requests for the reason of a miss."""
     if not exchange.method or not _access.isEnabledFor(logging.INFO):
         return
-    reason = reason_of(exchange)
-    layer = layer_of(exchange, reason)
+    layer = reason = "-"
+    if exchange.api is not None:
+        reason = reason_of(exchange)
+        layer = layer_of(exchange, reason)
     if reason == "miss-new":
         reason = reason_of_unexplained_miss(exchange, asked_before=False, computed_before=False)
-    fields = {
-        "method": exchange.method,
-        # The path is decoded, and could contain escape sequences.
-        "path": exchange.path if exchange.path.isprintable() else ascii(exchange.path)[1:-1],
-        "status": exchange.status,
-        "layer": layer if exchange.api else "-",
-        "reason": reason if exchange.api else "-",
-        "ms": round(total_milliseconds(exchange) or 0.0, 1),
-        "tenant": exchange.tenant,
-        "client": client_name(exchange.tenant),
-        "model": model_of(exchange) or None,
-        "request_id": exchange.request_id[:MAX_REQUEST_ID],
-    }
-    line = "{method} {path} {status} {layer} {reason} {ms} ms {tenant} {request_id}".format_map(fields)
+    method, status, tenant = exchange.method, exchange.status, exchange.tenant
+    # The path is decoded, and could contain escape sequences.
+    path = exchange.path if exchange.path.isprintable() else ascii(exchange.path)[1:-1]
+    ms, request_id = round(total_milliseconds(exchange) or 0.0, 1), exchange.request_id[:MAX_REQUEST_ID]
+    line = f"{method} {path} {status} {layer} {reason} {ms} ms {tenant} {request_id}"
     # Logger.info would search the stack for the place of this call, which no format shows.
     record = logging.LogRecord(_access.name, logging.INFO, "", 0, line, None, None)
-    record.fields = fields
+    record.fields = {
+        "method": method,
+        "path": path,
+        "status": status,
+        "layer": layer,
+        "reason": reason,
+        "ms": ms,
+        "tenant": tenant,
+        "client": client_name(tenant),
+        "model": model_of(exchange) or None,
+        "request_id": request_id,
+    }
     _access.handle(record)
+
+
+@lru_cache(maxsize=1)
+def _local_time(seconds: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 class TextFormatter(logging.Formatter):
     """Formats a record as text; a message may contain texts of clients and upstreams."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return f"{_local_time(int(record.created))},{int(record.msecs):03d}"
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = escape_lines(record.message)

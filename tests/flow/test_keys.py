@@ -61,7 +61,11 @@ def test_keys_are_equal_exactly_for_equal_requests(one: dict, other: dict, a: st
     first, second = cache_key(call(one, a), "x"), cache_key(call(other, b), "x")
     same = typed(relevant(one)) == typed(relevant(other)) and a == b
     assert (first.exact == second.exact) == same
-    if first.namespace == second.namespace and first.text is not None and second.text is not None:
+    if (
+        first.semantic.namespace == second.semantic.namespace
+        and first.semantic.text is not None
+        and second.semantic.text is not None
+    ):
         assert a == b
         assert typed(relevant(one) | {"messages": one["messages"][:-1]}) == typed(
             relevant(other) | {"messages": other["messages"][:-1]}
@@ -72,7 +76,7 @@ def test_backend_and_query_are_part_of_the_key() -> None:
     body = {"model": "a", "messages": [{"role": "user", "content": "x"}]}
     turned = {"messages": [{"content": "x", "role": "user"}], "model": "a"}
     assert cache_key(call(body), "x") == cache_key(call(turned), "x")
-    assert cache_key(call(body), "x").namespace != cache_key(call(body), "y").namespace
+    assert cache_key(call(body), "x").semantic.namespace != cache_key(call(body), "y").semantic.namespace
     assert cache_key(call(body, query="v=1"), "x").exact != cache_key(call(body, query="v=2"), "x").exact
 
 
@@ -122,7 +126,7 @@ def test_no_similar_question_shares_a_namespace_if_anything_else_differs(change:
         one = cache_key(call(body(question="one", **plain)), "x")
         same = cache_key(call(body(question="two", **plain, stream=True, user="u", metadata={"a": 1})), "x")
         other = cache_key(call(body(question="one", **plain | change)), "x")
-        assert one.namespace == same.namespace != other.namespace
+        assert one.semantic.namespace == same.semantic.namespace != other.semantic.namespace
         assert one.exact not in (same.exact, other.exact)
 
 
@@ -146,16 +150,16 @@ def test_namespaces_of_conversations_omit_earlier_questions_alone() -> None:
         return cache_key(call(body, tenant), "x", conversations=on)
 
     first = key(conversation("one", "1", "two", "2", "three"))
-    assert first.text == "one \u23ce 1 \u23ce two \u23ce 2 \u23ce three"
-    assert first.namespace == key(conversation("eins", "1", "zwei", "2", "drei")).namespace
+    assert first.semantic.text == "one \u23ce 1 \u23ce two \u23ce 2 \u23ce three"
+    assert first.semantic.namespace == key(conversation("eins", "1", "zwei", "2", "drei")).semantic.namespace
     for body in (
         conversation("one", "1", "two", "2.", "three"),
         conversation("one", "1", "three"),
         conversation("three"),
         conversation("one", "1", "two " * 300, "2", "three"),
     ):
-        assert key(body).namespace == first.namespace
-        assert key(body).text != first.text
+        assert key(body).semantic.namespace == first.semantic.namespace
+        assert key(body).semantic.text != first.semantic.text
     for body in (
         conversation("one", "1", "two", "2", "three", system="t"),
         conversation("one", "1", "two", "2", "three", temperature=0.5),
@@ -163,14 +167,14 @@ def test_namespaces_of_conversations_omit_earlier_questions_alone() -> None:
         conversation("one", "1", "two \u23ce two", "2", "three"),
         conversation("one", "1", "two \u2764\ufe0f", "2", "three"),
     ):
-        assert key(body).namespace != first.namespace
-    assert key(conversation("one", "1", "two", "2", "three"), "Bearer a").namespace != first.namespace
+        assert key(body).semantic.namespace != first.semantic.namespace
+    assert key(conversation("one", "1", "two", "2", "three"), "Bearer a").semantic.namespace != first.semantic.namespace
     # A question that was not answered is a part of the namespace.
     unanswered = [{"role": "user", "content": text} for text in ("one", "two")]
-    assert key({"model": "m", "messages": unanswered}).text == "two"
+    assert key({"model": "m", "messages": unanswered}).semantic.text == "two"
     off = key(conversation("one", "1", "two"), on=False)
-    assert off.text == "two"
-    assert off.namespace != key(conversation("eins", "1", "two"), on=False).namespace
+    assert off.semantic.text == "two"
+    assert off.semantic.namespace != key(conversation("eins", "1", "two"), on=False).semantic.namespace
 
 
 @pytest.mark.parametrize(("name", "field"), [("messages", "messages"), ("responses", "input")])
@@ -180,8 +184,8 @@ def test_other_apis_have_conversations_too(name: ApiName, field: str) -> None:
         body = {"model": "m", field: [{"role": role, "content": text} for role, text in turns]}
         return cache_key(api_request(body, name), "x", conversations=True)
 
-    assert key("one").text == "one \u23ce 1 \u23ce two"
-    assert key("one").namespace == key("uno").namespace
+    assert key("one").semantic.text == "one \u23ce 1 \u23ce two"
+    assert key("one").semantic.namespace == key("uno").semantic.namespace
     assert key("one").exact != key("uno").exact
 
 
@@ -191,7 +195,7 @@ def test_what_is_never_matched_by_similarity() -> None:
 
     plain = {"model": "a", **said("a question")}
     for question in ("a question", "x" * 800, "\u00e9" * 400):
-        assert cache_key(call(plain | said(question)), "x").text == question
+        assert cache_key(call(plain | said(question)), "x").semantic.text == question
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}]
     for change in (
         {"tools": [{}]},
@@ -207,7 +211,7 @@ def test_what_is_never_matched_by_similarity() -> None:
         said("\u00e9" * 400 + "x"),
         said("one \u23ce two"),
     ):
-        assert cache_key(call(plain | change), "x").text is None
+        assert cache_key(call(plain | change), "x").semantic.text is None
 
 
 def test_markers_of_the_prefix_cache_are_no_part_of_an_answer() -> None:
@@ -266,7 +270,7 @@ def test_what_an_earlier_version_stored_is_found_under_the_same_names() -> None:
     )
     key = cache_key(request, "embedded")
     assert key.exact == "8f9dca3e878efa4117cecf0ba6bc3a4df49df87a794974e6064704b23b314f3c"
-    assert key.namespace == "3f785e5a8ee18a88940629d08e1c7b2232f8cb3fac2f44005af90477139bdc2e"
+    assert key.semantic.namespace == "3f785e5a8ee18a88940629d08e1c7b2232f8cb3fac2f44005af90477139bdc2e"
     assert request.tenant == "eeb0fbfca1dc268a"
 
 

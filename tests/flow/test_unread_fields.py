@@ -117,4 +117,4 @@ def test_a_text_equals_one_text_block_in_messages_only() -> None:
 @pytest.mark.parametrize("api", ["chat", "messages"])
 def test_a_field_named_as_the_last_turn_is_in_the_namespace(api: ApiName, value: Any) -> None:
     keys = [cache_key(api_request(chat("x") | more, api), "x") for more in ({}, {"last": value}, {"last turn": value})]
-    assert len({key.namespace for key in keys}) == (1 if value is None else 3)
+    assert len({key.semantic.namespace for key in keys}) == (1 if value is None else 3)

@@ -233,10 +233,11 @@ class SemanticHits(Layer):
             self.count("lookups", "shadow" if exchange.is_shadow_pair else _NOT_SERVED)
 
     async def _find(self, exchange: Exchange, *, failed: bool, explore: bool) -> Prediction | None:
-        request, key, semantic = exchange.api_request, exchange.cache_key, self._cache.semantic
-        if exchange.lookup_failed or request.control.rule.semantic is False:
+        request, semantic = exchange.api_request, self._cache.semantic
+        if semantic is None or exchange.lookup_failed or request.control.rule.semantic is False:
             return None
-        if semantic is None or key.text is None or not await self._cache.is_unchanged_by_redaction(key.text):
+        key = exchange.cache_key.semantic
+        if key.text is None or not await self._cache.is_unchanged_by_redaction(key.text):
             return None
         is_limited = explore and not failed and not request.control.only_if_cached
         lookup = await semantic.lookup(

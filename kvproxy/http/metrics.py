@@ -141,10 +141,12 @@ class Metrics:
             "upstream",
             "Upstreams.",
             "upstream",
-            up="1 if the upstream is up, else 0.",
+            up="0 while the upstream is ejected, else 1.",
+            draining="1 while an operator drains the upstream, else 0.",
             requests="Requests in flight.",
             load="Tokens of work in flight.",
-            sent_total="Requests sent.",
+            sent_total="Requests that it received.",
+            retried_total="Requests that failed here, and were sent to another upstream.",
             ejections_total="Ejections.",
             cached_blocks="Blocks in its prefix cache.",
         )
@@ -290,8 +292,10 @@ class Metrics:
         self._prefix_cache.set(stats)
 
     def set_upstream(self, status: EngineStatus) -> None:
-        values = {name: getattr(status, name) for name in ("requests", "load", "sent", "ejections", "cached_blocks")}
-        self._upstreams.set({"up": status.state == "up", **values}, status.url)
+        names = ("requests", "load", "sent", "retried", "ejections", "cached_blocks")
+        values = {name: getattr(status, name) for name in names}
+        up, draining = not status.ejected, status.state == "draining"
+        self._upstreams.set({"up": up, "draining": draining, **values}, status.url)
         if status.metrics is not None:
             self._engines.set(status.metrics, status.url)
         if status.slots is not None:

@@ -99,7 +99,9 @@ class RoutingSettings(Section):
     health_interval: Seconds = Field(2.0, gt=0, description="Time between health probes.")
     health_timeout: Seconds = Field(5.0, gt=0, description="Timeout of a health probe.")
     metrics_interval: Seconds = Field(5.0, gt=0, description="Time between reads of an upstream's /metrics.")
-    eject_after: int = Field(3, ge=1, description="Consecutive failures until an upstream is ejected.")
+    eject_after: int = Field(
+        3, ge=1, description="Consecutive failed probes, connections, or requests until an upstream is ejected."
+    )
     prediction_sample_rate: float = Field(
         0.0625, ge=0, le=1, description="Share of requests to a single mirrored upstream whose reuse is predicted."
     )

@@ -29,6 +29,8 @@ class UpstreamClient:
         self, server: UpstreamServer, settings: UpstreamSettings, limits: LimitSettings = LimitSettings()
     ) -> None:
         self.url = server.url
+        self.sent = 0
+        """Number of clients' requests that it received; a request counts when its response begins, or fails."""
         self._server = server
         self._settings = settings
         limit = settings.max_connections + _PROBE_CONNECTIONS
@@ -94,7 +96,7 @@ class UpstreamClient:
         data = bytearray()
         try:
             async with asyncio.timeout(seconds):
-                reply = await (self.forward if queued else self.send_unqueued)(method, path, sent, body)
+                reply = await (self._enqueue if queued else self.send_unqueued)(method, path, sent, body)
                 try:
                     async for chunk in reply.chunks:
                         data += chunk
@@ -139,6 +141,15 @@ class UpstreamClient:
         self, method: str, path: str, headers: Mapping[str, str], body: Body, tenant: str | None = None
     ) -> RelayedResponse:
         """Queue and send a client's request. Raises InvalidRequest, Overloaded, or UpstreamError."""
+        try:
+            reply = await self._enqueue(method, path, headers, body)
+        except UpstreamError as error:
+            self.sent += not error.unsent
+            raise
+        self.sent += 1
+        return reply
+
+    async def _enqueue(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> RelayedResponse:
         if not path.startswith("/"):
             raise InvalidRequest(f"the path {path[:80]!r} does not begin with a slash")
         await self.admission.enter()

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, session_name
 from kvproxy.apis.json import JsonObject, dumps, field, objects
 from kvproxy.apis.model_route import ModelRoute
-from kvproxy.backends.protocol import Body, Forwarder, RelayedResponse
+from kvproxy.backends.protocol import Body, Forwarder, Headers, RelayedResponse
 from kvproxy.errors import KvproxyError, NotFound, Overloaded, UpstreamError
 from kvproxy.settings import RoutingSettings
 from kvproxy.upstreams.engine_hints import ResponseLocations, with_engine_hints, with_hints
 from kvproxy.upstreams.fleet_engine import EnginePrediction, FleetEngine
 from kvproxy.upstreams.mirror.prompt_hashes import HashedPrompt, compute_hashes
-from kvproxy.upstreams.model_routes import ModelRoutes
+from kvproxy.upstreams.model_routes import BUSY, ModelRoutes, calls_for_retry
 from kvproxy.upstreams.prompt_tokenizer import PromptTokenizer
 from kvproxy.upstreams.routing import engine_order, rank_engines
 
@@ -96,7 +96,8 @@ class Fleet:
 
     def failure(self) -> str | None:
         engines = list(self.engines.values())
-        if any(engine.health.available for engine in engines):
+        # An ejection for failed requests ends by itself, and while all engines are ejected, they are used.
+        if any(not engine.health.draining and not engine.health.is_unreachable for engine in engines):
             return None
         return "; ".join(engine.health.error or f"{engine.url} is {engine.health.state}" for engine in engines)
 
@@ -135,6 +136,9 @@ class Fleet:
     async def send(self, request: ApiRequest) -> RelayedResponse:
         """Send a request to the best engine, or to the next one if it fails before its first chunk.
 
+        A status of 500 or above, other than those of a busy engine, is retried once. It counts as a failure of its engine if
+        another engine serves the request, so that a request that fails everywhere ejects no engine.
+
         If upstreams serve different models, these are the engines of its model, and then of its fallbacks. Raises Overloaded,
         UpstreamError, or ModelNotFound.
         """
@@ -144,30 +148,48 @@ class Fleet:
 
     async def _send_to_engines(self, request: ApiRequest, is_final: bool) -> RelayedResponse:
         request = self.with_hints(request)
-        *others, last = await self._route(request)
-        for destination in others:
+        destinations = await self._route(request)
+        # Only its engine stores a conversation.
+        if self._stored.find(request) is not None:
+            destinations = destinations[:1]
+        failed: list[tuple[FleetEngine, str]] = []
+        has_retried_failure = False
+        for number, destination in enumerate(destinations, 1):
+            engine, is_last = destination.engine, number == len(destinations)
             try:
-                reply = await self._send(destination, request, is_last=False)
+                reply = await self._send(destination, request, is_last=is_last and is_final)
             except UpstreamError as error:
-                if request.has_side_effects and not error.unsent:
+                if is_last or (request.has_side_effects and not error.unsent):
                     raise
-                _log.warning("%s: trying another engine", error.message)
-                continue
-            if reply.status != 503:
-                return reply
-            await reply.close()
-        return await self._send(last, request, is_last=is_final)
+                cause = error.message
+            else:
+                if reply.status < 500:
+                    for other, cause in failed:
+                        other.health.record_failed_request(cause)
+                is_retryable = calls_for_retry(reply.status, has_side_effects=request.has_side_effects)
+                # Another engine may fail in the same way, after as much work.
+                if is_last or not is_retryable or (has_retried_failure and reply.status not in BUSY):
+                    return reply
+                has_retried_failure = has_retried_failure or reply.status not in BUSY
+                cause = f"HTTP {reply.status} of {engine.url}"
+                if reply.status >= 500:
+                    failed.append((engine, cause))
+                await reply.close()
+            engine.retried += 1
+            _log.warning("%s: trying another upstream", cause)
+        raise AssertionError("a route without an engine")
 
     def with_hints(self, request: ApiRequest) -> ApiRequest:
         return with_hints(request, self._settings.hints) if self._settings.hints else request
 
     def available_engines(self, route: ModelRoute | None = None) -> list[FleetEngine]:
-        """Return the available engines of a route, by default all; without an available engine, the ejected engines.
+        """Return the available engines of a route, by default all; else those in a cooldown; else the ejected engines.
 
         Raises Overloaded if all these engines are draining.
         """
         engines = [*self.engines.values()] if route is None else [self.engines[url] for url in route.upstreams]
         up = [engine for engine in engines if engine.health.available]
+        up = up or [engine for engine in engines if not engine.health.draining and not engine.health.ejected]
         up = up or [engine for engine in engines if not engine.health.draining]
         if not up:
             which = "all upstreams" if route is None else f"all upstreams of the model {route.model}"
@@ -246,9 +268,12 @@ class Fleet:
         except BaseException as error:
             computation.finish()
             if isinstance(error, UpstreamError):
-                engine.health.record_failure(error.message)
+                record = engine.health.record_failure if error.unsent else engine.health.record_failed_request
+                record(error.message)
             raise
-        if reply.status < 500:
+        if reply.status in BUSY and (seconds := _retry_after(reply.headers)) is not None:
+            engine.health.cool_down(seconds)
+        elif reply.status < 500:
             engine.health.record_success()
         if request.api.name == "responses" and reply.status == 200:
             reply.chunks = self._remember_response(reply.chunks, request.tenant, engine.url)
@@ -287,6 +312,12 @@ def with_rank(request: ApiRequest, rank: int | None) -> ApiRequest:
     if rank is None or _RANK_HEADER in request.headers:
         return request
     return replace(request, headers={**request.headers, _RANK_HEADER: str(rank)})
+
+
+def _retry_after(headers: Headers) -> float | None:
+    """Return the seconds of a `Retry-After` header; None without one, or with a date."""
+    text = next((value for name, value in headers if name == "retry-after"), "")
+    return float(text) if text.isdecimal() and len(text) < 10 else None
 
 
 def _has_predictable_reuse(request: ApiRequest) -> bool:

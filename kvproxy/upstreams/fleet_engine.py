@@ -106,7 +106,7 @@ class FleetEngine:
         self.client = UpstreamClient(server, settings.forward, settings.limits)
         self.health = Health(self.client, routing.eject_after, routing.health_timeout, routing.health_interval)
         self.load = EngineLoad()
-        self.sent = 0
+        self.retried = 0
         self.refused_fields = RefusedCacheFields(self.url)
         self.loaded: Counter[str] = Counter()
         self._pending: dict[int | None, PendingPrefixes] = {}
@@ -145,6 +145,7 @@ class FleetEngine:
         await self.client.close()
 
     async def probe(self) -> None:
+        self.health.log_changes()
         if not self.health.is_probe_due:
             return
         await self.health.probe()
@@ -229,8 +230,7 @@ class FleetEngine:
         )
 
     def begin(self, prediction: EnginePrediction, uncached_tokens: int) -> Computation:
-        """Count a request that is sent to this engine, and that makes it compute `uncached_tokens`."""
-        self.sent += 1
+        """Count a request in flight or in the queue that makes this engine compute `uncached_tokens`."""
         return Computation(self, prediction, uncached_tokens)
 
     @property
@@ -285,7 +285,7 @@ class FleetEngine:
             weight=self.weight,
             requests=self.load.requests,
             load=round(self.load.tokens),
-            sent=self.sent,
+            sent=self.client.sent,
             failures=self.health.failures,
             ejections=self.health.ejections,
             error=self.health.error,
@@ -302,6 +302,8 @@ class FleetEngine:
             load_costs=self.load_times.measured(),
             models=self._server.models,
             aliases=dict(self._server.aliases),
+            ejected=self.health.ejected,
+            retried=self.retried,
         )
 
     def _advice(self) -> tuple[str, ...]:

@@ -10,12 +10,19 @@ from kvproxy.upstreams.client import UpstreamClient
 _log = logging.getLogger("kvproxy")
 _MAX_PAUSE_SECONDS = 60.0
 _MAX_DOUBLINGS = 10
+# An ejection for failed requests; each further one without a success between them takes twice as long.
+EJECTION_SECONDS = 10.0
+MAX_EJECTION_SECONDS = 300.0
+MAX_COOLDOWN_SECONDS = 60.0
+"""Maximum time of a `Retry-After` that is honoured."""
 
 
 class Health:
-    """Health of one upstream. `eject_after` consecutive failures eject it, and a success restores it.
+    """Health of one upstream. `eject_after` consecutive failures eject it.
 
-    Before the first response, one failure ejects it.
+    - Failed probes and connections: a success restores it, but a request's success does not outweigh a probe that was
+      answered with an error. Before the first response, one failure ejects it.
+    - Failed requests, while probes succeed: it is ejected for a time. Afterwards, one more failed request ejects it again.
 
     An https upstream without `/health`, such as a paid API, is probed only after a failure: regular requests for a missing
     route count as abuse at some providers. Requests of clients report its failures.
@@ -29,27 +36,48 @@ class Health:
         interval: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.failures = 0
         self.ejections = 0
         self.draining = False
         self.error: str | None = None
+        self.lacks_route = False  # An https upstream answered that it has no `/health`.
         self._client = client
         self._eject_after = eject_after
         self._timeout = timeout
         self._interval = interval
         self._clock = clock
         self._next_probe = 0.0
-        self.lacks_route = False  # An https upstream answered that it has no `/health`.
+        self._unreachable = 0  # Consecutive failed probes and connections.
+        self._refuses_probes = False  # `/health` answered with an error.
+        self._failed_requests = 0
+        self._ejected_until = 0.0
+        self._ejection_seconds = EJECTION_SECONDS
+        self._cooldown_until = 0.0
         self._has_responded = False
         self._outage_logged = False
+        self._ejection_logged = False
+
+    @property
+    def failures(self) -> int:
+        """Number of consecutive failures."""
+        return max(self._unreachable, self._failed_requests)
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether it is ejected because of failed probes or connections."""
+        return self._unreachable >= (self._eject_after if self._has_responded else 1)
 
     @property
     def ejected(self) -> bool:
-        return self.failures >= (self._eject_after if self._has_responded else 1)
+        return self.is_unreachable or self._clock() < self._ejected_until
 
     @property
     def available(self) -> bool:
-        return not self.ejected and not self.draining
+        return not self.ejected and not self.draining and not self.is_cooling_down
+
+    @property
+    def is_cooling_down(self) -> bool:
+        """Whether it named a time until which it refuses requests."""
+        return self._clock() < self._cooldown_until
 
     @property
     def is_healthy(self) -> bool:
@@ -59,43 +87,98 @@ class Health:
     def state(self) -> str:
         if self.draining:
             return "draining"
-        return "ejected" if self.ejected else "up"
+        if self.ejected:
+            return "ejected"
+        return "cooldown" if self.is_cooling_down else "up"
 
     def record_success(self) -> None:
-        self.failures = 0
-        self.error = None
+        """Record a request that it answered."""
+        if not self._refuses_probes:
+            self._unreachable = 0
+        self._failed_requests = 0
         self._has_responded = True
+        if not self.ejected:
+            self._ejection_seconds = EJECTION_SECONDS
+            if self.failures == 0:
+                self.error = None
+        self.log_changes()
 
     def record_failure(self, error: str) -> None:
+        """Record a connection that failed."""
         was_ejected = self.ejected
-        self.failures += 1
+        self._unreachable += 1
         self.error = error
         self.ejections += self.ejected and not was_ejected
+        self.log_changes()
+
+    def record_failed_request(self, error: str) -> None:
+        """Record a request that it received and did not answer, or answered with a status of 500 or above."""
+        self.error = error
+        self._failed_requests += 1
+        if self.ejected or self._failed_requests < self._eject_after:
+            return
+        self._ejected_until = self._clock() + self._ejection_seconds
+        self._ejection_seconds = min(2 * self._ejection_seconds, MAX_EJECTION_SECONDS)
+        self.ejections += 1
+        self.log_changes()
+
+    def cool_down(self, seconds: float) -> None:
+        """Send it no requests for this time, at most `MAX_COOLDOWN_SECONDS`, if another upstream is available."""
+        was_cooling = self.is_cooling_down
+        self._cooldown_until = self._clock() + min(seconds, MAX_COOLDOWN_SECONDS)
+        if not was_cooling and self.is_cooling_down:
+            _log.warning(
+                "the upstream %s refuses requests for %.0f s", self._client.url, min(seconds, MAX_COOLDOWN_SECONDS)
+            )
 
     @property
     def is_probe_due(self) -> bool:
         if not self.lacks_route:
             return True
-        return self.failures > 0 and self._clock() >= self._next_probe
+        return self._unreachable > 0 and self._clock() >= self._next_probe
 
     async def probe(self) -> None:
         """Request `/health`. A status below 500 is a success, because some servers lack the route."""
+        refuses = False
         try:
             status = await self._client.probe("/health", seconds=self._timeout)
         except KvproxyError as error:
             failure: str | None = error.message
         else:
-            failure = None if status < 500 else f"/health answered {status}"
+            refuses = status >= 500
+            failure = f"/health answered {status}" if refuses else None
             if failure is None:
                 self.lacks_route = status >= 300 and self._client.url.startswith("https:")
+        self._refuses_probes = refuses
         if failure is None:
-            self.record_success()
-            if self._outage_logged:
-                _log.info("the upstream %s responds again", self._client.url)
+            self._record_probe()
         else:
-            self.record_failure(failure)
-            pause = self._interval * 2 ** min(self.failures, _MAX_DOUBLINGS)
-            self._next_probe = self._clock() + min(pause, _MAX_PAUSE_SECONDS)
             if not self._outage_logged:
-                _log.warning("the upstream %s does not respond: %s", self._client.url, failure)
+                verb = "reports that it is unhealthy" if refuses else "does not respond"
+                _log.warning("the upstream %s %s: %s", self._client.url, verb, failure)
+            self.record_failure(failure)
+            pause = self._interval * 2 ** min(self._unreachable, _MAX_DOUBLINGS)
+            self._next_probe = self._clock() + min(pause, _MAX_PAUSE_SECONDS)
+        if self._outage_logged and failure is None:
+            _log.info("the upstream %s responds again", self._client.url)
         self._outage_logged = failure is not None
+
+    def _record_probe(self) -> None:
+        if self.is_unreachable:
+            # It was restarted, so the failures of its former process do not count.
+            self._failed_requests, self._ejected_until = 0, 0.0
+        self._unreachable = 0
+        self._has_responded = True
+        if self.failures == 0 and not self.ejected:
+            self.error = None
+        self.log_changes()
+
+    def log_changes(self) -> None:
+        """Log the beginning and the end of an ejection."""
+        if self.ejected == self._ejection_logged:
+            return
+        self._ejection_logged = self.ejected
+        if self.ejected:
+            _log.warning("the upstream %s is ejected: %s", self._client.url, self.error)
+        else:
+            _log.info("the upstream %s is no longer ejected", self._client.url)

@@ -18,7 +18,8 @@ ALIAS_TAG = "alias:"
 """Beginning of the tag of requests that named a model by an alias."""
 _LISTED = 20
 _UNKNOWN_ROW: JsonObject = {"object": "model", "created": 0, "owned_by": "upstream"}
-_BUSY = (429, 503)
+BUSY = (429, 503, 529)
+"""Statuses of an upstream that refuses a request without work; 529 is Anthropic's."""
 _NOT_IMPLEMENTED = 501
 _log = logging.getLogger("kvproxy")
 
@@ -114,7 +115,7 @@ class ModelRoutes:
                     raise
                 cause = error.message
             else:
-                if not _calls_for_fallback(reply.status, has_side_effects=request.has_side_effects):
+                if not calls_for_retry(reply.status, has_side_effects=request.has_side_effects):
                     return _name_fallback(reply, attempt, request)
                 await reply.close()
                 cause = f"HTTP {reply.status}"
@@ -143,8 +144,9 @@ class ModelRoutes:
         return [*rows.values()]
 
 
-def _calls_for_fallback(status: int, *, has_side_effects: bool) -> bool:
-    if status in _BUSY:
+def calls_for_retry(status: int, *, has_side_effects: bool) -> bool:
+    """Whether another upstream, or a fallback, may answer a request that got this status."""
+    if status in BUSY:
         return True
     return status >= 500 and status != _NOT_IMPLEMENTED and not has_side_effects
 

@@ -55,11 +55,11 @@ class SlotsStatus:
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
     url: str
-    state: str
+    state: str  # "up", "ejected", "cooldown" (it named a time in `Retry-After`), or "draining".
     weight: float
     requests: int  # Number of requests in flight.
     load: int  # Load of these requests, see `EngineLoad`.
-    sent: int  # Number of requests since the proxy's start.
+    sent: int  # Number of requests since the proxy's start; excludes those that its queue refused.
     failures: int  # Number of consecutive failures.
     ejections: int
     error: str | None
@@ -76,3 +76,5 @@ class EngineStatus:
     load_costs: dict[str, float] = field(default_factory=dict)  # Measured; see `LoadTimes.cost`.
     models: tuple[str, ...] = ()  # As configured; empty if it serves all others.
     aliases: dict[str, str] = field(default_factory=dict)
+    ejected: bool = False  # Also while it is draining.
+    retried: int = 0  # Number of requests that failed here, and were sent to another upstream.

@@ -36,7 +36,7 @@ UPSTREAM_CALLS = {
 STREAMED_CALLS = {
     ("upstreams/client.py", "probe"),
     ("upstreams/client.py", "send"),
-    ("upstreams/client.py", "forward"),
+    ("upstreams/client.py", "_enqueue"),
     ("upstreams/client.py", "send_unqueued"),
     ("upstreams/fleet.py", "forward"),
     ("http/routes.py", "_forward"),

@@ -60,7 +60,7 @@ class Engine:
     async def health(self, request: Request) -> Response:
         if self.mood == "stuck":
             await asyncio.sleep(5.0)
-        return Response(status_code=500 if self.mood == "sick" else 200)
+        return Response(status_code=500 if self.mood in ("sick", "leaving") else 200)
 
     async def reset(self, request: Request) -> Response:
         self.resets += 1
@@ -95,6 +95,8 @@ class Engine:
             return JSONResponse({"error": {"message": "full"}}, 503)
         if self.mood == "broken":
             return JSONResponse({"error": {"message": "broken"}}, 500)
+        if self.mood == "limited":
+            return JSONResponse({"error": {"message": "limited"}}, 429, {"Retry-After": "30"})
         if body.get("stream"):
             return StreamingResponse(self.events(), media_type="text/event-stream")
         return JSONResponse(WHOLE)

@@ -1,13 +1,17 @@
 """Hanging, refusing, and uninformative engines: requests succeed, and reports stay correct."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
+from kvproxy.settings import load_settings
+from kvproxy.upstreams import health
 from tests.polling import until
-from tests.upstreams.fleets import chat, fleet
+from tests.servers import run_proxy
+from tests.upstreams.fleets import Engine, Fleet, chat, fleet, run_engine
 
 PROMPT = "You are a poet. " * 8
 
@@ -81,3 +85,86 @@ def test_a_stream_that_fails_before_its_first_chunk_goes_to_another_engine(tmp_p
         # Requests with side effects are not repeated.
         with pytest.raises(httpx.HTTPError):
             running.ask("hello", stream=True, store=True).raise_for_status()
+
+
+def test_a_server_that_announces_its_end_leaves_rotation_although_it_answers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "kvproxy"), fleet(tmp_path, 2, health_interval=0.1) as running:
+        own = running.engine_for("hello")
+        running.engines[own].mood = "leaving"
+
+        def is_ejected() -> bool:
+            assert running.ask("hello").status_code == 200
+            return bool(running.status(own)["state"] == "ejected")
+
+        until(is_ejected)
+        count = len(running.engines[own].got)
+        assert [running.ask("hello").status_code for _ in range(6)] == [200] * 6
+        assert len(running.engines[own].got) == count
+        running.engines[own].mood = "well"
+        until(lambda: running.status(own)["state"] == "up")
+    assert f"the upstream {own} is ejected: /health answered 500" in caplog.messages
+    assert f"the upstream {own} is no longer ejected" in caplog.messages
+
+
+def test_a_server_that_answers_500_is_left_once_per_request_and_then_ejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "EJECTION_SECONDS", 300.0)
+    with fleet(tmp_path, 4, eject_after=3) as running:
+        own = running.engine_for("hello")
+        running.engines[own].mood = "broken"
+        assert [running.ask("hello").status_code for _ in range(3)] == [200] * 3
+        status = running.status(own)
+        assert (status["state"], status["ejections"], status["retried"]) == ("ejected", 1, 3)
+        count = len(running.engines[own].got)
+        assert running.ask("hello").status_code == 200
+        assert len(running.engines[own].got) == count
+        # A request that fails at two servers may fail at all.
+        for engine in running.engines.values():
+            engine.mood = "broken"
+        before = sum(len(engine.got) for engine in running.engines.values())
+        assert running.ask("hello").status_code == 500
+        assert sum(len(engine.got) for engine in running.engines.values()) == before + 2
+        # One that may have been stored is not repeated.
+        assert running.ask("hello", store=True).status_code == 500
+        assert sum(len(engine.got) for engine in running.engines.values()) == before + 3
+        metrics = httpx.get(f"{running.url}/metrics").text
+        assert f'kvproxy_upstream_up{{upstream="{own}"}} 0.0' in metrics
+
+
+def test_a_server_gets_no_requests_for_the_time_of_its_retry_after(tmp_path: Path) -> None:
+    with fleet(tmp_path, 2) as running:
+        own = running.engine_for("hello")
+        (other,) = (url for url in running.engines if url != own)
+        running.engines[own].mood = "limited"
+        assert running.ask("hello").status_code == 200
+        assert running.status(own)["state"] == "cooldown"
+        count = len(running.engines[own].got)
+        assert running.ask("hello").status_code == 200
+        assert len(running.engines[own].got) == count
+        # Without another server, it is tried, and the client learns when to return.
+        running.post("/upstreams/drain", name=other).raise_for_status()
+        refused = running.ask("hello")
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "30")
+        metrics = httpx.get(f"{running.url}/metrics").text
+        for url, draining in ((own, 0.0), (other, 1.0)):
+            assert f'kvproxy_upstream_up{{upstream="{url}"}} 1.0' in metrics
+            assert f'kvproxy_upstream_draining{{upstream="{url}"}} {draining}' in metrics
+
+
+def test_requests_that_the_queue_refuses_are_not_sent(tmp_path: Path) -> None:
+    engine = Engine()
+    with run_engine(engine) as (url, _):
+        limits, forward = {"queue_size": 0}, {"max_connections": 1}
+        settings = load_settings(data=tmp_path, upstream=url, cache={"enabled": False}, limits=limits, forward=forward)
+        with run_proxy(settings) as (proxy, services), ThreadPoolExecutor(1) as threads:
+            running = Fleet(proxy, services, {url: engine})
+            engine.mood = "computes"
+            first = threads.submit(running.ask, "first")
+            until(lambda: engine.got == ["first"])
+            assert running.ask("second").status_code == 503
+            engine.mood = "well"
+            assert first.result().status_code == 200
+            assert (engine.got, running.status(url)["sent"]) == (["first"], 1)

@@ -5,6 +5,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvproxy.errors import UpstreamTimeout
 from kvproxy.settings import UpstreamServer, UpstreamSettings
 from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.health import Health
@@ -73,3 +74,60 @@ def test_an_engine_that_never_responded_is_ejected_at_once() -> None:
     health.record_success()
     health.record_failure("gone")
     assert health.available
+
+
+def test_failed_requests_eject_for_a_time_that_doubles_until_a_success() -> None:
+    now = 0.0
+    health = Health(CLIENT, 2, 1.0, 2.0, lambda: now)
+    health.record_success()
+    seconds = []
+    for _ in range(7):
+        while not health.ejected:
+            health.record_failed_request("HTTP 500")
+        began = now
+        while health.ejected:
+            now += 1.0
+        seconds.append(now - began)
+    assert seconds == [10, 20, 40, 80, 160, 300, 300]
+    assert health.ejections == 7
+    health.record_success()
+    health.record_failed_request("HTTP 500")
+    assert (health.state, health.failures) == ("up", 1)
+
+
+async def test_a_request_outweighs_a_probe_without_an_answer_but_not_one_that_was_refused() -> None:
+    client = _Probed()
+    health = Health(client, 2, 1.0, 2.0)
+    for answer, state in ((200, "up"), (None, "up"), (503, "ejected"), (404, "up")):
+        client.answer = answer
+        for _ in range(3):
+            await health.probe()
+            health.record_success()
+        assert health.state == state
+
+
+async def test_a_restarted_server_is_not_ejected_for_the_requests_that_its_end_broke() -> None:
+    client = _Probed()
+    health = Health(client, 2, 1.0, 2.0)
+    for answer in (200, None, None):
+        client.answer = answer
+        await health.probe()
+        health.record_failed_request("cut")
+    assert health.state == "ejected"
+    client.answer = 200
+    await health.probe()
+    assert (health.state, health.error) == ("up", None)
+
+
+class _Probed(UpstreamClient):
+    """An upstream whose probe gets `answer`, or no response if it is None."""
+
+    answer: int | None = 200
+
+    def __init__(self) -> None:
+        super().__init__(UpstreamServer(url="http://u"), UpstreamSettings())
+
+    async def probe(self, path: str, *, seconds: float) -> int:
+        if self.answer is None:
+            raise UpstreamTimeout("too slow")
+        return self.answer

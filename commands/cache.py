@@ -12,7 +12,15 @@ from typer import Argument, Option
 
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.files import read_bytes, write_chunks
-from kvproxy.commands.formatting import Formatted, format_age, format_duration, format_size, json_text, local_time
+from kvproxy.commands.formatting import (
+    Formatted,
+    format_age,
+    format_duration,
+    format_size,
+    json_text,
+    local_time,
+    one_line,
+)
 from kvproxy.commands.options import Data, Limit, LimitOrAll, Store, StoreOptions, load_settings
 from kvproxy.commands.output import Output, print_facts, print_text, text_output
 from kvproxy.commands.statistics_text import label_statistics
@@ -134,7 +142,8 @@ def rm(
 ) -> Output:
     """Remove stored responses by id, or by filter.
 
-    If several responses match a filter, the command asks first, or requires --yes.
+    If several responses match a filter, the command lists them and asks first, or requires --yes. If none matches, its exit
+    code is 3, as for an unknown id. --prompt selects all prompts that begin with its text.
 
     Example: kvproxy cache rm --tag handbook --older-than 1h --yes
 
@@ -147,39 +156,41 @@ def rm(
         raise typer.BadParameter(
             "give ids, or some of --all, --namespace, --key, --model, --tag, --prompt, --search, --older-than, --tenant"
         )
-    chosen_ids = ids or None
-    if is_bulk and not yes and not dry_run:
-        chosen_ids = _confirmed_id(removal, responses)
+    chosen_ids, prompt = ids or None, None
     with responses.open() as cache:
-        if dry_run and ids:
+        if ids and dry_run:
             named = (cache.perform(show_response, EntryName(id)) for id in ids)
             chosen = list({response.id: response for response in named}.values())
             return _preview(chosen[:_LISTED], len(chosen))
-        if dry_run:
+        if is_bulk and (dry_run or not yes):
             page = cache.perform(list_responses, EntryPage(**removal.filters, limit=_LISTED))
-            return _preview(page.rows, page.total)
+            if dry_run and page.total:
+                return _preview(page.rows, page.total)
+            if page.total == 1:
+                chosen_ids, prompt = [page.rows[0].id], page.rows[0].prompt
+            elif page.total:
+                _confirm(page.rows, page.total)
+            elif not removal.all:
+                raise NotFound(_NO_MATCH)
+        if dry_run:
+            return _preview([], 0)
         if chosen_ids is not None:
             done = [cache.perform(remove_response, NamedRemoval(id, removal.soft)) for id in chosen_ids]
         else:
             done = [cache.perform(remove_responses, removal)]
     action, count = "expired" if removal.soft else "removed", sum(sum(counts.values()) for counts in done)
-    if is_bulk and not count:
-        return text_output({action: 0}, f"{_NO_MATCH}: {action} none")
-    return text_output({action: count}, f"{action} {plural(count, 'response')}")
+    if not count and not removal.all:
+        raise NotFound(_NO_MATCH)
+    which = "" if prompt is None else f": {one_line(prompt)}"
+    return text_output({action: count}, f"{action} {plural(count, 'response')}{which}")
 
 
-def _confirmed_id(removal: EntryRemoval, responses: StoreOptions) -> list[str] | None:
-    """Return the id of the only response that matches; None if several match, and the user confirms their removal."""
-    from kvproxy.operations.cache import list_responses
-
-    with responses.open() as cache:
-        page = cache.perform(list_responses, EntryPage(**removal.filters, limit=2))
-    if page.total <= 1:
-        return [response.id for response in page.rows]
+def _confirm(responses: "Sequence[ListedResponse]", total: int) -> None:
+    """Ask whether to remove the responses that match; `responses` are the newest. Raises BadParameter without a terminal."""
     if not sys.stdin.isatty():
-        raise typer.BadParameter(f"removing {page.total:,} responses needs --yes")
-    typer.confirm(f"Remove all {page.total:,} responses that match?", abort=True)
-    return None
+        raise typer.BadParameter(f"removing {total:,} responses needs --yes (--dry-run lists them)")
+    print_table(_response_rows(responses))
+    typer.confirm(f"Remove all {total:,} responses that match?", abort=True)
 
 
 def _preview(responses: "Sequence[ListedResponse | ShownResponse]", total: int) -> Output:

@@ -150,7 +150,7 @@ def _print_explanation(explanation: "RequestExplanation", layout: Layout) -> Non
     if explanation.layer != "exact":
         _print_semantic(semantic, layout)
     if prefix is None:
-        print_text("prefix     unknown: the upstream manages its cache; follow it with --kv-events")
+        print_text("prefix     unknown: the upstream manages its cache, and reports reuse only with its answer")
     else:
         _print_prefix(prefix)
 

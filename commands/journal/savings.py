@@ -228,10 +228,10 @@ def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
             f"Wrong semantic hits: {percent(report.wrong.least)} to {percent(report.wrong.most)} ({report.wrong.source})."
         )
     if report.marked_wrong:
+        count = "Semantic hits" if report.total is None else plural(report.total.wrong_hits, "recorded semantic hit")
         print_text(
-            f"A person marked {plural(report.marked_wrong, 'stored response')} wrong (kvproxy cache reject). The sums above"
-            " include all hits on"
-            f" {'it' if report.marked_wrong == 1 else 'them'}."
+            f"A person marked {plural(report.marked_wrong, 'stored response')} wrong (kvproxy cache reject)."
+            f" {count} on {'it' if report.marked_wrong == 1 else 'them'} saved nothing: tokens, seconds, and money exclude them."
         )
 
 

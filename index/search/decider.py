@@ -132,18 +132,26 @@ class Decider:
         return [(head, cosine) for head, cosine in wider if head.id in kept]
 
     def decide_candidates(
-        self, request: LookupRequest, near: Sequence[tuple[StoredQuestion, float]], policy: Policy
+        self,
+        request: LookupRequest,
+        near: Sequence[tuple[StoredQuestion, float]],
+        policy: Policy,
+        *,
+        with_verdicts: bool = True,
     ) -> Lookup:
+        """Decide on neighbours. `with_verdicts`: refuse entries that a person rejected, or that were refused too often."""
         in_namespace = [(head, cosine) for head, cosine in near if head.namespace == request.namespace]
         ids = [head.id for head, _ in in_namespace]
-        rejected = self._observations.rejected_entries(ids) if self._observations is not None and ids else set()
+        verdicts = self._observations if with_verdicts and ids else None
+        rejected = set() if verdicts is None else verdicts.rejected_entries(ids)
         decisions = {
             place: Decision("rejected" if head.id in rejected else "expired")
             for place, (head, _) in enumerate(in_namespace)
             if head.id in rejected or head.freshness not in request.allowed_freshness
         }
         for place, (head, cosine) in enumerate(in_namespace):
-            if place not in decisions and cosine >= policy.floor and self.refusal_budget.is_spent(head.id):
+            is_spent = with_verdicts and cosine >= policy.floor and self.refusal_budget.is_spent(head.id)
+            if place not in decisions and is_spent:
                 decisions[place] = Decision("refusal limit")
         judge = policy.checked if isinstance(policy, LearnedPolicy) else policy
         earlier = EarlierTurns(request.question, judge, request.limits, self._embed)

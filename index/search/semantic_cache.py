@@ -208,8 +208,19 @@ class SemanticCache:
     async def feedback(self, entry: Entry, right: bool, question: str | None = None) -> None:
         """Record a person's verdict on an entry as an answer to `question`, if known. A rejected entry has exact hits only."""
         if self.learning is not None:
-            lookup = None if question is None else await self.lookup(entry.namespace, question, explore=False)
+            work = partial(self._decide_pair, entry, question or "")
+            lookup = None if question is None else await self._queue.run_in_background(work)
             await self.learning.record_verdict(entry, right, lookup)
+
+    def _decide_pair(self, entry: Entry, question: str) -> Lookup | None:
+        """Look up a question among one entry only, which may have nearer neighbours now; None if it cannot be matched."""
+        heads = self._store.questions([entry.id])
+        if not heads or not self.can_read(question) or not self.can_read(entry.prompt):
+            return None
+        one, other = (self._embeddings.vector(searched_text(text)) for text in (question, entry.prompt))
+        head = heads[entry.id]
+        request = LookupRequest(entry.namespace, question, explore=False, allowed_freshness=(head.freshness,))
+        return self.decider.decide_candidates(request, [(head, float(one @ other))], self.policy, with_verdicts=False)
 
     async def insert(self, entry: Entry) -> bool:
         if entry.semantic and self.can_read(entry.prompt):

@@ -128,6 +128,14 @@ class Observations:
         )
         return {row["entry"] for row in self._database.query(sql, values)}
 
+    def all_rejected_entries(self) -> set[str]:
+        """Return all entries whose last verdict by a person is a rejection, also removed ones."""
+        sql = (
+            'select entry from observations where not "right" and number in (select max(number) from observations'
+            " where source = 'user' group by entry)"
+        )
+        return {row["entry"] for row in self._database.query(sql, {})}
+
     def snapshot(self, namespace: str) -> str | None:
         rows = self._database.query("select state from learned where namespace = :namespace", {"namespace": namespace})
         return str(rows[0]["state"]) if rows else None

@@ -65,7 +65,7 @@ class PrefixCache(Protocol):
 
 def no_events_error() -> NoPrefixCache:
     return NoPrefixCache(
-        "the prefix cache belongs to the upstream: set --kv-events to mirror a vLLM or SGLang server that publishes events"
+        "the prefix cache belongs to the upstream, which does not publish it; --kv-events mirrors the cache of vLLM and SGLang"
     )
 
 

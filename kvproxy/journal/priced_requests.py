@@ -12,7 +12,8 @@ from kvproxy.units import start_of_utc_day
 _MODELS = "select distinct model from totals order by 1"
 _REQUESTS = (
     "select r.time, r.layer, r.model, r.tenant, coalesce(r.tags, ''), r.prompt_tokens, coalesce(r.completion_tokens, 0),"
-    " coalesce(case when r.status = 200 then r.reused_tokens end, 0), coalesce(t.written_5m, 0), coalesce(t.written_1h, 0)"
+    " coalesce(case when r.status = 200 then r.reused_tokens end, 0), coalesce(t.written_5m, 0), coalesce(t.written_1h, 0),"
+    " r.entry"
     " from requests r left join turns t on t.number = r.number where r.model = ? and r.prompt_tokens >= ? and r.time >= ?"
 )
 _UNCOUNTED = ("refused", "revalidated")
@@ -32,6 +33,7 @@ class PricedRequest:
     reused_tokens: int
     written_5m: int
     written_1h: int
+    entry: str | None
 
     @property
     def day(self) -> str:

@@ -1,7 +1,8 @@
-"""Groups the daily sums of requests by client and by project."""
+"""Groups requests, and daily sums of requests, for the savings."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
+from typing import Protocol
 
 from kvproxy.journal.groups import SavingsGroup
 from kvproxy.journal.reader import JournalReader, TotalRow
@@ -21,6 +22,41 @@ def project_of(tags: Sequence[str]) -> str:
 def client_of(tenant: str) -> str:
     """Return the name of a tenant's key, or else the tenant."""
     return client_name(tenant) or tenant_name(tenant)
+
+
+class GroupedRequest(Protocol):
+    """The fields of a request by which savings are grouped; `day` is a UTC day, and `tags` are separated by commas."""
+
+    @property
+    def day(self) -> str: ...
+
+    @property
+    def layer(self) -> str: ...
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def tenant(self) -> str: ...
+
+    @property
+    def tags(self) -> str: ...
+
+
+def groups_of(request: GroupedRequest, by: SavingsGroup) -> list[str]:
+    """Return the names of the groups of a request, as in `grouped_totals`; only tags can be several."""
+    if by == "tag":
+        return [tag for tag in request.tags.split(",") if tag]
+    return [
+        {
+            "day": request.day,
+            "layer": request.layer,
+            "model": request.model,
+            "tenant": request.tenant,
+            "client": client_of(request.tenant),
+            "project": project_of(request.tags.split(",")),
+        }[by]
+    ]
 
 
 def grouped_totals(reader: JournalReader, by: SavingsGroup, first_day: str | None) -> list[TotalRow]:

@@ -1,19 +1,20 @@
 """The time and money that the caches saved."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 from kvproxy.journal.groups import SavingsGroup
 from kvproxy.journal.prefill_time import PrefillCost, prefill_costs
-from kvproxy.journal.priced_requests import PricedRequest, requests_with_other_prices
+from kvproxy.journal.priced_requests import requests_with_other_prices
 from kvproxy.journal.reader import CACHES, JournalReader
-from kvproxy.journal.saving_groups import client_of, grouped_totals, project_of
+from kvproxy.journal.saving_groups import client_of, grouped_totals, groups_of
 from kvproxy.journal.sessions.ledger import REPEATED, REUSABLE
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.journal.spending import recorded_requests
+from kvproxy.journal.wrong_hits import recorded_wrong_hits
 from kvproxy.providers.prices import ModelPrices, price_at, price_on
 from kvproxy.settings.journal import MILLION, JournalSettings, PriceSettings, hit_price, storage_price
 from kvproxy.units import start_of_utc_day, start_time
@@ -54,6 +55,7 @@ class Saving:
         uncertain_tokens: prompt tokens of hits for which `cached_tokens` is uncertain; `money` assumes the lowest number.
         unreported_hits: hits whose tokens are unknown; tokens and `money` exclude them.
         unpriced_hits, unpriced_reused_tokens: hits and reused tokens of models without a price; `money` excludes them.
+        wrong_hits: semantic hits whose response a person rejected; tokens, seconds and money exclude them.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Saving:
     unreported_hits: int = 0
     unpriced_hits: int = 0
     unpriced_reused_tokens: int = 0
+    wrong_hits: int = 0
 
     def add_money(self, money: float, least_money: float, *, is_hit: bool = False) -> None:
         self.money = (self.money or 0.0) + money
@@ -87,6 +90,19 @@ class Saving:
 
     def add_spent(self, money: float) -> None:
         self.spent = (self.spent or 0.0) + money
+
+
+@dataclass(frozen=True, slots=True)
+class HitVerdicts:
+    """What is known about the semantic hits of a store.
+
+    Attributes:
+        counts: numbers of compared semantic hits, from `Observations.summary`.
+        rejected: ids of the responses that a person rejected.
+    """
+
+    counts: Mapping[str, int]
+    rejected: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,22 +130,23 @@ def savings_report(
     reader: JournalReader,
     by: SavingsGroup,
     journal: JournalSettings,
-    comparison_counts: Mapping[str, int] | None,
+    verdicts: HitVerdicts | None,
     since: float | datetime | None = None,
 ) -> SavingsReport:
     """Return the savings by group and their total.
 
     Args:
-        comparison_counts: numbers of compared semantic hits, from `Observations.summary`; None without a store.
+        verdicts: None without a store.
         since: a time, or seconds before now; counts whole UTC days from that time on. None counts all days.
     """
-    wrong = _wrong_hit_interval(comparison_counts)
-    rows = savings(reader, by, ModelPrices(journal), wrong, first_utc_day(since))
+    wrong = None if verdicts is None else _wrong_hit_interval(verdicts.counts)
+    rejected = () if verdicts is None else verdicts.rejected
+    rows = savings(reader, by, ModelPrices(journal), wrong, first_utc_day(since), rejected)
     layers = Counter[str]()
     for row in reader.totals("layer", first_utc_day(since)):
         layers[row.layer] += row.requests
     total = _sum_savings(rows) if by != "tag" else None
-    marked = None if comparison_counts is None else comparison_counts["rejected"]
+    marked = None if verdicts is None else verdicts.counts["rejected"]
     return SavingsReport(rows, total, wrong, journal.currency, layers["refused"], layers["semantic"], marked)
 
 
@@ -145,17 +162,23 @@ def savings(
     prices: Mapping[str, PriceSettings],
     wrong_interval: WrongHitInterval | None = None,
     first_day: str | None = None,
+    rejected: Collection[str] = (),
 ) -> list[Saving]:
     """Return the savings of each group, the largest first, or in order of time for days.
 
     Args:
         wrong_interval: its upper bound lowers the `least_money` of semantic hits; None lowers it to 0.
         first_day: first UTC day to count, such as 2026-11-21; None counts all days.
+        rejected: ids of responses whose semantic hits saved nothing.
     """
     savings_by_name: dict[str, Saving] = {}
     costs, cached_shares = prefill_costs(reader), _provider_cached_share_bounds(reader)
     most_wrong = 1.0 if wrong_interval is None else wrong_interval.most
+    wrong_hits = recorded_wrong_hits(reader, by, first_day, rejected)
     for row in grouped_totals(reader, by, first_day):
+        saved_nothing = wrong_hits.get((row.name, row.model, row.tenant, row.day)) if row.layer == "semantic" else None
+        if saved_nothing is not None:
+            row = saved_nothing.without(row)
         price = price_on(row.model, prices, row.day)
         tokens = Tokens(row.prompt_tokens, row.completion_tokens, row.reused_tokens)
         shares = cached_shares.get((row.tenant, row.model, row.layer), _NO_SHARES)
@@ -182,6 +205,7 @@ def savings(
         saving.unmeasured_tokens += 0 if row.model in costs else reused
         if is_hit:
             saving.answered += row.requests
+            saving.wrong_hits += 0 if saved_nothing is None else saved_nothing.requests
             saving.unreported_hits += row.unreported
             saving.prompt_tokens += row.prompt_tokens
             saving.completion_tokens += row.completion_tokens
@@ -195,7 +219,7 @@ def savings(
             # Nothing is known about their money.
             continue
         if price is None:
-            saving.unpriced_hits += row.requests if is_hit else 0
+            saving.unpriced_hits += row.requests - (saved_nothing.requests if saved_nothing else 0) if is_hit else 0
             saving.unpriced_reused_tokens += reused
             continue
         saving.add_money(*_saved_money(row.layer, price, tokens, shares, wrong), is_hit=is_hit)
@@ -208,7 +232,7 @@ def savings(
             if cached[0] < cached[1] or (cached[1] and price.cached is None):
                 saving.uncertain_tokens += row.prompt_tokens
     _subtract_writes(reader, by, prices, first_day, savings_by_name)
-    _correct_prices(reader, by, prices, first_day, savings_by_name, cached_shares, most_wrong)
+    _correct_prices(reader, by, prices, first_day, savings_by_name, cached_shares, most_wrong, rejected)
     if by == "tag":
         for saving in savings_by_name.values():
             saving.spent = None
@@ -259,16 +283,19 @@ def _correct_prices(
     savings_by_name: dict[str, Saving],
     cached_shares: Mapping[tuple[str, str, str], tuple[float, float]],
     most_wrong: float,
+    rejected: Collection[str],
 ) -> None:
     """Add what requests with the price of an hour or of long prompts saved beyond the day's usual price."""
     if not isinstance(prices, ModelPrices):
         return
     for request, usual, own in requests_with_other_prices(reader, prices, first_day):
+        if request.layer == "semantic" and request.entry in rejected:
+            continue
         tokens = Tokens(request.prompt_tokens, request.completion_tokens, request.reused_tokens)
         shares = cached_shares.get((request.tenant, request.model, request.layer), _NO_SHARES)
         wrong = most_wrong if request.layer == "semantic" else 0.0
         before, after = (_saved_money(request.layer, price, tokens, shares, wrong) for price in (usual, own))
-        groups = _groups_of(request, by)
+        groups = groups_of(request, by)
         for name in groups:
             saving = savings_by_name.setdefault(name, Saving(name))
             is_hit = request.layer in CACHES
@@ -280,21 +307,6 @@ def _correct_prices(
             saving = savings_by_name.setdefault(name, Saving(name))
             saving.add_money(writes[0] - writes[1], writes[0] - writes[1])
             saving.add_spent(writes[1] - writes[0])
-
-
-def _groups_of(request: PricedRequest, by: SavingsGroup) -> list[str]:
-    if by == "tag":
-        return [tag for tag in request.tags.split(",") if tag]
-    return [
-        {
-            "day": request.day,
-            "layer": request.layer,
-            "model": request.model,
-            "tenant": request.tenant,
-            "client": client_of(request.tenant),
-            "project": project_of(request.tags.split(",")),
-        }[by]
-    ]
 
 
 def _provider_cached_share_bounds(reader: JournalReader) -> dict[tuple[str, str, str], tuple[float, float]]:
@@ -373,8 +385,8 @@ def _write_surcharge(price: PriceSettings, written_5m: int, written_1h: int) -> 
     return paid / MILLION
 
 
-def _wrong_hit_interval(counts: Mapping[str, int] | None) -> WrongHitInterval | None:
-    if counts is None or not counts["accepted"]:
+def _wrong_hit_interval(counts: Mapping[str, int]) -> WrongHitInterval | None:
+    if not counts["accepted"]:
         return None
     wrong, compared = counts["accepted_wrong"], counts["accepted"]
     source = f"95% interval; {wrong:,} of {compared:,} semantic hits compared with a fresh response were wrong"

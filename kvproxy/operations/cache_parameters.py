@@ -18,7 +18,7 @@ class EntryQuery:
     model: Annotated[str | None, Parameter("Only responses of this model.")] = None
     search: Annotated[str | None, Parameter("Only prompts that contain this text.")] = None
     key: Annotated[str | None, Parameter("Only this exact key; its first digits suffice.")] = None
-    prompt: Annotated[str | None, Parameter("Only prompts that begin with this text.")] = None
+    prompt: Annotated[str | None, Parameter("Only prompts that begin with this text, a prefix.")] = None
     tag: Annotated[str | None, Parameter("Only responses with this tag.")] = None
     older_than: Annotated[float | None, duration("Only responses older than this, such as 7d.")] = None
     tenant: Annotated[str | None, Parameter(_TENANT)] = None

@@ -2,7 +2,7 @@
 
 import contextlib
 import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from kvproxy.settings.journal import JournalSettings
 
 if TYPE_CHECKING:
     from kvproxy.index.store import Store
+    from kvproxy.journal.savings import HitVerdicts
 
 ROWS = RowLimits(default=100, most=1_000)
 PAGE = 1_000
@@ -39,14 +40,14 @@ class JournalAccess:
 
     Attributes:
         open_store: opens the store of responses; None if it does not exist.
-        comparison_counts: see `savings_report`.
+        hit_verdicts: see `savings_report`.
         format_time: formats seconds since the epoch.
     """
 
     reader: JournalReader
     settings: JournalSettings
     open_store: Callable[[], "AbstractContextManager[Store | None]"]
-    comparison_counts: Callable[[], Mapping[str, int] | None]
+    hit_verdicts: "Callable[[], HitVerdicts | None]"
     format_time: Callable[[float], str]
 
     def stored_questions(self, ids: Sequence[str]) -> dict[str, str]:
@@ -90,7 +91,7 @@ class DirectJournal:
         self.reader = JournalReader(self._settings.journal_location)
         weakref.finalize(self, self.reader.close)
         self._access = JournalAccess(
-            self.reader, self._settings.journal, self._open_store, self._comparison_counts, format_time
+            self.reader, self._settings.journal, self._open_store, self._hit_verdicts, format_time
         )
 
     def perform(self, operation: Operation[JournalAccess, Parameters, Result], parameters: Parameters) -> Result:
@@ -125,13 +126,14 @@ class DirectJournal:
         regions, others = self.reader.regions(row.prompt), self.reader.regions(other.prompt)
         return () if regions is None or others is None else tuple(regions.differing_regions(others))
 
-    def _comparison_counts(self) -> dict[str, int] | None:
+    def _hit_verdicts(self) -> "HitVerdicts | None":
         from kvproxy.index.store import open_observations
+        from kvproxy.journal.savings import HitVerdicts
 
         if not store_exists(self._settings):
             return None
         with contextlib.closing(open_observations(self._settings.store_location)) as observations:
-            return observations.summary()
+            return HitVerdicts(observations.summary(), observations.all_rejected_entries())
 
     def request_bodies(self, prompts: Sequence[PromptCount]) -> Generator[JsonObject | None]:
         """Yield the request body of each prompt, from the store or the journal; None if neither has it."""

@@ -81,7 +81,7 @@ def explain_record(journal: JournalAccess, name: RecordName) -> RecordExplanatio
 @operation("GET", "/savings")
 def report_savings(journal: JournalAccess, query: SavingsQuery) -> SavingsReport:
     """Report savings by layer, tenant, client, model, project, tag, or day."""
-    return savings_report(journal.reader, query.by, journal.settings, journal.comparison_counts(), query.since)
+    return savings_report(journal.reader, query.by, journal.settings, journal.hit_verdicts(), query.since)
 
 
 @operation("GET", "/savings/ledger")

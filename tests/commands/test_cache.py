@@ -230,12 +230,23 @@ def test_one_matching_response_is_removed_without_confirmation(tmp_path: Path) -
     path = stored(tmp_path / "responses.db", *entries)
     several = kvproxy("cache", "rm", "--tag", "t", "--store", path)
     assert (several.returncode, "removing 2 responses needs --yes" in several.stderr) == (2, True)
-    assert result("cache", "rm", "--prompt", "question 1", "--store", path) == {"removed": 1}
-    assert result("cache", "rm", "--tag", "none", "--store", path) == {"removed": 0}
-    # A filter may match nothing, as in `cache ls`.
-    empty = kvproxy("cache", "rm", "--tag", "none", "--store", path)
-    assert (empty.returncode, empty.stdout) == (0, "no stored response matches these options: removed none\n")
+    assert "--dry-run lists them" in several.stderr
+    # A prefix of one prompt: the command names what it removed.
+    one = kvproxy("cache", "rm", "--prompt", "question 1", "--store", path)
+    assert (one.returncode, one.stdout) == (0, "removed 1 response: question 1\n")
     assert [each["prompt"] for each in result("cache", "ls", "--store", path)] == ["question 0"]
+
+
+@pytest.mark.parametrize("options", [(), ("--yes",), ("--dry-run",), ("--soft", "--yes")])
+def test_a_removal_that_matches_nothing_fails_like_an_unknown_id(tmp_path: Path, options: tuple[str, ...]) -> None:
+    path = stored(tmp_path / "responses.db", make_entry("question"))
+    done = kvproxy("cache", "rm", "--tag", "none", *options, "--store", path)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == "kvproxy: no stored response matches these options\n"
+    assert kvproxy("cache", "rm", "none", "--store", path).returncode == 3
+    # An empty store is what --all asks for.
+    result("cache", "rm", "--all", "--yes", "--store", path)
+    assert result("cache", "rm", "--all", "--yes", "--store", path) == {"removed": 0}
 
 
 def test_limits_of_a_client_are_changed_without_a_new_key(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ class Model:
         self.text = text
         self.answers: dict[str, str] = {}
         self.verdict = "They are the SAME."
+        self.usage: dict[str, int] | None = None
         self.status = 200
         self.headers: dict[str, str] = {}
         self.asked: list[str] = []
@@ -71,6 +72,8 @@ class Model:
         text = self.verdict if judges else self.answers.get(asked, self.text.format(len(self.asked)))
         message = {"role": "assistant", "content": text}
         whole: JsonObject = {"id": "x", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+        if self.usage is not None:
+            whole["usage"] = dict(self.usage)
         if body.get("stream"):
             events = b"".join(APIS["chat"].replay(whole, body))
             return Response(events, media_type="text/event-stream", headers=self.headers)

@@ -161,6 +161,42 @@ def test_a_rejected_entry_is_served_to_equal_requests_only(tmp_path: Path) -> No
         assert httpx.post(f"{url}/admin/cache/nope/feedback", json={"right": True}).status_code == 404
 
 
+def savings(url: str, services: Services, records: int) -> dict[str, Any]:
+    until(lambda: len(services.journal.latest(records)) == records)
+    services.journal.flush()
+    report: dict[str, Any] = httpx.get(f"{url}/admin/savings").json()
+    return {row["name"]: row for row in report["rows"]} | {"marked": report["marked_wrong"]}
+
+
+def test_a_hit_on_a_rejected_response_saved_nothing_until_the_response_is_approved(tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text("[journal.prices.m]\ninput = 1000\noutput = 10000\n")
+    with proxy(tmp_path, checked()) as (url, services, model):
+        model.usage = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
+        ask(url, QUESTION)
+        for question in (QUESTION, NEAR, CLOSE):
+            assert "; hit" in ask(url, question).headers["cache-status"]
+        before = savings(url, services, 4)
+        exact, semantic = before["exact"], before["semantic"]
+        assert (semantic["answered"], semantic["prompt_tokens"], semantic["completion_tokens"]) == (2, 200, 20)
+        assert semantic["money"] == pytest.approx(2 * exact["money"])
+        assert exact["money"] == pytest.approx(0.2)
+        (entry,) = httpx.get(f"{url}/admin/cache").json()
+        route = f"{url}/admin/cache/{entry['id']}/feedback"
+        httpx.post(route, json={"right": False})
+        after = savings(url, services, 4)
+        wrong = after["semantic"]
+        assert (after["marked"], wrong["answered"], wrong["wrong_hits"]) == (1, 2, 2)
+        assert (wrong["prompt_tokens"], wrong["completion_tokens"], wrong["money"]) == (0, 0, 0.0)
+        assert wrong["seconds"] <= semantic["seconds"]
+        # Equal requests still receive the response.
+        assert after["exact"] == exact
+        for by in ("client", "model", "day", "project"):
+            (row,) = httpx.get(f"{url}/admin/savings", params={"by": by}).json()["rows"]
+            assert (row["money"], row["wrong_hits"]) == (pytest.approx(exact["money"]), 2)
+        httpx.post(route, json={"right": True})
+        assert savings(url, services, 4) == before
+
+
 def learned(observations: Observations) -> LearnedPolicy:
     return LearnedPolicy(observations, checked(), 0.2, 0.5)
 
@@ -186,6 +222,24 @@ def test_the_learned_policy_learns_from_traffic_and_shows_it(tmp_path: Path) -> 
         assert "kvproxy_learned_policy_observations" in metrics
         classes = services.cache.store.questions([entry["id"] for entry in httpx.get(f"{url}/admin/cache").json()])
         assert len({head.answer for head in classes.values()}) == len(set(model.answers.values()))
+
+
+def test_the_policy_learns_from_a_verdict_on_a_response_that_is_no_longer_the_nearest(tmp_path: Path) -> None:
+    with proxy(tmp_path, learned) as (url, services, _):
+        ask(url, QUESTION)
+        (first,) = httpx.get(f"{url}/admin/cache").json()
+        assert "semantic" in ask(url, NEAR).headers["cache-status"]
+        # The same question is the nearest one now.
+        ask(url, NEAR, "no-cache")
+        assert len(httpx.get(f"{url}/admin/cache").json()) == 2
+        for right in (False, True):
+            verdict = {"right": right, "question": NEAR}
+            assert httpx.post(f"{url}/admin/cache/{first['id']}/feedback", json=verdict).is_success
+        given = [each for each in observed(services).list_since(first["namespace"], 0, 9) if each.source == "user"]
+        assert [(each.entry, each.right, each.features is not None) for each in given] == [
+            (first["id"], False, True),
+            (first["id"], True, True),
+        ]
 
 
 def test_the_model_may_judge(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from kvproxy.flow.cache_keys import cache_key
 from kvproxy.journal.cache_history import ResponseRemoved
 from kvproxy.journal.databases.sqlite import open_file, open_to_read
 from kvproxy.journal.journal import StoredJournal, open_stored_journal
-from kvproxy.journal.savings import Saving, savings, savings_report
+from kvproxy.journal.savings import HitVerdicts, Saving, savings, savings_report
 from kvproxy.journal.schema import ADDED_COLUMNS, FILE
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.operations.record_query import RecordQuery
@@ -276,7 +276,7 @@ def test_semantic_hits_without_a_comparison_are_not_certain(journal: StoredJourn
     journal.flush()
     settings, counts = JournalSettings(prices=PRICES), {"accepted": 100, "accepted_wrong": 1, "rejected": 2}
     with closing(journal.reader()) as reader:
-        unknown, known = (savings_report(reader, "layer", settings, each) for each in (None, counts))
+        unknown, known = (savings_report(reader, "layer", settings, each) for each in (None, HitVerdicts(counts)))
     assert (unknown.semantic, unknown.wrong, unknown.marked_wrong) == (1, None, None)
     assert known.marked_wrong == 2
     (row,) = (row for row in unknown.rows if row.name == "semantic")

@@ -14,8 +14,10 @@ from starlette.responses import Response, StreamingResponse
 
 from kvproxy.http.admin.operation_routes import declared_route, operation_route
 from kvproxy.http.services import Services, services
+from kvproxy.index.store.observations import Observations
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.record import RecordWithQuestions
+from kvproxy.journal.savings import HitVerdicts
 from kvproxy.operations.journal import JournalAccess
 from kvproxy.operations.journal_reports import JOURNAL_OPERATIONS
 from kvproxy.operations.record_query import RecordQuery
@@ -37,9 +39,13 @@ def _access(app: Services, reader: JournalReader) -> JournalAccess:
         reader,
         app.settings.journal,
         lambda: contextlib.nullcontext(app.cache.store),
-        app.cache.store.observations.summary,
+        lambda: _hit_verdicts(app.cache.store.observations),
         lambda time: f"{datetime.fromtimestamp(time, UTC):{_TIME}}",
     )
+
+
+def _hit_verdicts(observations: Observations) -> HitVerdicts:
+    return HitVerdicts(observations.summary(), observations.all_rejected_entries())
 
 
 async def _perform(request: Request, run: Callable[[JournalAccess], object]) -> object:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 CAUSES = {
     "new": "The text was new, or shorter than a block of the cache.",
     "changed": "The text was sent before, but after another beginning.",
-    "evicted": "The backend had the prefix, and evicted it.",
+    "evicted": "The backend no longer had the prefix: an engine evicted it, or a provider dropped it early.",
     "expired": "The provider dropped the prefix after a pause.",
     "moved": "Another upstream had the prefix.",
     "retokenised": "The engine had other tokens for the same answer.",

@@ -1,0 +1,83 @@
+"""Sums over the semantic hits whose response a person rejected: they saved nothing."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from kvproxy.journal.groups import SavingsGroup
+from kvproxy.journal.reader import BACKEND, JournalReader, TotalRow
+from kvproxy.journal.saving_groups import groups_of
+from kvproxy.units import start_of_utc_day
+
+_BATCH = 500
+_HITS = (
+    "select h.time, h.layer, h.model, h.tenant, coalesce(h.tags, ''), h.prompt_tokens, h.completion_tokens, h.total_ms,"
+    f" (select min(c.total_ms) from requests c where c.entry = h.entry and c.layer in {BACKEND} and c.number < h.number)"
+    " from requests h where h.layer = 'semantic' and h.status = 200 and h.time >= ? and h.entry in ({places})"
+)
+Place = tuple[str, str, str, str]
+"""The name of a group, a model, a tenant, and a UTC day."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Hit:
+    time: float
+    layer: str
+    model: str
+    tenant: str
+    tags: str
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    total_ms: float | None
+    computed_ms: float | None
+
+    @property
+    def day(self) -> str:
+        return datetime.fromtimestamp(self.time, UTC).date().isoformat()
+
+
+@dataclass(slots=True)
+class WrongHits:
+    """Sums over wrong hits; `seconds` is the duration of the original responses minus that of the hits."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+    unreported: int = 0
+
+    def add(self, hit: _Hit) -> None:
+        self.requests += 1
+        self.prompt_tokens += hit.prompt_tokens or 0
+        self.completion_tokens += hit.completion_tokens or 0
+        self.seconds += max(0.0, (hit.computed_ms or 0.0) - (hit.total_ms or 0.0)) / 1000
+        self.unreported += None in (hit.prompt_tokens, hit.completion_tokens)
+
+    def without(self, row: TotalRow) -> TotalRow:
+        """Return the sums of a group without what these hits would have saved; they still count as requests."""
+        return replace(
+            row,
+            prompt_tokens=max(0, row.prompt_tokens - self.prompt_tokens),
+            completion_tokens=max(0, row.completion_tokens - self.completion_tokens),
+            saved_seconds=max(0.0, row.saved_seconds - self.seconds),
+            unreported=max(0, row.unreported - self.unreported),
+        )
+
+
+def recorded_wrong_hits(
+    reader: JournalReader, by: SavingsGroup, first_day: str | None, rejected: Collection[str]
+) -> dict[Place, WrongHits]:
+    """Return the sums of the recorded hits on rejected responses from a UTC day on, such as 2026-11-21.
+
+    Hits whose records were deleted are unknown.
+    """
+    since = 0.0 if first_day is None else start_of_utc_day(first_day)
+    sums: dict[Place, WrongHits] = {}
+    ordered = sorted(rejected)
+    for ids in (ordered[start : start + _BATCH] for start in range(0, len(ordered), _BATCH)):
+        sql = _HITS.format(places=", ".join("?" * len(ids)))
+        for row in reader.rows(sql, [since, *ids]):
+            hit = _Hit(*row)
+            for name in groups_of(hit, by):
+                sums.setdefault((name, hit.model, hit.tenant, hit.day), WrongHits()).add(hit)
+    return sums

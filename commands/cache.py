@@ -21,7 +21,7 @@ from kvproxy.commands.formatting import (
     local_time,
     one_line,
 )
-from kvproxy.commands.options import Data, Limit, LimitOrAll, Store, StoreOptions, load_settings
+from kvproxy.commands.options import Data, Limit, LimitOrAll, Store, StoreOptions, completion_of, load_settings
 from kvproxy.commands.output import Output, print_facts, print_text, text_output
 from kvproxy.commands.statistics_text import label_statistics
 from kvproxy.commands.tables import (
@@ -45,6 +45,7 @@ from kvproxy.operations.cache_parameters import (
     UsageQuery,
 )
 from kvproxy.operations.operation import NoParameters
+from kvproxy.operations.suggestions import response_ids
 from kvproxy.units import plural, tenant_name
 
 if TYPE_CHECKING:
@@ -134,7 +135,9 @@ def _field_text(name: str, value: Any) -> Any:
 @app.subcommand
 def rm(
     *,
-    ids: Annotated[list[str] | None, Argument(help="Ids, or their first digits.")] = None,
+    ids: Annotated[
+        list[str] | None, Argument(help="Ids, or their first digits.", autocompletion=completion_of(response_ids))
+    ] = None,
     removal: EntryRemoval,
     dry_run: Annotated[bool, Option("--dry-run", help="List the responses, and change nothing.")] = False,
     yes: Annotated[bool, Option("--yes", "-y", help="Remove without confirmation.")] = False,

@@ -10,7 +10,7 @@ from typer import Option
 
 from kvproxy.apis.api import ApiName
 from kvproxy.commands.formatting import local_time, one_line
-from kvproxy.commands.options import ApiKey, JournalOptions
+from kvproxy.commands.options import ApiKey, JournalOptions, completion_of
 from kvproxy.commands.output import Output, print_facts, print_text
 from kvproxy.commands.request_body import PromptOptions, RequestFieldOptions
 from kvproxy.commands.statistics_text import policy_sentences
@@ -19,6 +19,7 @@ from kvproxy.errors import KvproxyError, NotFound
 from kvproxy.operations.api_paths import credential_headers
 from kvproxy.operations.client import ProxyClient
 from kvproxy.operations.operation import fields_of
+from kvproxy.operations.suggestions import request_ids
 from kvproxy.telemetry.printable_text import escape_controls
 from kvproxy.units import tenant_name
 
@@ -49,7 +50,10 @@ def explain(
     prompt: PromptOptions,
     api: Annotated[ApiName | None, Option(help="API of the body.", show_default="detected")] = None,
     model: Annotated[str | None, Option(help="Model of the request.", show_default="the first listed")] = None,
-    request: Annotated[str | None, Option(help="Id of an earlier request, to explain its cache miss.")] = None,
+    request: Annotated[
+        str | None,
+        Option(help="Id of an earlier request, to explain its cache miss.", autocompletion=completion_of(request_ids)),
+    ] = None,
     changes: RequestFieldOptions,
     api_key: ApiKey = None,
     layout: Layout,

@@ -12,6 +12,7 @@ from typer import Option
 
 from kvproxy.commands.formatting import local_time
 from kvproxy.errors import KvproxyError
+from kvproxy.index.errors import CacheStoreError
 from kvproxy.operations.parameters import Suggestions
 from kvproxy.units import parse_bytes, parse_seconds, parse_since, parse_time
 
@@ -36,16 +37,17 @@ def parser_of(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return parser
 
 
-def completion_of(suggestions: Suggestions | None) -> Callable[[typer.Context], list[str]] | None:
+def completion_of(suggestions: Suggestions | None) -> Callable[[typer.Context], list[Any]] | None:
     """Return the completion of a value for Typer; None without suggestions. Errors suggest nothing."""
     if suggestions is None:
         return None
 
-    def complete(context: typer.Context) -> list[str]:
+    def complete(context: typer.Context) -> list[Any]:
         try:
-            return sorted(suggestions(context.params.get("data")))
-        except KvproxyError:
+            values: list[Any] = list(suggestions(context.params.get("data")))
+        except (KvproxyError, CacheStoreError):
             return []
+        return sorted(values)
 
     return complete
 

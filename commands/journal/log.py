@@ -12,7 +12,7 @@ from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.files import checked_plot, save_charts
 from kvproxy.commands.formatting import decimal, local_time, milliseconds, money, percent, table_time
 from kvproxy.commands.journal.export import export
-from kvproxy.commands.options import JournalOptions, LimitOrAll
+from kvproxy.commands.options import JournalOptions, LimitOrAll, completion_of
 from kvproxy.commands.output import Output, print_charts, print_facts, print_note
 from kvproxy.commands.tables import (
     Column,
@@ -29,6 +29,7 @@ from kvproxy.commands.tables import (
     text_column,
 )
 from kvproxy.operations.record_query import RecordQuery
+from kvproxy.operations.suggestions import request_ids
 from kvproxy.units import format_seconds, tenant_name
 
 if TYPE_CHECKING:
@@ -129,7 +130,11 @@ def _plot(journal: "DirectJournal", query: RecordQuery, file: Path) -> None:
 
 @app.subcommand
 def show(
-    request: Annotated[str, Argument(help="Id of a request, its first digits, or its number.")], source: JournalOptions
+    request: Annotated[
+        str,
+        Argument(help="Id of a request, its first digits, or its number.", autocompletion=completion_of(request_ids)),
+    ],
+    source: JournalOptions,
 ) -> Output:
     """Show the record of a request.
 

@@ -10,7 +10,7 @@ from typer import Argument, Option
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.formatting import Formatted, format_duration, money, percent, table_time
 from kvproxy.commands.journal.spending import spending_output
-from kvproxy.commands.options import JournalOptions, LimitOrAll
+from kvproxy.commands.options import JournalOptions, LimitOrAll, completion_of
 from kvproxy.commands.output import Output, print_facts
 from kvproxy.commands.tables import (
     Column,
@@ -26,6 +26,7 @@ from kvproxy.commands.tables import (
 from kvproxy.journal.groups import SpendingGroup
 from kvproxy.journal.sessions.ledger import main_cause
 from kvproxy.operations.journal_parameters import SessionName, SessionQuery, SpendingQuery
+from kvproxy.operations.suggestions import request_ids
 from kvproxy.units import tenant_name
 
 if TYPE_CHECKING:
@@ -84,7 +85,13 @@ def sessions(
 
 @app.subcommand
 def show(
-    session: Annotated[str, Argument(help="Id or name of a session, or the id of one of its requests.")],
+    session: Annotated[
+        str,
+        Argument(
+            help="Id or name of a session, or the id of one of its requests.",
+            autocompletion=completion_of(request_ids),
+        ),
+    ],
     layout: ListLayout,
     source: JournalOptions,
 ) -> Output:

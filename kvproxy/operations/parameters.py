@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, get_args, get_origin
 from kvproxy.units import parse_bytes, parse_seconds, parse_since, parse_time
 
 _MAX_NUMBER = 2.0**31
-Suggestions: TypeAlias = Callable[[Path | None], Iterable[str]]
+Suggestions: TypeAlias = Callable[[Path | None], Iterable[str] | Iterable[tuple[str, str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class Parameter:
         is_argument: commands have an argument for it, not an option.
         is_option: commands have an option or an argument for it.
         is_remote: the route accepts it; otherwise only commands with access to the files have it.
-        suggestions: lists values for the completion of a command line; its argument is the data folder, None the default.
+        suggestions: lists values for the completion of a command line, which may have descriptions; its argument is the data
+            folder, None the default.
     """
 
     help: str

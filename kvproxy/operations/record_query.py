@@ -7,7 +7,7 @@ from typing import Annotated, get_args
 
 from kvproxy.errors import InvalidRequest
 from kvproxy.operations.parameters import Parameter, declared_parameters
-from kvproxy.operations.suggestions import client_names, layers, reasons
+from kvproxy.operations.suggestions import client_names, layers, models, reasons, tags
 from kvproxy.units import parse_since, parse_time, start_time
 
 
@@ -73,8 +73,11 @@ class RecordQuery:
             suggestions=client_names,
         ),
     ] = None
-    model: Annotated[str | None, Filter("Only requests for this model.", sql="model = ?")] = None
-    tag: Annotated[str | None, Filter("Only requests with this tag.", sql=_TAG, value=lambda q: f",{q.tag},")] = None
+    model: Annotated[str | None, Filter("Only requests for this model.", sql="model = ?", suggestions=models)] = None
+    tag: Annotated[
+        str | None,
+        Filter("Only requests with this tag.", sql=_TAG, value=lambda q: f",{q.tag},", suggestions=tags),
+    ] = None
     # A condition reads any column, so only commands with access to the journal have it.
     where: Annotated[str | None, Parameter('Only this SQL condition, such as "total_ms > 500".', is_remote=False)] = (
         None

@@ -1,8 +1,16 @@
 """Lists values of parameters for the completion of a command line, without a running proxy."""
 
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
-from typing import get_args
+from typing import Any, TypeAlias, get_args
+
+from kvproxy.index.store_location import is_url
+
+_NEWEST = 50
+_HELP_LENGTH = 60
+Described: TypeAlias = tuple[str, str]
+"""A value, and what some shells show beside it."""
 
 
 def layers(data: Path | None) -> Iterable[str]:
@@ -31,3 +39,44 @@ def upstream_urls(data: Path | None) -> Iterable[str]:
     from kvproxy.settings import load_settings
 
     return (upstream.url for upstream in load_settings(data=data).upstreams)
+
+
+def models(data: Path | None) -> Iterable[str]:
+    """List the models of recorded requests. Raises NotFound or KvproxyError, as do the other functions of the journal."""
+    return (name for (name,) in _journal_rows(data, "select distinct model from totals where model <> ''"))
+
+
+def tags(data: Path | None) -> Iterable[str]:
+    return (name for (name,) in _journal_rows(data, "select distinct tag from totals where tag <> ''"))
+
+
+def request_ids(data: Path | None) -> Iterable[Described]:
+    """List the newest requests, with their reasons."""
+    return _journal_rows(data, f"select request_id, reason from requests order by number desc limit {_NEWEST}")
+
+
+def response_ids(data: Path | None) -> Iterable[Described]:
+    """List the newest stored responses, with their prompts. Raises KvproxyError."""
+    from kvproxy.index.store import EntryFilter
+    from kvproxy.installation.checks.configured_store import open_configured_store, store_exists
+    from kvproxy.settings import load_settings
+    from kvproxy.telemetry.printable_text import escape_cell
+
+    settings = load_settings(data=data)
+    # A completion must not wait for a database server.
+    if is_url(settings.store_location) or not store_exists(settings):
+        return []
+    with open_configured_store(settings) as store:
+        entries = store.list_entries(EntryFilter(), limit=_NEWEST)
+    return [(entry.id[:12], escape_cell(entry.prompt)[:_HELP_LENGTH]) for entry in entries]
+
+
+def _journal_rows(data: Path | None, sql: str) -> list[Any]:
+    from kvproxy.journal.reader import JournalReader
+    from kvproxy.settings import load_settings
+
+    settings = load_settings(data=data)
+    if is_url(settings.journal_location):
+        return []
+    with closing(JournalReader(settings.journal_location)) as reader:
+        return reader.rows(sql, [])

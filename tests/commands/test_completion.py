@@ -9,9 +9,14 @@ from unittest import mock
 import pytest
 import typer
 
+from kvproxy import CacheSettings, open_cache
 from kvproxy.clients.client_keys import add_client
 from kvproxy.commands import app
+from kvproxy.operations.journal import DirectJournal
+from kvproxy.operations.record_query import RecordQuery
 from kvproxy.settings import load_settings
+from tests.commands.run import result
+from tests.journal.sessions.requests import Sessions, request, user
 
 
 def completions(data: Path, line: str) -> list[str]:
@@ -45,6 +50,22 @@ def test_known_values_are_completed(tmp_path: Path, line: str, values: list[str]
     (tmp_path / "kvproxy.toml").write_text('upstreams = ["http://127.0.0.1:9"]\n')
     add_client(load_settings(data=tmp_path), "search-team")
     assert completions(tmp_path, line) == values
+
+
+def test_recorded_and_stored_values_are_completed(tmp_path: Path) -> None:
+    sessions = Sessions(str(tmp_path / "journal.db"))
+    sessions.add(request([user("Hi.")], 10, 0, 0))
+    sessions.close()
+    with open_cache(tmp_path / "responses.db", CacheSettings(semantic=False)) as cache:
+        cache.set("What is a block?", "Tokens.", tags=["handbook"])
+    (record,) = DirectJournal(tmp_path).records(RecordQuery())
+    for line in ("log show ", "explain --request ", "sessions show "):
+        assert completions(tmp_path, f"kvproxy {line}{record.request_id[:1]}") == [record.request_id]
+    assert completions(tmp_path, "kvproxy log --model ") == [record.model]
+    (entry,) = result("cache", "ls", "--store", tmp_path / "responses.db")
+    for command in ("show", "rm", "pin", "reject"):
+        assert completions(tmp_path, f"kvproxy cache {command} {entry['id'][:2]}") == [entry["id"][:12]]
+    assert completions(tmp_path / "empty", "kvproxy cache show ") == []
 
 
 def test_the_completion_reads_the_named_data_folder(tmp_path: Path) -> None:

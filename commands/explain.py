@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _LISTED_BLOCKS = 12
 _LISTED_CHANGES = 4
 _SHOWN = 40
+_LISTED_CHARACTERS = 200
 _LIMITS = {
     "min_similarity": "similarity at least",
     "min_probability": "probability at least",
@@ -99,9 +100,14 @@ def _print_miss(miss: "RecordExplanation") -> None:
     print_text("\n".join(map(escape_controls, miss.sentences)))
     record = miss.explained.record
     facts = {"request": record.request_id, "time": local_time(record.time), "reason": record.reason}
-    question = [] if miss.question is None else [("question", one_line(miss.question))]
+    question = [] if miss.question is None else [("question", _beginning(one_line(miss.question)))]
     tenant_and_model = [("tenant", tenant_name(record.tenant)), ("model", record.model)]
     print_facts([*facts.items(), *question, *tenant_and_model], for_people=True)
+
+
+def _beginning(question: str) -> str:
+    """Return the beginning of a long question; --json has all of it."""
+    return question if len(question) <= _LISTED_CHARACTERS else f"{question[:_LISTED_CHARACTERS]}..."
 
 
 def _check_model_is_listed(client: ProxyClient, model: str, headers: dict[str, str]) -> None:

@@ -34,6 +34,7 @@ class Column:
         digits: maximum number of characters at a terminal; None for all.
         is_text: truncate values in a narrow terminal.
         is_optional: omit the column in a narrow terminal.
+        min_width: characters that stay while optional columns can be omitted instead; at least 20.
         field: name of the value in JSON, in a pipe, and for `--columns`; None derives it from `name`.
     """
 
@@ -42,6 +43,7 @@ class Column:
     digits: int | None = None
     is_text: bool = False
     is_optional: bool = False
+    min_width: int = 0
     field: str | None = None
 
     @property
@@ -283,5 +285,6 @@ def _column_widths(columns: list[Column], cells: Cells, width: int, *min_widths:
     for min_width, (index, column) in itertools.product(min_widths, enumerate(columns)):
         if column.is_text:
             excess = sum(widths) + _GAP * (len(widths) - 1) - width
-            widths[index] -= max(0, min(excess, widths[index] - min_width))
+            kept = max(min_width, column.min_width) if min_width == _MIN_WIDTH else min_width
+            widths[index] -= max(0, min(excess, widths[index] - kept))
     return widths

@@ -1,5 +1,6 @@
 """Prints the cost and the lost reuse of the sessions of a log, for `estimate`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +28,8 @@ SessionsOption = Annotated[
     bool, Option("--sessions", help="Report sessions by the usage in a log, as for transcripts.")
 ]
 _SHOWN_CHANGES = 5
+_READING = 0.5
+"""Share of the time that reading the files takes, for the progress bar."""
 
 
 def with_prices(settings: "Settings", prices: "Mapping[str, PriceSettings] | None") -> "Settings":
@@ -49,9 +52,13 @@ def read_spending(
         raise InvalidRequest(f"--by sums the usage in transcripts of agents; {log} is a log: give --sessions, too")
     with progress_bar("reading sessions") as progress:
         requests, traces = (
-            (read_requests(log, model, format).requests, []) if files is None else read_transcripts(files)
+            (read_requests(log, model, format).requests, [])
+            if files is None
+            else read_transcripts(files, lambda share: progress(_READING * share))
         )
-        return report_spending(requests, traces, by, settings.journal, progress)
+        return report_spending(
+            requests, traces, by, settings.journal, lambda share: progress(_READING + (1 - _READING) * share)
+        )
 
 
 def read_session_report(
@@ -75,7 +82,11 @@ def read_session_report(
         report = report_sessions(read_requests(log, model, format).requests, [], settings)
     else:
         with progress_bar("reading sessions") as progress:
-            report = report_sessions(*read_transcripts(files), settings, progress)
+            requests, traces = read_transcripts(files, lambda share: progress(_READING * share))
+            report = report_sessions(
+                requests, traces, settings, lambda share: progress(_READING + (1 - _READING) * share)
+            )
+            report = replace(report, files=len(files))
     if not report.sessions:
         raise InvalidRequest(f"{log} has no responses with usage, so the reuse of its sessions is unknown")
     return report
@@ -135,7 +146,9 @@ def _print_sums(report: "SessionReport") -> None:
     turns = sum(session.turns for session in report.sessions)
     reused = sum(session.reused_tokens or 0 for session in report.sessions)
     total = report.ledger.prompt_tokens
-    counts = f"{plural(len(report.sessions), 'session')}, {plural(turns, 'request')}"
+    # Sub-agents have sessions of their own, also in the file of their parent.
+    place = f" in {plural(report.files, 'file')}" if report.files else ""
+    counts = f"{plural(len(report.sessions), 'session')}{place}, {plural(turns, 'request')}"
     print_text(f"{counts}, {total:,} input tokens, {percent(reused / max(1, total))} reused")
     if report.repeated is not None:
         middle, average = report.repeated

@@ -36,6 +36,7 @@ _PROVIDER_COLUMNS = (
     Column("Provider says", is_text=True, is_optional=True),
     Column("Keep-warm", is_text=True, is_optional=True),
 )
+_LOST_WIDTH = 48  # Three causes.
 
 app = CommandGroup("sessions", help="List sessions and their reused and lost tokens.")
 
@@ -166,13 +167,14 @@ def _diagnosis(turn: "Turn") -> str | None:
 def _turn_row(row: "TreeRow") -> Row:
     turn = row.turn
     place = "" if turn.place is None else f", character {turn.place:,}"
+    lost = ", ".join(f"{cause} {tokens:,}" for cause, tokens in turn.lost.items())
     return {
         "Turn": f"{'·' * row.depth}{turn.turn}",
         "Time": table_time(turn.time),
         "Pause#?": None if turn.pause is None else format_duration(round(max(0.0, turn.pause))),
         number_column("Input", "prompt_tokens"): turn.prompt_tokens,
         number_column("Reused", "reused_tokens"): turn.reused_tokens,
-        text_column("Lost"): ", ".join(f"{cause} {tokens:,}" for cause, tokens in turn.lost.items()),
+        Column("Lost", is_text=True, min_width=_LOST_WIDTH): lost,
         "Cost#?": money(turn.cost),
         text_column("First change"): None if turn.region is None else f"{turn.region}{place}",
         **dict(zip(_PROVIDER_COLUMNS, (_diagnosis(turn), turn.keep_warm), strict=True)),

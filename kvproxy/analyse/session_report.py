@@ -68,6 +68,7 @@ class SessionReport:
             five-minute writes.
         without_usage: number of ignored requests whose response does not report its usage.
         is_relative: whether all prices are multiples of the price of a million input tokens, because a model has no price.
+        files: number of transcripts and traces; 0 for a log of requests.
     """
 
     sessions: list[Session]
@@ -79,6 +80,7 @@ class SessionReport:
     pause_costs: dict[str, float]
     without_usage: int
     is_relative: bool
+    files: int = 0
 
 
 def report_sessions(
@@ -94,7 +96,8 @@ def report_sessions(
     is_relative = not all(price_of(str(model), prices) for model in models)
     prices = RelativePrices() if is_relative else prices
     turns, without_usage = _turns_of_requests(requests, prices, progress)
-    for trace in traces:
+    for number, trace in enumerate(traces):
+        progress(number / len(traces))
         turns += _trace_turns(trace, _FIRST_TRACE_NUMBER + len(turns), prices)
     by_session: defaultdict[int, list[Turn]] = defaultdict(list)
     tokens: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -142,7 +145,8 @@ def report_spending(
     prices = ModelPrices(settings)
     turns, without_usage = _turns_of_requests(requests, prices, progress)
     paid = [_paid_request(turn, requests[int(turn.request_id) - 1]) for turn in turns]
-    for trace in traces:
+    for number, trace in enumerate(traces):
+        progress(number / len(traces))
         trace_turns = _trace_turns(trace, _FIRST_TRACE_NUMBER + len(turns), prices)
         turns += trace_turns
         paid += [_paid_request(turn, None) for turn in trace_turns]

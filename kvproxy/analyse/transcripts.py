@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -40,15 +40,20 @@ def _is_transcript(path: Path) -> bool:
     return any(mark in first for mark in marks) or is_opencode_file(path, head)
 
 
-def read_transcripts(files: Iterable[Path]) -> tuple[list[LoggedRequest], list[TraceSession]]:
+def read_transcripts(
+    files: Sequence[Path], progress: Callable[[float], None] = lambda share: None
+) -> tuple[list[LoggedRequest], list[TraceSession]]:
     """Return the requests of transcripts in order of time, and the sessions of agent traces.
+
+    `progress` receives the share of files that were read.
 
     A resumed session of Claude Code begins with a copy of the earlier one; copied requests count once.
     """
     requests: list[LoggedRequest] = []
     traces: list[TraceSession] = []
     answered: set[tuple[str, str]] = set()
-    for file in files:
+    for number, file in enumerate(files):
+        progress(number / len(files))
         if is_opencode_file(file, read_text(file, _HEAD_CHARACTERS)):
             requests += opencode_requests(file)
             continue

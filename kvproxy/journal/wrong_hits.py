@@ -37,7 +37,7 @@ class _Hit:
 
 
 @dataclass(slots=True)
-class WrongHits:
+class WrongHitSums:
     """Sums over wrong hits; `seconds` is the duration of the original responses minus that of the hits."""
 
     requests: int = 0
@@ -66,18 +66,18 @@ class WrongHits:
 
 def recorded_wrong_hits(
     reader: JournalReader, by: SavingsGroup, first_day: str | None, rejected: Collection[str]
-) -> dict[Place, WrongHits]:
+) -> dict[Place, WrongHitSums]:
     """Return the sums of the recorded hits on rejected responses from a UTC day on, such as 2026-11-21.
 
     Hits whose records were deleted are unknown.
     """
     since = 0.0 if first_day is None else start_of_utc_day(first_day)
-    sums: dict[Place, WrongHits] = {}
+    sums: dict[Place, WrongHitSums] = {}
     ordered = sorted(rejected)
     for ids in (ordered[start : start + _BATCH] for start in range(0, len(ordered), _BATCH)):
         sql = _HITS.format(places=", ".join("?" * len(ids)))
         for row in reader.rows(sql, [since, *ids]):
             hit = _Hit(*row)
             for name in groups_of(hit, by):
-                sums.setdefault((name, hit.model, hit.tenant, hit.day), WrongHits()).add(hit)
+                sums.setdefault((name, hit.model, hit.tenant, hit.day), WrongHitSums()).add(hit)
     return sums

@@ -60,7 +60,6 @@ def response_ids(data: Path | None) -> Iterable[Described]:
     from kvproxy.index.store import EntryFilter
     from kvproxy.installation.checks.configured_store import open_configured_store, store_exists
     from kvproxy.settings import load_settings
-    from kvproxy.telemetry.printable_text import escape_cell
 
     settings = load_settings(data=data)
     # A completion must not wait for a database server.
@@ -68,7 +67,12 @@ def response_ids(data: Path | None) -> Iterable[Described]:
         return []
     with open_configured_store(settings) as store:
         entries = store.list_entries(EntryFilter(), limit=_NEWEST)
-    return [(entry.id[:12], escape_cell(entry.prompt)[:_HELP_LENGTH]) for entry in entries]
+    return [(entry.id[:12], _beginning(entry.prompt)) for entry in entries]
+
+
+def _beginning(text: str) -> str:
+    shown = " ".join(text[: 2 * _HELP_LENGTH].split())
+    return "".join(character for character in shown if character.isprintable())[:_HELP_LENGTH]
 
 
 def _journal_rows(data: Path | None, sql: str) -> list[Any]:

@@ -183,7 +183,7 @@ def test_the_commands_report_transcripts(tmp_path: Path) -> None:
     conversation().write(tmp_path / "5e55.jsonl")
     trace(tmp_path / "t1.json.gz")
     losses = kvproxy("lint", str(tmp_path), "--data", str(tmp_path)).stdout
-    assert "3 sessions, 7 requests" in losses
+    assert "3 sessions in 2 files, 7 requests" in losses
     assert "expired\t13604" in losses
     costs = kvproxy("estimate", str(tmp_path), "--data", str(tmp_path)).stdout
     rows = dict(re.findall(r"^([^\t]+)\t[\d.]+\t([\d.]+)$", costs, re.MULTILINE))

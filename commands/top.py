@@ -69,7 +69,11 @@ def _print_update(client: ProxyClient, interval: float, as_json: bool) -> None:
         console.print(summary_page(traffic))
     else:
         print_table(_layer_rows(traffic))
-        facts = [("from_cache", traffic.from_cache), ("entries", traffic.totals.entries)]
+        facts = [
+            ("from_cache", traffic.from_cache),
+            ("error_rate", traffic.error_rate),
+            ("entries", traffic.totals.entries),
+        ]
         print_facts([*facts, *_summary_facts(traffic)])
 
 
@@ -161,6 +165,7 @@ def _summary_facts(traffic: "TrafficStatistics") -> list[tuple[str, str]]:
     learned = policy_sentences(totals.learned) if totals.learned else []
     return [
         ("Forward", "includes reused prefixes, shared responses, and clients that left during a response"),
+        *_error_facts(traffic),
         *_format_counts("Lookups", totals.lookups),
         *_format_counts("Not served", totals.compared, " (stored responses compared with fresh ones)"),
         *_format_counts("Limited", totals.limited),
@@ -169,6 +174,15 @@ def _summary_facts(traffic: "TrafficStatistics") -> list[tuple[str, str]]:
         *_pool_facts(totals.blocks),
         *(("Tier", tier_line(tier)) for tier in totals.tiers),
     ]
+
+
+def _error_facts(traffic: "TrafficStatistics") -> list[tuple[str, str]]:
+    """Return the failed requests. Those with an error of the upstream are in the layer `forward`."""
+    if not traffic.errors:
+        return []
+    rate = "no requests" if traffic.error_rate is None else f"{percent(traffic.error_rate)} of the requests"
+    total = ", ".join(f"{count:,} with status {status}" for status, count in traffic.errors.items())
+    return [("Failed", f"{rate} now; since the start {total}")]
 
 
 def _format_counts(name: str, counts: Mapping[str, int], note: str = "") -> list[tuple[str, str]]:

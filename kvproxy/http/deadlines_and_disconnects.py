@@ -12,6 +12,8 @@ from starlette.types import Receive, Scope, Send
 from kvproxy.apis.request_directives import TIMEOUT_HEADER
 from kvproxy.backends.protocol import Headers, is_stream
 from kvproxy.errors import DeadlineExceeded, KvproxyError, UpstreamProtocolError
+from kvproxy.http.exchange_middleware import exchange_of
+from kvproxy.journal.reasons import reason_of_failure
 
 T = TypeVar("T")
 BODILESS = (204, 304)
@@ -176,6 +178,8 @@ class RelayResponse(Response):
             pass
         except KvproxyError as ended:
             error = ended.with_traceback(None)
+            # Otherwise, the interrupted response looks as if its client had disconnected.
+            exchange_of(scope).failure = reason_of_failure(error)
         finally:
             closing = self._close()
             if closing is not None:

@@ -76,7 +76,8 @@ class Metrics:
         self.descriptions: list[MetricDescription] = []
         requests = self._counter(
             "requests",
-            "Requests answered. The layer `forward` includes the journal's `prefix` and `shared`, and interrupted responses.",
+            "Requests answered. The layer `forward` includes the journal's `prefix` and `shared`, the upstream's errors (see"
+            " `status`), and responses that the client interrupted; `error` includes those that broke off after status 200.",
             "endpoint",
             "layer",
             "status",
@@ -243,7 +244,8 @@ class Metrics:
     def count_exchange(self, exchange: Exchange) -> None:
         if exchange.api is None or exchange.layer == "revalidated" or exchange.is_warming:
             return
-        self._requests(exchange.api, exchange.layer, exchange.status).inc()
+        is_failed = exchange.failure is not None and exchange.failure.startswith("error")
+        self._requests(exchange.api, "error" if is_failed else exchange.layer, exchange.status).inc()
         if exchange.status == 200 and not exchange.was_collapsed:
             facts = exchange.facts
             if facts.write is None or facts.write.done():

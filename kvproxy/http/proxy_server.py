@@ -148,6 +148,7 @@ class ProxyServer(uvicorn.Server):
             cuts.cancel()
 
     async def _stop_immediately(self) -> None:
+        self._deadlines.end_all(_stopped())
         self._abort_connections()
         if self.server_state.tasks:
             await asyncio.wait(self.server_state.tasks, timeout=_ERROR_SECONDS)
@@ -156,7 +157,7 @@ class ProxyServer(uvicorn.Server):
     def _end_requests(self) -> None:
         if count := len(self._connections()):
             _log.warning("the drain time is over; connections with requests to end: %s", count)
-        self._deadlines.end_all(ShuttingDown("the proxy is being stopped: send the request again"))
+        self._deadlines.end_all(_stopped())
 
     def _abort_connections(self) -> None:
         for connection in self._connections():
@@ -166,3 +167,7 @@ class ProxyServer(uvicorn.Server):
         """Exit with code 0. uvicorn would raise the signal again after the shutdown."""
         super().handle_exit(sig, frame)
         self._captured_signals.clear()
+
+
+def _stopped() -> ShuttingDown:
+    return ShuttingDown("the proxy is being stopped: send the request again")

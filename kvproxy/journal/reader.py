@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, Protocol
@@ -254,12 +254,22 @@ class JournalReader:
         )
         return [PromptCount(*row) for row in self.rows(sql, [])]
 
-    def series(self, by: Literal["layer", "reason"], start: float, step: float, spans: int) -> TimeSeries:
-        """Return statistics of the clients' requests in `spans` time spans, from `start` (seconds since the epoch) on."""
-        end = start + step * spans
-        first, last = self.first_number_since(start), self.first_number_since(end)
+    def series(
+        self,
+        by: Literal["layer", "reason"],
+        start: float,
+        step: float,
+        spans: int,
+        period: tuple[float, float] = (-inf, inf),
+    ) -> TimeSeries:
+        """Return statistics of the clients' requests in `spans` time spans, from `start` (seconds since the epoch) on.
+
+        Only requests in the `period` count, from its first time until before its last one.
+        """
+        begin, end = max(start, period[0]), min(start + step * spans, period[1])
+        first, last = self.first_number_since(begin), self.first_number_since(end)
         condition = f" where number >= ? and time >= ? and time < ? and layer not in {_PROXY}"
-        values: list[object] = [start, step, first, start, end]
+        values: list[object] = [start, step, first, begin, end]
         place_sql = self._database.integer_part_sql("(time - ?) / ?")
         reported = f"(layer in {BACKEND} or {_BEGUN}) and reused_tokens is not null"
         sql = (

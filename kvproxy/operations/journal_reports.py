@@ -31,14 +31,19 @@ _MAX_SPANS = 1_000
 
 @operation("GET", "/log/series")
 def count_records(journal: JournalAccess, query: SeriesQuery) -> TimeSeries:
-    """Count requests and prompt tokens in intervals of `step`, in the period of length `since` before `until` (default: now)."""
+    """Count requests and prompt tokens in the period of length `since` before `until` (default: now), in intervals of `step`.
+
+    Intervals begin at multiples of `step`; of the first and the last one, the part within the period counts.
+    """
     step = query.step
     if step < 1 or query.since / step > _MAX_SPANS:
         raise InvalidRequest(f"step is at least 1, and since / step at most {_MAX_SPANS}", param="step")
-    # Multiples of the step, so that consecutive requests have the same spans.
-    spans = max(1, round(query.since / step))
     end = time.time() if query.until is None else query.until
-    return journal.reader.series(query.by, (math.ceil(end / step) - spans) * step, step, spans)
+    begin = end - query.since
+    # Multiples of the step, so that consecutive requests have the same spans.
+    start, spans = begin // step * step, math.ceil(end / step) - math.floor(begin / step)
+    period = begin, math.inf if query.until is None else end
+    return journal.reader.series(query.by, start, step, max(1, spans), period)
 
 
 @operation("GET", "/log/reasons")

@@ -52,9 +52,11 @@ class Snapshot:
     Attributes:
         at: time in seconds of the monotonic clock.
         requests, first_byte_seconds: by layer, the number of requests and the sum of their times to the first byte.
+        errors: number of requests that the proxy or the upstream failed, by status; see `is_error`.
     """
 
     at: float
+    errors: Counter[str] = field(default_factory=Counter)
     requests: Counter[str] = field(default_factory=Counter)
     first_byte_seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     totals: Totals = field(default_factory=Totals)
@@ -67,12 +69,16 @@ class TrafficStatistics:
     Attributes:
         per_second, first_byte_ms, requests: by layer, the rate, the mean time (None without a request), and the total.
         from_cache: share of the answered requests, 0 to 1; None without one.
+        error_rate: share of the requests that failed, 0 to 1; None without one.
+        errors: total number of failed requests, by status.
     """
 
     per_second: Mapping[str, float]
     first_byte_ms: Mapping[str, float | None]
     from_cache: float | None
+    error_rate: float | None
     requests: Mapping[str, int]
+    errors: Mapping[str, int]
     totals: Totals
 
     def document(self) -> dict[str, Any]:
@@ -80,6 +86,14 @@ class TrafficStatistics:
         values = fields_of(self)
         del values["totals"]
         return values | fields_of(self.totals)
+
+
+def is_error(layer: str, status: str) -> bool:
+    """Whether the proxy or the upstream failed a request; the alert `KvproxyErrors` has the same condition.
+
+    A status of 500 or above of the upstream is in the layer `forward`. A `refused` request with 504 demanded a stored response.
+    """
+    return layer == "error" or (status.startswith("5") and (layer != "refused" or status == "503"))
 
 
 def take_snapshot(client: ProxyClient) -> Snapshot:
@@ -92,6 +106,8 @@ def take_snapshot(client: ProxyClient) -> Snapshot:
         name, labels, value = sample.name, sample.labels, sample.value
         if name == "kvproxy_requests_total":
             snapshot.requests[labels["layer"]] += int(value)
+            if is_error(labels["layer"], labels["status"]):
+                snapshot.errors[labels["status"]] += int(value)
         elif name == "kvproxy_first_byte_seconds_sum":
             snapshot.first_byte_seconds[labels["layer"]] += value
         elif name == "kvproxy_cache_entries":
@@ -125,10 +141,13 @@ def rates_between(before: Snapshot, now: Snapshot) -> TrafficStatistics:
     new = {layer: now.requests[layer] - before.requests[layer] for layer in LAYERS}
     seconds = {layer: now.first_byte_seconds[layer] - before.first_byte_seconds[layer] for layer in LAYERS}
     answered = sum(new.values()) - new["disconnected"]
+    failed = now.errors.total() - before.errors.total()
     return TrafficStatistics(
         {layer: round(new[layer] / (now.at - before.at), 2) for layer in LAYERS},
         {layer: round(1000 * seconds[layer] / new[layer], 2) if new[layer] else None for layer in LAYERS},
         round((new["exact"] + new["semantic"]) / answered, 4) if answered else None,
+        round(failed / sum(new.values()), 4) if sum(new.values()) else None,
         {layer: now.requests[layer] for layer in LAYERS},
+        dict(sorted(now.errors.items())),
         now.totals,
     )

@@ -62,7 +62,14 @@ _REQUEST_FIELDS = {
     "presence_penalty": "gen_ai.request.presence_penalty",
 }
 _BACKEND = ("prefix", "forward", "bypass", "shared", "revalidated")
-_BROKEN = ("error-upstream", "error-broken", "disconnected-reading", "disconnected-waiting")
+_BROKEN = (
+    "error-upstream",
+    "error-broken",
+    "error-timeout",
+    "error-stopped",
+    "disconnected-reading",
+    "disconnected-waiting",
+)
 
 
 def common_attributes(record: Record) -> dict[str, Value]:

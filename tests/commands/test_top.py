@@ -19,13 +19,17 @@ from typing import Any
 import httpx
 import pyte
 import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
+from kvproxy.operations.client import ProxyClient
+from kvproxy.operations.proxy_statistics import Snapshot, rates_between, take_snapshot
 from kvproxy.settings import load_settings
 from tests.commands.run import ROOT, Demo, ask, command, kvproxy, result, variables
 from tests.plain_upstream import run_plain_upstream
 from tests.polling import until
 from tests.ports import free_port
-from tests.servers import run_proxy
+from tests.servers import run_front, run_proxy, run_upstream
 
 COLOURED = re.compile(rb"\x1b\[(\d+;)*([34][0-8]|9[0-7]|10[0-7])(;\d+)*m")
 
@@ -55,6 +59,21 @@ def test_top_prints_one_update(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> N
     assert page.startswith("layer\tper_second\tfirst_byte_ms\trequests\nexact\t")
     assert "includes reused prefixes, shared responses" in page
     assert "Pool" in page
+
+
+def test_top_counts_the_errors_of_the_upstream(tmp_path: Path) -> None:
+    async def fail(request: Request) -> Response:
+        status = 429 if b"busy" in await request.body() else 500
+        return JSONResponse({"error": {"message": "no"}}, status)
+
+    with run_upstream(fail) as upstream, run_front(tmp_path, upstream) as (url, _):
+        for question in ("a", "b", "c", "busy"):
+            ask(url, question)
+        ask(url, "d", headers={"cache-control": "only-if-cached"})
+        traffic = rates_between(Snapshot(0.0), take_snapshot(ProxyClient(url)))
+        assert (traffic.error_rate, traffic.errors) == (0.6, {"500": 3})
+        page = kvproxy("top", "--once", "--interval", 0.1, url=url).stdout
+    assert re.search(r"^Failed\t.*since the start 3 with status 500$", page, re.M), page
 
 
 class Terminal:

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from kvproxy.http.services import Services
+from kvproxy.journal.reader import JournalReader
 from tests.plain_upstream import WHOLE
 from tests.polling import until
 from tests.processes import answers
@@ -97,6 +98,9 @@ def test_a_stream_that_goes_on_too_long_ends_with_an_error(
     assert json.loads(events[-1].split("data: ")[1])["error"]["code"] == "deadline_exceeded"
     until(lambda: hanging[1].inside == 0)
     until(lambda: not proxy[1].path.requests_in_flight)
+    assert [(each.layer, each.reason) for each in proxy[1].journal.latest(1)] == [("error", "error-timeout")]
+    text = httpx.get(f"{proxy[0]}/metrics").text
+    assert 'kvproxy_requests_total{endpoint="chat",layer="error",status="200"} 1.0' in text
 
 
 def test_a_request_may_ask_for_less_time(proxy: tuple[str, Services]) -> None:
@@ -137,7 +141,8 @@ def test_a_stop_lets_streams_go_on_and_takes_no_new_requests(hanging: tuple[str,
     with contextlib.ExitStack() as running, ThreadPoolExecutor() as threads:
         url, _ = running.enter_context(run_front(tmp_path, hanging[0], limits={"drain_seconds": 0.5}))
         hung = threads.submit(httpx.post, f"{url}/v1/rerank", json=chat("hang"), timeout=300)
-        until(lambda: hanging[1].inside > 0)
+        asked = threads.submit(httpx.post, f"{url}/v1/chat/completions", json=chat("hang"), timeout=300)
+        until(lambda: hanging[1].inside > 1)
         with (
             httpx.stream("POST", f"{url}/v1/rerank", json=chat("stream")),
             httpx.stream("POST", f"{url}/v1/chat/completions", json=chat("y", stream=True)) as answer,
@@ -149,4 +154,8 @@ def test_a_stop_lets_streams_go_on_and_takes_no_new_requests(hanging: tuple[str,
             assert next(parts).startswith(EVENT)
             assert b'"code":"shutting_down"' in b"".join(parts)
             assert (hung.result(300).status_code, hung.result().headers["retry-after"]) == (503, "1")
+            assert asked.result(300).json()["error"]["code"] == "shutting_down"
             stopped.result(300)
+    with contextlib.closing(JournalReader(tmp_path / "journal.db")) as reader:
+        ended = {(each.status, each.layer, each.reason) for each in reader.latest(2)}
+    assert ended == {(503, "error", "error-stopped"), (200, "error", "error-stopped")}

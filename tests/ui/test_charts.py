@@ -77,7 +77,7 @@ def test_curves_show_rates_and_times_of_the_journal(page: Page, url: str) -> Non
     found = httpx.get(f"{url}/admin/log/series?since=3600&step=60").json()
     place = max(place for place, value in enumerate(found["backend_ms"]) if value is not None)
     for label in CHARTS:
-        page.find(chart(label)).send_keys(END + LEFT * (59 - place))
+        page.find(chart(label)).send_keys(END + LEFT * (len(found["backend_ms"]) - 1 - place))
 
     def told(label: str) -> str:
         return str(page.find(chart(label)).get_attribute("aria-valuetext"))
@@ -97,7 +97,8 @@ def test_time_ranges_use_round_steps(page: Page, hour: tuple[str, Services]) -> 
     page.open(url, f"overview?since=600&until={math.ceil(time.time())}")
     page.until(lambda: shown_requests(page) >= 3)
     chart_ = page.find(chart(CHARTS[0]))
-    assert int(chart_.get_attribute("aria-valuemax") or 0) == 60
+    # Of the first and the last interval, a part may be shown.
+    assert int(chart_.get_attribute("aria-valuemax") or 0) in (60, 61)
 
 
 def test_dragging_and_keys_zoom_in_and_out(page: Page, hour: tuple[str, Services]) -> None:

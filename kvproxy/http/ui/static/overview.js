@@ -14,7 +14,7 @@ const BARS = 60; // At most.
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400]; // Seconds of a bar.
 const MOST_REASONS = 12;
 const TILES = [
-  ["requests", "Requests"], ["cached", "From a cache"], ["reused", "Prefix reuse", "Prompt tokens that the backend found in its prefix cache, of all prompt tokens of requests that it answered and reported"],
+  ["requests", "Requests"], ["failed", "Failed", "The upstream or the proxy failed: the reasons error-..., with any status"], ["cached", "From a cache"], ["reused", "Prefix reuse", "Prompt tokens that the backend found in its prefix cache, of all prompt tokens of requests that it answered and reported"],
   ["tokens", "Tokens saved", "Tokens of prompts and answers that hits kept from the backend"], ["prefix", "Tokens reused", "Prompt tokens that the backend's own prefix cache reused. kvproxy did not save them, except by routing and breakpoints"],
   ["seconds", "Time saved", "By hits: the duration of the original responses, minus that of the hits"], ["spent", "Money spent"], ["money", "Money saved", "By hits, at your prices"],
   ["entries", "Stored responses"], ["pool", "Pool in use"],
@@ -66,12 +66,12 @@ export function overview(root, params, { api, signal, remember }) {
 
   async function load() {
     const asked = { ...range };
-    const { query, spans } = seriesOf(asked.since, asked.until);
+    const query = seriesOf(asked.since, asked.until);
     const { step } = query;
     // The same spans, so that both show the same time.
     const [layers, why] = await Promise.all([api.get("log/series", query, signal), api.get("log/series", { ...query, by: "reason" }, signal)]);
     if (asked.since !== range.since || asked.until !== range.until) return;
-    const groups = grouped(layers.counts, spans);
+    const groups = grouped(layers.counts, layers.prompt_tokens.length);
     const total = groups[0][1].map((_, place) => sum(groups.map(([, counts]) => counts[place])));
     const cached = groups[0][1].map((_, place) => sum(groups.filter(([name]) => CACHED.includes(name)).map(([, counts]) => counts[place])));
     const share = (parts, wholes) => parts.map((part, place) => (wholes[place] ? part / wholes[place] : null));
@@ -88,6 +88,8 @@ export function overview(root, params, { api, signal, remember }) {
     const all = sum(total);
     const when = asked.until ? `in ${duration(asked.since)}` : `in the last ${SPANS.find(([value]) => Number(value) === asked.since)?.[1] ?? duration(asked.since)}`;
     put("requests", short(all), when);
+    const failed = sum(Object.entries(why.counts).filter(([name]) => name.startsWith("error-")).flatMap(([, counts]) => counts));
+    put("failed", failed ? percent(failed / all) : null, `${count(failed)} of ${count(all)} requests`);
     put("cached", all ? percent(sum(cached) / all) : null, `${count(sum(cached))} of ${count(all)} requests`);
     const prompt = sum(layers.prompt_tokens);
     put("reused", prompt ? percent(sum(layers.reused_tokens) / prompt) : null, `of ${short(prompt)} prompt tokens`);
@@ -116,7 +118,7 @@ export function overview(root, params, { api, signal, remember }) {
   /** Choose the smallest time that has a request; the default if none has. */
   async function choose() {
     for (const [value] of SPANS) {
-      const { counts } = await api.get("log/series", seriesOf(Number(value), null).query, signal);
+      const { counts } = await api.get("log/series", seriesOf(Number(value), null), signal);
       if (!Object.values(counts).some((each) => sum(each))) continue;
       if (isChosen) return;
       preset = value;
@@ -162,8 +164,7 @@ export function overview(root, params, { api, signal, remember }) {
 /** The query of a time that ends at `until`, or now, in at most `BARS` spans. */
 function seriesOf(since, until) {
   const step = STEPS.find((each) => since / each <= BARS) ?? STEPS.at(-1);
-  const spans = Math.ceil(since / step);
-  return { query: { since: spans * step, step, until }, spans };
+  return { since, step, until };
 }
 
 function layerRows(groups, all, times) {

@@ -52,12 +52,15 @@ def read_text(file: Path) -> str:
 
 
 def write_chunks(file: Path, chunks: Iterable[bytes]) -> None:
-    """Replace a file atomically. Raises KvproxyError.
+    """Replace a file atomically; `-` is stdout. Raises KvproxyError.
 
     Links are followed. An existing file keeps its mode; only the owner can read a new file. Chunks are written to a pipe as
     they arrive.
     """
     with explain_write_errors(file):
+        if str(file) == "-":
+            sys.stdout.buffer.writelines(chunks)
+            return
         with contextlib.suppress(FileNotFoundError):
             file.stat()  # A loop of links is an error, and must not be replaced.
         # /dev/stdout may be a regular file to which a shell continues to write.

@@ -29,9 +29,14 @@ def parse_seconds(value: object) -> float:
 
 
 def parse_since(text: str) -> float | datetime:
-    """Parse the start of a period: a duration before its end in seconds, or a time as `parse_time` does. Raises ValueError."""
+    """Parse the start of a period: a duration before its end in seconds, or a time as `parse_time` does. Raises ValueError.
+
+    A number without a unit above `MAX_SECONDS` is a time in seconds since the epoch, as `kvproxy log --json` has them.
+    """
+    moment = _parse_epoch(text)
     try:
-        return parse_seconds(text)
+        if moment is None:
+            return parse_seconds(text)
     except ValueError:
         moment = _parse_date(text)
     if moment is None:
@@ -60,6 +65,14 @@ def start_time(since: float | datetime | None, end: float | None = None) -> floa
     if since is None or isinstance(since, datetime):
         return None if since is None else since.timestamp()
     return (time.time() if end is None else end) - since
+
+
+def _parse_epoch(text: str) -> datetime | None:
+    try:
+        seconds = float(text)
+        return datetime.fromtimestamp(seconds, UTC) if seconds > MAX_SECONDS else None
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def _parse_date(text: str) -> datetime | None:

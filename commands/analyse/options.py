@@ -53,6 +53,11 @@ def describe_log(log: "RequestLog", tokenizer: str | None) -> list[str]:
         lines.append(f"skipped {plural(log.num_skipped, 'row')} without a request: {log.describe_skipped()}")
     if log.ignored_fields:
         lines.append(f"no fields of a request, not read: {', '.join(sorted(log.ignored_fields))}")
+    if log.num_without_model:
+        names = "names" if log.num_without_model == 1 else "name"
+        lines.append(
+            f"{plural(log.num_without_model, 'request')} {names} no model: they count as requests for one model (--model)"
+        )
     if log.other_apis:
         lines.append(
             f"{plural(log.other_apis.total(), 'response')} of another API than the request"
@@ -77,6 +82,7 @@ def log_document(log: "RequestLog", tokenizer: str | None) -> dict[str, Any]:
         "responses": log.num_responses,
         "skipped": {cause: len(rows) for cause, rows in log.skipped.items()},
         "malformed": [asdict(error) for error in log.errors],
+        "requests_without_model": log.num_without_model,
         "ignored_fields": sorted(log.ignored_fields),
         "responses_of_other_apis": dict(log.other_apis),
         "tokenizer": tokenizer or "demo",

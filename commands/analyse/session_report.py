@@ -47,7 +47,7 @@ def read_spending(
     from kvproxy.analyse.transcripts import read_transcripts, transcript_files
     from kvproxy.errors import InvalidRequest
 
-    files = None if str(log) == "-" else transcript_files(log)
+    files = None if str(log) == "-" or format is not None else transcript_files(log)
     if files is None and not sessions and (str(log) == "-" or log.exists()):
         raise InvalidRequest(f"--by sums the usage in transcripts of agents; {log} is a log: give --sessions, too")
     with progress_bar("reading sessions") as progress:
@@ -74,7 +74,7 @@ def read_session_report(
     from kvproxy.analyse.transcripts import read_transcripts, transcript_files
     from kvproxy.errors import InvalidRequest
 
-    files = None if str(log) == "-" else transcript_files(log)
+    files = None if str(log) == "-" or format is not None else transcript_files(log)
     if files is None and not sessions:
         return None
     settings = with_prices(load_settings(data=data), prices).journal

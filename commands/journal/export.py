@@ -23,7 +23,7 @@ _BLOCK_SIZES = {"mooncake": 512, "weka": 64}
 
 def export(
     *,
-    file: Annotated[Path, Argument(help="File to write; /dev/stdout is stdout.")],
+    file: Annotated[Path, Argument(help="File to write; - is stdout.")],
     format: Annotated[Format, Option(help="Trace of Mooncake or WEKA, or requests as OpenAI JSON lines.")] = "mooncake",
     block_size: Annotated[
         int | None, Option(help="Tokens per block of a trace.", min=1, show_default="512 mooncake, 64 weka")
@@ -31,7 +31,7 @@ def export(
     since: Annotated[Any, since_option(help="With requests: only since this duration or time.")] = None,
     until: Annotated[float | None, time_option(help="With requests: only before this time.")] = None,
     source: JournalOptions,
-) -> Output:
+) -> Output | None:
     """Export the journal as a trace, or as requests.
 
     A trace has the prompts that reached the backend, by block hashes; times count from the first prompt, and texts, models,
@@ -56,13 +56,11 @@ def export(
     write_chunks(file, mooncake_lines(workload) if format == "mooncake" else [weka_trace(workload)])
     count, tokens = len(workload.arrivals), sum(arrival.tokens for arrival in workload.arrivals)
     document = {"format": format, "requests": count, "tokens": tokens, "block_size": workload.block_tokens}
-    return text_output(
-        document,
-        f"{plural(count, 'prompt')} with {tokens:,} tokens in blocks of {workload.block_tokens} tokens in {file}",
-    )
+    prompts = f"{plural(count, 'prompt')} with {tokens:,} tokens in blocks of {workload.block_tokens} tokens"
+    return _written_output(file, document, prompts)
 
 
-def _export_requests(journal: "DirectJournal", file: Path, query: RecordQuery) -> Output:
+def _export_requests(journal: "DirectJournal", file: Path, query: RecordQuery) -> Output | None:
     from kvproxy.operations.journal_export import request_lines
 
     counts = {"requests": 0, "without_text": 0}
@@ -76,4 +74,11 @@ def _export_requests(journal: "DirectJournal", file: Path, query: RecordQuery) -
     write_chunks(file, chunks())
     if without := counts["without_text"]:
         print_note(f"{plural(without, 'request')} without a stored text left out: set journal.text to all")
-    return text_output({"format": "requests", **counts}, f"{plural(counts['requests'], 'request')} in {file}")
+    return _written_output(file, {"format": "requests", **counts}, plural(counts["requests"], "request"))
+
+
+def _written_output(file: Path, document: Any, content: str) -> Output | None:
+    if str(file) == "-":
+        print_note(f"{content} on stdout")
+        return None
+    return text_output(document, f"{content} in {file}")

@@ -79,6 +79,10 @@ class RequestLog:
         )
 
     @property
+    def num_without_model(self) -> int:
+        return sum(not request.names_model for request in self.requests)
+
+    @property
     def has_tools(self) -> bool:
         return any(request.body.get("tools") for request in self.requests)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from kvproxy.analyse.log_formats.log_format import LoggedRequest, logged_time
+from kvproxy.analyse.log_formats.log_format import PROMPT_FIELDS, LoggedRequest, logged_time
 from kvproxy.analyse.opencode import is_opencode_file, opencode_requests
 from kvproxy.analyse.simulate.trace_reader import TraceSession, read_text, weka_sessions
 from kvproxy.apis import APIS
@@ -36,8 +36,18 @@ def _is_transcript(path: Path) -> bool:
     first = head.lstrip().partition("\n")[0]
     if '"hash_ids"' in head and '"requests"' in head:
         return True
-    marks = ('"session_meta"', '"sessionId"', '"leafUuid"')
-    return any(mark in first for mark in marks) or is_opencode_file(path, head)
+    return _begins_transcript(first) or is_opencode_file(path, head)
+
+
+def _begins_transcript(line: str) -> bool:
+    """Whether a line, perhaps cut, begins a transcript of Claude Code or Codex. Logs of requests have sessions, too."""
+    if '"session_meta"' in line or '"leafUuid"' in line:
+        return True
+    try:
+        entry = as_object(json.loads(line))
+    except (ValueError, RecursionError):
+        return '"sessionId"' in line and '"parentUuid"' in line
+    return "sessionId" in entry and "type" in entry and not any(name in entry for name in PROMPT_FIELDS)
 
 
 def read_transcripts(

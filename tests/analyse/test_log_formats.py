@@ -464,6 +464,47 @@ def test_rows_are_found_in_other_layouts(format: str, text: str) -> None:
     assert log.errors == []
 
 
+# By the reference of fields of Langfuse's blob storage, and of its API.
+_LANGFUSE = {"id": "o", "type": "GENERATION", "input": json.dumps(CHAT["messages"]), "output": "a"}
+LANGFUSE_ROWS = [
+    _LANGFUSE
+    | {"trace_id": "t", "session_id": "s", "start_time": "2026-11-01 10:00:00.000000", "provided_model_name": "m"},
+    _LANGFUSE | {"traceId": "t", "sessionId": "s", "startTime": TIME, "providedModelName": "m"},
+]
+
+
+@pytest.mark.parametrize("row", LANGFUSE_ROWS)
+@pytest.mark.parametrize(
+    ("usage", "prompt", "cached", "written"),
+    [
+        ({"input": 30, "output": 20, "total": 50}, 30, None, None),
+        ({"input": "30", "input_cached_tokens": "150", "output": "20", "total": "200"}, 180, 150, 0),
+        ({"input": 30, "cache_read_input_tokens": 100, "cache_creation_input_tokens": 50, "output": 20}, 180, 100, 50),
+        # Parts of the input, by the total.
+        ({"input": 180, "input_cached_tokens": 150, "output": 20, "total": 200}, 180, 150, 0),
+        ({"input": 180, "output": 5, "output_reasoning_tokens": 15, "total": 200}, 180, None, None),
+    ],
+)
+def test_usage_of_langfuse(
+    row: dict[str, Any], usage: dict[str, Any], prompt: int, cached: int | None, written: int | None
+) -> None:
+    name = "usage_details" if "trace_id" in row else "usageDetails"
+    (request,) = read(json.dumps(row | {name: usage})).requests
+    assert isinstance(request.response, dict)
+    details = {"prompt_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written}}
+    assert request.response["usage"] == {
+        "prompt_tokens": prompt,
+        "completion_tokens": 20,
+        **({} if cached is None else details),
+    }
+    assert (request.body["model"], request.names_model) == ("m", True)
+
+
+def test_requests_without_a_model_are_counted() -> None:
+    log = read(json.dumps(CHAT) + "\n" + json.dumps({"messages": CHAT["messages"]}))
+    assert log.num_without_model == 1
+
+
 def test_a_model_of_embeddings_names_the_api() -> None:
     """Rows of example_requests_to_parallel_process.jsonl of OpenAI's cookbook."""
     row = {"model": "text-embedding-ada-002", "input": "0\n", "metadata": {"row_id": 1}}

@@ -172,6 +172,23 @@ def test_a_log_with_usage_has_sessions() -> None:
     assert found.is_relative
 
 
+@pytest.mark.parametrize(
+    ("line", "is_transcript"),
+    [
+        ({"type": "user", "parentUuid": None, "sessionId": "s", "message": {"role": "user", "content": "q"}}, True),
+        ({"type": "queue-operation", "operation": "enqueue", "sessionId": "s", "content": "q"}, True),
+        ({"type": "summary", "summary": "s", "leafUuid": "l"}, True),
+        # Langfuse's API, and a log of requests.
+        ({"type": "GENERATION", "traceId": "t", "sessionId": "s", "input": [{"role": "user", "content": "q"}]}, False),
+        ({"model": "m", "sessionId": "s", "messages": [{"role": "user", "content": "q"}]}, False),
+    ],
+)
+def test_a_session_alone_makes_no_transcript(tmp_path: Path, line: dict[str, object], is_transcript: bool) -> None:
+    file = tmp_path / "log.jsonl"
+    file.write_text(json.dumps(line) + "\n")
+    assert transcript_files(file) == ([file] if is_transcript else None)
+
+
 def test_a_folder_without_transcripts_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.json").write_text("{}")
     with pytest.raises(NotFound, match="no transcripts"):

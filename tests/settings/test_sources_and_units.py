@@ -88,6 +88,7 @@ def test_formatted_values_are_parsed_with_a_rounding_error(value: float) -> None
 def test_a_period_starts_at_a_time_or_a_duration_before_its_end() -> None:
     assert (parse_since("90s"), parse_since("2")) == (90, 2)
     assert start_time(parse_since("90s"), 1_000) == 910
+    assert start_time(parse_since("1795872600.5"), 1_000) == 1_795_872_600.5
     assert start_time(parse_since("2026-11-28T14:30+01:00"), 1_000) == 1_795_872_600
     midnight = datetime.now().replace(hour=0, minute=0, second=0, microsecond=0).astimezone()
     assert parse_since("today") == midnight

@@ -51,6 +51,7 @@ class LoggedRequest:
         seconds: duration until the response ended; 0 if unknown.
         project: folder in which the client ran; empty if not logged.
         client: name of the program that sent it; empty if unknown.
+        names_model: the logged request names its model.
     """
 
     line: int
@@ -62,6 +63,7 @@ class LoggedRequest:
     seconds: float = 0.0
     project: str = ""
     client: str = ""
+    names_model: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +137,9 @@ def request_of(
     if api is None:
         paths = ", ".join(api.path for api in APIS.values())
         raise InvalidRequest(f"the API is ambiguous: add the route as url or path, one of {paths}")
-    named = body if body.get("model") else body | {"model": row.model}
-    return LoggedRequest(row.number, api, named | {"stream": False}, headers, time, response, seconds)
+    names_model = bool(body.get("model"))
+    named = (body if names_model else body | {"model": row.model}) | {"stream": False}
+    return LoggedRequest(row.number, api, named, headers, time, response, seconds, names_model=names_model)
 
 
 def known_fields(fields: JsonMap, api: Api | None = None) -> JsonObject:

@@ -1,5 +1,6 @@
 """Exports of observability tools: Langfuse, OpenPipe, and OpenTelemetry's spans of generative AI."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,8 +21,14 @@ from kvproxy.analyse.log_formats.log_format import (
     seconds_between,
 )
 from kvproxy.apis import APIS
-from kvproxy.apis.json import Json, JsonObject, field, objects
+from kvproxy.apis.json import Json, JsonObject, as_token_count, field, objects
 from kvproxy.errors import InvalidRequest
+
+# Names of the kinds of tokens in Langfuse's usage.
+_INPUT = re.compile("input|prompt|^cache")
+_OUTPUT = re.compile("output|completion")
+_CACHE_WRITE = re.compile("cache_?(creation|write)", re.IGNORECASE)
+_MAX_DIGITS = 10
 
 
 def _read_langfuse(row: Row) -> Iterator[LoggedRequest]:
@@ -41,7 +48,8 @@ def _read_langfuse(row: Row) -> Iterator[LoggedRequest]:
         body = {"messages": prompt}
     else:
         body = {"messages": [{"role": "user", "content": prompt}]}
-    body = {**parameters, **body} | ({} if body.get("model") else {"model": value.get("model")})
+    model = first_of(value, "model", "provided_model_name", "providedModelName")
+    body = {**parameters, **body} | ({} if body.get("model") else {"model": model})
     start = parse_time(first_of(value, "startTime", "start_time"))
     end = parse_time(first_of(value, "endTime", "end_time"))
     session = first_of(value, "sessionId", "session_id", "traceId", "trace_id")
@@ -50,17 +58,49 @@ def _read_langfuse(row: Row) -> Iterator[LoggedRequest]:
         known_fields(body),
         headers={"x-session-id": str(session)} if session else {},
         time=start,
-        response=_with_usage(chat_response(value.get("output")), value),
+        response=_with_langfuse_usage(value.get("output"), value),
         seconds=seconds_between(start, end),
     )
 
 
-def _with_usage(response: JsonObject | str | None, value: JsonObject) -> JsonObject | str | None:
-    usage = first_of(value, "usageDetails", "usage")
-    prompt, completion = (first_of({"u": usage}, f"u.{name}") for name in ("input", "output"))
-    if not isinstance(response, dict) or "usage" in response or not isinstance(prompt, int):
+def _with_langfuse_usage(output: Json, value: JsonObject) -> JsonObject | str | None:
+    usage, response = _langfuse_usage(value), chat_response(output)
+    if usage is not None and isinstance(response, str):
+        response = chat_response({"role": "assistant", "content": response})
+    if usage is None or not isinstance(response, dict) or "usage" in response:
         return response
-    return {**response, "usage": {"prompt_tokens": prompt, "completion_tokens": completion}}
+    return {**response, "usage": usage}
+
+
+def _langfuse_usage(value: JsonObject) -> JsonObject | None:
+    """Return Langfuse's usage in the form of OpenAI; None without one.
+
+    Langfuse names the kinds of tokens freely, such as `input_cached_tokens`, `cache_read_input_tokens`, or
+    `output_reasoning_tokens`. Its own reports, too, take each name with `input` or `output` for a part of that sum.
+    Source: langfuse.com/docs/observability/features/token-and-cost-tracking.
+    """
+    counts = decoded_object(first_of(value, "usageDetails", "usage_details", "usage")) or {}
+    prompt = {name: count for name in counts if _INPUT.search(name) and (count := _count(counts[name])) is not None}
+    output = {name: count for name in counts if _OUTPUT.search(name) and (count := _count(counts[name])) is not None}
+    if not prompt:
+        return None
+    written = sum(count for name, count in prompt.items() if _CACHE_WRITE.search(name))
+    cached = sum(count for name, count in prompt.items() if "cache" in name and not _CACHE_WRITE.search(name))
+    sums = sum(prompt.values()), sum(output.values())
+    total, whole = _count(counts.get("total")), (prompt.get("input", 0), output.get("output", 0))
+    if total is not None and total == sum(whole) != sum(sums):
+        # The sender counted the other kinds as parts of these two.
+        sums = whole
+    reported: JsonObject = {"prompt_tokens": sums[0], "completion_tokens": sums[1]}
+    if any("cache" in name for name in prompt):
+        reported["prompt_tokens_details"] = {"cached_tokens": cached, "cache_write_tokens": written}
+    return reported
+
+
+def _count(number: Json) -> int | None:
+    """Return a count of tokens; ClickHouse writes large integers as strings."""
+    is_text = isinstance(number, str) and number.isdecimal() and len(number) < _MAX_DIGITS
+    return as_token_count(int(str(number)) if is_text else number)
 
 
 def _read_openpipe(row: Row) -> Iterator[LoggedRequest]:

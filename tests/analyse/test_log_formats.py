@@ -234,6 +234,37 @@ CASES: list[tuple[str, list[Any], list[tuple[str, str, str | None, float | None]
         [("chat", "q", "a", SECONDS)],
     ),
     (
+        "otel",
+        [
+            {
+                "start_time": TIME,
+                "attributes": {
+                    "openinference.span.kind": "LLM",
+                    "llm.model_name": "m",
+                    "llm.invocation_parameters": '{"temperature": 0}',
+                    "llm.input_messages.0.message.role": "user",
+                    "llm.input_messages.0.message.contents.0.message_content.text": "q",
+                    "llm.output_messages.0.message.role": "assistant",
+                    "llm.output_messages.0.message.content": "a",
+                },
+            },
+            # Phoenix nests the names.
+            {
+                "start_time": TIME,
+                "attributes": {
+                    "openinference": {"span": {"kind": "LLM"}},
+                    "llm": {
+                        "model_name": "m",
+                        "input_messages": [{"message": {"role": "user", "content": "q"}}],
+                        "output_messages": [{"message": {"role": "assistant", "content": "a"}}],
+                    },
+                },
+            },
+            {"attributes": {"openinference.span.kind": "CHAIN", "input.value": "q"}},
+        ],
+        [("chat", "q", "a", SECONDS)] * 2,
+    ),
+    (
         "sglang",
         [
             {
@@ -498,6 +529,46 @@ def test_usage_of_langfuse(
         **({} if cached is None else details),
     }
     assert (request.body["model"], request.names_model) == ("m", True)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "cached", "written"),
+    [
+        (
+            "gen_ai.usage.input_tokens",
+            "gen_ai.usage.output_tokens",
+            "gen_ai.usage.cache_read.input_tokens",
+            "gen_ai.usage.cache_creation.input_tokens",
+        ),
+        (
+            "gen_ai.usage.prompt_tokens",
+            "gen_ai.usage.completion_tokens",
+            "gen_ai.usage.cache_read_input_tokens",
+            "gen_ai.usage.cache_creation_input_tokens",
+        ),
+        (
+            "llm.token_count.prompt",
+            "llm.token_count.completion",
+            "llm.token_count.prompt_details.cache_read",
+            "llm.token_count.prompt_details.cache_write",
+        ),
+    ],
+)
+def test_usage_of_spans(prompt: str, completion: str, cached: str, written: str) -> None:
+    messages = [
+        attribute("gen_ai.prompt.0.role", "user"),
+        attribute("gen_ai.prompt.0.content", "q"),
+        attribute("gen_ai.completion.0.role", "assistant"),
+        attribute("gen_ai.completion.0.content", "a"),
+    ]
+    usage = [attribute(prompt, 180), attribute(completion, 20), attribute(cached, 100), attribute(written, 50)]
+    (request,) = read(json.dumps({"attributes": messages + usage})).requests
+    assert isinstance(request.response, dict)
+    assert request.response["usage"] == {
+        "prompt_tokens": 180,
+        "completion_tokens": 20,
+        "prompt_tokens_details": {"cached_tokens": 100, "cache_write_tokens": 50},
+    }
 
 
 def test_requests_without_a_model_are_counted() -> None:

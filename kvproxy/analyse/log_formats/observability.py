@@ -1,8 +1,7 @@
-"""Exports of observability tools: Langfuse, OpenPipe, and OpenTelemetry's spans of generative AI."""
+"""Exports of observability tools: Langfuse and OpenPipe."""
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from kvproxy.analyse.log_formats.log_format import (
     LogFormat,
@@ -12,7 +11,6 @@ from kvproxy.analyse.log_formats.log_format import (
     chat_response,
     decoded,
     decoded_object,
-    detect_api,
     first_of,
     is_failed,
     known_fields,
@@ -123,111 +121,7 @@ class _OpenPipe(LogFormat):
         return lacking if turns and "role" in turns[0] else [*lacking, "messages in input"]
 
 
-def _attributes(span: JsonObject) -> dict[str, Any]:
-    """Return the attributes of a span, in OTLP's form (a list of keys and typed values) or as an object."""
-    attributes = span.get("attributes")
-    if isinstance(attributes, dict):
-        return attributes
-    return {str(item.get("key")): _otlp_value(item.get("value")) for item in objects(attributes)}
-
-
-def _otlp_value(value: Json) -> Json:
-    for kind in ("stringValue", "doubleValue", "boolValue"):
-        if (scalar := field(value, kind)) is not None:
-            return scalar
-    if (number := field(value, "intValue")) is not None:
-        return int(str(number))
-    return [_otlp_value(item) for item in objects(field(field(value, "arrayValue"), "values"))]
-
-
-def _span_messages(attributes: dict[str, Any], current: str, legacy: str) -> list[Json]:
-    """Return messages from `gen_ai.input.messages`, or from numbered attributes such as `gen_ai.prompt.0.content`."""
-    current_messages = objects(decoded(attributes.get(current)))
-    if current_messages:
-        return [_span_message(turn) for turn in current_messages]
-    messages: list[Json] = []
-    while (role := attributes.get(f"{legacy}.{len(messages)}.role")) is not None:
-        at = f"{legacy}.{len(messages)}"
-        message: JsonObject = {"role": role, "content": decoded(attributes.get(f"{at}.content"))}
-        calls: list[Json] = []
-        while (name := attributes.get(f"{at}.tool_calls.{len(calls)}.name")) is not None:
-            call = f"{at}.tool_calls.{len(calls)}"
-            function = {"name": name, "arguments": attributes.get(f"{call}.arguments", "{}")}
-            calls.append({"id": attributes.get(f"{call}.id"), "type": "function", "function": function})
-        if calls:
-            message["tool_calls"] = calls
-        messages.append(message)
-    return messages
-
-
-def _span_message(message: JsonObject) -> JsonObject:
-    if "parts" not in message:
-        return message
-    texts: list[str] = []
-    calls: list[Json] = []
-    converted: JsonObject = {"role": message.get("role")}
-    for part in objects(message["parts"]):
-        match part.get("type"):
-            case "text":
-                texts.append(str(part.get("content", "")))
-            case "tool_call":
-                function: JsonObject = {"name": part.get("name"), "arguments": part.get("arguments")}
-                calls.append({"id": part.get("id"), "type": "function", "function": function})
-            case "tool_call_response":
-                converted["tool_call_id"] = part.get("id")
-                texts.append(str(first_of(part, "response", "result") or ""))
-    converted["content"] = "\n".join(texts)
-    return converted | ({"tool_calls": calls} if calls else {})
-
-
-def _read_span(row: Row) -> Iterator[LoggedRequest]:
-    for span in _spans(row.value):
-        attributes = _attributes(span)
-        operation = attributes.get("gen_ai.operation.name", attributes.get("llm.request.type", "chat"))
-        messages = _span_messages(attributes, "gen_ai.input.messages", "gen_ai.prompt")
-        if not messages or operation not in ("chat", "completion", "text_completion", "generate_content"):
-            continue
-        system = decoded(attributes.get("gen_ai.system_instructions"))
-        if system:
-            text = "\n".join(str(part.get("content", "")) for part in objects(system)) or str(system)
-            messages.insert(0, {"role": "system", "content": text})
-        body: JsonObject = {"model": attributes.get("gen_ai.request.model"), "messages": messages}
-        for name in ("temperature", "top_p", "max_tokens", "seed"):
-            if (given := attributes.get(f"gen_ai.request.{name}")) is not None:
-                body[name] = given
-        if tools := decoded(attributes.get("gen_ai.tool.definitions")):
-            body["tools"] = tools
-        output = _span_messages(attributes, "gen_ai.output.messages", "gen_ai.completion")
-        start = parse_time(first_of(span, "startTimeUnixNano", "start_time", "startTime"))
-        end = parse_time(first_of(span, "endTimeUnixNano", "end_time", "endTime"))
-        yield request_of(
-            row,
-            body,
-            api=APIS[detect_api(body) or "chat"],
-            time=start,
-            response=chat_response(output),
-            seconds=seconds_between(start, end),
-        )
-
-
-def _spans(value: JsonObject) -> Iterator[JsonObject]:
-    if "resourceSpans" not in value:
-        yield value
-    for resource in objects(value.get("resourceSpans")):
-        for scope in objects(resource.get("scopeSpans")):
-            yield from objects(scope.get("spans"))
-
-
-class _Spans(LogFormat):
-    def missing(self, value: JsonObject) -> list[str]:
-        if "resourceSpans" in value:
-            return []
-        names = _attributes(value)
-        return [] if any(name.startswith(("gen_ai.", "llm.")) for name in names) else ["attributes gen_ai.*"]
-
-
 FORMATS = (
-    _Spans("otel", "OpenTelemetry spans", ("attributes|resourceSpans",), _read_span),
     LogFormat(
         "langfuse", "Langfuse export", ("input", "traceId|trace_id", "startTime|start_time|type"), _read_langfuse
     ),

@@ -2,7 +2,7 @@
 
 from typing import NoReturn
 
-from kvproxy.analyse.log_formats import conversations, engines, evaluations, gateways, observability, requests
+from kvproxy.analyse.log_formats import conversations, engines, evaluations, gateways, observability, requests, spans
 from kvproxy.analyse.log_formats.log_format import LogFormat
 from kvproxy.doors import LOG_FORMATS
 from kvproxy.errors import SettingsError
@@ -11,6 +11,7 @@ from kvproxy.index.errors import PluginError
 FORMATS: tuple[LogFormat, ...] = (
     *evaluations.FORMATS,
     *gateways.FORMATS,
+    *spans.FORMATS,
     *observability.FORMATS,
     *engines.FORMATS,
     *conversations.FORMATS,

@@ -28,11 +28,13 @@ _ERROR_SECONDS = 1.0
 """At shutdown, time for sending errors to the remaining requests before their connections are aborted."""
 _UNSENT_BYTES = 128 * 1024
 """Maximum bytes per connection that the kernel buffers before it sends them."""
-ACCEPTS_PER_TURN = 16
-"""Connections that one turn of the event loop accepts. libuv accepts one per turn and listening socket."""
+ACCEPTS_PER_TURN = 64
+"""Maximum connections of one listening socket that a turn of the event loop accepts."""
+BUSY_REQUESTS = 256
+"""Requests in flight above which a turn accepts one connection, so that a proxy at full load ends its requests first."""
 OVERRIDDEN = "handle_exit", "main_loop", "shutdown", "startup"
 """Methods of uvicorn's server that `ProxyServer` overrides."""
-USED = "_captured_signals", "force_exit", "server_state"
+USED = "_captured_signals", "config", "force_exit", "server_state"
 """Attributes of uvicorn's server that `ProxyServer` uses."""
 _log = logging.getLogger("kvproxy")
 # Redundant messages, or those with which clients could fill the log: a relayed response that breaks off, invalid HTTP,
@@ -86,6 +88,8 @@ class ProxyServer(uvicorn.Server):
         self._limits = limits
         self._deadlines = deadlines
         self._reload = reload
+        self._listeners: list[socket.socket] = []
+        self._connecting: set[asyncio.Task[None]] = set()
         self._wants_reload = False
         self._reloading: asyncio.Task[None] | None = None
 
@@ -94,9 +98,44 @@ class ProxyServer(uvicorn.Server):
             if hasattr(socket, "TCP_NOTSENT_LOWAT"):
                 # Connections inherit it. The kernel would buffer megabytes for each client that does not read.
                 listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
-        # Under load, a turn takes milliseconds, and a burst of new connections would wait for seconds.
-        copies = [listener.dup() for listener in sockets or [] for _ in range(ACCEPTS_PER_TURN - 1)]
-        await super().startup([*sockets, *copies] if sockets else None)
+        await super().startup(sockets)
+        # libuv accepts one connection per turn. Under load, a turn takes milliseconds, and a burst of new connections would wait
+        # for seconds.
+        for listener in sockets or []:
+            copy = listener.dup()
+            copy.setblocking(False)
+            self._listeners.append(copy)
+            asyncio.get_running_loop().add_reader(copy, self._accept_waiting, copy)
+
+    def _accept_waiting(self, listener: socket.socket) -> None:
+        for _ in range(min(ACCEPTS_PER_TURN, BUSY_REQUESTS - len(self.server_state.tasks))):
+            try:
+                connection = listener.accept()[0]
+            except OSError:
+                # No further connection waits, or libuv closes the next one because the process has too many open files.
+                return
+            task = asyncio.create_task(self._connect(connection))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, connection: socket.socket) -> None:
+        make_protocol = functools.partial(
+            cast("Callable[..., asyncio.Protocol]", self.config.http_protocol_class),
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(make_protocol, connection)
+        except OSError:
+            connection.close()
+
+    async def _stop_accepting(self) -> None:
+        for listener in self._listeners:
+            asyncio.get_running_loop().remove_reader(listener)
+            listener.close()
+        if self._connecting:
+            await asyncio.wait(self._connecting, timeout=_ERROR_SECONDS)
 
     async def main_loop(self) -> None:
         looking = asyncio.create_task(self._check_connections())
@@ -136,6 +175,7 @@ class ProxyServer(uvicorn.Server):
         """Wait up to `drain_seconds` for requests in flight, then send them an error and abort their connections."""
         self._deadlines.stopping = True
         _log.info("stopping; requests in flight: %d", len(self.server_state.tasks))
+        await self._stop_accepting()
         loop = asyncio.get_running_loop()
         ends = loop.call_later(self._limits.drain_seconds, self._end_requests)
         cuts = loop.call_later(self._limits.drain_seconds + _ERROR_SECONDS, self._abort_connections)

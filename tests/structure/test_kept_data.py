@@ -98,6 +98,7 @@ upstreams/mirror/mirror: _tasks
 upstreams/fleet: _tasks
 upstreams/llama/server: _tasks
 upstreams/llama/slot_files: _writing
+http/proxy_server: _listeners _connecting
 http/services: _tasks uncached_paths
 journal/journal: _idle_readers _batch
 journal/databases/postgres: _days _pending

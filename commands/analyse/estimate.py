@@ -32,7 +32,7 @@ from kvproxy.commands.analyse.session_report import (
 from kvproxy.commands.formatting import decimal, money, percent
 from kvproxy.commands.journal.spending import spending_output
 from kvproxy.commands.options import Data, Plot, load_settings
-from kvproxy.commands.output import Output, print_text, progress_bar
+from kvproxy.commands.output import Output, print_note, print_text, progress_bar
 from kvproxy.commands.tables import ListLayout, Row, print_table
 from kvproxy.journal.groups import SpendingGroup
 from kvproxy.units import plural
@@ -52,8 +52,9 @@ def estimate(
     price: Annotated[
         str | None,
         Option(
-            help="Price of a million input, output and cached tokens, such as 2.5,10,1.25.",
-            show_default="[journal.prices]",
+            help="Price of a million input, output, and cached tokens of all models, and of tokens cached for five"
+            " minutes and for an hour, such as 3,15,0.3,3.75,6; missing ones have the provider's ratios.",
+            show_default="[journal.prices] and list prices",
         ),
     ] = None,
     prefill_rate: Annotated[float, Option(help="Prompt tokens per second of the engine.", min=1)] = 10_000,
@@ -104,7 +105,14 @@ def estimate(
     if costs is not None:
         if report is not None:
             raise typer.BadParameter("--report is for logs of requests, not for sessions")
-        return Output(asdict(costs), lambda: print_costs(costs))
+
+        def show_costs() -> None:
+            print_costs(costs)
+            models = {model for session in costs.sessions for model in session.models}
+            if price is not None and len(models) > 1:
+                print_note(f"--price is the price of all {len(models)} models: without it, each has its own list price")
+
+        return Output(asdict(costs), show_costs)
     settings = with_prices(load_settings(data=data), _command_line_prices(price))
     loaded, sizes = load_log_tokenizer(tokenizer), parse_sizes(blocks, 2)
     content = read_requests(log, model, format, tokenizer)
@@ -127,13 +135,15 @@ def _command_line_prices(price: str | None) -> "dict[str, PriceSettings] | None"
     if price is None:
         return None
     try:
-        given, computed, *cached = (float(amount) for amount in price.split(","))
-        (cached_price,) = cached or (None,)
+        names = ("input", "output", "cached", "write_5m", "write_1h")
+        amounts = dict(zip(names, map(float, price.split(",")), strict=False))
+        if len(amounts) < 2 or price.count(",") >= len(names):
+            raise ValueError(price)
     except ValueError:
-        raise typer.BadParameter(f"--price takes two or three numbers, such as 2.5,10,1.25, not {price!r}") from None
+        raise typer.BadParameter(f"--price takes two to five numbers, such as 2.5,10,1.25, not {price!r}") from None
     from kvproxy.settings.journal import PriceSettings
 
-    return {"*": PriceSettings(input=given, output=computed, cached=cached_price)}
+    return {"*": PriceSettings(**amounts)}
 
 
 def _seconds_saved_by_hits(hits: "HitSavings", prefill_and_decode_rate: tuple[float, float]) -> float:

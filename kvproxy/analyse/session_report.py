@@ -110,8 +110,8 @@ def report_sessions(
         if (price := price_of(turn.model, prices)) is not None:
             above = price_lost_per_token(price, turn.prompt_tokens, turn.reused_tokens or 0, *written.values())
             losses[turn.model].append(RecordedLoss(turn.lost, above))
-        if turn.region is not None:
-            changed[turn.region].append(turn.lost.get("changed", 0))
+        if turn.region is not None and "changed" in turn.lost:
+            changed[turn.region].append(turn.lost["changed"])
     regions = [ChangedRegion(region, len(lost), sum(lost)) for region, lost in changed.items()]
     shares = [
         mean(map(_common_prefix_share, session_turns[1:]))

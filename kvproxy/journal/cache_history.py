@@ -99,10 +99,14 @@ class CacheHistory:
 
     def regions(self, prompt_number: int) -> Regions | None:
         if prompt_number not in self._regions:
-            sql = "select regions, shape from prompts where number = ? and regions is not null"
+            sql = (
+                "select p.regions, p.shape, s.sizes from prompts p left join prompt_sizes s on s.prompt = p.number"
+                " where p.number = ? and p.regions is not null"
+            )
             if not (rows := self._database.rows(sql, [prompt_number])):
                 return None
-            self._cache_regions(prompt_number, self._strings.regions(*rows[0]))
+            ((digests, shape, sizes),) = rows
+            self._cache_regions(prompt_number, self._strings.regions(digests, shape, sizes or b""))
         return self._regions[prompt_number]
 
     def _cache_regions(self, prompt_number: int, regions: Regions) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from kvproxy.apis.json import Json, dumps, field
+from kvproxy.apis.key_fields import MARKER_FIELDS
 from kvproxy.apis.not_stored import meaning_of_cause
 from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.journal.reader import JournalReader
@@ -220,7 +221,9 @@ def _turn_sentences(turn: Turn, placed: Set[str]) -> Iterator[str]:
     yield f"It is turn {turn.turn} of session {turn.session}{pause}."
     for cause, tokens in turn.lost.items():
         place = ""
-        if cause == "changed" and turn.region is not None:
+        if cause == "unmarked" and turn.region in MARKER_FIELDS:
+            place = f" In this request, {turn.region} is missing."
+        if cause == "changed" and turn.region is not None and turn.region not in MARKER_FIELDS:
             place = f" The first change is in {_region_label(turn.region)}"
             place += "." if turn.place is None or turn.region in placed else f", at character {turn.place:,}."
         yield f"- {cause}, {tokens:,} tokens: {CAUSES[cause]}{place}"
@@ -234,11 +237,12 @@ def _difference_sentence(difference: RegionDifference, explanation: MissExplanat
         return f"another model was asked: {earlier.model} then, {record.model} now"
     if difference.offset is None:
         if difference.before is None and difference.after is None:
-            return f"{_region_label(name)} differs"
+            return f"{_region_label(name)} {'differ' if name == 'tools' else 'differs'}"
         if difference.before is None:
-            return f"{_region_label(name)} is new: {difference.after!r}"
+            return f"{_region_label(name)} {'are' if name == 'tools' else 'is'} new: {difference.after!r}"
         if difference.after is None:
-            return f"{_region_label(name)} is missing: it was {difference.before!r}"
+            verbs = "are missing: they were" if name == "tools" else "is missing: it was"
+            return f"{_region_label(name)} {verbs} {difference.before!r}"
     return f"{_region_label(name)}, at character {difference.offset}: {difference.before!r} became {difference.after!r}"
 
 

@@ -28,7 +28,8 @@ _REVISION = re.compile(
 class ModelPrices(Mapping[str, PriceSettings]):
     """Prices by model, in the currency of the settings.
 
-    A price of the settings has precedence, by name, then by pattern. The list prices are in US dollars, so they apply only if the
+    A price of the settings has precedence, by name, then by pattern. Its missing prices of cached and written tokens have the
+    published ratio of the provider to the price of input. The list prices are in US dollars, so they apply only if the
     settings have this currency. A model without either has no price. Iteration yields the names and patterns of the settings.
     """
 
@@ -46,8 +47,10 @@ class ModelPrices(Mapping[str, PriceSettings]):
     def at(self, model: str, moment: datetime | None = None, prompt_tokens: int = 0) -> PriceSettings | None:
         """Return the price of a request; see `list_price` for the arguments."""
         price = price_of(model, self._configured)
-        if price is not None or not self._has_list_prices:
-            return price
+        if price is not None:
+            return _with_published_ratios(model, price)
+        if not self._has_list_prices:
+            return None
         return list_price(model, moment, prompt_tokens, self.price_list)
 
     def is_configured(self, model: str) -> bool:
@@ -133,6 +136,23 @@ def list_price(
         write_5m=usd("cache_write_mtok", rule.default_write_ratio),
         write_1h=usd("cache_write_1h_mtok", rule.write_ratios.get("1h")),
     )
+
+
+def _with_published_ratios(model: str, price: PriceSettings) -> PriceSettings:
+    rule = cache_rule(model)
+    if rule is None:
+        return price
+    ratios = {
+        "cached": rule.read_ratio,
+        "write_5m": rule.default_write_ratio,
+        "write_1h": rule.write_ratios.get("1h"),
+    }
+    missing = {
+        name: price.input * ratio
+        for name, ratio in ratios.items()
+        if ratio is not None and getattr(price, name) is None
+    }
+    return price.model_copy(update=missing) if missing else price
 
 
 def _without_weekend_peaks(moment: datetime) -> datetime:

@@ -19,12 +19,21 @@ class PriceSettings(Section):
     """Prices of a model, in `journal.currency` per million tokens."""
 
     input: float = Field(0.0, ge=0, description="Price of prompt tokens.")
-    cached: float | None = Field(None, ge=0, description="Price of reused prompt tokens; by default input.")
+    cached: float | None = Field(
+        None,
+        ge=0,
+        description="Price of reused prompt tokens; by default in the provider's ratio to input, else input.",
+    )
     write_5m: float | None = Field(
-        None, ge=0, description="Price of tokens that are stored for five minutes; by default input."
+        None,
+        ge=0,
+        description="Price of tokens that are stored for the provider's default lifetime, such as five minutes; by default"
+        " in its ratio to input, else input.",
     )
     write_1h: float | None = Field(
-        None, ge=0, description="Price of tokens that are stored for one hour; by default input."
+        None,
+        ge=0,
+        description="Price of tokens that are stored for one hour; by default in the provider's ratio to input, else input.",
     )
     storage: float = Field(0.0, ge=0, description="Price of storing reused prompt tokens for one hour, as in Gemini.")
     output: float = Field(0.0, ge=0, description="Price of response tokens.")

@@ -123,7 +123,7 @@ def test_a_model_without_a_price_has_no_money_and_a_given_price_counts(tmp_path:
     lines = kvproxy("estimate", tmp_path, "--by", "model").stdout.splitlines()
     (line,) = (line for line in lines if line.startswith("my-own-model"))
     assert line.split("\t")[6:9] == ["", "", ""]
-    total = spending(tmp_path, "--by", "model", "--price", "2,10,1")["total"]
+    total = spending(tmp_path, "--by", "model", "--price", "2,10,1,2,2")["total"]
     uncached = total["input_tokens"] - total["reused_tokens"]
     assert total["cost"] == pytest.approx((2 * uncached + total["reused_tokens"] + 10 * total["output_tokens"]) / 1e6)
 

@@ -223,3 +223,5 @@ def test_the_price_of_the_command_line_wins(tmp_path: Path, settings: str) -> No
         return float(today)
 
     assert cost("6,30,0.6") == pytest.approx(2 * cost("3,15,0.3"), rel=1e-3)
+    # Missing prices of writes have the provider's ratios.
+    assert cost("3,15,0.3") == cost("3,15,0.3,3.75,6") > cost("3,15,0.3,3,3")

@@ -164,7 +164,7 @@ def changes(body: dict[str, Any], draw: random.Random) -> dict[str, tuple[dict[s
         "response_format": {"type": "json_object"}, "metadata_of_ours": {"a": draw.getrandbits(20)},
     }.items():  # fmt: skip
         put(name, f"the field {name} is new", **{name: value})
-    put("tools", "the tools is new", tools=[{"type": "function", "function": {"name": f"f{draw.getrandbits(20)}"}}])
+    put("tools", "the tools are new", tools=[{"type": "function", "function": {"name": f"f{draw.getrandbits(20)}"}}])
     if "max_tokens" in body:
         put("max_tokens", "the field max_tokens", max_tokens=51)
     for name in ("system", "instructions"):

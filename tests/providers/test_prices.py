@@ -122,3 +122,14 @@ def test_the_price_list_is_loaded_at_the_first_price() -> None:
         "assert 'gpt-4o' in ModelPrices(JournalSettings()); assert 'genai_prices' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_missing_prices_of_the_settings_have_the_published_ratios() -> None:
+    prices = ModelPrices(JournalSettings(prices={"*": PriceSettings(input=3, output=15, write_1h=5)}))
+    claude, gpt, local = (price_of(model, prices) for model in ("claude-sonnet-4-6", "gpt-5.6", "qwen3"))
+    assert claude is not None
+    assert gpt is not None
+    assert local is not None
+    assert (claude.cached, claude.write_5m, claude.write_1h) == (pytest.approx(0.3), 3.75, 5)
+    assert (gpt.cached, gpt.write_5m) == (pytest.approx(0.3), 3.75)
+    assert (local.cached, local.write_5m) == (None, None)

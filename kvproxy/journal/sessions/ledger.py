@@ -11,7 +11,8 @@ CAUSES = {
     "moved": "Another upstream had the prefix.",
     "retokenised": "The engine had other tokens for the same answer.",
     "minimum": "The prefix is shorter than the provider's minimum.",
-    "unmarked": "No breakpoint (`cache_control`, `prompt_cache_breakpoint`) ended the prefix in a request that sent it.",
+    "unmarked": "No breakpoint (`cache_control`, `prompt_cache_breakpoint`) ended the prefix in an earlier request, or this"
+    " request had no breakpoint, so the provider did not look for it.",
     "unreported": "The backend did not report its reuse.",
 }
 """Causes why prompt tokens were not reused ("lost"), and their meanings."""
@@ -41,12 +42,14 @@ class ExpectedReuse:
         answer: tokens of the engine's answer that follows the prefix in the new prompt; 0 for a provider.
         answer_changed: the client sent this answer back with changes.
         stored: tokens of the prefix in the provider's cache; None if the provider does not report writes.
+        unmarked: the request had no breakpoint, so the provider looked nothing up.
         moved: the earlier prompt was sent to another upstream.
         expired: the prefix was unused for longer than the provider stores it.
         diverges: the earlier prompt's first `cache_control` breakpoint after the common prefix is after the change, so the
             provider stored no prefix that ends at the change.
         minimum: tokens of the shortest prefix that the provider stores; 0 for an engine.
         repeated: tokens after the first difference whose text is also in the earlier prompt.
+        beginning: tokens before the first difference, in the region that differs.
         block: tokens in a block of the engine; 0 if unknown.
         step: the provider caches multiples of this number of tokens.
     """
@@ -56,11 +59,13 @@ class ExpectedReuse:
     answer: int = 0
     answer_changed: bool = False
     stored: int | None = None
+    unmarked: bool = False
     moved: bool = False
     expired: bool = False
     diverges: bool = False
     minimum: int = 0
     repeated: int = 0
+    beginning: int = 0
     block: int = 0
     step: int = 1
 
@@ -82,12 +87,16 @@ def lost_tokens(prompt_tokens: int, reused_tokens: int | None, expected: Expecte
         cause = "changed" if expected.answer_changed else "retokenised"
         lost[cause] = lost.get(cause, 0) + end - covered
         covered = end
-    return _add_changed_and_new(lost, prompt_tokens - covered, expected.repeated)
+    # Text that the backend reused beyond the first difference was repeated, too.
+    beyond, repeated = covered - end - expected.beginning, expected.repeated
+    if beyond > tolerance:
+        repeated = repeated - beyond if repeated - beyond > tolerance else 0
+    return _add_changed_and_new(lost, prompt_tokens - covered, repeated)
 
 
 def _reuse_tolerance(reused_tokens: int, prefix_tokens: int, expected: ExpectedReuse) -> int:
     if _is_below_minimum(reused_tokens, prefix_tokens, expected):
-        return 0
+        return BLOCK - 1
     is_stepped = bool(expected.minimum) and reused_tokens % expected.step == 0
     block = max(BLOCK, expected.block, expected.step if is_stepped else 0)
     return block if expected.is_exact else block + round(_ESTIMATE_ERROR * prefix_tokens)
@@ -99,6 +108,8 @@ def _lost_prefix(reused_tokens: int, prefix_tokens: int, tolerance: int, expecte
         cause = "changed"
     if _is_below_minimum(reused_tokens, prefix_tokens, expected):
         return {"minimum": prefix_tokens}
+    if expected.unmarked:
+        return {"unmarked": prefix_tokens - reused_tokens}
     stored = prefix_tokens if expected.stored is None else min(prefix_tokens, max(reused_tokens, expected.stored))
     lost = {
         cause: stored - reused_tokens,

@@ -3,6 +3,7 @@
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, field, objects
 from kvproxy.apis.key_fields import MARKER_FIELDS
+from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.journal.sessions.session_matching import PromptChain
 from kvproxy.providers.cache_rules import cache_rule
 
@@ -34,6 +35,17 @@ def marked_regions(request: ApiRequest, chain: PromptChain) -> tuple[int, ...] |
     if _is_marked(request.body):
         counts.append(len(chain.names))
     return tuple(counts[-MAX_MARKS:])
+
+
+def missing_mark(request: ApiRequest, marked: tuple[int, ...] | None, reuse: PrefixReuse) -> str | None:
+    """Return the field that the provider requires to look for a cached prefix, if the request lacks it.
+
+    A request that read or wrote a prefix had a breakpoint; transcripts do not contain it.
+    """
+    if marked != () or reuse.cached_tokens or reuse.written_5m or reuse.written_1h:
+        return None
+    rule = cache_rule(request.model)
+    return "cache_control" if rule is None else rule.mark_field
 
 
 def _has_marked_part(turn: JsonObject) -> bool:

@@ -3,7 +3,7 @@
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from kvproxy.apis.api_request import session_name
@@ -20,7 +20,7 @@ from kvproxy.journal.databases.database import JournalDatabase
 from kvproxy.journal.miss_explanation import common_prefix_and_suffix, comparable_texts
 from kvproxy.journal.reader import CACHES
 from kvproxy.journal.record import Record
-from kvproxy.journal.request_regions import Regions
+from kvproxy.journal.request_regions import QUESTIONS, Regions
 from kvproxy.journal.schema import StringIds
 from kvproxy.journal.sessions.ledger import (
     BLOCK,
@@ -32,7 +32,7 @@ from kvproxy.journal.sessions.ledger import (
     ExpectedReuse,
     lost_tokens,
 )
-from kvproxy.journal.sessions.marked_regions import marked_regions
+from kvproxy.journal.sessions.marked_regions import marked_regions, missing_mark
 from kvproxy.journal.sessions.session_matching import (
     CommonPrefix,
     KnownTurn,
@@ -54,6 +54,7 @@ _MAX_CURVES = 64
 _MAX_BLOCK_SIZES = 1_024
 _MAX_REQUEST_IDS = 4_096
 _MIN_PROMPT = 20
+_TEXTS = ("tools", "system", "instructions", *QUESTIONS)  # Other regions only select how a text is read.
 _INSERT = (
     "insert into turns (number, session, turn, parent, name, pause, written_5m, written_1h, region, place, diagnosis, agrees,"
     f" {', '.join(CAUSES)}) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?{', ?' * len(CAUSES)})"
@@ -76,6 +77,7 @@ class _PromptChange:
     region: str | None = None  # The first changed region; None if one prompt continues the other.
     place: int | None = None  # Index of its first different character; None if unknown.
     repeated: int = 0  # Tokens after the difference whose text is also in the earlier prompt.
+    beginning: int = 0  # Tokens before the difference in the first changed region.
     is_known: bool = True  # An earlier prompt was compared.
 
 
@@ -144,11 +146,13 @@ class TurnWriter:
         change = self._prompt_change(chain, closest, record)
         diagnosis = exchange.facts.diagnosis
         agrees = agrees_with(diagnosis, change.region) if diagnosis is not None and change.is_known else None
-        earlier, region = self._expected_reuse_and_region(exchange, record, chain, known, limits, change.repeated)
+        earlier, region = self._expected_reuse_and_region(exchange, record, chain, known, limits)
         if region is not None:
-            change = _PromptChange(region, None, change.repeated)
+            change = replace(change, region=region, place=None)
+        use, marked = exchange.facts.prefix or PrefixReuse(0, 0), marked_regions(exchange.request, chain)
+        missing = None if exchange.facts.is_engine else missing_mark(exchange.request, marked, use)
+        earlier = replace(earlier, repeated=change.repeated, beginning=change.beginning, unmarked=missing is not None)
         lost = lost_tokens(prompt_tokens, record.reused_tokens, earlier)
-        use = exchange.facts.prefix or PrefixReuse(0, 0)
         turn = KnownTurn(
             number=record.number,
             session=session or record.number,
@@ -165,10 +169,12 @@ class TurnWriter:
             answer=exchange.facts.answer_digests,
             cached=use.cached_tokens,
             unread=(use.written_5m or 0) + (use.written_1h or 0),
-            marked_regions=marked_regions(exchange.request, chain),
+            marked_regions=marked,
         )
         pause = None if parent is None else record.time - parent.ended
         where = (change.region, change.place) if "changed" in lost else (None, None)
+        if missing is not None and lost.get("unmarked", 0) > lost.get("changed", 0):
+            where = (missing, None)
         facts = (name, pause, use.written_5m, use.written_1h, *where, diagnosis, agrees)
         self._insert_turn(turn, record.request_id, facts, lost)
         written = {"written_5m": use.written_5m, "written_1h": use.written_1h}
@@ -247,11 +253,10 @@ class TurnWriter:
         chain: PromptChain,
         common_prefix: CommonPrefix | None,
         limits: CacheLimits,
-        repeated: int,
     ) -> tuple[ExpectedReuse, str | None]:
         minimum = 0 if exchange.facts.is_engine else limits.minimum_tokens
-        if common_prefix is None:
-            return ExpectedReuse(minimum=minimum, repeated=repeated, step=limits.step_tokens), None
+        if common_prefix is None or not _has_text(chain, common_prefix):
+            return ExpectedReuse(minimum=minimum, step=limits.step_tokens), None
         turn, answer, region = common_prefix.turn, 0, None
         is_whole_turn = turn.prompt_hash == chain.prefixes[common_prefix.regions - 1]
         follows = is_whole_turn and common_prefix.regions in chain.assistant_indexes()
@@ -284,7 +289,6 @@ class TurnWriter:
             expired=not exchange.facts.is_engine and record.time - turn.time > turn.ttl,
             diverges=not exchange.facts.is_engine and turn.stored is not None and not is_whole_turn,
             minimum=minimum,
-            repeated=repeated,
             block=exchange.facts.block_size,
             step=limits.step_tokens,
         ), region
@@ -298,23 +302,32 @@ class TurnWriter:
         shared = common_prefix_length(chain.digests, digests)
         if shared in (len(chain.names), len(names)):
             return _PromptChange()
-        sent, place = set(digests[shared:]), None
-        later = zip(chain.digests[shared:], chain.sizes[shared:], strict=True)
-        repeated: float = sum(size for digest, size in later if digest in sent)
-        if chain.names[shared] in names and chain.digests[shared] not in sent:
-            before = digests[names.index(chain.names[shared])]
-            place, share = self._difference_and_suffix_share(before, chain.digests[shared])
-            repeated += share * chain.sizes[shared] if shared < len(chain.names) - 1 else 0.0
-        tokens = round(record.prompt_tokens * repeated / max(1, sum(chain.sizes)))
-        return _PromptChange(chain.names[shared], place, tokens)
+        sent, place, region, beginning = set(digests[shared:]), None, chain.names[shared], 0.0
+        later = zip(chain.names[shared:], chain.digests[shared:], chain.sizes[shared:], strict=True)
+        repeated: float = sum(size for name, digest, size in later if digest in sent and _is_text(name))
+        if names[shared] not in chain.names and chain.digests[shared] in sent:
+            # The request lacks a region before an equal one, such as the tools.
+            region = names[shared]
+        elif region in names and chain.digests[shared] not in sent:
+            before = digests[names.index(region)]
+            start, equal_start, equal_end = self._difference_and_equal_shares(before, chain.digests[shared])
+            place, beginning = (start if _is_text(region) else None), equal_start * chain.sizes[shared]
+            repeated += equal_end * chain.sizes[shared] if shared < len(chain.names) - 1 else 0.0
+        # The bytes of a transcript lack tools and system prompt, so a whole repeated prompt has the tokens that it had before.
+        before_sizes = [regions.sizes[index] for index in order] if regions.sizes else []
+        tokens = record.prompt_tokens if earlier is None or not before_sizes else earlier.prompt_tokens
+        whole = _text_bytes(names, before_sizes) if before_sizes else _text_bytes(chain.names, chain.sizes)
+        repeated_tokens, equal = (round(tokens * min(1.0, size / max(1, whole))) for size in (repeated, beginning))
+        return _PromptChange(region, place, repeated_tokens, equal)
 
-    def _difference_and_suffix_share(self, before: bytes, after: bytes) -> tuple[int | None, float]:
+    def _difference_and_equal_shares(self, before: bytes, after: bytes) -> tuple[int | None, float, float]:
+        """Return the first different character of a region, and the shares of its equal beginning (at most) and end."""
         old_content, new_content = self._content(before), self._content(after)
         if old_content is None or new_content is None:
-            return None, 0.0
+            return None, 1.0, 0.0
         old, new = comparable_texts(old_content, new_content)
         start, end = common_prefix_and_suffix(old, new)
-        return start, end / max(1, len(new))
+        return start, start / max(1, len(new)), end / max(1, len(new))
 
     def _content(self, digest: bytes) -> Json:
         content = self.contents.get(digest)
@@ -368,7 +381,15 @@ def _is_turn(exchange: Exchange, record: Record) -> bool:
 
 
 def _has_text(chain: PromptChain, prefix: CommonPrefix) -> bool:
-    return chain.names[prefix.regions - 1] != "model"
+    return any(_is_text(name) for name in chain.names[: prefix.regions])
+
+
+def _text_bytes(names: Sequence[str], sizes: Sequence[int]) -> int:
+    return sum(size for name, size in zip(names, sizes, strict=True) if _is_text(name))
+
+
+def _is_text(region: str) -> bool:
+    return region.partition("[")[0] in _TEXTS
 
 
 def _prefix_ttl(use: PrefixReuse, common_prefix: CommonPrefix | None, lifetime: float) -> float:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from kvproxy.apis.json import Json, JsonObject
 from kvproxy.backends.protocol import ServingUpstream
 from kvproxy.exchange import Exchange
+from kvproxy.journal.miss_explanation import explain_in_sentences, explain_miss
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.savings import savings
 from kvproxy.journal.sessions.ledger import CAUSES, ExpectedReuse, lost_tokens, main_cause
@@ -322,6 +324,89 @@ def test_storage_is_charged_for_the_time_between_two_uses(tmp_path: Path) -> Non
         (row,) = savings(reader, "model", {"m": price})
     assert row.money == pytest.approx(10_000 * (1.125 - hours * 4.5) / 1e6, abs=4.5e-6)
     sessions.close()
+
+
+def _messages(texts: list[str], *, marked: bool, **body: Json) -> dict[str, Any]:
+    messages: list[Json] = [
+        {"role": ("user", "assistant")[place % 2], "content": [{"type": "text", "text": text}]}
+        for place, text in enumerate(texts)
+    ]
+    whole: JsonObject = {
+        "model": "claude-sonnet-4-5",
+        "tools": [{"name": "read", "description": "Reads a file. " * 400, "input_schema": {}}],
+        "system": [{"type": "text", "text": "Be careful. " * 400}],
+        "messages": messages,
+        **({"cache_control": {"type": "ephemeral"}} if marked else {}),
+        **body,
+    }
+    return {"body": whole, "api": "messages", **provider()}
+
+
+TALK = [f"{name} " * 400 for name in ("one", "two", "three", "four", "five")]
+
+
+def test_a_request_without_a_breakpoint_loses_the_stored_prefix(sessions: Sessions) -> None:
+    sessions.add(
+        request([], 7_045, 0, 0, written=(7_045, 0), **_messages(TALK[:1], marked=True)),
+        request([], 7_945, 0, 9, written=(0, 0), **_messages(TALK[:3], marked=False)),
+    )
+    turn = sessions.last()
+    assert (turn.lost, turn.region) == ({"unmarked": 7_045, "new": 900}, "cache_control")
+    with closing(JournalReader(sessions.place)) as reader:
+        explained = explain_miss(reader, sessions.journal.latest(1)[0], lambda number: None)
+    assert "In this request, cache_control is missing." in " ".join(explain_in_sentences(explained, str))
+
+
+def test_a_transcript_without_breakpoints_is_evicted_if_it_was_written_again(sessions: Sessions) -> None:
+    sessions.add(
+        request([], 7_045, 0, 0, written=(7_045, 0), **_messages(TALK[:1], marked=False)),
+        request([], 7_945, 0, 9, written=(7_945, 0), **_messages(TALK[:3], marked=False)),
+    )
+    assert sessions.last().lost == {"evicted": 7_045, "new": 900}
+
+
+def test_new_text_after_a_dropped_field_is_new_if_the_rest_was_reused(sessions: Sessions) -> None:
+    sessions.add(
+        request([], 7_000, 0, 0, written=(7_000, 0), **_messages(TALK[:1], marked=True, thinking={"type": "adaptive"})),
+        request([], 7_048, 7_000, 9, written=(48, 0), **_messages([*TALK[:1], "a", "b"], marked=True)),
+    )
+    assert (sessions.last().lost, sessions.last().region) == ({"new": 48}, None)
+
+
+def test_a_compaction_is_new_if_tools_and_system_prompt_were_reused(sessions: Sessions) -> None:
+    # As in a transcript, which has no tools and no system prompt.
+    plain: JsonObject = {"tools": [], "system": "", "thinking": None}
+    summary = f"Summary: {' '.join(TALK[1:])[:900]} {TALK[0]}"
+    sessions.add(
+        request([], 24_000, 0, 0, written=(24_000, 0), **_messages(TALK, marked=True, **plain)),
+        request([], 23_491, 20_000, 9, written=(3_491, 0), **_messages([summary, "b", "c"], marked=True, **plain)),
+    )
+    assert sessions.last().lost == {"new": 3_491}
+
+
+def test_missing_tools_are_the_first_change(sessions: Sessions) -> None:
+    first, second = (_messages(TALK[:count], marked=True) for count in (3, 5))
+    del second["body"]["tools"]
+    sessions.add(
+        request([], 9_000, 0, 0, written=(9_000, 0), **first), request([], 8_000, 0, 9, written=(8_000, 0), **second)
+    )
+    assert sessions.last().region == "tools"
+    assert main_cause(sessions.last().lost) == "changed"
+
+
+def test_another_model_loses_the_whole_earlier_prompt(sessions: Sessions) -> None:
+    # Of 20,000 tokens, a transcript has neither the tools nor the system prompt.
+    plain: JsonObject = {"tools": [], "system": ""}
+    long = [*TALK[:3], "answer " * 3_000, "result " * 3_000]
+    sessions.add(
+        request([], 20_000, 0, 0, written=(20_000, 0), **_messages(TALK[:3], marked=True, **plain)),
+        request(
+            [], 26_000, 0, 9, written=(26_000, 0), **_messages(long, marked=True, model="claude-opus-4-5", **plain)
+        ),
+    )
+    turn = sessions.last()
+    assert (turn.region, turn.place) == ("model", None)
+    assert turn.lost == {"changed": pytest.approx(20_000, rel=0.01), "new": pytest.approx(6_000, rel=0.03)}
 
 
 COUNT = int(os.environ.get("KVPROXY_LOSSES", "12"))

@@ -220,6 +220,12 @@ def _assumptions(estimated: "Estimate", prefill_and_decode_rate: tuple[float, fl
             "cached anyway: prompt tokens of hits that a prefix cache would have reused without kvproxy, as the log reports or an"
             " unlimited pool simulates; saved seconds exclude them, and saved money has their price as cached tokens"
         )
+    reported, counted = estimated.reported_tokens, estimated.prefix.prompt_tokens
+    if reported is not None and reported != counted:
+        lines.append(
+            f"two counts of tokens: saved tokens of hits are those that the logged responses report, and tokens of pools are"
+            f" those of the tokenizer, which counts {counted:,} where the responses report {reported:,} (--tokenizer)"
+        )
     if without := sum(hits.without_response for hits in savings):
         lines.append(
             f"{plural(without, 'hit')} without a logged response: its response tokens are not in tokens, seconds, and money"

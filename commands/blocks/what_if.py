@@ -30,6 +30,9 @@ def what_if(query: ForecastQuery, proxy: ProxyOptions) -> Output:
     return Output(forecasts, lambda: _print_forecasts(forecasts, query.tier))
 
 
+_NOTED_ERROR = 0.01
+
+
 def _print_forecasts(forecasts: "Sequence[PoolForecast]", tier: int) -> None:
     names = _NAMES | {"tier": f"host tier of {format_bytes(tier)}"}
     if not forecasts:
@@ -63,6 +66,11 @@ def _print_forecasts(forecasts: "Sequence[PoolForecast]", tier: int) -> None:
                 }
             )
         print_table(rows)
+        if measured is not None and current is not None and measured - current >= _NOTED_ERROR:
+            print_note(
+                f"the engine reuses {100 * (measured - current):.1f} points more than the forecast of its current pool: the hit"
+                " rates are lower bounds, so compare pools by their points"
+            )
         if forecast.pool_tokens is None:
             print_note("the size of its pool is unknown: the upstream does not report it")
     if any(point.name == "tier" for forecast in forecasts for point in forecast.points):

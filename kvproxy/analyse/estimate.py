@@ -78,6 +78,8 @@ class Estimate:
         prefix: the engine's prefix reuse for the forwarded requests.
         prefix_alone: the engine's prefix reuse for all requests, without a response cache.
         untokenized: number of forwarded requests whose prompt cannot be tokenized.
+        reported_tokens: prompt tokens of the other forwarded requests, as the logged responses report them; None if one reports
+            none. `prefix` counts tokens of the tokenizer.
         reuse_discount: mean difference between the prices of an uncached and a cached input token; None without a price of
             cached tokens.
     """
@@ -93,6 +95,7 @@ class Estimate:
     prefix: PrefixEstimate
     prefix_alone: PrefixEstimate
     untokenized: int
+    reported_tokens: int | None
     exact_savings: HitSavings
     semantic_savings: HitSavings
     reuse_discount: float | None
@@ -168,10 +171,24 @@ async def estimate(
         prefix=prefix,
         prefix_alone=alone,
         untokenized=len(forwarded) - len(readable),
+        reported_tokens=_reported_tokens(
+            [request for request, tokens in pairs if request.layer not in savings and tokens is not None]
+        ),
         exact_savings=exact,
         semantic_savings=semantic,
         reuse_discount=_mean_reuse_discount(prices, tokenized),
     )
+
+
+def _reported_tokens(requests: Sequence[ReplayedRequest]) -> int | None:
+    counts = [_reported_counts(request)[0] for request in requests]
+    return sum(count or 0 for count in counts) if counts and all(counts) else None
+
+
+def _reported_counts(request: ReplayedRequest) -> tuple[int | None, int | None]:
+    """Return the tokens of prompt and response that a logged response reports."""
+    logged = request.logged.response
+    return request.request.api.prompt_and_completion_tokens(logged) if isinstance(logged, dict) else (None, None)
 
 
 def estimate_charts(estimated: Estimate) -> list[Chart]:
@@ -208,7 +225,7 @@ def _savings_of_hit(
     provider caches no prefix below `minimum` tokens.
     """
     logged = hit.logged.response
-    counts = hit.request.api.prompt_and_completion_tokens(logged) if isinstance(logged, dict) else (None, None)
+    counts = _reported_counts(hit)
     prompt, response = counts[0] or 0, counts[1] or 0
     if not prompt and tokens is not None:
         prompt, response = len(tokens.prompt), len(tokens.response)

@@ -179,6 +179,23 @@ def test_the_logged_usage_of_a_hit_counts(tmp_path: Path) -> None:
     assert (found.requests, found.prompt_tokens, found.response_tokens, found.cached_tokens) == (2, 2000, 400, 1792)
 
 
+def test_two_counts_of_tokens_are_told_apart(tmp_path: Path) -> None:
+    usage = {"prompt_tokens": 1000, "completion_tokens": 20}
+    choice = {"message": {"role": "assistant", "content": "In the data folder."}, "finish_reason": "stop"}
+    asked = logs.line([{"role": "user", "content": logs.words("question", 40)}])
+    with_usage = {**asked, "response": {"object": "chat.completion", "choices": [choice], "usage": usage}}
+    file = logs.write(tmp_path / "log.jsonl", [with_usage, with_usage])
+    given = ("estimate", file, "--data", tmp_path, "--draws", "1")
+    found = json.loads(kvproxy(*given, "--json").stdout)
+    counted = found["prefix"]["prompt_tokens"]
+    assert (found["exact_savings"]["prompt_tokens"], found["reported_tokens"]) == (1000, 1000)
+    assert 0 < counted < 1000
+    assert f"which counts {counted:,} where the responses report 1,000 (--tokenizer)" in kvproxy(*given).stdout
+    # Without usage, the tokenizer counts all tokens.
+    plain = estimated([asked, asked], tmp_path, [16])
+    assert (plain.reported_tokens, plain.prefix.prompt_tokens) == (None, counted)
+
+
 def test_a_usage_without_cached_tokens_has_whole_blocks_as_in_savings(tmp_path: Path) -> None:
     # The server's tokenizer is another one.
     usage = {"prompt_tokens": 300, "completion_tokens": 20}

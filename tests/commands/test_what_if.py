@@ -3,10 +3,16 @@
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import httpx
 import pytest
 
+from kvproxy.commands.blocks.what_if import what_if
+from kvproxy.commands.options import ProxyOptions
+from kvproxy.journal.pool_forecast import ForecastPoint, PoolForecast
+from kvproxy.operations.blocks_parameters import ForecastQuery
 from kvproxy.settings import load_settings
 from tests.commands.run import kvproxy, result
 from tests.polling import until
@@ -53,3 +59,15 @@ def test_the_forecast_of_the_proxy_predicts_the_hit_rate_of_the_engine(url: str)
     assert forecast["measured_hit_rate"] == pytest.approx(stats["hit_rate"])
     assert f"{stats['hit_rate']:.1%} of them reused" in done.stdout
     assert 'pool="double",upstream="embedded"' in httpx.get(f"{url}/metrics").text
+
+
+@pytest.mark.parametrize(("current", "is_noted"), [(0.828, True), (0.909, False)])
+def test_a_forecast_below_the_measured_rate_is_a_lower_bound(
+    capsys: pytest.CaptureFixture[str], current: float, is_noted: bool
+) -> None:
+    points = [ForecastPoint("current", 1_600, current, 0.0), ForecastPoint("double", 3_200, current + 0.05, -10.0)]
+    forecast = PoolForecast("http://e", 5, 1_000, 1_000, 0.913, 1_600, points, [])
+    client = SimpleNamespace(perform=lambda operation, query: [forecast])
+    what_if(ForecastQuery(), cast("ProxyOptions", SimpleNamespace(client=lambda: client))).show()
+    note = "the engine reuses 8.5 points more than the forecast of its current pool: the hit rates are lower bounds"
+    assert (note in capsys.readouterr().err) == is_noted

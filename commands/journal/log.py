@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from kvproxy.operations.journal import DirectJournal, JournalClient
 
 EMPTY = "no request matches"
-TopGroup = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "upstream"]
+_NO_CLIENT = "no request of a client matches: kvproxy keys add makes clients"
+TopGroup = Literal["prompt", "tenant", "client", "model", "tag", "reason", "layer", "upstream", "proxy"]
 _POLL_SECONDS = 0.3
 _LISTED = 20
 _TOP = 10
@@ -257,4 +258,5 @@ def top(
         for row in listed
     ]
     document = [asdict(row) for row in listed]
-    return table_output(document, rows, empty=EMPTY, layout=layout, total=len(groups), is_minimum=True)
+    empty = _NO_CLIENT if by == "client" else EMPTY
+    return table_output(document, rows, empty=empty, layout=layout, total=len(groups), is_minimum=True)

@@ -210,7 +210,9 @@ class JournalReader:
         return [RequestGroup(str(row[0]), *row[1:]) for row in self.rows(sql, values)]
 
     def _source_of(self, by: Group) -> tuple[str, str]:
-        """Return the `from` clause and the column of a group's requests."""
+        """Return the `from` clause and the column of a group's requests. Raises InvalidRequest without the column."""
+        if by == "proxy" and by not in self._database.columns:
+            raise InvalidRequest("a journal in a file has one proxy: records name theirs in a PostgreSQL store only")
         return (self._database.tag_rows_sql(), "value") if by == "tag" else ("requests", by)
 
     def paid_rows(self, query: RecordFilter, by: Group, keys: Sequence[str | int]) -> Iterator[tuple[Any, ...]]:

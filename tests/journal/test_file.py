@@ -262,6 +262,15 @@ def test_an_interrupted_response_counts_in_each_sum_of_prompt_tokens(journal: St
     assert (group.computed, sum(series.prompt_tokens)) == (ledger["new"], 200)
 
 
+def test_requests_are_grouped_by_client(journal: StoredJournal) -> None:
+    for number, tenant in enumerate(("client:team", "client:team/ann", "public")):
+        journal.add(finished(f"question {number}", f"r{number}", tenant=tenant))
+    journal.flush()
+    with closing(journal.reader()) as reader:
+        (group,) = reader.groups(RecordQuery(), "client", order="requests", limit=9)
+    assert (group.name, group.requests) == ("team", 2)
+
+
 def test_the_reuse_of_a_shared_response_counts_once(journal: StoredJournal) -> None:
     journal.add(finished("a", "first"))
     journal.add(finished("a", "second", was_collapsed=True))

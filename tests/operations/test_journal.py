@@ -117,6 +117,13 @@ def test_a_proxy_on_another_machine_is_read_over_http(running: Running, monkeypa
         assert (done.returncode, "run it on the machine of" in done.stderr) == (2, True)
 
 
+def test_groups_that_the_journal_cannot_have_are_explained(running: Running) -> None:
+    _, data = running
+    assert kvproxy("log", "top", "--by", "client", "--data", data).stderr.startswith("no request of a client matches")
+    done = kvproxy("log", "top", "--by", "proxy", "--data", data)
+    assert (done.returncode, "in a PostgreSQL store only" in done.stderr) == (2, True)
+
+
 def test_an_unknown_layer_names_the_valid_ones(running: Running) -> None:
     url, data = running
     done = kvproxy("log", "--layer", "none", "--data", data)

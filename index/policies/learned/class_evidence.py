@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvproxy.index.policies.learned.change_history import ChangeHistory
+
 _PRIOR_ODDS = 0.002
 _DIFFERENCE_IF_CHANGED = 0.9
 _MIN_DIFFERENCE = 0.02  # Models generate at random.
@@ -14,12 +16,7 @@ _MIN_SUCCESSIONS = 2
 _SUCCESSION_RATIO = 5.0
 _MAX_SUSPECTS = 3
 _PROBATION = 3
-_TOGETHER, _MIN_TOGETHER, _MOST_OF_THEM = 200, 8, 0.8
 _SUCCESSION_SHARE = 0.75
-# The rate of change before any is seen, as changes and requests.
-_PRIOR_CHANGES, _PRIOR_EXPOSURE = 2.0, 25_000.0
-_RATE_DECAY = 1 - 1 / 3000
-_CHANGE_DECAY = 1 - 1 / 1000
 
 
 @dataclass(slots=True)
@@ -30,14 +27,15 @@ class Contradictions:
         wrong, expected: contribution to `ServingLevel.wrong` and `ServingLevel.expected`.
         joined: classes of the fresh answers.
         started: the classes among these that did not exist before.
-        since: number of the namespace's requests at the first contradiction.
+        times, errors: number of the namespace's requests at each contradiction, and its estimated probability.
     """
 
     wrong: float = 0.0
     expected: float = 0.0
     joined: list[str] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
-    since: int = 0
+    times: list[int] = field(default_factory=list)
+    errors: list[float] = field(default_factory=list)
 
     @property
     def successor(self) -> str | None:
@@ -58,43 +56,23 @@ class ClassEvidence:
         lifted_guards: pairs of a class and a guard. The guard's vetoes are ignored, because the last vetoed answer was right.
         contradictions: by class, since its last confirmation.
         successors: the class of the new answer, by obsolete class. The questions of an obsolete class need the new answer.
-        confirmed: number of the namespace's requests at the last confirmation, by class.
-        hits: number of hits since the last confirmation, by class.
         probation: number of right comparisons that a successor needs before it is served, by class.
-        num_changes, exposure: changes, and the sum of the ages of classes at their confirmations, in requests of the namespace;
-            both are forgotten slowly.
-        found_wrong_by_change: estimated number of hits of classes whose answer is known to have changed before; old ones are
-            forgotten.
-        risk_by_change: sum of the probabilities that the answer of a hit had changed unseen.
+        changes: when answers changed, and how many hits came after.
     """
 
     odds: dict[str, float] = field(default_factory=dict)
     lifted_guards: set[tuple[str, str]] = field(default_factory=set)
     contradictions: dict[str, Contradictions] = field(default_factory=dict)
     successors: dict[str, str] = field(default_factory=dict)
-    confirmed: dict[str, int] = field(default_factory=dict)
-    hits: dict[str, int] = field(default_factory=dict)
     probation: dict[str, int] = field(default_factory=dict)
-    num_changes: float = 0.0
-    exposure: float = 0.0
-    found_wrong_by_change: float = 0.0
-    risk_by_change: float = 0.0
+    changes: ChangeHistory = field(default_factory=ChangeHistory)
 
     def change_probability(self, answer_class: str, clock: int = 0) -> float:
         """Return the probability that the right answer of a class has changed, when the namespace had `clock` requests."""
         odds = self.odds.get(answer_class, _PRIOR_ODDS)
         known = max(0.0, odds / (1 + odds) - _PRIOR_ODDS)
         known += (1 - known) * 0.5 * (answer_class in self.probation)
-        return 1 - (1 - known) * (1 - self._unseen_change(answer_class, clock))
-
-    def _unseen_change(self, answer_class: str, clock: int) -> float:
-        """Return the probability that the right answer of a class has changed since its last confirmation."""
-        return min(1.0, self.change_rate * max(0, clock - self.confirmed.get(answer_class, clock)))
-
-    @property
-    def change_rate(self) -> float:
-        """Changes of a class per request of the namespace."""
-        return (_PRIOR_CHANGES + self.num_changes) / (_PRIOR_EXPOSURE + self.exposure)
+        return 1 - (1 - known) * (1 - self.changes.unseen_change(answer_class, clock))
 
     def current_class(self, answer_class: str) -> str:
         """Return the class of the answer that the questions of a class need now."""
@@ -103,11 +81,6 @@ class ClassEvidence:
     def is_obsolete(self, answer_class: str) -> bool:
         """Whether the right answer to the questions of a class has almost certainly changed."""
         return answer_class in self.successors or self.odds.get(answer_class, 0.0) >= _OBSOLETE_ODDS
-
-    @property
-    def wrong_by_change(self) -> float:
-        """Estimated number of hits whose right answer had changed: those expected at the rate of changes, or found, if more."""
-        return max(self.found_wrong_by_change, self.risk_by_change)
 
     @property
     def changed_wrong(self) -> tuple[float, float]:
@@ -119,13 +92,6 @@ class ClassEvidence:
             wrong += contradictions.wrong * probability
             expected += contradictions.expected * probability
         return wrong, expected
-
-    def add_hits(self, hits: Iterable[tuple[str, int]], clock: int = 0) -> None:
-        """Count hits by class, which were served until the namespace's request number `clock`."""
-        for name, count in hits:
-            self.hits[name] = self.hits.get(name, 0) + count
-            self.risk_by_change += count * self._unseen_change(name, clock)
-        _keep_newest(self.hits)
 
     def add_comparison(
         self,
@@ -153,12 +119,11 @@ class ClassEvidence:
             not zero if the class becomes obsolete with this comparison.
         """
         expected = max(error, _MIN_DIFFERENCE)
-        self.found_wrong_by_change *= _CHANGE_DECAY
         ratio = (1 - _DIFFERENCE_IF_CHANGED) / (1 - min(expected, 0.99)) if right else _DIFFERENCE_IF_CHANGED / expected
         if not right and not is_new and joined in self.suspected_successors(answer_class):
             ratio *= _SUCCESSION_RATIO
         was_obsolete = self.is_obsolete(answer_class)
-        prior = max(self.odds.get(answer_class, 0.0), _PRIOR_ODDS, self._unseen_change(answer_class, clock))
+        prior = max(self.odds.get(answer_class, 0.0), _PRIOR_ODDS, self.changes.unseen_change(answer_class, clock))
         self._set_odds(answer_class, prior * ratio)
         if right:
             self.confirm(answer_class, clock)
@@ -168,10 +133,12 @@ class ClassEvidence:
             del self.probation[answer_class]
             for name in [name for name, target in self.successors.items() if target == answer_class]:
                 del self.successors[name]
-        contradictions = self.contradictions.setdefault(answer_class, Contradictions(since=clock))
+        contradictions = self.contradictions.setdefault(answer_class, Contradictions())
         contradictions.wrong += counted_error > 0
         contradictions.expected += counted_error
         contradictions.joined.append(joined)
+        contradictions.times.append(clock)
+        contradictions.errors.append(expected)
         contradictions.started += [joined] if is_new else []
         if was_obsolete or not self.is_obsolete(answer_class):
             return 0.0, 0.0
@@ -179,9 +146,8 @@ class ClassEvidence:
 
     def _become_obsolete(self, answer_class: str) -> tuple[float, float]:
         contradictions = self.contradictions.pop(answer_class)
-        self.num_changes += 1
-        hits = self.hits.pop(answer_class, 0)
-        self.found_wrong_by_change += hits * self._share_after_change(answer_class, contradictions.since)
+        doubted = [(name, others.times[0]) for name, others in self.contradictions.items()]
+        self.changes.add_change(answer_class, contradictions.times, contradictions.errors, doubted)
         successor = contradictions.successor
         if successor is not None:
             if successor not in self.successors.values():
@@ -192,24 +158,6 @@ class ClassEvidence:
             self.successors.pop(successor, None)
             _keep_newest(self.successors)
         return contradictions.wrong, contradictions.expected
-
-    def _share_after_change(self, answer_class: str, since: int) -> float:
-        """Return the expected share of the hits since the last confirmation of a class that followed its change.
-
-        A single change is equally probable at any time until the first contradiction. If many classes are contradicted for the
-        first time together, their answers changed together, after most of them were confirmed.
-        """
-        together = [
-            name
-            for name, contradictions in self.contradictions.items()
-            if abs(contradictions.since - since) < _TOGETHER
-        ]
-        confirmed = sorted(self.confirmed[name] for name in together if name in self.confirmed)
-        start = self.confirmed.get(answer_class, since)
-        if len(confirmed) < _MIN_TOGETHER or start >= since:
-            return 0.5
-        change = confirmed[int(_MOST_OF_THEM * len(confirmed))]
-        return min(0.5, max(0.0, (since - change) / (since - start)))
 
     def _end_probation(self, answer_class: str, confirmations: int) -> None:
         if answer_class in self.probation:
@@ -224,11 +172,7 @@ class ClassEvidence:
 
     def confirm(self, answer_class: str, clock: int) -> None:
         """Note that the right answer of a class has not changed, at the namespace's request number `clock`."""
-        self.exposure = self.exposure * _RATE_DECAY + clock - self.confirmed.pop(answer_class, clock)
-        self.num_changes *= _RATE_DECAY
-        self.confirmed[answer_class] = clock
-        self.hits.pop(answer_class, None)
-        _keep_newest(self.confirmed)
+        self.changes.confirm(answer_class, clock)
         if answer_class not in self.odds:
             self.contradictions.pop(answer_class, None)
 
@@ -243,15 +187,9 @@ class ClassEvidence:
     def merge(self, answer_class: str, merged: Iterable[str]) -> None:
         """Move the evidence about merged classes to `answer_class`. A fresh answer has just confirmed all of them."""
         for name in merged:
-            for table in (
-                self.odds,
-                self.contradictions,
-                self.successors,
-                self.confirmed,
-                self.hits,
-                self.probation,
-            ):
+            for table in (self.odds, self.contradictions, self.successors, self.probation):
                 table.pop(name, None)
+            self.changes.forget(name)
             guards = {guard for owner, guard in self.lifted_guards if owner == name}
             self.lifted_guards -= {(name, guard) for guard in guards}
             self.lifted_guards |= {(answer_class, guard) for guard in guards}
@@ -287,32 +225,25 @@ class ClassEvidence:
                     contradictions.expected,
                     contradictions.joined,
                     contradictions.started,
-                    contradictions.since,
+                    contradictions.times,
+                    contradictions.errors,
                 ]
                 for name, contradictions in self.contradictions.items()
             },
             "successors": self.successors,
-            "confirmed": self.confirmed,
-            "hits": self.hits,
             "probation": self.probation,
-            "changes": [self.num_changes, self.exposure, self.found_wrong_by_change, self.risk_by_change],
+            "changes": self.changes.document(),
         }
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> "ClassEvidence":
-        num_changes, exposure, found_wrong, risk = document["changes"]
         return cls(
             document["odds"],
             {(name, guard) for name, guard in document["lifted"]},
             {name: Contradictions(*values) for name, values in document["contradictions"].items()},
             document["successors"],
-            document["confirmed"],
-            document["hits"],
             document["probation"],
-            num_changes,
-            exposure,
-            found_wrong,
-            risk,
+            ChangeHistory.from_document(document["changes"]),
         )
 
 

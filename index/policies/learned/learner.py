@@ -23,7 +23,7 @@ from kvproxy.index.policies.learned.surprises import Surprise, Surprises
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.store.observations import Observation
 
-_VERSION = 4
+_VERSION = 5
 MIN_EXPECTED_ERRORS = 8.0
 """The policy decides without `checked` once the sum of the estimated errors of compared answers reaches this number."""
 _EXPLORED = 0.2
@@ -162,7 +162,7 @@ class Learner:
         self.level.add_served(observation.served, observation.risk)
         self.served_by_checked += observation.served_by_checked
         evidence = self.class_evidence
-        evidence.add_hits(observation.hits, self.clock)
+        evidence.changes.add_hits(observation.hits, self.clock)
         if observation.joined and not observation.is_new:
             # An answer that another one equals is no junk.
             self.surprises.add_members([observation.joined, *observation.merged])
@@ -193,7 +193,7 @@ class Learner:
         if counted:
             self._add_counted(observation, features, expected)
         self.level.changed_wrong, self.level.changed_expected = evidence.changed_wrong
-        self.level.wrong_by_change = evidence.wrong_by_change
+        self.level.found_by_change, self.level.unseen_by_change = evidence.changes.wrong
         self.class_evidence.update_guards(observation.answer, observation.vetoes, observation.right)
 
     def _add_counted(self, observation: Observation, features: np.ndarray, expected: float) -> None:
@@ -288,6 +288,6 @@ class Learner:
         learner = cls(model, level, errors, Surprises.from_document(state["surprises"]), *state["counts"])
         level.checked_risk = learner.served_by_checked * learner.checked_error
         level.changed_wrong, level.changed_expected = errors.changed_wrong
-        level.wrong_by_change = errors.wrong_by_change
+        level.found_by_change, level.unseen_by_change = errors.changes.wrong
         level.update()
         return learner

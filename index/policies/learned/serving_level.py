@@ -86,6 +86,7 @@ _CHECKED_SHARE = 0.8
 _MAX_PLANNED_FACTOR = 1.5
 _COUNTED_FACTOR, _MAX_COUNTED_ERROR = 6.0, 0.15
 _LEAST_FACTOR = 0.5
+_EARNED_SHARE = 0.75
 _WRONG_PER_CHANGE = 2.0  # A change makes several hits wrong before it is seen, so their number varies more.
 _HIGHEST = 0.25
 _PRIOR_AUDITS = 20.0
@@ -106,7 +107,8 @@ class ServingLevel:
         num_compared: number of the comparisons that `wrong` and `expected` count.
         audits: numbers of comparisons of facts that a model judged, too, by the results of both, `[2, 2]`.
         changed_wrong, changed_expected: parts of `wrong` and `expected` that are probably due to changed answers.
-        wrong_by_change: estimated number of wrong answers that were served because the right ones had changed.
+        found_by_change, unseen_by_change: expected numbers of wrong answers that were served because the right ones had changed:
+            after changes that were found, and others.
         recent_wrong, recent_expected: like `wrong` and `expected`, for about the last 25 comparisons; several differences of one
             class count as one.
         checked_risk: the same sum for those, at the error of `checked` as it is estimated now.
@@ -132,7 +134,8 @@ class ServingLevel:
     checked_risk: float = 0.0
     changed_wrong: float = 0.0
     changed_expected: float = 0.0
-    wrong_by_change: float = 0.0
+    found_by_change: float = 0.0
+    unseen_by_change: float = 0.0
     recent_wrong: float = 0.0
     recent_expected: float = 0.0
     num_compared: float = 0.0
@@ -141,6 +144,10 @@ class ServingLevel:
     @property
     def total_risk(self) -> float:
         return self.risk + self.checked_risk + self.wrong_by_change
+
+    @property
+    def wrong_by_change(self) -> float:
+        return self.found_by_change + self.unseen_by_change
 
     @property
     def max_counted_error(self) -> float:
@@ -233,20 +240,23 @@ class ServingLevel:
         )
 
     def planned_risk(self) -> float:
-        """Return the highest mean estimated error of the next 500 served answers that `max_error` allows."""
+        """Return the highest mean estimated error of the next 500 served answers that `max_error` allows.
+
+        If a change has used more than the allowance, each answer may use a part of the allowance that it adds.
+        """
         if self.score_expected <= 0:
             return 0.0
-        by_change = self.wrong_by_change + math.sqrt(_WRONG_PER_CHANGE * self.wrong_by_change)
-        allowed_wrong = self.max_error * max(self.served + _PLANNED_ANSWERS, MIN_SERVED) - by_change
-        allowed = max_risk(allowed_wrong, self.corrected_wrong, self.expected)
-        left = (allowed * (1 - self.comparison_error_rate) - self.risk - self.checked_risk) / _PLANNED_ANSWERS
-        return max(
-            0.0,
-            min(
-                left,
-                _MAX_PLANNED_FACTOR * self.max_error / max(self.corrected_wrong / self.score_expected, _LEAST_FACTOR),
-            ),
-        )
+        by_change = self.wrong_by_change + math.sqrt(_WRONG_PER_CHANGE * self.unseen_by_change)
+        now = self.max_error * max(self.served, MIN_SERVED)
+        added = self.max_error * max(self.served + _PLANNED_ANSWERS, MIN_SERVED) - now
+        left = self._allowed_risk(now + added - by_change) - self.risk - self.checked_risk
+        least = max(now - by_change, self.max_error * MIN_SERVED)
+        earned = self._allowed_risk(least + added) - self._allowed_risk(least)
+        most = _MAX_PLANNED_FACTOR * self.max_error / max(self.corrected_wrong / self.score_expected, _LEAST_FACTOR)
+        return max(0.0, min(max(left, _EARNED_SHARE * earned) / _PLANNED_ANSWERS, most))
+
+    def _allowed_risk(self, wrong: float) -> float:
+        return max_risk(wrong, self.corrected_wrong, self.expected) * (1 - self.comparison_error_rate)
 
     def update_error_limit(self) -> None:
         total = np.cumsum(self.error_histogram)

@@ -110,7 +110,8 @@ def test_a_class_that_keeps_differing_is_obsolete_until_answers_join_it() -> Non
 def test_a_class_whose_fresh_answers_agree_on_a_new_one_is_succeeded_by_it() -> None:
     evidence = ClassEvidence()
     evidence.confirm("old", 100)
-    evidence.add_hits([("old", 8)])
+    evidence.changes.add_hits([("old", 4)], 105)
+    evidence.changes.add_hits([("old", 4)], 115)
     explained = (0.0, 0.0)
     for number in range(4):
         joined = {"joined": "new", "is_new": number == 0, "clock": 120 + number, "counted_error": 0.02}
@@ -121,7 +122,7 @@ def test_a_class_whose_fresh_answers_agree_on_a_new_one_is_succeeded_by_it() -> 
     assert evidence.current_class("old") == "new"
     assert (evidence.is_obsolete("old"), evidence.is_obsolete("new")) == (True, False)
     assert explained[0] >= 2, "the change explains the wrong comparisons"
-    assert evidence.wrong_by_change == pytest.approx(4, rel=0.1)
+    assert evidence.changes.wrong[0] == pytest.approx(4, rel=0.1)
     # The successor is served after it was confirmed.
     assert evidence.change_probability("new", 130) >= 0.5
     for _ in range(3):
@@ -129,6 +130,30 @@ def test_a_class_whose_fresh_answers_agree_on_a_new_one_is_succeeded_by_it() -> 
     assert evidence.change_probability("new", 130) == 0
     again = ClassEvidence.from_document(json.loads(json.dumps(evidence.document())))
     assert again == evidence
+
+
+def test_changes_at_the_same_time_count_as_one_and_hits_before_it_are_right() -> None:
+    together, alone = ClassEvidence(), ClassEvidence()
+    for number in range(20):
+        together.confirm(f"a{number}", 50 + number)
+        alone.confirm(f"a{number}", 1000 * number)
+        alone.changes.add_hits([(f"a{number}", 3)], 1000 * number + 40)
+        alone.confirm("unchanged", 1000 * number + 45)
+        for late in (50, 52, 54):
+            alone.add_comparison(f"a{number}", 0.02, right=False, clock=1000 * number + late)
+    for clock, count in ((69, 5), (90, 3)):
+        together.changes.add_hits([(f"a{number}", count) for number in range(20)], clock)
+    for clock in (100, 150, 200):
+        for number in range(20):
+            together.add_comparison(f"a{number}", 0.02, right=False, clock=clock + number)
+    for number in range(20):
+        assert together.is_obsolete(f"a{number}")
+        assert alone.is_obsolete(f"a{number}")
+    assert together.changes.num_changes == pytest.approx(1, abs=0.2)
+    assert alone.changes.num_changes == pytest.approx(20, rel=0.05)
+    assert alone.changes.wrong[0] == pytest.approx(20 * 3 * 40 / 50, rel=0.1)
+    assert together.changes.wrong[0] == 60, "all answers were right at the last confirmation of any"
+    assert ClassEvidence.from_document(json.loads(json.dumps(together.document()))) == together
 
 
 def test_answers_age_at_the_rate_of_changes() -> None:
@@ -166,14 +191,18 @@ def test_hits_are_charged_the_changes_that_are_expected_at_their_age() -> None:
     learner = Learner.new(ErrorModelPrior(), 0.02)
     evidence = learner.class_evidence
     evidence.confirm("a", 0)
-    evidence.add_hits([("a", 100)], clock=200)
-    assert evidence.wrong_by_change == pytest.approx(100 * 200 * evidence.change_rate)
+    evidence.changes.add_hits([("a", 100)], clock=200)
+    assert evidence.changes.wrong[1] == pytest.approx(100 * 200 * evidence.changes.rate)
+    evidence.confirm("a", 210)
+    assert evidence.changes.wrong == (0, 0), "the answer was right at all of these hits"
     fresh = learner.level
     fresh.wrong = fresh.expected = 50.0
     fresh.served, fresh.risk = 2000, 15.0
     planned = fresh.planned_risk()
-    fresh.wrong_by_change = 10.0
+    fresh.found_by_change = 10.0
     assert 0 < fresh.planned_risk() < planned
+    fresh.found_by_change = 100.0
+    assert 0 < fresh.planned_risk() < planned, "hits with smaller errors repay the allowance"
 
 
 def test_junk_answers_count_little_until_another_answer_equals_them() -> None:
@@ -297,5 +326,5 @@ def test_a_saved_state_keeps_its_level() -> None:
         assert each.level.error_factor == learner.level.error_factor
     assert again.last_number == 400
     assert 0 <= stricter.level.error_limit < learner.level.error_limit
-    for changed in (('"margin"', '"another"'), ('"version": 4', '"version": 3')):
+    for changed in (('"margin"', '"another"'), ('"version": 5', '"version": 4')):
         assert Learner.from_json(state.replace(*changed), 0.1) is None

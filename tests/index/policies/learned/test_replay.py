@@ -89,6 +89,12 @@ def test_a_change_of_answers_is_detected() -> None:
     assert (found.served & ~found.wrong)[late].any()
 
 
+def test_hits_return_after_all_answers_have_changed_together() -> None:
+    found = replay(cluster_stream(1600, changed=20), learned(0.05))
+    assert found.worst_wrong_share <= 0.05
+    assert found.served[1200:].mean() > 0.5 * found.served[400:800].mean()
+
+
 def test_shares_of_an_outcome() -> None:
     served, wrong = np.array([True, False, True, False]), np.array([True, False, False, False])
     assert (ReplayOutcome(served, wrong).hit_rate, ReplayOutcome(served, wrong).wrong_share) == (0.5, 0.5)

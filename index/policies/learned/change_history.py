@@ -72,7 +72,7 @@ class ChangeHistory:
             Classes that changed together count as one change, because the first of them reveals it.
         found_wrong: expected number of hits after the changes that were found.
         old_wrong: the part of `found_wrong` without `changes`.
-        age_of_hits: sum of the ages that the classes of the hits had at the hit.
+        expected_wrong: sum of the probabilities of an unseen change, at each hit.
         changes: the last ones.
         unchanged: periods of the last confirmations.
     """
@@ -83,7 +83,7 @@ class ChangeHistory:
     exposure: float = 0.0
     found_wrong: float = 0.0
     old_wrong: float = 0.0
-    age_of_hits: int = 0
+    expected_wrong: float = 0.0
     changes: list[Change] = field(default_factory=list)
     unchanged: list[Period] = field(default_factory=list)
 
@@ -92,11 +92,6 @@ class ChangeHistory:
         """Changes of a class per request of the namespace."""
         return (_PRIOR_CHANGES + self.num_changes) / (_PRIOR_EXPOSURE + self.exposure)
 
-    @property
-    def wrong(self) -> tuple[float, float]:
-        """Expected numbers of hits after changes: those that were found, and others, at the rate of changes."""
-        return self.found_wrong, self.rate * self.age_of_hits
-
     def unseen_change(self, answer_class: str, clock: int) -> float:
         """Return the probability that the right answer of a class has changed since its last confirmation."""
         return min(1.0, self.rate * max(0, clock - self.confirmed.get(answer_class, clock)))
@@ -104,7 +99,8 @@ class ChangeHistory:
     def add_hits(self, hits: Iterable[tuple[str, int]], clock: int) -> None:
         """Count hits by class, which were served until the time `clock`. An unknown class is new."""
         for name, count in hits:
-            self.age_of_hits += count * (clock - self.confirmed.setdefault(name, clock))
+            self.confirmed.setdefault(name, clock)
+            self.expected_wrong += count * self.unseen_change(name, clock)
             self.hits.setdefault(name, []).extend([clock] * count)
         self._forget_oldest()
 
@@ -119,8 +115,8 @@ class ChangeHistory:
         self._forget_oldest()
 
     def forget(self, answer_class: str) -> None:
-        start, hits = self.confirmed.pop(answer_class, 0), self.hits.pop(answer_class, [])
-        self.age_of_hits -= sum(hit - start for hit in hits)
+        self.confirmed.pop(answer_class, None)
+        self.hits.pop(answer_class, None)
 
     def _forget_oldest(self) -> None:
         while len(self.confirmed) > _MAX_CLASSES:
@@ -137,10 +133,7 @@ class ChangeHistory:
             doubted: other classes, with the time of the first contradiction since their last confirmation.
         """
         start = self.confirmed.get(answer_class, times[0])
-        hits = self.hits.get(answer_class, [])
-        self.age_of_hits -= sum(hit - start for hit in hits)
-        self.hits.pop(answer_class, None)
-        self.changes.append(Change([start, *times], list(errors), hits))
+        self.changes.append(Change([start, *times], list(errors), self.hits.pop(answer_class, [])))
         periods = [(self.confirmed[name], time) for name, time in doubted if name in self.confirmed]
         common = self.common_changes([*(change.period for change in self.changes), *periods])
         time = self.changes[-1].common_change(common)
@@ -171,7 +164,7 @@ class ChangeHistory:
             self.exposure,
             self.found_wrong,
             self.old_wrong,
-            self.age_of_hits,
+            self.expected_wrong,
             [astuple(change) for change in self.changes],
             self.unchanged,
         ]

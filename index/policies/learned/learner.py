@@ -193,7 +193,8 @@ class Learner:
         if counted:
             self._add_counted(observation, features, expected)
         self.level.changed_wrong, self.level.changed_expected = evidence.changed_wrong
-        self.level.found_by_change, self.level.unseen_by_change = evidence.changes.wrong
+        self.level.found_by_change = evidence.changes.found_wrong
+        self.level.expected_by_change = evidence.changes.expected_wrong
         self.class_evidence.update_guards(observation.answer, observation.vetoes, observation.right)
 
     def _add_counted(self, observation: Observation, features: np.ndarray, expected: float) -> None:
@@ -288,6 +289,7 @@ class Learner:
         learner = cls(model, level, errors, Surprises.from_document(state["surprises"]), *state["counts"])
         level.checked_risk = learner.served_by_checked * learner.checked_error
         level.changed_wrong, level.changed_expected = errors.changed_wrong
-        level.found_by_change, level.unseen_by_change = errors.changes.wrong
+        level.found_by_change = errors.changes.found_wrong
+        level.expected_by_change = errors.changes.expected_wrong
         level.update()
         return learner

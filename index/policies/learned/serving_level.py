@@ -107,8 +107,8 @@ class ServingLevel:
         num_compared: number of the comparisons that `wrong` and `expected` count.
         audits: numbers of comparisons of facts that a model judged, too, by the results of both, `[2, 2]`.
         changed_wrong, changed_expected: parts of `wrong` and `expected` that are probably due to changed answers.
-        found_by_change, unseen_by_change: expected numbers of wrong answers that were served because the right ones had changed:
-            after changes that were found, and others.
+        found_by_change: expected number of wrong answers that were served after changes that were found.
+        expected_by_change: expected number of wrong answers that were served after any change, at the rate of changes.
         recent_wrong, recent_expected: like `wrong` and `expected`, for about the last 25 comparisons; several differences of one
             class count as one.
         checked_risk: the same sum for those, at the error of `checked` as it is estimated now.
@@ -135,7 +135,7 @@ class ServingLevel:
     changed_wrong: float = 0.0
     changed_expected: float = 0.0
     found_by_change: float = 0.0
-    unseen_by_change: float = 0.0
+    expected_by_change: float = 0.0
     recent_wrong: float = 0.0
     recent_expected: float = 0.0
     num_compared: float = 0.0
@@ -147,7 +147,7 @@ class ServingLevel:
 
     @property
     def wrong_by_change(self) -> float:
-        return self.found_by_change + self.unseen_by_change
+        return max(self.found_by_change, self.expected_by_change)
 
     @property
     def max_counted_error(self) -> float:
@@ -246,14 +246,17 @@ class ServingLevel:
         """
         if self.score_expected <= 0:
             return 0.0
-        by_change = self.wrong_by_change + math.sqrt(_WRONG_PER_CHANGE * self.unseen_by_change)
+        by_change = self.wrong_by_change + math.sqrt(_WRONG_PER_CHANGE * self.wrong_by_change)
         now = self.max_error * max(self.served, MIN_SERVED)
         added = self.max_error * max(self.served + _PLANNED_ANSWERS, MIN_SERVED) - now
-        left = self._allowed_risk(now + added - by_change) - self.risk - self.checked_risk
+        risk = self.risk + self.checked_risk
+        left = self._allowed_risk(now + added - by_change) - risk
         least = max(now - by_change, self.max_error * MIN_SERVED)
-        earned = self._allowed_risk(least + added) - self._allowed_risk(least)
+        changes = _PLANNED_ANSWERS * self.expected_by_change / max(self.served, MIN_SERVED)
+        earned = self._allowed_risk(least + max(0.0, added - changes)) - self._allowed_risk(least)
+        repaying = min(_EARNED_SHARE * earned, self._allowed_risk(now + added) - risk)
         most = _MAX_PLANNED_FACTOR * self.max_error / max(self.corrected_wrong / self.score_expected, _LEAST_FACTOR)
-        return max(0.0, min(max(left, _EARNED_SHARE * earned) / _PLANNED_ANSWERS, most))
+        return max(0.0, min(max(left, repaying) / _PLANNED_ANSWERS, most))
 
     def _allowed_risk(self, wrong: float) -> float:
         return max_risk(wrong, self.corrected_wrong, self.expected) * (1 - self.comparison_error_rate)

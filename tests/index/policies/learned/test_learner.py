@@ -122,7 +122,7 @@ def test_a_class_whose_fresh_answers_agree_on_a_new_one_is_succeeded_by_it() -> 
     assert evidence.current_class("old") == "new"
     assert (evidence.is_obsolete("old"), evidence.is_obsolete("new")) == (True, False)
     assert explained[0] >= 2, "the change explains the wrong comparisons"
-    assert evidence.changes.wrong[0] == pytest.approx(4, rel=0.1)
+    assert evidence.changes.found_wrong == pytest.approx(4, rel=0.1)
     # The successor is served after it was confirmed.
     assert evidence.change_probability("new", 130) >= 0.5
     for _ in range(3):
@@ -151,8 +151,8 @@ def test_changes_at_the_same_time_count_as_one_and_hits_before_it_are_right() ->
         assert alone.is_obsolete(f"a{number}")
     assert together.changes.num_changes == pytest.approx(1, abs=0.2)
     assert alone.changes.num_changes == pytest.approx(20, rel=0.05)
-    assert alone.changes.wrong[0] == pytest.approx(20 * 3 * 40 / 50, rel=0.1)
-    assert together.changes.wrong[0] == 60, "all answers were right at the last confirmation of any"
+    assert alone.changes.found_wrong == pytest.approx(20 * 3 * 40 / 50, rel=0.1)
+    assert together.changes.found_wrong == 60, "all answers were right at the last confirmation of any"
     assert ClassEvidence.from_document(json.loads(json.dumps(together.document()))) == together
 
 
@@ -192,9 +192,7 @@ def test_hits_are_charged_the_changes_that_are_expected_at_their_age() -> None:
     evidence = learner.class_evidence
     evidence.confirm("a", 0)
     evidence.changes.add_hits([("a", 100)], clock=200)
-    assert evidence.changes.wrong[1] == pytest.approx(100 * 200 * evidence.changes.rate)
-    evidence.confirm("a", 210)
-    assert evidence.changes.wrong == (0, 0), "the answer was right at all of these hits"
+    assert evidence.changes.expected_wrong == pytest.approx(100 * 200 * evidence.changes.rate)
     fresh = learner.level
     fresh.wrong = fresh.expected = 50.0
     fresh.served, fresh.risk = 2000, 15.0

@@ -121,7 +121,7 @@ def commands() -> str:
         "terminal a table fits its width, and has a limited number of rows. In a pipe it has all rows, columns are separated",
         "by tabs, nothing is cut, columns have their names in JSON, durations are seconds, sizes bytes, shares numbers from",
         "0 to 1, and unknown values empty. `NO_COLOR` turns colours off.",
-        "`kvproxy --install-completion` completes commands, options, and values such as reasons and clients.",
+        "`kvproxy --install-completion` completes commands, options, and values such as reasons, clients, models, tags, and ids.",
         "",
         f"Several of the {len(found)} commands accept these options; `--help` after a command lists its own:",
         "",

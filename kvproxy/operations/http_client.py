@@ -28,7 +28,7 @@ class NotConnected(Exception):
 
 
 class ConnectionBroken(Exception):
-    """The server sent no complete response, or none in time."""
+    """The server did not send a complete response, or not in time."""
 
 
 @dataclass(frozen=True, slots=True)

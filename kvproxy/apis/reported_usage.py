@@ -21,9 +21,13 @@ _log = logging.getLogger("kvproxy")
 _MARKS = (b'"usage"', b'"usageMetadata"', b'"timings"')
 _TIMINGS = ("cache_n", "prompt_n", "prompt_ms")
 _LIFETIMES = ("cache_creation", "cacheDetails")
+# LiteLLM names the parts of the prompt so, too: `cache_creation_tokens`, and their lifetimes in an object of their own.
+_WRITTEN_DETAILS = ("cache_write_tokens", "cache_creation_tokens", "cache_creation_input_tokens")
+_WRITTEN_LIFETIMES = "cache_creation_token_details"
 _OTHER = ("prompt_cache_miss_tokens", *_LIFETIMES, *_DETAILS)
 _FIELDS = frozenset((*_PROMPT, *_COMPLETION, *_READ, *_WRITTEN, *_CACHED, *_TIMINGS, *_OTHER))
-_DETAIL_FIELDS = ("cached_tokens", "cache_write_tokens", "ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
+_LIFETIME_FIELDS = ("ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
+_DETAIL_FIELDS = ("cached_tokens", *_WRITTEN_DETAILS)
 _CLIENT_TOOLS = (None, "function", "custom")
 _SERVER_FIELDS = ("mcp_servers", "plugins", "web_search_options", "search_parameters", "data_sources")
 UNSENT_TOKENS = 2**22
@@ -89,7 +93,8 @@ def reported_reuse(response: JsonMap) -> PrefixReuse | None:
     OpenAI, OpenRouter, xAI, Mistral, vLLM, and SGLang report `usage.prompt_tokens_details.cached_tokens`
     (`input_tokens_details` in Responses), and OpenAI and OpenRouter also `cache_write_tokens` there; llama.cpp
     `timings.cache_n`; DeepSeek `prompt_cache_hit_tokens` and `prompt_cache_miss_tokens`; Gemini
-    `usageMetadata.cachedContentTokenCount`. These are parts of the prompt. Anthropic counts `cache_read_input_tokens` and
+    `usageMetadata.cachedContentTokenCount`. LiteLLM adds `cache_creation_tokens` to the details, or has Anthropic's names beside
+    `prompt_tokens`. These are parts of the prompt. Anthropic counts `cache_read_input_tokens` and
     `cache_creation_input_tokens`, and Bedrock `cacheReadInputTokens` and `cacheWriteInputTokens`, beside the input tokens,
     with what was written by lifetime in `cache_creation` and `cacheDetails`.
     """
@@ -143,6 +148,8 @@ def _read_reuse(response: JsonMap) -> PrefixReuse | None:
     reported = [detail.get("cached_tokens") for detail in details] + [usage[name] for name in _CACHED if name in usage]
     known = [count for number in reported if (count := as_token_count(number)) is not None]
     cached = known[0] if known else as_token_count(field(timings, "cache_n"))
+    if cached is None:
+        cached = _first_count(usage, _READ)
     if prompt is None and cached is not None and (computed := as_token_count(field(timings, "prompt_n"))) is not None:
         # llama.cpp streams timings always, but usage only on request.
         prompt = cached + computed
@@ -152,23 +159,31 @@ def _read_reuse(response: JsonMap) -> PrefixReuse | None:
         raise _ContradictionError(
             f"both {known[0]:,} and {next(other for other in known if other != cached):,} are cached"
         )
-    written = next(
-        (count for detail in details if (count := as_token_count(detail.get("cache_write_tokens"))) is not None),
-        None,
-    )
+    counts = [_first_count(detail, (name,)) for detail in details for name in _WRITTEN_DETAILS]
+    reported_writes = [count for count in (*counts, _first_count(usage, _WRITTEN)) if count is not None]
+    # Two names may report the same tokens, one of them 0.
+    written = max(reported_writes, default=None)
     if cached + (written or 0) > prompt:
         verb = "cached" if written is None else "cached or written"
         raise _ContradictionError(f"{cached + (written or 0):,} of {prompt:,} prompt tokens are reported as {verb}")
     missed = as_token_count(usage.get("prompt_cache_miss_tokens"))
     if missed is not None and cached + missed != prompt:
         raise _ContradictionError(f"{cached:,} cached and {missed:,} other tokens are not {prompt:,} prompt tokens")
-    return PrefixReuse(prompt, cached, written, None if written is None else 0)
+    lifetimes = [detail for detail in details if _first_count(detail, _LIFETIME_FIELDS) is not None]
+    lifetimes += [_details(usage[name]) for name in _LIFETIMES if usage.get(name)]
+    lifetimes += [_details(detail[_WRITTEN_LIFETIMES]) for detail in details if detail.get(_WRITTEN_LIFETIMES)]
+    hour = max((_first_count(counts, _LIFETIME_FIELDS[1:]) or 0 for counts in lifetimes), default=0)
+    if written is None:
+        return PrefixReuse(prompt, cached)
+    if hour > written:
+        raise _ContradictionError(f"{hour:,} tokens are reported as written for an hour, and {written:,} together")
+    return PrefixReuse(prompt, cached, written - hour, hour)
 
 
 def _reuse_beside_input(usage: JsonMap, uncached: int, read: int) -> PrefixReuse:
     written = _first_count(usage, _WRITTEN) or 0
     lifetimes = next((_details(value) for name in _LIFETIMES if (value := usage.get(name))), {})
-    short, hour = (as_token_count(lifetimes.get(name)) or 0 for name in _DETAIL_FIELDS[2:])
+    short, hour = (as_token_count(lifetimes.get(name)) or 0 for name in _LIFETIME_FIELDS)
     # The end of a stream has a higher sum after calls of the provider's own tools, without its lifetimes.
     if short + hour > written:
         raise _ContradictionError(
@@ -207,7 +222,7 @@ def usage_problem(response: JsonMap, limits: UsageLimits = UsageLimits()) -> str
     if isinstance(usage, dict):
         checked = [(usage, _PROMPT_NAMES, limits.prompt), (usage, _COMPLETION, limits.completion)]
         details = (usage.get(field_name) for field_name in _DETAILS)
-        checked += [(detail, _DETAIL_FIELDS[:2], limits.prompt) for detail in details if isinstance(detail, dict)]
+        checked += [(detail, _DETAIL_FIELDS, limits.prompt) for detail in details if isinstance(detail, dict)]
         for numbers, names, most in checked:
             for name, value in numbers.items():
                 if name not in names or not isinstance(value, (int, float)):
@@ -286,5 +301,7 @@ def _details(value: Json) -> JsonObject:
     if isinstance(value, list):
         # Bedrock's cacheDetails: [{"ttl": "1h", "inputTokens": 10}].
         value = {f"ephemeral_{field(entry, 'ttl')}_input_tokens": field(entry, "inputTokens") for entry in value}
-    counts = {name: field(value, name) for name in _DETAIL_FIELDS}
+    counts = {name: field(value, name) for name in (*_DETAIL_FIELDS, *_LIFETIME_FIELDS)}
+    inner = field(value, _WRITTEN_LIFETIMES)
+    counts |= {name: count for name in _LIFETIME_FIELDS if (count := field(inner, name)) is not None}
     return {name: count for name, count in counts.items() if isinstance(count, int | float)}

@@ -9,6 +9,7 @@ import pytest
 from kvproxy.analyse.log_formats.registry import FORMATS
 from kvproxy.analyse.request_log import RequestLog, read_log
 from kvproxy.errors import InvalidRequest
+from tests.commands.run import kvproxy
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "q"}]}
 ANSWER = {
@@ -681,3 +682,39 @@ def test_the_form_of_the_response_determines_the_api(body: dict[str, Any], respo
 def test_responses_of_another_api_than_the_request_are_counted(response: Any, name: str | None) -> None:
     row = {"path": "/v1/chat/completions", "body": CHAT, "response": response}
     assert read(json.dumps(row)).other_apis == ({} if name is None else {name: 1})
+
+
+def test_spend_logs_of_litellm_have_written_tokens_and_the_model(tmp_path: Path) -> None:
+    usage = {"prompt_tokens": 5_010, "completion_tokens": 9, "total_tokens": 5_019}
+    details = {"cached_tokens": 1_000, "cache_creation_tokens": 4_000}
+    response = {"object": "chat.completion", "choices": ANSWER["choices"]}
+    row = {
+        "call_type": "acompletion",
+        "spend": 0.1,
+        "startTime": TIME,
+        "endTime": TIME,
+        "model": "anthropic/claude-sonnet-4-5",
+        "model_group": "smart",
+        "custom_llm_provider": "anthropic",
+        "messages": CHAT["messages"],
+        "status": "success",
+    }
+    rows = [
+        row | {"response": response | {"usage": usage | {"prompt_tokens_details": details}}},
+        # A response without usage: the columns and the metadata have it.
+        row
+        | {"response": response, "prompt_tokens": 5_010, "completion_tokens": 9}
+        | {
+            "metadata": {
+                "additional_usage_values": {"cache_creation_input_tokens": 4_000, "cache_read_input_tokens": 1_000}
+            }
+        },
+    ]
+    file = tmp_path / "spend.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    report = json.loads(
+        kvproxy("estimate", file, "--sessions", "--by", "model", "--data", tmp_path / "data", "--json").stdout
+    )
+    (model,) = report["rows"]
+    assert (model["name"], model["unpriced"]) == ("claude-sonnet-4-5", 0)
+    assert (model["input_tokens"], model["reused_tokens"], model["written_tokens"]) == (10_020, 2_000, 8_000)

@@ -29,6 +29,7 @@ from kvproxy.apis.sse import Event
         ({"usage": {"prompt_tokens": 20, "prompt_cache_hit_tokens": 16, "prompt_cache_miss_tokens": 4}}, (20, 16)),
         ({"usage": {"prompt_tokens": 20}, "timings": {"cache_n": 19, "prompt_n": 1}}, (20, 19)),
         ({"usage": {"input_tokens": 5, "cache_read_input_tokens": 90, "cache_creation_input_tokens": 7}}, (102, 90)),
+        ({"usage": {"prompt_tokens": 99, "cache_read_input_tokens": 90, "cache_creation_input_tokens": 7}}, (99, 90)),
         ({"usage": {"input_tokens": 5, "cache_read_input_tokens": 0}}, (5, 0)),
         ({"usage": {"input_tokens": 5, "cache_read_input_tokens": 2, "prompt_tokens": 90}}, (7, 2)),
         # A contradiction is unknown.
@@ -121,6 +122,48 @@ def test_anthropic_reports_written_tokens_by_lifetime() -> None:
             PrefixReuse(20, 8),
         ),
         ({"usage": {"prompt_tokens": 20, "num_cached_tokens": 8}}, PrefixReuse(20, 8)),
+        # LiteLLM, for Claude: in the details, or beside a prompt that includes them.
+        (
+            {
+                "usage": {
+                    "prompt_tokens": 130,
+                    "prompt_tokens_details": {
+                        "cached_tokens": 20,
+                        "cache_write_tokens": 0,
+                        "cache_creation_tokens": 10,
+                        "cache_creation_token_details": {
+                            "ephemeral_5m_input_tokens": 7,
+                            "ephemeral_1h_input_tokens": 3,
+                        },
+                    },
+                    "cache_creation_input_tokens": 10,
+                    "cache_read_input_tokens": 20,
+                }
+            },
+            PrefixReuse(130, 20, 7, 3),
+        ),
+        (
+            {
+                "usage": {
+                    "prompt_tokens": 130,
+                    "prompt_tokens_details": {"cached_tokens": 20, "text_tokens": 100},
+                    "cache_creation_input_tokens": 10,
+                    "cache_read_input_tokens": 20,
+                }
+            },
+            PrefixReuse(130, 20, 10, 0),
+        ),
+        (
+            {
+                "usage": {
+                    "prompt_tokens": 130,
+                    "cache_creation_input_tokens": 10,
+                    "cache_read_input_tokens": 20,
+                    "cache_creation": {"ephemeral_5m_input_tokens": 4, "ephemeral_1h_input_tokens": 6},
+                }
+            },
+            PrefixReuse(130, 20, 4, 6),
+        ),
     ],
 )
 def test_writes_and_reads_of_each_provider(response: JsonObject, reuse: PrefixReuse) -> None:

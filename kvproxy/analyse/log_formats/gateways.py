@@ -33,6 +33,17 @@ _LITELLM_CALLS = {
     "responses": "responses",
     "anthropic_messages": "messages",
 }
+_LITELLM_PROVIDERS = (
+    "anthropic",
+    "openai",
+    "azure",
+    "azure_ai",
+    "bedrock",
+    "vertex_ai",
+    "gemini",
+    "openrouter",
+    "deepseek",
+)
 
 
 def _litellm_api(value: JsonObject) -> Api:
@@ -62,7 +73,10 @@ def _read_litellm(row: Row) -> Iterator[LoggedRequest]:
                 "the log has no prompts: set general_settings.store_prompts_in_spend_logs of LiteLLM to true"
             )
         name = {"completions": "prompt", "embeddings": "input", "responses": "input"}.get(api.name, "messages")
-        body = {name: prompt, "model": first_of(value, "model_group", "model")}
+        body = {name: prompt, "model": value.get("model_group")}
+    # Requests name an alias, `model_group`; prices and caches are those of the model.
+    if (model := _litellm_model(value)) is not None:
+        body = {**body, "model": model}
     parameters = decoded_object(value.get("model_parameters")) or {}
     start, end = parse_time(value.get("startTime")), parse_time(value.get("endTime"))
     yield request_of(
@@ -71,9 +85,34 @@ def _read_litellm(row: Row) -> Iterator[LoggedRequest]:
         api=api,
         headers=_litellm_session(value),
         time=start,
-        response=decoded_response(value.get("response")),
+        response=_with_logged_usage(decoded_response(value.get("response")), value, api),
         seconds=seconds_between(start, end),
     )
+
+
+def _litellm_model(value: JsonObject) -> str | None:
+    """Return the model without LiteLLM's name of its provider, such as `bedrock/`; None if the row has only an alias."""
+    model = value.get("model")
+    if not isinstance(model, str) or not model:
+        return None
+    provider, _, name = model.partition("/")
+    return name if name and provider in (*_LITELLM_PROVIDERS, value.get("custom_llm_provider")) else model
+
+
+def _with_logged_usage(response: JsonObject | str | None, value: JsonObject, api: Api) -> JsonObject | str | None:
+    """Add the usage in the columns and the metadata of a row to a response without its own."""
+    if (
+        not isinstance(response, dict)
+        or field(response, "usage") is not None
+        or api.name not in ("chat", "completions")
+    ):
+        return response
+    metadata = decoded_object(value.get("metadata")) or {}
+    usage = decoded_object(metadata.get("usage_object"))
+    if not usage:
+        columns = {name: value[name] for name in ("prompt_tokens", "completion_tokens") if value.get(name)}
+        usage = {**(decoded_object(metadata.get("additional_usage_values")) or {}), **columns}
+    return _with_usage(response, usage)
 
 
 def _read_helicone(row: Row) -> Iterator[LoggedRequest]:

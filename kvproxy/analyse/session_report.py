@@ -201,8 +201,9 @@ def _finished_exchange(request: LoggedRequest, number: int) -> Exchange | None:
     )
     if reuse is None and not prompt:
         return None
-    tenant = tenant_of(request.headers)
-    made = ApiRequest(request.api, request.body, b"", request.headers, tenant, f"{number}")
+    # Sessions of one client say nothing about those of another.
+    tenant = tenant_of(request.headers, client=request.client or None)
+    made = ApiRequest(request.api, request.body, _raw_of(request), request.headers, tenant, f"{number}")
     exchange = Exchange(request.api.name, f"{number}", tenant, request=made, key=cache_key(made, "log"), status=200)
     exchange.layer, exchange.arrived = "forward", request.time or float(number)
     exchange.first_byte = exchange.ended = exchange.started + request.seconds
@@ -213,6 +214,14 @@ def _finished_exchange(request: LoggedRequest, number: int) -> Exchange | None:
         answer_digests=answer_digests(response) if isinstance(response, dict) else None,
     )
     return exchange
+
+
+def _raw_of(request: LoggedRequest) -> bytes:
+    """Return raw bytes without breakpoints and random ids if the body has none, because the search visits each prompt.
+
+    The messages of a transcript have no breakpoints, and keep their ids.
+    """
+    return b"{}" if request.client else b""
 
 
 def _trace_turns(trace: TraceSession, first_number: int, prices: Mapping[str, PriceSettings]) -> list[Turn]:

@@ -444,3 +444,24 @@ def test_a_request_that_ends_after_the_shutdown_begins_no_keep_warm_requests(tmp
         ask(client, "another conversation")
         until(lambda: len(sessions(services)) == 2)
         assert sessions(services)[1].task is None
+
+
+@pytest.mark.parametrize(
+    ("last", "more"),
+    [
+        (("one", "Yes.", "two"), {"model": "claude-other"}),
+        (("one", "Yes.", "two, corrected"), {}),
+    ],
+)
+def test_only_the_last_request_of_a_session_is_kept_warm(tmp_path: Path, last: tuple[str, ...], more: Any) -> None:
+    upstream, clock = AnthropicUpstream(), Clock()
+    with proxied(tmp_path, upstream, 400, clock=clock, breakpoints="5m", keep_warm_tokens=10**9) as (client, services):
+        for texts, fields in ((("one",), {}), (("one", "Yes.", "two"), {}), (last, more), (("another",), {})):
+            ask(client, *texts, **fields)
+            # The next request arrives after the end of this one.
+            until(lambda: any(session.ended == clock.now for session in sessions(services)))
+            clock.now += 1
+        assert len(sessions(services)) == 2
+        clock.now += KEEP_WARM_SECONDS
+        until(lambda: len(pings(upstream)) == 2)
+    assert sorted(body["messages"][-1]["content"][0]["text"] for body in pings(upstream)) == ["another", last[-1]]

@@ -13,13 +13,20 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from kvproxy.apis.agent_requests import HEADLESS_TAG, is_headless
-from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, in_thread_if_large
+from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, in_thread_if_large, session_name
 from kvproxy.apis.json import JsonObject, as_object, dumps, field, loads
 from kvproxy.clients.quotas import Account, TokenBucket
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange
 from kvproxy.flow.background_requests import BackgroundRequests
-from kvproxy.flow.conversation_digests import BREAKPOINT_FIELD, canonical_json, content_blocks, with_conversation
+from kvproxy.flow.conversation_digests import (
+    BREAKPOINT_FIELD,
+    canonical_json,
+    content_blocks,
+    conversation_digests,
+    messages_of,
+    with_conversation,
+)
 from kvproxy.flow.prepare.breakpoints import find_last_one_hour_message
 from kvproxy.flow.single_flight import cancel_tasks
 from kvproxy.journal.saving_groups import PROJECT_TAG
@@ -46,6 +53,37 @@ _FORCED_TOOLS = ("any", "tool")
 _log = logging.getLogger("kvproxy")
 
 
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    """The beginning of a conversation, without its model.
+
+    Attributes:
+        name: the client's name for the session; None without one.
+        first: digest of the tenant and the first message.
+        answered: the same with the first answer; None if the conversation has one message.
+    """
+
+    name: str | None
+    first: bytes
+    answered: bytes | None
+
+    @classmethod
+    def of(cls, request: ApiRequest) -> "_Conversation":
+        messages = messages_of(request.body)[:2]
+        unscoped = replace(request, body={"model": ""})
+        digests = list(conversation_digests(unscoped, messages))
+        return cls(session_name(request), digests[0], digests[1] if len(digests) > 1 else None)
+
+    def continues(self, earlier: "_Conversation") -> bool:
+        """Whether this is a later request of the same session, also with another model or an edited history."""
+        if self.first != earlier.first:
+            return False
+        if self.name is not None or earlier.name is not None:
+            # Sub-agents have the name of their session, and begin with another message.
+            return self.name == earlier.name
+        return self.answered is not None and earlier.answered in (None, self.answered)
+
+
 @dataclass(slots=True, eq=False)
 class _Session:
     request: ApiRequest  # The last one, without its parsed body, to save memory.
@@ -58,6 +96,7 @@ class _Session:
     pin: str
     is_headless: bool
     account: Account | None  # Pays for the keep-warm requests.
+    conversation: _Conversation
     sent: int = 0  # Keep-warm requests in this pause.
     task: "asyncio.Task[None] | None" = None
 
@@ -149,7 +188,8 @@ class KeepWarm:
             if before is not None:
                 self._start(before)
             return
-        until = find_last_one_hour_message(request.body)
+        until, conversation = find_last_one_hour_message(request.body), _Conversation.of(request)
+        self._remove_superseded(conversation, exchange.arrived, before)
         if before is not None:
             self._remove(before)
             pause = max(0.0, exchange.arrived - before.ended)
@@ -174,6 +214,7 @@ class KeepWarm:
             f"session-{request.request_id}" if before is None else before.pin,
             is_headless(request),
             None if exchange.account is None else exchange.account.for_money(),
+            conversation,
         )
         self._sessions[digests[-1]] = session
         self._bytes += len(request.raw)
@@ -211,6 +252,22 @@ class KeepWarm:
             self._bytes -= len(session.request.raw)
         if session.task is not None:
             session.task.cancel()
+
+    def _remove_superseded(self, conversation: _Conversation, arrived: float, before: _Session | None) -> None:
+        """Remove the earlier requests of a session that continued with another model or an edited history."""
+        superseded = [
+            session
+            for session in self._sessions.values()
+            if session is not before and session.ended <= arrived and conversation.continues(session.conversation)
+        ]
+        for session in superseded:
+            if session.sent:
+                self._report_end(session, "the session continued")
+            self._remove(session)
+        if superseded and before is None:
+            self._pauses(superseded[-1].is_headless).add(
+                arrived - superseded[-1].ended, *superseded[-1].tenant_and_hour
+            )
 
     async def _keep_prefix(self, session: _Session) -> None:
         if session.request.control.rule.pin_sessions:

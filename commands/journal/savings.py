@@ -116,7 +116,6 @@ def _print_diagnoses(report: "LedgerReport") -> None:
 def _print_savings(report: "SavingsReport", by: str, since: "float | datetime | None", layout: ListLayout) -> None:
     total = [report.total] if report.total is not None and len(report.rows) > 1 else []
     has_price = any(row.money is not None for row in report.rows)
-    saved = "" if by == "tag" else "Saved "
     rows: list[Row] = [
         {
             text_column(by.capitalize()): _group_name(row, by),
@@ -128,12 +127,8 @@ def _print_savings(report: "SavingsReport", by: str, since: "float | datetime | 
             else None,
             "Reused tokens#": row.reused_tokens,
             "Seconds#": _seconds_text(row),
-            **(
-                {number_column(f"Spent {report.currency}", "spent"): _spent_text(row)}
-                if has_price and by != "tag"
-                else {}
-            ),
-            **({number_column(f"{saved}{report.currency}", "money"): _money_text(row)} if has_price else {}),
+            **({number_column(f"Spent {report.currency}", "spent"): _spent_text(row)} if has_price else {}),
+            **({number_column(f"Saved {report.currency}", "money"): _money_text(row)} if has_price else {}),
             **(
                 {number_column(f"At least {report.currency}", "least_money", optional=True): money(row.least_money)}
                 if has_price

@@ -123,12 +123,23 @@ def show(
                 ),
                 ("share", _reused_share(summary)),
                 *((f"lost to {cause}", tokens) for cause, tokens in summary.lost.items()),
+                *_cost_facts(rows, summary),
             ]
         )
         print_table(_turn_rows(rows), layout=layout)
 
     records = [{"depth": row.depth, **asdict(row.turn)} for row in rows]
     return Output([asdict(row) for row in rows], show, records=records)
+
+
+def _cost_facts(rows: "Sequence[TreeRow]", session: "Session") -> list[tuple[str, object]]:
+    """Return the cost of a session, and its cost with sub-agents if it has some."""
+    cost = money(session.cost, leaves_out_models=session.unpriced_turns > 0)
+    if all(row.turn.session == session.id for row in rows):
+        return [("cost", cost)]
+    costs = [row.turn.cost for row in rows if row.turn.cost is not None]
+    every = money(sum(costs) if costs else None, leaves_out_models=len(costs) < len(rows))
+    return [("cost", cost), ("cost with sub-agents", every)]
 
 
 def _reused_share(session: "Session") -> Formatted | None:
@@ -169,7 +180,7 @@ def _turn_row(row: "TreeRow") -> Row:
     place = "" if turn.place is None else f", character {turn.place:,}"
     lost = ", ".join(f"{cause} {tokens:,}" for cause, tokens in turn.lost.items())
     return {
-        "Turn": f"{'·' * row.depth}{turn.turn}",
+        "Turn": f"{'·' * row.depth}{'warming' if turn.is_warming else turn.turn}",
         "Time": table_time(turn.time),
         "Pause#?": None if turn.pause is None else format_duration(round(max(0.0, turn.pause))),
         number_column("Input", "prompt_tokens"): turn.prompt_tokens,

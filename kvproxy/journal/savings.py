@@ -44,8 +44,7 @@ class Saving:
         hit_seconds: part of `seconds` from hits; the prefix cache of the backend saved the rest.
         least_seconds, most_seconds: bounds of `seconds`.
         unmeasured_tokens: reused tokens whose prefill time is unknown; `seconds` does not include it.
-        spent: price of the requests that reached the provider; None if no model has a price, and for tags, because
-            the tokens written to its cache are not counted by tag.
+        spent: price of the requests that reached the provider; None if no model has a price.
         unpriced_requests, unreported_requests: such requests of models without a price, and without reported tokens; `spent`
             excludes them.
         money: saved money, at least `least_money`; None if no model has a price.
@@ -233,9 +232,6 @@ def savings(
                 saving.uncertain_tokens += row.prompt_tokens
     _subtract_writes(reader, by, prices, first_day, savings_by_name)
     _correct_prices(reader, by, prices, first_day, savings_by_name, cached_shares, most_wrong, rejected)
-    if by == "tag":
-        for saving in savings_by_name.values():
-            saving.spent = None
     order = sorted(savings_by_name.values(), key=lambda group: group.name)
     if by == "day":
         return order
@@ -350,10 +346,8 @@ def _subtract_writes(
     since: str | None,
     savings_by_name: dict[str, Saving],
 ) -> None:
-    if by == "tag":
-        return
-    if by == "project":
-        _subtract_writes_by_project(reader, prices, since, savings_by_name)
+    if by in ("tag", "project"):
+        _subtract_writes_by_tags(reader, by, prices, since, savings_by_name)
         return
     group = {"layer": "'prefix'", "client": "tenant"}.get(by, by)
     for group_name, model, day, short, long, hours in SessionReader(reader, prices).provider_writes(group, since):
@@ -366,15 +360,19 @@ def _subtract_writes(
             saving.add_spent(paid)
 
 
-def _subtract_writes_by_project(
-    reader: JournalReader, prices: Mapping[str, PriceSettings], since: str | None, savings_by_name: dict[str, Saving]
+def _subtract_writes_by_tags(
+    reader: JournalReader,
+    by: SavingsGroup,
+    prices: Mapping[str, PriceSettings],
+    since: str | None,
+    savings_by_name: dict[str, Saving],
 ) -> None:
     # The sums of written tokens have no tags, so only requests with a record count.
     for request in recorded_requests(reader, None if since is None else start_of_utc_day(since)):
         price = price_at(request.model, prices, request.time, request.prompt_tokens or 0)
         paid = 0.0 if price is None else _write_surcharge(price, *request.written) + request.storage_cost(price)
-        if paid:
-            saving = savings_by_name.setdefault(request.project, Saving(request.project))
+        for name in ([request.project] if by == "project" else request.tags) if paid else ():
+            saving = savings_by_name.setdefault(name, Saving(name))
             saving.add_money(-paid, -paid)
             saving.add_spent(paid)
 

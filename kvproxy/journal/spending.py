@@ -49,6 +49,7 @@ class PaidRequest:
     written_1h: int | None = None
     pause: float | None = None
     lost: Mapping[str, int] = field(default_factory=dict)
+    tags: Sequence[str] = ()
 
     @property
     def reused(self) -> int:
@@ -185,6 +186,7 @@ def recorded_requests(
             written_1h=long,
             pause=pause,
             lost={cause: count for cause, count in zip(CAUSES, lost, strict=True) if count},
+            tags=[tag for tag in (tags or "").split(",") if tag],
         )
 
 

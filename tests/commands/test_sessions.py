@@ -168,3 +168,57 @@ def test_the_ledger_counts_unread_writes_and_compares_diagnoses(tmp_path: Path) 
     tree = kvproxy("sessions", "show", 1, "--data", tmp_path).stdout
     assert "tools_changed (the ledger differs)" in tree
     assert "none sent: the session was too unlikely to continue" in tree
+
+
+def test_keep_warm_requests_follow_the_turn_that_they_repeat(tmp_path: Path) -> None:
+    sessions = Sessions(str(tmp_path / "journal.db"), m=PRICE)
+    paid, third = provider(), [*SECOND, assistant("A part."), user("And a tier?")]
+    kept: dict[str, Any] = {"headers": {"x-kvproxy-tags": "keep-warm"}, "layer": "warming", **paid}
+    sessions.add(
+        request(FIRST, 1_000, 0, 0, **paid),
+        request(SECOND, 2_000, 1_000, 60, **paid),
+        request(SECOND, 2_000, 2_000, 350, **kept),
+        request(third, 3_000, 2_000, 360, **paid),
+        request(third, 3_000, 3_000, 1_560, **kept),
+    )
+    sessions.close()
+    rows = result("sessions", "show", "1", "--data", tmp_path)
+    assert [(row["depth"], row["turn"]["request_id"]) for row in rows] == [
+        (0, "r0"),
+        (0, "r60"),
+        (1, "r350"),
+        (0, "r360"),
+        (1, "r1560"),
+    ]
+    shown = kvproxy("sessions", "show", "1", "--data", tmp_path).stdout
+    assert [line.split("\t")[0] for line in shown.splitlines()[-5:]] == ["1", "2", "·warming", "3", "·warming"]
+    (summary,) = result("sessions", "--data", tmp_path)
+    assert summary["longest_pause"] == pytest.approx(299)
+
+
+def test_a_session_shows_the_sum_of_its_costs(data: Path) -> None:
+    cost = ((PROMPT_1 + PROMPT_2) * 3.75 + 2 * OUTPUT * 15) / 1e6
+    shown = kvproxy("sessions", "show", "1", "--data", data).stdout.splitlines()
+    facts = dict(line.split("\t") for line in shown if line.count("\t") == 1)
+    assert float(facts["cost"]) == pytest.approx(cost)
+
+
+def test_tags_and_projects_cost_the_same(tmp_path: Path) -> None:
+    sessions = Sessions(str(tmp_path / "journal.db"), m=PRICE)
+    tagged = {"headers": {"x-kvproxy-tags": "project:shop"}, "completion": OUTPUT, **provider()}
+    sessions.add(
+        request(FIRST, PROMPT_1, 0, 0, written=(PROMPT_1, 0), **tagged),
+        request(SECOND, PROMPT_2, PROMPT_1, 60, written=(0, PROMPT_2 - PROMPT_1), **tagged),
+    )
+    sessions.close()
+    (tmp_path / "kvproxy.toml").write_text(
+        "[journal.prices.m]\ninput = 3\ncached = 0.3\nwrite_5m = 3.75\nwrite_1h = 6\noutput = 15\n"
+    )
+    (tag,) = result("savings", "--by", "tag", "--data", tmp_path)["rows"]
+    (project,) = result("savings", "--by", "project", "--data", tmp_path)["rows"]
+    assert (tag["name"], project["name"]) == ("project:shop", "shop")
+    for name in ("money", "least_money", "spent"):
+        assert tag[name] == pytest.approx(project[name])
+    assert tag["spent"] == pytest.approx(
+        (PROMPT_1 * 3.75 + PROMPT_1 * 0.3 + (PROMPT_2 - PROMPT_1) * 6 + 2 * OUTPUT * 15) / 1e6
+    )

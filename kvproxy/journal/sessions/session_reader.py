@@ -21,7 +21,7 @@ _TURNS = (
     " coalesce(r.total_ms, 0) / 1000.0, t.pause, r.tenant, r.model, r.upstream, r.prompt_tokens,"
     " r.reused_tokens, r.completion_tokens, t.written_5m, t.written_1h, (select name from names where number = t.region),"
     " t.place, (select name from names where number = t.diagnosis), t.agrees,"
-    " (select name from names where number = t.keep_warm),"
+    " (select name from names where number = t.keep_warm), case when r.layer = 'warming' then 1 else 0 end,"
     f" {', '.join(f't.{cause}' for cause in CAUSES)} from turns t join requests r on r.number = t.number"
 )
 _IS_HEADLESS = f"case when ',' || coalesce(r.tags, '') || ',' like '%,{HEADLESS_TAG},%' then 1 else 0 end"
@@ -62,6 +62,7 @@ class Turn:
         keep_warm: what became of the keep-warm requests after the turn; None if none were planned, or before their end.
         lost: prompt tokens that were not reused, by cause (see `CAUSES`).
         cost: price of prompt and response; None if the model has no price.
+        is_warming: it repeated a turn of the session to keep its prefix cached, or to compute it.
     """
 
     number: int
@@ -88,6 +89,7 @@ class Turn:
     diagnosis: str | None = None
     agrees: bool | None = None
     keep_warm: str | None = None
+    is_warming: bool = False
 
     def with_cost(self, prices: Mapping[str, PriceSettings]) -> "Turn":
         price = price_at(self.model, prices, self.time, self.prompt_tokens)
@@ -116,7 +118,7 @@ class Session:
         parent: number of the turn that started a sub-agent's session; None for other sessions.
         first, last: arrival of the first and of the last request, in seconds since the epoch.
         reused_tokens: None if the backend reported the reuse of no turn.
-        longest_pause: seconds between two turns.
+        longest_pause: seconds between two turns, without keep-warm requests.
         cost: cost without `unpriced_turns`, the turns of models without a price; None if no model has a price.
     """
 
@@ -329,18 +331,28 @@ class SessionReader:
         return [self._turn(row) for row in rows]
 
     def _turn(self, row: Sequence[Any]) -> Turn:
-        (*values, diagnosis, agrees, keep_warm), tokens = row[: -len(CAUSES)], row[-len(CAUSES) :]
+        (*values, diagnosis, agrees, keep_warm, is_warming), tokens = row[: -len(CAUSES)], row[-len(CAUSES) :]
         lost = {cause: count for cause, count in zip(CAUSES, tokens, strict=True) if count}
         agreement = None if agrees is None else bool(agrees)
-        return Turn(*(*values, lost, None, diagnosis, agreement, keep_warm)).with_cost(self._prices)
+        return Turn(*(*values, lost, None, diagnosis, agreement, keep_warm, bool(is_warming))).with_cost(self._prices)
 
 
 def turn_tree(turns: Sequence[Turn]) -> list[TreeRow]:
-    """Order turns as a tree. Of several branches, the one with the latest turn comes last, and is not indented."""
+    """Order turns as a tree. Of several branches, the one with the latest turn comes last, and is not indented.
+
+    A request that warmed a cache follows the turn that it repeated.
+    """
     numbers = {turn.number for turn in turns}
     children: dict[int | None, list[Turn]] = {}
+    repeatable: dict[tuple[int, int | None], int] = {}
     for turn in turns:
-        children.setdefault(turn.parent if turn.parent in numbers else None, []).append(turn)
+        place = (turn.session, turn.parent)
+        parent = turn.parent if turn.parent in numbers else None
+        if turn.is_warming:
+            parent = repeatable.get(place, parent)
+        else:
+            repeatable[place] = turn.number
+        children.setdefault(parent, []).append(turn)
     latest: dict[int, int] = {}
     for turn in sorted(turns, key=lambda turn: -turn.number):
         latest[turn.number] = max([turn.number, *(latest[child.number] for child in children.get(turn.number, ()))])
@@ -350,7 +362,7 @@ def turn_tree(turns: Sequence[Turn]) -> list[TreeRow]:
         depth, turn = waiting.pop()
         rows.append(TreeRow(depth, turn))
         following = children.get(turn.number, [])
-        own = [child for child in following if child.session == turn.session]
+        own = [child for child in following if child.session == turn.session and not child.is_warming]
         main = max(own, key=lambda child: latest[child.number], default=None)
         waiting += [(depth, main)] if main is not None else []
         waiting += [(depth + 1, child) for child in reversed(following) if child is not main]
@@ -423,7 +435,7 @@ def summarize_session(turns: Sequence[Turn]) -> Session:
         prompt_tokens=sum(turn.prompt_tokens for turn in turns),
         reused_tokens=sum(reported) if reported else None,
         completion_tokens=sum(turn.completion_tokens or 0 for turn in turns),
-        longest_pause=max(turn.pause or 0.0 for turn in turns),
+        longest_pause=max((turn.pause or 0.0 for turn in turns if not turn.is_warming), default=0.0),
         cost=sum(costs) if costs else None,
         lost={cause: lost[cause] for cause in CAUSES if lost[cause]},
         unpriced_turns=len(turns) - len(costs),

@@ -73,7 +73,7 @@ function listOf(found, choose, chosen) {
 function treeOf(turns) {
   const first = turns[0].turn;
   const shown = turns.map(({ depth, turn }) => [
-    `${"·".repeat(depth)}${turn.turn}`, clock(turn.time), duration(turn.pause), count(turn.prompt_tokens), count(turn.reused_tokens), lost(turn.lost),
+    `${"·".repeat(depth)}${turn.is_warming ? "warming" : turn.turn}`, clock(turn.time), duration(turn.pause), count(turn.prompt_tokens), count(turn.reused_tokens), lost(turn.lost),
     turn.region === null ? "–" : `${turn.region}${turn.place === null ? "" : `, character ${count(turn.place)}`}`, money(turn.cost),
     h("a", { href: `#journal?request=${turn.number}` }, digest(turn.request_id, 8)),
   ]);

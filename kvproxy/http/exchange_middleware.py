@@ -17,6 +17,7 @@ from kvproxy.flow.tenants import Tenants
 _EXCHANGE = "exchange"
 _OWN_PATHS = ("/health", "/ready", "/metrics", "/admin", "/ui")
 _OWN_ID = b"x-kvproxy-request-id"
+_TRACE_HEADER = TRACE_HEADER.encode()
 
 
 def exchange_of(scope: Scope) -> Exchange:
@@ -63,13 +64,15 @@ class ExchangeMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Request(scope).headers
+        # The first value of each header. Starlette would search all headers for each value.
+        headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
+        traceparent = headers.get(_TRACE_HEADER)
         api = PATHS.get(scope["path"])
         exchange = Exchange(
             api.name if api is not None and scope["method"] == "POST" else None,
-            headers.get("x-request-id") or token_hex(16),
+            headers.get(b"x-request-id", b"").decode("latin-1") or token_hex(16),
             arrived=self._clock(),
-            traceparent=headers.get(TRACE_HEADER),
+            traceparent=None if traceparent is None else traceparent.decode("latin-1"),
         )
         request_id = exchange.request_id.encode("latin-1")
         if not is_proxy_path(scope["path"]):

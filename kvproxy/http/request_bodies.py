@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from kvproxy.apis import sent_path
 from kvproxy.apis.api import Api
@@ -93,11 +93,14 @@ async def read_body(
         size = 0
         try:
             async with asyncio.timeout(seconds):
-                async for part in request.stream():
+                more = True
+                while more and size <= max_bytes:
+                    received = await request.receive()
+                    if received["type"] == "http.disconnect":
+                        raise ClientDisconnect
+                    part, more = received.get("body", b""), received.get("more_body", False)
                     size += len(part)
-                    if size > max_bytes:
-                        break
-                    if reservation is not None:
+                    if reservation is not None and size <= max_bytes:
                         reservation.reserve_bytes(len(part))
                     parts.append(part)
         except TimeoutError:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from kvproxy.journal.databases.database import JournalDatabase
 
@@ -13,6 +14,12 @@ MAX_ROWS_OF_TENANT = 1_000
 DETAILED_DAYS = 400
 """Days after which the rows of a day are summed over tenants, models, and tags."""
 _FOLDED = ("model", "tag")
+_DAY = 86_400
+
+
+@lru_cache(maxsize=4)
+def _date_of(days: int) -> str:
+    return datetime.fromtimestamp(days * _DAY, UTC).date().isoformat()
 
 
 class DailySums:
@@ -38,7 +45,7 @@ class DailySums:
 
     def add(self, time: float, key: Sequence[str], values: Sequence[float]) -> None:
         """Add values to the row of a key, on the UTC day of a time in seconds since the epoch."""
-        row = self._bounded(datetime.fromtimestamp(time, UTC).date().isoformat(), tuple(key))
+        row = self._bounded(_date_of(int(time // _DAY)), tuple(key))
         before = self._values.get(row)
         self._values[row] = (
             list(values) if before is None else [one + two for one, two in zip(before, values, strict=True)]
@@ -89,7 +96,7 @@ class DailySums:
 
     def fold_old_days(self, now: float) -> None:
         """Sum the rows of each day before `DETAILED_DAYS` over tenants, models, and tags."""
-        first = datetime.fromtimestamp(now - DETAILED_DAYS * 86_400, UTC).date().isoformat()
+        first = datetime.fromtimestamp(now - DETAILED_DAYS * _DAY, UTC).date().isoformat()
         is_detailed = f"day < ? and (tenant <> '{OTHERS}' or model <> '{OTHERS}')"
         folded = {
             "tenant": f"'{OTHERS}'",

@@ -4,7 +4,7 @@ import json
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Option
@@ -18,6 +18,9 @@ from kvproxy.operations.client_setup import CachedTokens, ClientName
 from kvproxy.operations.operation import NoParameters
 from kvproxy.units import plural
 
+if TYPE_CHECKING:
+    from kvproxy.settings import Settings
+
 app = CommandGroup("config", help="Check the settings, or show where each comes from.")
 
 
@@ -26,14 +29,27 @@ def check(data: Data = None) -> Output:
     """Check kvproxy.toml and the environment.
 
     The data folder and the encryption keys are checked too. Each error is one line, with the flag, the variable, or the line
-    of the file that has the invalid value.
+    of the file that has the invalid value. Rules that never apply are warnings.
     """
     from kvproxy.installation.checks.all_checks import check_files
 
     settings = load_settings(data=data)
     check_files(settings)
     rules = [rule.name for rule in settings.rules]
-    return text_output({"rules": rules}, f"the settings are valid; rules: {', '.join(rules) or 'none'}")
+    warnings = list(_shadowed_rules(settings).values())
+    lines = [f"the settings are valid; rules: {', '.join(rules) or 'none'}", *warnings]
+    return text_output({"rules": rules, "warnings": warnings}, "\n".join(lines))
+
+
+def _shadowed_rules(settings: "Settings") -> dict[str, str]:
+    """Return a sentence for each rule that never applies, by its name."""
+    from kvproxy.settings.rules import shadowed_rules
+
+    return {
+        rule.name: f"the rule {rule.name} never applies, because {first.name} before it matches all its requests: move"
+        f" {rule.name} up, or add its settings to {first.name}"
+        for rule, first in shadowed_rules(settings.rules)
+    }
 
 
 @app.subcommand
@@ -110,6 +126,7 @@ def _init_client(
     setup = CLIENTS[name]
     file = load_settings(data=proxy.data).data / "kvproxy.toml"
     is_new = write_rule(file, name, upstream)
+    warning = _shadowed_rules(load_settings(data=proxy.data)).get(name)
     running = proxy.client()
     is_running = running.is_reachable()
     key = api_key or api_key_of(setup)
@@ -130,10 +147,13 @@ def _init_client(
         "traps": list(setup.traps),
         "requests": [asdict(request) for request in tried],
         "failure": failure,
+        "warning": warning,
     }
 
     def show() -> None:
         print_text(f"{'wrote' if is_new else 'found'} the rule {name} in {file}\n")
+        if warning is not None:
+            print_note(f"kvproxy: {warning}")
         print_text(f"Configuration of {setup.title}:\n")
         for path, text in files.items():
             typer.echo(f"{path}\n\n{textwrap.indent(text, '    ')}")

@@ -16,7 +16,7 @@ from kvproxy.commands.request_body import PromptOptions, RequestFieldOptions
 from kvproxy.commands.statistics_text import policy_sentences
 from kvproxy.commands.tables import Layout, Row, digest_column, print_table, text_column
 from kvproxy.errors import KvproxyError, NotFound
-from kvproxy.operations.api_paths import credential_headers
+from kvproxy.operations.api_paths import client_headers
 from kvproxy.operations.client import ProxyClient
 from kvproxy.operations.operation import fields_of
 from kvproxy.operations.suggestions import request_ids
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from kvproxy.index.policies.policy import LearningStatus
     from kvproxy.operations.journal_reports import RecordExplanation
 
+_CREDENTIALS = {"authorization", "x-api-key"}
 _LISTED_BLOCKS = 12
 _LISTED_CHANGES = 4
 _SHOWN = 40
@@ -64,7 +65,8 @@ def explain(
 
     Nothing is computed or stored. Give the settings that clients send, such as --max-tokens. With --request it explains why an
     earlier request missed the cache; the id is in the response header x-request-id. Each client sees only responses of its own
-    tenant: give its key with --api-key.
+    tenant: give its key with --api-key. A request to /v1/messages is looked up with the headers of each version of Anthropic's
+    SDKs; --header selects others.
 
     Example: kvproxy explain "What is a block?"
 
@@ -87,13 +89,33 @@ def explain(
     # A body with only `input` is most likely for Responses.
     chosen = api or detect_api(body) or ("responses" if "input" in body else "chat")
     body |= changes.fields()
-    headers = credential_headers(chosen, api_key) | changes.headers()
+    own = changes.headers()
+    # An explicit header replaces the default ones of its kind.
+    forms = [
+        {
+            name: value
+            for name, value in form.items()
+            if name not in own and not (_CREDENTIALS & {name} and _CREDENTIALS & own.keys())
+        }
+        | own
+        for form in client_headers(chosen, api_key)
+    ]
+    headers = forms[0]
     if model is not None or "model" not in body:
         body["model"] = model or client.first_model(headers)
     explanation = client.perform(explain_request, RequestFormat(chosen), body, headers=headers)
+    for form in forms[1:] if explanation.exact.id is None else ():
+        other = client.perform(explain_request, RequestFormat(chosen), body, headers=form)
+        if _closeness(other) > _closeness(explanation):
+            explanation = other
     if model is not None and explanation.layer not in ("exact", "semantic"):
         _check_model_is_listed(client, model, headers)
     return Output(explanation, lambda: _print_explanation(explanation, layout))
+
+
+def _closeness(explanation: "RequestExplanation") -> int:
+    """Rank explanations of one request with the headers of several clients: the best one has an equal stored request."""
+    return 2 * (explanation.exact.id is not None) + (explanation.closest is not None)
 
 
 def _print_miss(miss: "RecordExplanation") -> None:

@@ -34,6 +34,8 @@ from kvproxy.settings.rules import NO_RULE
 
 _NEAREST = 5  # In the report. The policy `learned` reads more.
 _MAX_SAME_PROMPT = 1000
+_HEADER = "header "
+_NOT_RECORDED = "not recorded"
 _BYPASS_REASONS = {
     "uncacheable": "the cache is off, or the request has state",
     "asked-sample": "the request has a temperature above 0 and no seed, see cache.sampled_requests",
@@ -110,8 +112,14 @@ def _closest_request(request: ApiRequest, key: CacheKey, same_prompts: Sequence[
         changes = [] if parts is None else own.changes_since(regions_of(parts))
         if parts is not None and changes and (fewest is None or len(changes) < fewest):
             fewest, sent, stored = len(changes), dict(region_items(key.parts)), dict(region_items(parts))
+            # An entry has no headers of its request, so they are a difference only if nothing else differs.
+            headers = {name for pair in changes for name in pair if name.startswith(_HEADER)}
             differs = (
-                FieldDifference(part=new or old, stored=stored.get(old), request=sent.get(new)) for old, new in changes
+                FieldDifference(
+                    part=new or old, stored=_NOT_RECORDED if new in headers else stored.get(old), request=sent.get(new)
+                )
+                for old, new in changes
+                if new not in headers or len(headers) == len(changes)
             )
             closest = ClosestRequest(id=entry.id, differs=tuple(differs))
     return closest

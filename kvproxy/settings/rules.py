@@ -1,6 +1,8 @@
 """The sections `[[rules]]` and `[[edits]]`, which apply to some requests."""
 
 import json
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -73,6 +75,13 @@ class RuleSettings(Section):
         has_budget = self.keep_warm_tokens is not None or self.keep_warm_money is not None
         return has_budget or self.breakpoints == "auto"
 
+    def shadows(self, later: "RuleSettings") -> bool:
+        """Whether the rule matches every request of a later one, which thus never applies."""
+        pairs = [(getattr(self, name), getattr(later, name)) for name in ("path", "model", "tenant", "tag")]
+        names = {header.lower(): pattern for header, pattern in later.headers.items()}
+        pairs += [(pattern, names.get(header.lower())) for header, pattern in self.headers.items()]
+        return all(_covers(pattern, other) for pattern, other in pairs)
+
     @field_validator("ignore")
     @classmethod
     def _reject_prompt_fields(cls, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -87,6 +96,23 @@ class RuleSettings(Section):
         if tenant := _TENANT_HEADERS & set(lowered):
             raise ValueError(f"{min(tenant)} identifies the tenant, so it changes every key: see access.tenant_headers")
         return lowered
+
+
+def _covers(pattern: str | None, later: str | None) -> bool:
+    """Whether a pattern matches all texts that a later one matches."""
+    if pattern is None or pattern == later:
+        return True
+    # Of the special characters, only a star matches the stars of another pattern.
+    return later is not None and not set("?[") & set(pattern) and fnmatchcase(later, pattern)
+
+
+def shadowed_rules(rules: Sequence[RuleSettings]) -> list[tuple[RuleSettings, RuleSettings]]:
+    """Return each rule that never applies, with the earlier rule that matches all its requests."""
+    found = (
+        (rule, next((first for first in rules[:place] if first.shadows(rule)), None))
+        for place, rule in enumerate(rules)
+    )
+    return [(rule, first) for rule, first in found if first is not None]
 
 
 NO_RULE = RuleSettings.model_construct(name="")

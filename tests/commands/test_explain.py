@@ -13,7 +13,7 @@ from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
 from kvproxy.commands.explain import SENTENCES
 from kvproxy.flow.layers.layer import Prediction
-from kvproxy.operations.api_paths import PATHS, credential_headers
+from kvproxy.operations.api_paths import ANTHROPIC_VERSIONS, PATHS, credential_headers
 from tests.commands.run import Demo, ask, kvproxy, result
 from tests.commands.upstream import proxied, said
 
@@ -37,6 +37,29 @@ def test_explain_names_the_fields_that_differ_from_the_closest_stored_request(tm
         # Nothing of another tenant is shown.
         assert result("explain", "What?", "--model", "m", "--api-key", "third", url=url)["closest"] is None
         assert result(*given[:-1], "0.5", url=url)["closest"] is None
+
+
+def test_explain_finds_what_each_version_of_anthropics_sdk_stored(tmp_path: Path) -> None:
+    with proxied(tmp_path) as url:
+        # The SDK 2.11 sends these headers; others are those of a client of its own.
+        bodies = {
+            version: said(f"Since {version}?") | {"max_tokens": 9} for version in (*ANTHROPIC_VERSIONS, "2030-01-01")
+        }
+        for version, body in bodies.items():
+            headers = {"authorization": "Bearer own", "anthropic-version": version, "cache-control": "confirm"}
+            httpx.post(f"{url}/v1/messages", json=body, headers=headers).raise_for_status()
+
+        def explained(version: str, *more: str) -> Any:
+            file = tmp_path / "request.json"
+            file.write_text(json.dumps(bodies[version]))
+            return result("explain", "--file", file, "--api", "messages", "--api-key", "own", *more, url=url)
+
+        for version in ANTHROPIC_VERSIONS:
+            assert explained(version)["layer"] == "exact"
+        other = explained("2030-01-01")
+        (difference,) = other["closest"]["differs"]
+        assert (difference["part"], difference["stored"]) == ("header anthropic-version", "not recorded")
+        assert explained("2030-01-01", "--header", "anthropic-version: 2030-01-01")["layer"] == "exact"
 
 
 def test_explain_names_the_layer_that_answers(demo: Demo) -> None:

@@ -3,11 +3,13 @@
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvproxy.operations.client_setup import CLIENTS, URL, ClientName
 from kvproxy.settings import load_settings
+from kvproxy.settings.rules import RuleSettings
 from tests.clients.documented import PAGE, sections
 from tests.clients.scripted_upstream import ScriptedUpstream
 from tests.commands.run import kvproxy, result
@@ -87,3 +89,34 @@ def test_a_refused_request_is_a_failure(tmp_path: Path) -> None:
         done = kvproxy("init", "--for", "aider", "--data", tmp_path, "--api-key", "sk-1", "--url", url, "--json")
     assert done.returncode == 1
     assert "127.0.0.1:9" in json.loads(done.stdout)["failure"]
+
+
+def test_a_rule_that_never_applies_is_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / "kvproxy.toml"
+    every = '[[rules]]\nname = "all"\npath = "/v1/*"\nsemantic = false\n'
+    file.write_text(f'upstream = "http://127.0.0.1:9"\n\n{every}')
+    assert result("config", "check", "--data", tmp_path)["warnings"] == []
+    warning = (
+        "the rule codex never applies, because all before it matches all its requests: move codex up, or add its settings"
+        " to all"
+    )
+    assert result("init", "--for", "codex", "--data", tmp_path)["warning"] == warning
+    assert warning in kvproxy("init", "--for", "codex", "--data", tmp_path).stderr
+    assert result("config", "check", "--data", tmp_path)["warnings"] == [warning]
+    assert warning in kvproxy("config", "check", "--data", tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "shadows"),
+    [
+        ({}, {"path": "/v1/messages"}, True),
+        ({"path": "/v1/*"}, {"path": "/v1/m*"}, True),
+        ({"path": "/v1/m*"}, {"path": "/v1/*"}, False),
+        ({"path": "/v1/?*"}, {"path": "/v1/*"}, False),
+        ({"model": "m"}, {"path": "/v1/messages"}, False),
+        ({"headers": {"X-Team": "*"}}, {"headers": {"x-team": "a*"}}, True),
+        ({"headers": {"X-Team": "*"}}, {}, False),
+    ],
+)
+def test_a_rule_shadows_a_later_one(first: dict[str, Any], later: dict[str, Any], shadows: bool) -> None:
+    assert RuleSettings(name="a", **first).shadows(RuleSettings(name="b", **later)) is shadows

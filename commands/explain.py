@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from kvproxy.apis.api import ApiName
-from kvproxy.commands.formatting import local_time, one_line
+from kvproxy.commands.formatting import local_time, one_line, quoted
 from kvproxy.commands.options import ApiKey, JournalOptions, completion_of
 from kvproxy.commands.output import Output, print_facts, print_text
 from kvproxy.commands.request_body import PromptOptions, RequestFieldOptions
@@ -282,7 +282,7 @@ def _print_prefix(prefix: "PrefixReport") -> None:
     if divergence := prefix.divergence:
         print_text(f"diverges   at token {divergence.position:,}")
         for name in ("context", "cached", "prompt"):
-            print_text(f"  {'after' if name == 'context' else name:<8} {getattr(divergence, name)!r}")
+            print_text(f"  {'after' if name == 'context' else name:<8} {quoted(getattr(divergence, name))}")
 
 
 def _block_names(blocks: Sequence[int | str]) -> str:

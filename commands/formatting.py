@@ -29,6 +29,11 @@ def format_duration(seconds: float) -> Formatted:
     return Formatted(format_seconds(seconds), seconds)
 
 
+def quoted(text: str | None) -> str:
+    """Quote a text; `unknown` without quotes if it is None."""
+    return "unknown" if text is None else repr(text)
+
+
 def format_age(created: float) -> Formatted:
     return format_duration(round(time.time() - created))
 

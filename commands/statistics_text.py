@@ -73,7 +73,7 @@ def label_statistics(values: Mapping[str, Any], group: str) -> Iterator[tuple[st
         path = f"{group}.{name}"
         if isinstance(value, Mapping):
             yield from label_statistics(value, path)
-        elif value is not None and not isinstance(value, list) and path not in _DUPLICATES:
+        elif value is not None and not isinstance(value, list | tuple) and path not in _DUPLICATES:
             data = f"{_LABELS[group]}: {one_line(name)}" if group in _LABELS else None
             yield _LABELS.get(path) or data or one_line(name).replace("_", " ").capitalize(), _format_value(name, value)
 

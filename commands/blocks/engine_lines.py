@@ -7,7 +7,7 @@ from kvproxy.commands.formatting import percent
 from kvproxy.units import format_bytes
 
 if TYPE_CHECKING:
-    from kvproxy.backends.reports import EngineMetrics
+    from kvproxy.backends.reports import EngineMetrics, PrefixCacheStats
     from kvproxy.blocks.row_types import KVCacheGroupStats
     from kvproxy.tiers.chunk_store import TierStats
 
@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 def tier_line(tier: "TierStats") -> str:
     line = f"{tier.name}: {tier.chunks:,} chunks, {format_bytes(tier.bytes)}, {tier.hits:,} hits"
     return line if tier.available else f"{line}, paused after a failure"
+
+
+def away_lines(stats: "PrefixCacheStats") -> list[str]:
+    """Name the upstreams that do not respond."""
+    return [
+        f"{url} does not respond, and loses its prefix cache if it ended: {error}" for url, error in stats.away.items()
+    ]
 
 
 def layer_group_lines(groups: "Iterable[KVCacheGroupStats]") -> list[str]:

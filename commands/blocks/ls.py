@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from kvproxy.commands.blocks.engine_lines import engine_line, layer_group_lines
+from kvproxy.commands.blocks.engine_lines import away_lines, engine_line, layer_group_lines
+from kvproxy.commands.formatting import quoted
 from kvproxy.commands.options import LimitOrAll, ProxyOptions
 from kvproxy.commands.output import Output, print_facts, print_text
 from kvproxy.commands.statistics_text import label_statistics
@@ -60,7 +61,7 @@ def show(name: BlockName, proxy: ProxyOptions) -> Output:
     from kvproxy.operations.blocks import show_block
 
     block = proxy.client().perform(show_block, name)
-    facts = [(field, repr(value) if field == "text" else value) for field, value in asdict(block).items()]
+    facts = [(field, quoted(value) if field == "text" else value) for field, value in asdict(block).items()]
     return Output(block, lambda: print_facts(facts))
 
 
@@ -81,7 +82,7 @@ def chains(*, limit: LimitOrAll = None, layout: ListLayout, proxy: ProxyOptions)
             "Blocks#": chain.num_blocks,
             "Tokens#": chain.num_tokens,
             "In use#": chain.in_use,
-            text_column("Text"): repr(chain.first_text),
+            text_column("Text"): quoted(chain.first_text),
         }
         for chain in shown
     ]
@@ -101,10 +102,12 @@ def stats(proxy: ProxyOptions) -> Output:
 
 def _print_statistics(statistics: "PrefixCacheStats") -> None:
     shown = asdict(statistics)
+    del shown["away"]
     if statistics.residency is None or not statistics.residency.evicted:
         del shown["residency"]
     print_facts(label_statistics(shown, "blocks"))
-    for line in [*map(engine_line, statistics.reported), *layer_group_lines(statistics.groups)]:
+    lines = [*map(engine_line, statistics.reported), *layer_group_lines(statistics.groups)]
+    for line in [*away_lines(statistics), *lines]:
         print_text(line)
 
 

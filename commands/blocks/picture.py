@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from kvproxy.commands.blocks.engine_lines import engine_line, layer_group_lines, tier_line
-from kvproxy.commands.formatting import percent
+from kvproxy.commands.blocks.engine_lines import away_lines, engine_line, layer_group_lines, tier_line
+from kvproxy.commands.formatting import percent, quoted
 from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output, print_text
 from kvproxy.commands.tables import Row, digest_column, print_table, text_column
@@ -45,6 +45,8 @@ def picture(proxy: ProxyOptions) -> Output:
             for tier in client.perform(list_tiers, NoParameters()):
                 print_text(f" tier {tier_line(tier)}")
             return
+        for line in away_lines(stats):
+            print_text(line)
         if not stats.slots or stats.complete is not None:
             _print_mirrors(stats)
         if stats.slots:
@@ -68,7 +70,7 @@ def _print_mirrors(stats: "PrefixCacheStats") -> None:
 
 
 def _print_slots(blocks: "Sequence[ListedBlock]", chains: "Sequence[ListedChain]") -> None:
-    begins = {chain.leaf: repr(chain.first_text) for chain in chains}
+    begins = {chain.leaf: quoted(chain.first_text) for chain in chains}
     # Mirrored blocks of other engines have neither an id nor the medium `disk`.
     slots = [block for block in blocks if block.id is not None or block.medium == "disk"]
     has_engines = len({slot.engine for slot in slots}) > 1

@@ -32,7 +32,8 @@ class PrefixCache(Protocol):
     async def list_branches(self, parent: str | None, start: int, limit: int) -> tuple[list[TreeBranch], int]:
         """Return a page of the branches after block `parent` in the prefix tree, with texts, and the number of all branches."""
         branches, total = await asyncio.to_thread(list_branches, await self._tree_nodes(), parent, start, limit)
-        contents = await asyncio.gather(*(self.find_block(branch.names[0]) for branch in branches))
+        # One after another: each may call the server, and llama-server has few threads.
+        contents = [await self.find_block(branch.names[0]) for branch in branches]
         texts = ["" if content is None else content.text for content in contents]
         return [replace(branch, text=text) for branch, text in zip(branches, texts, strict=True)], total
 
@@ -65,7 +66,8 @@ class PrefixCache(Protocol):
 
 def no_events_error() -> NoPrefixCache:
     return NoPrefixCache(
-        "the prefix cache belongs to the upstream, which does not publish it; --kv-events mirrors the cache of vLLM and SGLang"
+        "the prefix cache belongs to the upstream, which does not publish it; --kv-events mirrors the cache of vLLM and SGLang,"
+        " and kvproxy serve without --upstream and --demo has its own"
     )
 
 
@@ -73,8 +75,8 @@ def _no_blocks_error() -> NoPrefixCache:
     return NoPrefixCache("the prefix cache belongs to the upstream: this proxy has no blocks to pin and no tiers")
 
 
-Detokenize = Callable[[Sequence[int] | None], Awaitable[str]]
-"""Returns the text of tokens, or "" for None."""
+Detokenize = Callable[[Sequence[int] | None], Awaitable[str | None]]
+"""Returns the text of tokens: "" for None, and None if the engine could not be asked."""
 
 
 async def decode_divergence(divergence: Divergence | None, detokenize: Detokenize) -> DivergenceText | None:

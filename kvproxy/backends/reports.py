@@ -72,6 +72,7 @@ class PrefixCacheStats(PoolReport):
         streams: status of each KV event stream.
         engines: URLs of the upstreams.
         slots: whether the pool includes slots of llama.cpp.
+        away: upstreams that do not respond, with the failure, by URL. The statistics may include their lost caches.
     """
 
     complete: bool | None = None
@@ -79,6 +80,7 @@ class PrefixCacheStats(PoolReport):
     engines: tuple[str, ...] = ()
     reported: tuple[EngineMetrics, ...] = ()
     slots: bool = False
+    away: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of_pool(cls, pool: PoolReport) -> Self:
@@ -87,7 +89,7 @@ class PrefixCacheStats(PoolReport):
 
 @dataclass(frozen=True, slots=True)
 class DivergenceText:
-    """A `Divergence` as text.
+    """A `Divergence` as text; None for a text that the engine could not be asked for.
 
     Attributes:
         position: index of the first different token.
@@ -96,9 +98,9 @@ class DivergenceText:
     """
 
     position: int
-    cached: str
-    prompt: str
-    context: str
+    cached: str | None
+    prompt: str | None
+    context: str | None
 
 
 @dataclass(frozen=True, slots=True)

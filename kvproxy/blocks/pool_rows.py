@@ -218,7 +218,7 @@ class TreeBranch:
     below: int  # Number of blocks that follow this branch, in all chains.
     leaves: int  # Number of chains that contain this branch.
     in_use: int  # Number of blocks in use, in this branch and after it.
-    text: str = ""
+    text: str | None = ""  # None if the engine could not be asked for it.
 
 
 def tree_nodes_from_pool(manager: KVCacheManager) -> list[TreeNode]:

@@ -40,7 +40,7 @@ class BlockRow:
 class BlockContent:
     block: BlockRow
     tokens: tuple[int, ...] | None
-    text: str = ""
+    text: str | None = ""  # None if the engine could not be asked for it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class ChainRow:
     in_use: int | None = None  # Number of blocks in use.
     last_accessed: int | None = None
     first_tokens: tuple[int, ...] | None
-    first_text: str = ""
+    first_text: str | None = ""  # None if the engine could not be asked for it.
     place: BlockLocation | None = None
 
 

@@ -12,6 +12,7 @@ from kvproxy.settings import Settings
 
 if TYPE_CHECKING:
     from kvproxy.engine.async_llm import AsyncLLM
+    from kvproxy.engine.backend import EmbeddedBackend
     from kvproxy.upstreams.fleet import Fleet
 
 
@@ -21,6 +22,7 @@ class BuiltBackend:
     prefix: PrefixCache
     worker: "AsyncLLM | None" = None
     fleet: "Fleet | None" = None
+    embedded: "EmbeddedBackend | None" = None
 
 
 def build_backend(settings: Settings) -> BuiltBackend:
@@ -45,7 +47,7 @@ def _build_embedded(settings: Settings) -> BuiltBackend:
         global_priorities=settings.access.priorities == "all",
         admission=Admission(limit, 0, settings.limits.queue_seconds),
     )
-    return BuiltBackend(backend, EmbeddedPrefixCache(backend), worker=worker)
+    return BuiltBackend(backend, EmbeddedPrefixCache(backend), worker=worker, embedded=backend)
 
 
 def _build_fleet(settings: Settings) -> BuiltBackend:

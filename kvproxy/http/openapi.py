@@ -26,6 +26,8 @@ def _object(required: list[str], **properties: Schema) -> Schema:
 _BODIES: dict[str, Schema] = {
     **{api.path: _OBJECT for api in APIS.values()},
     f"{MESSAGES.path}/count_tokens": _OBJECT,
+    "/tokenize": _OBJECT,
+    "/detokenize": _object(["tokens"], tokens={"type": "array", "items": {"type": "integer"}}),
 }
 """Schemas of JSON bodies by the path of a POST route."""
 

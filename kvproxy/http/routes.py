@@ -51,6 +51,7 @@ from kvproxy.http.request_bodies import (
     stream_upload,
 )
 from kvproxy.http.services import services
+from kvproxy.http.tokenize import detokenize_tokens, tokenize_prompt
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.savings import savings
@@ -168,6 +169,18 @@ async def count_tokens(request: Request) -> Response:
         MESSAGES.check_prompt(counted.body)
         report = await app.prefix.explain(await app.path.edit(counted))
     return JSONResponse({"input_tokens": report and report.prompt_tokens})
+
+
+async def tokenize(request: Request) -> Response:
+    """Return the tokens of a prompt, in vLLM's format."""
+    is_upstream = services(request).backend.forwarder is not None
+    return await (forward_unparsed if is_upstream else tokenize_prompt)(request)
+
+
+async def detokenize(request: Request) -> Response:
+    """Return the text of tokens, in vLLM's format."""
+    is_upstream = services(request).backend.forwarder is not None
+    return await (forward_unparsed if is_upstream else detokenize_tokens)(request)
 
 
 async def health(request: Request) -> Response:
@@ -392,6 +405,8 @@ ROUTES = [
     ),
     *(Route(path, models, methods=["GET"], include_in_schema=path == "/v1/models") for path in _MODELS),
     *(Route(f"{path}/{{name:path}}", model, methods=["GET"], include_in_schema=False) for path in _MODELS),
+    Route("/tokenize", tokenize, methods=["POST"]),
+    Route("/detokenize", detokenize, methods=["POST"]),
     Route("/health", health, methods=["GET"]),
     Route("/ready", ready, methods=["GET"]),
     Route("/metrics", metrics, methods=["GET"]),

@@ -56,7 +56,7 @@ class ListedBlock:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownBlock(ListedBlock):
     tokens: tuple[int, ...] | None
-    text: str
+    text: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class ListedChain:
     in_use: int | None
     last_accessed: int | None
     first_tokens: tuple[int, ...] | None
-    first_text: str
+    first_text: str | None
     engine: str | None = None
     rank: int | None = None
     medium: str | None = None

@@ -35,6 +35,8 @@ class UpstreamClient:
         self._settings = settings
         limit = settings.max_connections + _PROBE_CONNECTIONS
         self._connections = ConnectionPool(server.url, settings.connect_timeout, settings.read_timeout, limit)
+        self.keeps_connections = True
+        """Whether connections are reused after requests of clients."""
         self._refuse_usage: set[ApiName] = set()
         self.admission = Admission(settings.max_connections, limits.queue_size, limits.queue_seconds)
 
@@ -154,7 +156,7 @@ class UpstreamClient:
             raise InvalidRequest(f"the path {path[:80]!r} does not begin with a slash")
         await self.admission.enter()
         try:
-            reply = await self.send_unqueued(method, path, headers, body)
+            reply = await self.send_unqueued(method, path, headers, body, closes=not self.keeps_connections)
         except BaseException:
             self.admission.leave()
             raise
@@ -162,10 +164,15 @@ class UpstreamClient:
         return reply
 
     async def send_unqueued(
-        self, method: str, path: str, headers: Mapping[str, str], body: Body = b""
+        self, method: str, path: str, headers: Mapping[str, str], body: Body = b"", *, closes: bool = False
     ) -> RelayedResponse:
-        """Send a request without the queue of client requests. Raises UpstreamError."""
+        """Send a request without the queue of client requests. Raises UpstreamError.
+
+        `closes` asks the server to close the connection after its response.
+        """
         sent = self._headers(headers, path, omits_length=isinstance(body, bytes))
+        if closes:
+            sent.append(("connection", "close"))
         # A streamed body cannot be sent twice.
         retries = self._settings.retries if isinstance(body, bytes) else 0
         while True:

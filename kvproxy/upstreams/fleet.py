@@ -233,12 +233,16 @@ class Fleet:
         mirrored = [(engine, engine.mirror) for engine in engines if engine.mirror is not None]
         if not mirrored:
             return None
+        engine = mirrored[0][0]
         try:
             # Each further engine would delay the request by a timeout.
-            prompt = await self.tokenizer.tokenize_request(request, mirrored[0][0].client, TOKENIZE_SECONDS)
+            prompt = await self.tokenizer.tokenize_request(request, engine.client, TOKENIZE_SECONDS)
         except KvproxyError as error:
+            if isinstance(error, UpstreamError):
+                engine.record_tokenizing(error.message)
             _log.debug("routed without tokens: %s", error.message)
             return None
+        engine.record_tokenizing(None)
         await compute_hashes(prompt, [mirror for _, mirror in mirrored])
         return prompt
 

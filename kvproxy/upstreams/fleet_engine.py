@@ -23,7 +23,7 @@ from kvproxy.upstreams.load_times import LoadTimes
 from kvproxy.upstreams.mirror.prefix_match import MirrorMatch
 from kvproxy.upstreams.mirror.prompt_hashes import HashedPrompt
 from kvproxy.upstreams.mirror.reuse_limits import explain_reuse_limits
-from kvproxy.upstreams.mirror_monitor import MirrorMonitor, RecentPredictions
+from kvproxy.upstreams.mirror_monitor import MirrorMonitor, RecentPredictions, TokenizingFailures
 from kvproxy.upstreams.pending_prefixes import PendingPrefixes
 from kvproxy.upstreams.refused_cache_fields import RefusedCacheFields
 from kvproxy.upstreams.routing import EngineCandidate, EngineLoad, engine_order, rank_engines
@@ -119,6 +119,7 @@ class FleetEngine:
         self._kind = self._create_kind(server, settings)
         self._monitor = None if self.mirror is None else MirrorMonitor(server, self.mirror)
         self._problems: list[str] = []
+        self._tokenizing = TokenizingFailures(self.url)
         self._metrics: tuple[float, EngineMetrics] | None = None
         self._metrics_timeout = routing.health_timeout
         self._next_metrics = 0.0
@@ -169,6 +170,10 @@ class FleetEngine:
         placement.record_response(reply)
         reply.served_by = self.serving_upstream(placement.predicted_tokens, placement.uncached_tokens)
         return reply
+
+    def record_tokenizing(self, failure: str | None) -> None:
+        """Record whether the server tokenized a prompt: None for a success."""
+        self._tokenizing.record(failure)
 
     async def monitor(self) -> None:
         if time.monotonic() >= self._next_metrics:
@@ -294,7 +299,7 @@ class FleetEngine:
             streams=() if mirror is None else tuple(mirror.streams()),
             reuse=self.reuse,
             metrics=self.metrics(),
-            notes=(*self._problems, *self._kind.problems()),
+            notes=(*self._problems, *self._tokenizing.problems(), *self._kind.problems()),
             advice=self._advice(),
             slots=self._kind.slots(),
             offloaded={} if mirror is None else mirror.report().offloaded,

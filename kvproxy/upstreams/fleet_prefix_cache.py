@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kvproxy.upstreams.mirror.mirror import Mirror
 
 _MAX_TEXTS = 50  # Each chain's text may require a request to the engine.
+_TEXT_CONNECTIONS = 8
 _TOKENIZE_SECONDS = 5.0
 _RESET_SECONDS = 60.0
 _RESET_PATHS = ("/reset_prefix_cache", "/flush_cache")  # vLLM's development mode, and SGLang.
@@ -47,17 +48,23 @@ class MirrorView:
 
     async def chains(self) -> list[ChainRow]:
         rows = await asyncio.to_thread(pool_rows.list_chains, self._snapshots())
-        texts = await asyncio.gather(*(self.detokenize(chain.first_tokens) for chain in rows[:_MAX_TEXTS]))
+        connections = asyncio.Semaphore(_TEXT_CONNECTIONS)
+
+        async def text(chain: ChainRow) -> str | None:
+            async with connections:
+                return await self.detokenize(chain.first_tokens)
+
+        texts = await asyncio.gather(*map(text, rows[:_MAX_TEXTS]))
         spelled = [replace(chain, first_text=text) for chain, text in zip(rows, texts, strict=False)]
         return spelled + rows[_MAX_TEXTS:]
 
-    async def detokenize(self, tokens: Sequence[int] | None) -> str:
+    async def detokenize(self, tokens: Sequence[int] | None) -> str | None:
         if not tokens:
             return ""
         try:
             return await self._tokenizer.detokenize(tokens, self._engine.client, _TOKENIZE_SECONDS)
         except KvproxyError:
-            return " ".join(map(str, tokens))
+            return None
 
     async def explain(self, request: ApiRequest) -> PrefixReport:
         try:
@@ -109,9 +116,14 @@ class FleetPrefixCache(PrefixCache):
 
     def _all_views(self) -> list[MirrorView | PrefixView]:
         views: list[MirrorView | PrefixView] = [*self._mirror_views(), *self._slot_views()]
-        if not views:
-            raise no_events_error()
-        return views
+        if views:
+            return views
+        for engine in self._fleet.engines.values():
+            if engine.health.outage is not None:
+                raise NoPrefixCache(
+                    f"{engine.url} does not respond, so its prefix cache is unknown: {engine.health.outage}"
+                )
+        raise no_events_error()
 
     async def blocks(self) -> list[BlockRow]:
         return [row for view in self._all_views() for row in await view.blocks()]
@@ -124,11 +136,7 @@ class FleetPrefixCache(PrefixCache):
         return [row for view in slots for row in await view.eviction_queue()]
 
     async def _tree_nodes(self) -> list[TreeNode]:
-        mirrors = self._mirror_views()
-        if not mirrors:
-            raise no_events_error()
-        rows = [row for view in mirrors for row in await view.blocks()]
-        return await asyncio.to_thread(tree_nodes_from_rows, rows)
+        return await asyncio.to_thread(tree_nodes_from_rows, await self.blocks())
 
     async def chains(self) -> list[ChainRow]:
         return [row for view in self._all_views() for row in await view.chains()]
@@ -159,7 +167,19 @@ class FleetPrefixCache(PrefixCache):
             engines=tuple(self._fleet.engines),
             reported=metrics,
             slots=bool(slots),
+            away=await self._away_upstreams(),
         )
+
+    async def _away_upstreams(self) -> dict[str, str]:
+        engines = self._fleet.engines.values()
+        away = {engine.url: engine.health.outage for engine in engines if engine.health.outage is not None}
+        for engine in engines:
+            # Health probes are less frequent than calls of this command.
+            view = engine.prefix_view() if engine.url not in away else None
+            failure = await view.failure() if view is not None else None
+            if failure is not None:
+                away[engine.url] = failure
+        return away
 
     async def reset(self) -> ResetReport:
         self._all_views()

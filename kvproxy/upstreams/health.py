@@ -67,6 +67,11 @@ class Health:
         return self._unreachable >= (self._eject_after if self._has_responded else 1)
 
     @property
+    def outage(self) -> str | None:
+        """The last failure, if the last probe or connection failed."""
+        return self.error if self._unreachable else None
+
+    @property
     def ejected(self) -> bool:
         return self.is_unreachable or self._clock() < self._ejected_until
 

@@ -21,6 +21,7 @@ _MIN_COMPUTED = 1000  # Prompt tokens without an event before a problem is repor
 _CONFIG = '--kv-events-config \'{"enable_kv_cache_events": true, "publisher": "zmq", ...}\', see docs/mirror.md'
 _MAX_RECENT = 100
 _MAX_DISTRUSTED = 0.25  # Share of the latest predictions that may be too high until routing ignores the mirror.
+_MAX_TOKENIZING_FAILURES = 3
 _log = logging.getLogger("kvproxy")
 
 
@@ -39,6 +40,31 @@ class RecentPredictions:
     @property
     def is_unreliable(self) -> bool:
         return len(self._too_high) >= MIN_PREDICTIONS and sum(self._too_high) > _MAX_DISTRUSTED * len(self._too_high)
+
+
+class TokenizingFailures:
+    """Whether a server tokenizes prompts. Without their tokens, its mirror predicts nothing."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._failures = 0
+        self._last = ""
+        self._has_succeeded = False
+
+    def record(self, failure: str | None) -> None:
+        if failure is None:
+            self._failures, self._has_succeeded = 0, True
+            return
+        had_problems = bool(self.problems())
+        self._failures, self._last = self._failures + 1, failure
+        for problem in self.problems() if not had_problems else ():
+            _log.warning("%s: %s", self._url, problem)
+
+    def problems(self) -> list[str]:
+        # A busy server may respond too late now and then.
+        if self._failures < (_MAX_TOKENIZING_FAILURES if self._has_succeeded else 1):
+            return []
+        return [f"prompts are routed without predictions, because their tokens are unknown: {self._last}"]
 
 
 class MirrorMonitor:

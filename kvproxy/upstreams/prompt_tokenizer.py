@@ -6,7 +6,7 @@ from typing import TypeAlias
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.codecs.codec import Conversation, PromptInput
-from kvproxy.apis.json import JsonObject
+from kvproxy.apis.json import JsonObject, field
 from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.errors import InvalidRequest, SettingsError, UpstreamError, UpstreamUnreachable
 from kvproxy.upstreams.client import UpstreamClient
@@ -21,6 +21,9 @@ _TOKENIZER_FIELDS = (
     "chat_template_kwargs",
     "continue_final_message",
 )
+
+
+_INVALID = (400, 413, 422)
 
 
 class UpstreamTokenizer:
@@ -56,6 +59,8 @@ async def _post(
     else:
         if status == 200 and isinstance(reply, dict):
             return reply
+        if status in _INVALID or field(field(reply, "error"), "param") == "model":
+            raise InvalidRequest(f"{client.url}{path} refuses this prompt with status {status}")
         failure = f"{client.url} answered {status}"
     raise UpstreamUnreachable(f"{path} failed ({failure}): set forward.tokenizer to the model's tokenizer")
 

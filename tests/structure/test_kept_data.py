@@ -43,6 +43,7 @@ upstreams/pending_prefixes: _by_hash _prompts
 upstreams/load_times: _loads _prefill
 upstreams/generated_tokens: _prefixes
 upstreams/llama/slots: slots
+upstreams/llama/client: _texts
 engine/scheduler/scheduler: _service
 http/metrics: _clients
 tiers/redis: _known
@@ -172,6 +173,7 @@ http.metrics:_MAX_CLIENTS upstreams/test_bounds.py::test_clients_in_metrics_are_
 upstreams.fleet_engine:_MAX_MODELS upstreams/test_bounds.py::test_models_of_an_upstream_are_summed_beyond_the_bound
 upstreams.generated_tokens:_MAX_PREFIXES upstreams/test_bounds.py::test_restored_prefixes_are_kept_to_the_bounds
 upstreams.generated_tokens:MAX_PREFIX_TOKENS upstreams/test_bounds.py::test_restored_prefixes_are_kept_to_the_bounds
+upstreams.llama.client:MAX_TEXTS upstreams/test_bounds.py::test_texts_of_a_llama_server_are_kept_to_the_bound
 upstreams.llama.slots:MAX_SLOTS upstreams/test_bounds.py::test_slots_of_a_llama_server_are_kept_to_the_bound
 engine.scheduler.scheduler:MAX_TENANTS engine/test_scheduling.py::test_few_tenants_without_requests_are_remembered
 engine.text.segment_cache:_MAX_BYTES engine/test_segments.py::test_old_segments_are_dropped_at_the_limit

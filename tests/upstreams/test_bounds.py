@@ -15,8 +15,8 @@ from kvproxy.settings import UpstreamServer, load_settings
 from kvproxy.upstreams import fleet_engine, generated_tokens
 from kvproxy.upstreams.fleet_engine import FleetEngine
 from kvproxy.upstreams.generated_tokens import TokenRestorer
-from kvproxy.upstreams.llama import slots
-from kvproxy.upstreams.llama.client import SlotState
+from kvproxy.upstreams.llama import client, slots
+from kvproxy.upstreams.llama.client import LlamaClient, SlotState
 from kvproxy.upstreams.llama.slots import SlotTable
 from kvproxy.upstreams.mirror import replay_backlog
 from kvproxy.upstreams.mirror.prefix_match import HashedPrompt
@@ -55,6 +55,19 @@ async def test_slots_of_a_llama_server_are_kept_to_the_bound(monkeypatch: pytest
     for _ in range(20):
         await table.refresh()
     assert list(table.slots) == list(range(10))
+
+
+async def test_texts_of_a_llama_server_are_kept_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "MAX_TEXTS", 10)
+
+    async def call_json(*given: Any, **options: Any) -> tuple[int, Any]:
+        return 200, {"content": "text"}
+
+    llama = LlamaClient(Mock(call_json=call_json))
+    for number in range(20):
+        await llama.detokenize([number])
+    await llama.detokenize([7] * (client.MAX_TEXT_TOKENS + 1))
+    assert list(llama._texts) == [array("i", [number]).tobytes() for number in range(10, 20)]
 
 
 def test_restored_prefixes_are_kept_to_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

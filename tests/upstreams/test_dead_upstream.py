@@ -10,10 +10,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from kvproxy.settings import load_settings
+from tests.commands.run import kvproxy
 from tests.plain_upstream import run_plain_upstream
 from tests.polling import until
 from tests.ports import free_port
-from tests.servers import run_front
+from tests.servers import run_front, run_proxy
 
 
 def test_the_log_and_ready_report_an_outage_once_per_change(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -61,3 +63,15 @@ def test_the_banner_names_a_dead_upstream_the_dashboard_and_a_request_that_works
     assert f"{alive} answers, and serves plain" in banner
     assert "<title>kvproxy</title>" in page.text
     assert "HTTP/1.1 200 OK" in answer
+
+
+def test_blocks_names_an_engine_that_does_not_respond(tmp_path: Path) -> None:
+    dead = f"http://127.0.0.1:{free_port()}"
+    events = f"tcp://127.0.0.1:{free_port()}"
+    routing = {"health_interval": 0.05}
+    for number, upstream in enumerate(({"url": dead, "kv_events": events}, {"url": dead})):
+        settings = load_settings(data=tmp_path / str(number), upstreams=[upstream], routing=routing)
+        with run_proxy(settings) as (url, _):
+            until(lambda: httpx.get(f"{url}/ready").status_code == 503)
+            shown = kvproxy("blocks", url=url)
+            assert f"{dead} does not respond" in (shown.stdout if "kv_events" in upstream else shown.stderr)

@@ -7,8 +7,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from kvproxy.errors import KvproxyError
+from kvproxy.installation.checks.servers import check_proxy
 from kvproxy.settings import load_settings
 from kvproxy.upstreams import health
+from tests.commands.run import kvproxy
 from tests.polling import until
 from tests.servers import run_proxy
 from tests.upstreams.fleets import Engine, Fleet, chat, fleet, run_engine
@@ -168,3 +171,23 @@ def test_requests_that_the_queue_refuses_are_not_sent(tmp_path: Path) -> None:
             engine.mood = "well"
             assert first.result().status_code == 200
             assert (engine.got, running.status(url)["sent"]) == (["first"], 1)
+
+
+def test_an_engine_that_does_not_tokenize_has_a_problem(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", "kvproxy"), fleet(tmp_path, 1, events=True, prediction_sample_rate=1.0) as running:
+        ((url, engine),) = running.engines.items()
+        engine.mood = "old"
+        for number in range(2):
+            running.ask(f"Question {number}: " + "What is a block? " * 4).raise_for_status()
+        (note,) = running.status(url)["notes"]
+        assert "set forward.tokenizer" in note
+        assert sum("set forward.tokenizer" in line for line in caplog.messages) == 1
+        assert "set forward.tokenizer" in kvproxy("upstreams", url=running.url).stdout
+        with pytest.raises(KvproxyError, match=r"set forward\.tokenizer"):
+            check_proxy(running.url, None)
+        # A server that is slow now and then has no problem.
+        engine.mood = "well"
+        running.ask("What is a pool? " * 4).raise_for_status()
+        engine.mood = "old"
+        running.ask("What is a chain? " * 4).raise_for_status()
+        assert running.status(url)["notes"] == []

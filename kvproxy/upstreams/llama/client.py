@@ -1,15 +1,17 @@
 """Calls the routes of llama-server on its slots and tokens."""
 
+import asyncio
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs.codec import Conversation
 from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps, field, objects
-from kvproxy.errors import UpstreamError, UpstreamUnreachable
+from kvproxy.errors import UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.prompt_tokenizer import prompt_input
 
@@ -17,6 +19,10 @@ Tokens: TypeAlias = "array[int]"
 """Token ids as an array, because each request is compared with many slots and files."""
 _SECONDS = 2.0  # Older servers do not respond while they compute a batch.
 _FILE_SECONDS = 60.0  # A slot may have gigabytes.
+# Each connection, also an idle one, occupies one of the few threads of the server.
+_TEXT_CONNECTIONS = 2
+MAX_TEXTS, MAX_TEXT_TOKENS = 1_024, 64
+"""Texts that are kept, and the maximum tokens of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,8 @@ class LlamaClient:
 
     def __init__(self, client: UpstreamClient) -> None:
         self._client = client
+        self._text_connections = asyncio.Semaphore(_TEXT_CONNECTIONS)
+        self._texts: dict[bytes, str] = {}  # By the bytes of the tokens, least recently used first.
 
     async def server_info(self) -> ServerInfo | None:
         """Return the server's properties; None if the server is not llama.cpp."""
@@ -93,13 +101,13 @@ class LlamaClient:
         if isinstance(source, Conversation):
             # Any field may affect the chat template.
             body = request.body if request.api.name == "chat" else source.chat_fields()
-            reply = await self._post("/apply-template", {**body, "stream": False})
+            reply = await self._post_text("/apply-template", {**body, "stream": False})
             source = str(field(reply, "prompt") or "")
         return await self.tokenize(source, special=True)
 
     async def tokenize(self, text: str, *, special: bool = False) -> Tokens:
         """Tokenize a text. `special` adds the special tokens with which a prompt begins."""
-        reply = await self._post("/tokenize", {"content": text, "add_special": special, "parse_special": True})
+        reply = await self._post_text("/tokenize", {"content": text, "add_special": special, "parse_special": True})
         ids = field(reply, "tokens")
         try:
             return array("i", [id for id in ids if isinstance(id, int)] if isinstance(ids, list) else [])
@@ -107,7 +115,22 @@ class LlamaClient:
             raise UpstreamUnreachable(f"the response of {self._client.url}/tokenize is not valid") from None
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
-        return str(field(await self._post("/detokenize", {"tokens": list[Json](tokens)}), "content") or "")
+        """Return the text of tokens; the text of few tokens is kept."""
+        key = array("i", tokens).tobytes()
+        text = self._texts.pop(key, None)
+        if text is None:
+            reply = await self._post_text("/detokenize", {"tokens": list[Json](tokens)})
+            text = str(field(reply, "content") or "")
+        if len(tokens) > MAX_TEXT_TOKENS:
+            return text
+        self._texts[key] = text
+        if len(self._texts) > MAX_TEXTS:
+            del self._texts[next(iter(self._texts))]
+        return text
+
+    def forget_texts(self) -> None:
+        """Forget the texts of tokens, such as those of another model."""
+        self._texts.clear()
 
     async def save_slot(self, slot: int, name: str) -> tuple[int, int]:
         """Write a slot to a file; return the numbers of tokens and bytes."""
@@ -121,6 +144,22 @@ class LlamaClient:
 
     async def erase_slot(self, slot: int) -> None:
         await self._post(f"/slots/{slot}?action=erase", {}, _FILE_SECONDS)
+
+    async def _post_text(self, path: str, body: JsonMap) -> JsonObject:
+        async with self._text_connection(path):
+            return await self._post(path, body)
+
+    @asynccontextmanager
+    async def _text_connection(self, path: str) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(_SECONDS):
+                await self._text_connections.acquire()
+        except TimeoutError:
+            raise UpstreamTimeout(f"{self._client.url}{path} is busy with earlier requests") from None
+        try:
+            yield
+        finally:
+            self._text_connections.release()
 
     async def _post(self, path: str, body: JsonMap, seconds: float = _SECONDS) -> JsonObject:
         status, reply = await self._call("POST", path, body, seconds)

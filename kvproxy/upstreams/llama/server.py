@@ -30,6 +30,7 @@ class LlamaServer:
         self.url = upstream.url
         self.settings = settings
         self.client = LlamaClient(upstream)
+        self._upstream = upstream
         self.is_identified = False  # `identify` succeeded since the last failed health check.
         self.table = SlotTable(self.client)
         self.saver: SlotSaver | None = None  # None if the server cannot save slots.
@@ -106,7 +107,10 @@ class LlamaServer:
                 self.saver = SlotSaver(self.url, self.client, info, files, settings.disk_size, settings.min_tokens)
         elif saver is not None:
             await asyncio.to_thread(saver.files.close)
+        # Each connection, also an idle one, occupies one of the few threads of llama-server.
+        self._upstream.keeps_connections = info is None
         self._info, self.table = info, SlotTable(self.client)
+        self.client.forget_texts()
 
     async def _open_files(self) -> SlotFiles | None:
         path = self._data / "slots.db"

@@ -24,6 +24,7 @@ from kvproxy.upstreams.llama.slots import Slot, SlotChoice, reusable_tokens
 MAX_FAILURES = 3  # Consecutive restores without reuse, after which no slot is restored until the server restarts.
 _MIN_UNSAVED_SHARE = 0.2
 _MAX_EMPTY_FILE_BYTES = 1024
+_PRAGMAS = "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA secure_delete = ON;"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
     url TEXT, name TEXT, identity TEXT, tokens BLOB, held INTEGER, size INTEGER, used REAL, PRIMARY KEY (url, name)
@@ -58,7 +59,7 @@ class SlotFiles:
         self._database = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
         try:
             # A lost row costs one computation of a prompt, so commits need no fsync.
-            self._database.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;" + _SCHEMA)
+            self._database.executescript(_PRAGMAS + _SCHEMA)
             columns = "name, identity, tokens, held, size, used"
             rows = self._database.execute(f"SELECT {columns} FROM files WHERE url = ?", (url,))
             self._files = {
@@ -84,6 +85,14 @@ class SlotFiles:
     @property
     def total_bytes(self) -> int:
         return sum(file.num_bytes for file in self._files.values())
+
+    @property
+    def num_files(self) -> int:
+        return len(self._files)
+
+    def list_with_content(self) -> list[SlotFile]:
+        """Return the files that may contain tokens, also unused ones, and those that an interrupted save left."""
+        return [file for file in self._files.values() if not 0 < file.num_bytes <= _MAX_EMPTY_FILE_BYTES]
 
     def allocate_name(self, identity: str) -> str:
         """Return the name of an unused file of this server, or a new name. It is reserved until `commit` or `discard`."""
@@ -139,6 +148,10 @@ class SlotFiles:
                 return
             excess -= file.num_bytes
             self.discard(file.name)
+
+    def erase_deleted_rows(self) -> None:
+        """Erase the tokens of discarded files also in the database's write-ahead log."""
+        self._write("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _store(self, file: SlotFile) -> None:
         self._files[file.name] = file
@@ -232,6 +245,24 @@ class SlotSaver:
             self.files.discard(name, num_bytes)
         self.files.evict(self._max_bytes)
         await self._shrink_unused_files(slot, name)
+
+    async def empty_files(self, erased_slot: int) -> str | None:
+        """Overwrite all files with an erased slot, because the server cannot delete them; return the failure, if any."""
+        files = self.files.list_with_content()
+        for file in files:
+            self.files.discard(file.name)
+        for file in files:
+            if not self.files.reserve(file.name):
+                continue
+            num_bytes = None
+            try:
+                num_bytes = (await self._client.save_slot(erased_slot, file.name))[1]
+            except UpstreamError as error:
+                return error.message
+            finally:
+                self.files.discard(file.name, num_bytes)
+        self.files.erase_deleted_rows()
+        return None
 
     async def _restore(self, slot: Slot, file: SlotFile) -> SlotFile | None:
         try:

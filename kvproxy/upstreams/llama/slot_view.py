@@ -1,7 +1,5 @@
 """Reports on the slots and slot files of llama.cpp. A slot or file is reported as one block of a prefix cache."""
 
-import asyncio
-import contextlib
 import hashlib
 from array import array
 from collections.abc import Sequence
@@ -12,9 +10,10 @@ from kvproxy.backends.prefix_cache import decode_divergence
 from kvproxy.backends.reports import DivergenceText, EngineResetResult, PrefixReport
 from kvproxy.blocks.divergence import common_prefix_length, find_divergence
 from kvproxy.blocks.row_types import BlockContent, BlockLocation, BlockRow, BlockState, ChainRow
-from kvproxy.errors import KvproxyError
+from kvproxy.errors import KvproxyError, UpstreamUnreachable
 from kvproxy.upstreams.llama.client import Tokens
 from kvproxy.upstreams.llama.server import LlamaServer
+from kvproxy.upstreams.llama.slot_files import SlotSaver
 from kvproxy.upstreams.llama.slots import reusable_tokens
 
 _FIRST_TOKENS, _SHOWN_TOKENS = 24, 12  # Shown of the beginning of a prefix, and after a difference.
@@ -30,11 +29,21 @@ class SlotView:
     def __init__(self, server: LlamaServer) -> None:
         self._server = server
 
-    async def _list_prefixes(self) -> list[_CachedPrefix]:
-        with contextlib.suppress(KvproxyError):
+    async def failure(self) -> str | None:
+        try:
             await self._server.refresh()
+        except UpstreamUnreachable as error:
+            return error.message
+        except KvproxyError:
+            pass  # Older servers do not respond while they compute a batch.
+        return None
+
+    async def _list_prefixes(self) -> list[_CachedPrefix]:
+        # The slots of a server that is away are lost; its files remain.
+        is_away = await self.failure() is not None
         prefixes, url, saver = [], self._server.url, self._server.saver
-        for slot in sorted(self._server.table.slots.values(), key=lambda slot: slot.id):
+        slots = () if is_away else self._server.table.slots.values()
+        for slot in sorted(slots, key=lambda slot: slot.id):
             state: BlockState = "used" if not slot.is_free else "cached" if slot.tokens else "free"
             location = BlockLocation(url, medium=f"slot {slot.id}")
             prefixes.append(_cached_prefix(slot.prefix, slot.tokens, state, location, slot.id))
@@ -52,7 +61,11 @@ class SlotView:
 
     async def chains(self) -> list[ChainRow]:
         prefixes = [prefix for prefix in await self._list_prefixes() if prefix.tokens]
-        texts = await asyncio.gather(*(self.detokenize(prefix.tokens[:_FIRST_TOKENS]) for prefix in prefixes))
+        # One after another: see `LlamaClient`. After a failure, further calls would wait in vain.
+        texts: list[str | None] = []
+        for prefix in prefixes:
+            is_failing = bool(texts) and texts[-1] is None
+            texts.append(None if is_failing else await self.detokenize(prefix.tokens[:_FIRST_TOKENS]))
         return [
             ChainRow(
                 leaf=prefix.block.hash or "",
@@ -73,11 +86,11 @@ class SlotView:
         matches = [prefix for prefix in prefixes if name.isdecimal() and prefix.block.id == int(name[:9])] or matches
         return [BlockContent(prefix.block, tuple(prefix.tokens)) for prefix in matches]
 
-    async def detokenize(self, tokens: Sequence[int] | None) -> str:
+    async def detokenize(self, tokens: Sequence[int] | None) -> str | None:
         try:
             return await self._server.client.detokenize(tokens) if tokens else ""
         except KvproxyError:
-            return " ".join(map(str, tokens or ()))
+            return None
 
     async def explain(self, request: ApiRequest) -> PrefixReport:
         server, prefixes = self._server, await self._list_prefixes()
@@ -115,19 +128,36 @@ class SlotView:
             await server.table.wait_until_saved(slot)
         if not all(slot.is_free for slot in slots):
             return EngineResetResult(server.url, False, "its slots are in use: try again when no request is running")
-        if server.saver is not None:
-            server.saver.files.evict(0)
+        server.client.forget_texts()
+        for slot in slots:
+            slot.lock()
         try:
             for slot in slots:
-                slot.lock()
-                try:
-                    await server.client.erase_slot(slot.id)
-                    slot.prefix, slot.tokens = array("i"), 0
-                finally:
-                    server.table.release(slot)
+                await server.client.erase_slot(slot.id)
+                slot.prefix, slot.tokens = array("i"), 0
+            if server.saver is None or not slots:
+                return EngineResetResult(server.url, True)
+            return await self._reset_files(server.saver, slots[0].id)
         except KvproxyError as error:
             return EngineResetResult(server.url, False, error.message)
-        return EngineResetResult(server.url, True)
+        finally:
+            for slot in slots:
+                server.table.release(slot)
+
+    async def _reset_files(self, saver: SlotSaver, erased_slot: int) -> EngineResetResult:
+        url, files = self._server.url, saver.files
+        failure = await saver.empty_files(erased_slot)
+        if remaining := [file.name for file in files.list_with_content()]:
+            names = ", ".join(remaining[:3]) + (f", and {len(remaining) - 3:,} more" if remaining[3:] else "")
+            message = (
+                f"its slots are empty, but files in its --slot-save-path may contain conversations: {names}"
+                f" ({failure or 'a save uses them'}); repeat the reset, or delete them"
+            )
+            return EngineResetResult(url, False, message)
+        if not files.num_files:
+            return EngineResetResult(url, True)
+        message = f"files without tokens remain in its --slot-save-path, for later saves: {files.num_files:,}"
+        return EngineResetResult(url, True, message)
 
 
 def _cached_prefix(

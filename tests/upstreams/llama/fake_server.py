@@ -47,12 +47,16 @@ class Llama:
         self.files: dict[str, File] = {}
         self.lists_slots, self.saves, self.adapters = lists_slots, saves, list(adapters)
         self.ignores_restores = False  # Restores succeed, but the next request reuses nothing.
+        self.refused_files: set[str] = set()  # Names that cannot be written.
         self.clears_idle = False  # A request clears idle slots.
         self.paused = self.delays_saves = False  # Responses, or saves, wait.
         self.computed = 0  # Number of computed prompt tokens.
         self.bodies: list[bytes] = []  # Received requests.
         self.actions: list[str] = []
         self.errors: list[str] = []  # Uses of a slot or a model that must not happen.
+        self.texts = self.concurrent_texts = self.max_concurrent_texts = 0  # Calls of `/detokenize`.
+        self.refuses_texts = False  # `/detokenize` fails.
+        self.closed: dict[str, set[bool]] = {}  # Whether requests asked to close their connection, by path.
         self._count = slots
         self.restart()
         self.app = Starlette(
@@ -116,6 +120,8 @@ class Llama:
         if action == "save":
             while self.delays_saves:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
+            if name in self.refused_files:
+                return JSONResponse({"error": {"code": 500, "message": "Unable to save slot"}}, 500)
             self.files[name] = File(list(slot.tokens), slot.model)
             size = 52 + BYTES_PER_TOKEN * len(slot.tokens)
             return JSONResponse({"filename": name, "n_saved": len(slot.tokens), "n_written": size})
@@ -135,7 +141,20 @@ class Llama:
         return JSONResponse({"tokens": [ord(each) for each in (await request.json())["content"]]})
 
     async def detokenize(self, request: Request) -> Response:
-        return JSONResponse({"content": "".join(map(chr, (await request.json())["tokens"]))})
+        self._record_connection(request)
+        self.texts += 1
+        self.concurrent_texts += 1
+        self.max_concurrent_texts = max(self.max_concurrent_texts, self.concurrent_texts)
+        tokens = (await request.json())["tokens"]
+        await asyncio.sleep(0.01)
+        self.concurrent_texts -= 1
+        if self.refuses_texts:
+            return JSONResponse({"error": {"code": 500, "message": "out of memory"}}, 500)
+        return JSONResponse({"content": "".join(map(chr, tokens))})
+
+    def _record_connection(self, request: Request) -> None:
+        closes = request.headers.get("connection") == "close"
+        self.closed.setdefault(request.url.path, set()).add(closes)
 
     def _slot(self, wanted: int, prompt: list[int]) -> Slot | None:
         """Choose a slot as llama-server does: the longest prefix above a threshold, else the least recently used."""
@@ -149,6 +168,7 @@ class Llama:
         return min(free, key=lambda slot: slot.used) if free else None
 
     async def chat(self, request: Request) -> Response:
+        self._record_connection(request)
         raw = await request.body()
         self.bodies.append(raw)
         body = orjson.loads(raw)

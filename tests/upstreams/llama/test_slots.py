@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import logging
 import random
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +249,76 @@ def test_files_stay_within_the_disk_budget(tmp_path: Path) -> None:
         assert server.errors == []
 
 
+def test_texts_are_requested_over_two_connections_and_once(tmp_path: Path) -> None:
+    """Each connection, also an idle one, occupies a thread of llama-server."""
+    with llama(tmp_path, Llama(12)) as (server, running):
+        for number in range(12):
+            running.turn(conversation(f"topic {number}"), "hello")
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            chains = list(pool.map(running.get, ["/blocks/chains"] * 3))
+        assert {len({chain["first_text"] for chain in listed}) for listed in chains} == {12}
+        assert server.max_concurrent_texts <= 2
+        texts = server.texts
+        running.get("/blocks/chains")
+        assert server.texts == texts
+        assert server.closed == {"/v1/chat/completions": {True}, "/detokenize": {False}}
+
+
+def test_an_unknown_text_is_named(tmp_path: Path) -> None:
+    with llama(tmp_path) as (server, running):
+        server.refuses_texts = True
+        for number in range(2):
+            running.turn(conversation(f"topic {number}"), "hello")
+        assert [chain["first_text"] for chain in running.get("/blocks/chains")] == [None, None]
+        # Further calls would fail, too.
+        assert server.texts == 1
+        shown = kvproxy("blocks", url=running.url).stdout
+        assert [line.split("\t")[-1] for line in shown.splitlines()[1:]] == ["unknown", "unknown"]
+        block = running.get("/blocks/chains")[0]["leaf"]
+        assert running.get(f"/blocks/{block}")["text"] is None
+        server.refuses_texts = False
+        assert "topic" in running.get("/blocks/chains")[0]["first_text"]
+
+
+def test_a_server_that_ended_has_no_slots(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as server, contextlib.ExitStack() as own:
+        url = server.enter_context(run_app(Llama().app))
+        running = own.enter_context(proxy(tmp_path, url, save_after=0.0))
+        running.turn(conversation("kept"), "hello")
+        until(lambda: running.status()["slots"]["saved"] == 1)
+        server.close()
+        shown = kvproxy("blocks", url=running.url).stdout
+        assert f"{url} does not respond" in shown
+        assert "slot 0" not in shown
+        assert "\ndisk\t" in shown
+        assert url in running.get("/blocks/stats")["away"]
+        assert f"{url} does not respond" in kvproxy("blocks", "stats", url=running.url).stdout
+
+
+def test_a_reset_empties_all_files(tmp_path: Path) -> None:
+    with llama(tmp_path, save_after=0.0) as (server, running):
+        for number in range(4):
+            running.turn(conversation(f"secret {number}"), "hello")
+        until(lambda: running.status()["slots"]["saved"] == 4)
+        broken = sorted(server.files)[2]
+        server.refused_files.add(broken)
+        done = kvproxy("blocks", "reset", url=running.url)
+        assert done.returncode == 1
+        assert "may contain conversations" in done.stderr
+        assert broken in done.stderr
+        server.refused_files.clear()
+        done = kvproxy("blocks", "reset", url=running.url)
+        assert (done.returncode, "for later saves: 4" in done.stdout) == (0, True)
+        assert [file.tokens for file in server.files.values()] == [[]] * 4
+        # The index has no tokens, either.
+        secret = array("i", map(ord, "secret")).tobytes()
+        until(lambda: not any(secret in path.read_bytes() for path in tmp_path.glob("slots.db*")))
+        # Later saves use the files.
+        running.turn(conversation("new"), "hello")
+        until(lambda: running.status()["slots"]["saved"] == 1)
+        assert len(server.files) == 4
+
+
 def test_a_reset_waits_for_a_slot_that_is_being_saved(tmp_path: Path) -> None:
     with llama(tmp_path, save_after=0.0) as (server, running), concurrent.futures.ThreadPoolExecutor(1) as pool:
         server.delays_saves = True
@@ -327,3 +398,12 @@ def test_predictions_equal_reports(tmp_path: Path, seed: int) -> None:
             # Other clients may leave unknown contents, so the reuse may be higher.
             assert reused == predicted if found["complete"] else reused >= predicted, step
             assert server.errors == []
+
+
+def test_slots_are_branches_of_the_prefix_tree(tmp_path: Path) -> None:
+    with llama(tmp_path) as (_, running):
+        for number in range(2):
+            running.turn(conversation(f"topic {number}"), "hello")
+        branches = running.get("/blocks/tree")
+        assert sorted(branch["text"].partition(":")[0] for branch in branches) == ["<system>topic 0", "<system>topic 1"]
+        assert {branch["end"] for branch in branches} == {block["hash"] for block in running.get("/blocks")}

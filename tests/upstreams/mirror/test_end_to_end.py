@@ -29,9 +29,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
         publisher = services.built.worker.publisher
         assert publisher is not None
         server = {"url": url, "kv_events": publisher.endpoint, "kv_replay": publisher.replay}
-        front = load_settings(
-            data=folder / "front", upstreams=[server], forward={"tokenizer": "demo"}, cache={"enabled": False}
-        )
+        # The engine's own `/tokenize` is used.
+        front = load_settings(data=folder / "front", upstreams=[server], cache={"enabled": False})
         with run_proxy(front) as (mirror, _):
             yield url, mirror
 
@@ -105,3 +104,24 @@ def test_upstreams_and_reset(pair: tuple[str, str]) -> None:
     assert answer.status_code == 409
     assert "/reset_prefix_cache" in answer.json()["error"]["message"]
     assert httpx.get(f"{mirror}/admin/blocks/queue").status_code == 409
+
+
+def test_the_engine_tokenizes_as_vllm_does(pair: tuple[str, str]) -> None:
+    for url in pair:
+        messages = [{"role": "user", "content": "What is a block?"}]
+        reply = httpx.post(f"{url}/tokenize", json={"model": "demo", "messages": messages}).raise_for_status().json()
+        assert reply["count"] == len(reply["tokens"]) < reply["max_model_len"]
+        text = httpx.post(f"{url}/detokenize", json={"tokens": reply["tokens"]}).raise_for_status().json()["prompt"]
+        assert "What is a block?" in text
+        assert text != "What is a block?"
+        reply = httpx.post(f"{url}/tokenize", json={"prompt": "What is a block?"}).raise_for_status().json()
+        text = httpx.post(f"{url}/detokenize", json={"tokens": reply["tokens"]}).raise_for_status().json()["prompt"]
+        assert text.endswith("What is a block?")
+        for path, body in (
+            ("tokenize", {"prompt": "x", "add_special_tokens": False}),
+            ("tokenize", {}),
+            ("detokenize", {"tokens": [-1]}),
+            ("detokenize", {}),
+        ):
+            assert httpx.post(f"{url}/{path}", json=body).status_code == 400
+    assert get(pair[1], "/admin/upstreams")[0]["notes"] == []

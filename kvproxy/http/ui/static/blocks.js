@@ -60,7 +60,7 @@ export function showBlock(node, pool, place, block) {
   const queued = pool.queue === null ? -1 : pool.queue.indexOf(place);
   fill(node,
     h("h2", {}, `Block ${nameOf(pool, place)}`),
-    block.text ? h("blockquote", { class: "code" }, block.text) : h("p", { class: "note" }, "It holds no text."),
+    block.text ? h("blockquote", { class: "code" }, block.text) : h("p", { class: "note" }, block.text === null ? "Its text is unknown: the engine did not answer." : "It holds no text."),
     facts([
       ["state", block.state], ["references", block.ref_count === null ? null : count(block.ref_count)],
       ["requests", block.requests?.join(", ")], ["hash", block.hash], ["parent", block.parent],

@@ -41,7 +41,7 @@ export class ChainTree {
   #item(branch, level) {
     const label = h("div", { class: "branch" },
       h("span", { class: "fold", "aria-hidden": "true" }, branch.below ? "▸" : "•"),
-      h("span", { class: "text" }, line(branch.text) || "…"),
+      h("span", { class: "text" }, branch.text === null ? "unknown text" : line(branch.text) || "…"),
       h("span", { class: "number" }, `${count(branch.blocks)} ${branch.blocks === 1 ? "block" : "blocks"}`),
       h("span", { class: "number quiet" }, branch.below ? `${count(branch.below)} more on ${count(branch.leaves)} ways` : ""),
       h("span", { class: "number quiet" }, branch.in_use ? `${count(branch.in_use)} in use` : ""));

@@ -121,7 +121,7 @@ function slotsOf(slots, chains) {
   if (!slots.length) return null;
   const begins = new Map(chains.map((chain) => [chain.leaf, chain.first_text]));
   const rows = slots.slice(0, MOST).map((slot) => [
-    slot.medium, slot.state, count(slot.num_tokens), slot.hash?.slice(0, 12), slot.engine, h("span", { class: "clip" }, begins.get(slot.hash) ?? "–"),
+    slot.medium, slot.state, count(slot.num_tokens), slot.hash?.slice(0, 12), slot.engine, h("span", { class: "clip" }, begins.has(slot.hash) ? begins.get(slot.hash) ?? "unknown" : "–"),
   ]);
   return section("Slots and files", h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Slots and files" }, table("Slots and files",
     [["in", ""], ["state", ""], ["tokens", "number"], ["hash", "code"], ["engine", ""], ["begins", ""]], rows)),

@@ -4,7 +4,7 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from statistics import mean, median
@@ -36,7 +36,7 @@ from kvproxy.journal.sessions.session_reader import (
 )
 from kvproxy.journal.spending import PaidRequest, SpendingReport, spending_report
 from kvproxy.providers.cache_policy import PauseTimes
-from kvproxy.providers.prices import ModelPrices, RelativePrices, cache_limits
+from kvproxy.providers.prices import ModelPrices, RelativePrices, cache_limits, price_at
 from kvproxy.settings.journal import JournalSettings, PriceSettings, input_price, price_lost_per_token, price_of
 
 _BATCH = 64
@@ -107,7 +107,7 @@ def report_sessions(
         by_session[turn.session].append(turn)
         written = {"written_5m": turn.written_5m or 0, "written_1h": turn.written_1h or 0}
         tokens[turn.model].update({"reused": turn.reused_tokens or 0, **written, **turn.lost})
-        if (price := price_of(turn.model, prices)) is not None:
+        if (price := price_at(turn.model, prices, turn.time, turn.prompt_tokens)) is not None:
             above = price_lost_per_token(price, turn.prompt_tokens, turn.reused_tokens or 0, *written.values())
             losses[turn.model].append(RecordedLoss(turn.lost, above))
         if turn.region is not None and "changed" in turn.lost:
@@ -174,23 +174,47 @@ def _paid_request(turn: Turn, request: LoggedRequest | None) -> PaidRequest:
 def _turns_of_requests(
     requests: Sequence[LoggedRequest], prices: Mapping[str, PriceSettings], progress: Callable[[float], None]
 ) -> tuple[list[Turn], int]:
-    without_usage = 0
-    with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
-        path = Path(folder) / FILE
-        settings = JournalSettings(text="none", prices=dict(prices), max_rows=10**9, retention=10.0**11)
-        with closing(open_stored_journal(path, settings)) as journal:
-            for number, request in enumerate(requests, 1):
-                exchange = _finished_exchange(request, number)
-                if exchange is None:
-                    without_usage += 1
-                else:
-                    journal.add(exchange)
-                if number % _BATCH == 0:
-                    journal.flush()
-                    progress(number / len(requests))
-            journal.flush()
-            with closing(JournalReader(path)) as reader:
-                return SessionReader(reader, prices).all_turns(), without_usage
+    """Return the turns, and the number of requests without usage. Each client has a journal, so that clients do not mix.
+
+    A journal remembers a limited number of prompts.
+    """
+    by_client: defaultdict[str, list[tuple[int, LoggedRequest]]] = defaultdict(list)
+    for number, request in enumerate(requests, 1):
+        by_client[request.client].append((number, request))
+    settings = JournalSettings(text="none", prices=dict(prices), max_rows=10**9, retention=10.0**11)
+    turns: list[Turn] = []
+    done = without_usage = 0
+    for numbered in by_client.values():
+        with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
+            path = Path(folder) / FILE
+            with closing(open_stored_journal(path, settings)) as journal:
+                for number, request in numbered:
+                    exchange = _finished_exchange(request, number)
+                    if exchange is None:
+                        without_usage += 1
+                    else:
+                        journal.add(exchange)
+                    done += 1
+                    if done % _BATCH == 0:
+                        journal.flush()
+                        progress(done / len(requests))
+                journal.flush()
+                with closing(JournalReader(path)) as reader:
+                    newest = max((turn.number for turn in turns), default=0)
+                    turns += _renumbered(SessionReader(reader, prices).all_turns(), newest)
+    return turns, without_usage
+
+
+def _renumbered(turns: Sequence[Turn], offset: int) -> list[Turn]:
+    return [
+        replace(
+            turn,
+            number=turn.number + offset,
+            session=turn.session + offset,
+            parent=None if turn.parent is None else turn.parent + offset,
+        )
+        for turn in turns
+    ]
 
 
 def _finished_exchange(request: LoggedRequest, number: int) -> Exchange | None:
@@ -201,8 +225,7 @@ def _finished_exchange(request: LoggedRequest, number: int) -> Exchange | None:
     )
     if reuse is None and not prompt:
         return None
-    # Sessions of one client say nothing about those of another.
-    tenant = tenant_of(request.headers, client=request.client or None)
+    tenant = tenant_of(request.headers)
     made = ApiRequest(request.api, request.body, _raw_of(request), request.headers, tenant, f"{number}")
     exchange = Exchange(request.api.name, f"{number}", tenant, request=made, key=cache_key(made, "log"), status=200)
     exchange.layer, exchange.arrived = "forward", request.time or float(number)
@@ -274,7 +297,7 @@ def _common_prefix_share(turn: Turn) -> float:
 
 
 def _input_cost(turn: Turn, prices: Mapping[str, PriceSettings], *, cached: bool = True) -> float:
-    price = price_of(turn.model, prices)
+    price = price_at(turn.model, prices, turn.time, turn.prompt_tokens)
     if price is None:
         return 0.0
     use = (turn.reused_tokens or 0, turn.written_5m or 0, turn.written_1h or 0) if cached else (0, 0, 0)

@@ -8,6 +8,12 @@ from typing import Any
 
 import pytest
 
+from kvproxy.analyse.log_formats.log_format import LoggedRequest
+from kvproxy.analyse.session_report import report_spending
+from kvproxy.analyse.transcripts import read_transcripts, transcript_files
+from kvproxy.apis import APIS
+from kvproxy.journal.sessions import session_matching
+from kvproxy.settings.journal import JournalSettings
 from tests.commands.run import kvproxy
 
 MODELS = ("claude-sonnet-4-5-20250929", "claude-opus-4-5-20251101", "claude-haiku-4-5-20251001")
@@ -139,3 +145,33 @@ def test_a_log_without_sessions_has_no_sums(tmp_path: Path) -> None:
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     done = kvproxy("estimate", tmp_path / "projects", "--by", "day")
     assert (done.returncode, f"no file {tmp_path / 'projects'}" in done.stderr) == (3, True), done
+
+
+def test_the_requests_of_a_client_do_not_depend_on_those_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_transcripts(tmp_path / "home" / "claude")
+    start = datetime(2026, 11, 21, 10, tzinfo=UTC)
+    requests, _ = read_transcripts(transcript_files(tmp_path / "home") or [])
+    others = [
+        LoggedRequest(
+            0,
+            APIS["responses"],
+            {"model": "gpt-5.6", "input": [{"role": "user", "content": f"{number} {place}"} for place in range(9)]},
+            time=start.timestamp() + 100 * number,
+            response={
+                "usage": {"input_tokens": 2_000, "output_tokens": 1, "input_tokens_details": {"cached_tokens": 0}}
+            },
+            client="Codex",
+        )
+        for number in range(50)
+    ]
+    # As many prompts as a large folder has.
+    monkeypatch.setattr(session_matching, "_MAX_HASHES", 60)
+    settings = JournalSettings()
+    (alone,) = report_spending(requests, [], "client", settings).rows
+    both = sorted([*requests, *others], key=lambda request: request.time or 0.0)
+    rows = {row.name: row for row in report_spending(both, [], "client", settings).rows}
+    assert rows["Claude Code"] == alone
+    assert alone.lost_cost is not None
+    assert alone.lost_cost > 0

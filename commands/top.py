@@ -156,7 +156,9 @@ def _layer_table(traffic: "TrafficStatistics") -> Table:
         rate, first_byte = traffic.per_second[layer], traffic.first_byte_ms[layer]
         table.add_row(layer, f"{rate:,.1f}", milliseconds(first_byte), f"{total:,}")
     share = traffic.from_cache
-    table.add_row("from cache", "-" if share is None else percent(share), "", f"{traffic.totals.entries:,} stored")
+    entries = traffic.totals.entries
+    stored = "the store fails" if entries is None else f"{entries:,} stored"
+    table.add_row("from cache", "-" if share is None else percent(share), "", stored)
     return table
 
 

@@ -8,6 +8,10 @@ class InvalidValue(CacheStoreError):
     """The database rejected a value. It works, and other operations succeed."""
 
 
+class StoreUnreachable(CacheStoreError):
+    """The database's server does not respond. Reads and writes fail."""
+
+
 class StoreDamaged(CacheStoreError):
     """The store's data is damaged. It is left unchanged."""
 

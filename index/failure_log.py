@@ -2,25 +2,33 @@
 
 import logging
 import time
+from collections import deque
 
-_INTERVAL = 60.0  # Seconds. With one damaged page, failures and successes alternate.
+_INTERVAL = 60.0  # Seconds.
+_MAX_OUTAGES = 5  # In an interval: with one damaged page, failures and successes alternate with each request.
 _log = logging.getLogger("kvproxy")
 
 
 class FailureLog:
-    """Logs the first of consecutive failures, but at most one failure a minute, and the recovery from a logged failure."""
+    """Logs the beginning and the end of each outage, at most of five outages a minute.
+
+    If an outage lasts longer than this minute, its beginning is logged afterwards.
+    """
 
     def __init__(self) -> None:
         self.is_failing = False
         self._is_logged = False
-        self._next_log = 0.0
+        self._logged: deque[float] = deque(maxlen=_MAX_OUTAGES)
 
     def log_failure(self, message: str, *values: object) -> None:
-        if not self.is_failing and time.monotonic() >= self._next_log:
-            self._next_log = time.monotonic() + _INTERVAL
+        if not self._is_logged and self._may_log():
+            self._logged.append(time.monotonic())
             self._is_logged = True
             _log.error(message, *values)
         self.is_failing = True
+
+    def _may_log(self) -> bool:
+        return len(self._logged) < _MAX_OUTAGES or time.monotonic() - self._logged[0] >= _INTERVAL
 
     def log_recovery(self, message: str, *values: object) -> bool:
         was_logged = self.is_failing and self._is_logged

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from kvproxy.index.errors import CacheStoreError, InvalidValue
+from kvproxy.index.errors import CacheStoreError, InvalidValue, StoreUnreachable
 from kvproxy.index.failure_log import FailureLog
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class StoreHealth:
     def __init__(self, name: str) -> None:
         self._name = name
         self._failures: dict[Operation, str] = {}
+        self._is_unreachable = False
         self._logs: dict[Operation, FailureLog] = {"read": FailureLog(), "write": FailureLog()}
 
     @property
@@ -43,12 +44,19 @@ class StoreHealth:
         effect = "no response is stored" if operation == "write" else "no stored response is found"
         self._logs[operation].log_failure("%s; until it works again, %s", error, effect)
         self._failures[operation] = str(error)
+        self._is_unreachable = isinstance(error, StoreUnreachable)
 
     def worked(self, operation: Operation) -> None:
         if operation in self._failures:
             self._failures.pop(operation, None)
             done = "written" if operation == "write" else "read"
             self._logs[operation].log_recovery("the store %s can be %s again", self._name, done)
+
+    def is_reachable(self) -> None:
+        """Report that a database works which was unreachable for reads and writes."""
+        if self._is_unreachable:
+            for operation in list(self._failures):
+                self.worked(operation)
 
     @contextmanager
     def watch(self, operation: Operation) -> Iterator[None]:

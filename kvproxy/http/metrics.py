@@ -48,12 +48,12 @@ class MetricGroup(Collector):
         self._description = description
         self._values: dict[tuple[str, ...], Mapping[str, float | None]] = {}
 
-    def set(self, values: "DataclassInstance | Mapping[str, float | None] | float", *labels: str) -> None:
+    def set(self, values: "DataclassInstance | Mapping[str, float | None] | float | None", *labels: str) -> None:
         """Set the values for these labels, by metric name without prefix and `_total`. Other names are ignored.
 
-        The value of a single metric is a number.
+        The value of a single metric is a number. An unknown value is None, and absent.
         """
-        if isinstance(values, int | float):
+        if values is None or isinstance(values, int | float):
             values = {"": values}
         self._values[labels] = values if isinstance(values, Mapping) else asdict(values)
 
@@ -194,7 +194,11 @@ class Metrics:
             "upstream",
             "pool",
         )
-        self.entries = self._group("cache_entries", "Stored responses.")
+        self.entries = self._group("cache_entries", "Stored responses; absent while the store cannot be read.")
+        self.store_up = self._group("store_up", "0 while the store's database cannot be read or written, else 1.")
+        self.journal_up = self._group(
+            "journal_up", "0 while the journal's database cannot be read or written, else 1; absent without a journal."
+        )
         self.lost_records = self._group("journal_lost_records_total", "Journal records that could not be written.")
         self._client_requests = self._counter(
             "client_requests", "Responses to each client, by status.", "client", "status"
@@ -245,14 +249,15 @@ class Metrics:
         if exchange.api is None or exchange.layer == "revalidated" or exchange.is_warming:
             return
         is_failed = exchange.failure is not None and exchange.failure.startswith("error")
-        self._requests(exchange.api, "error" if is_failed else exchange.layer, exchange.status).inc()
+        layer = "error" if is_failed else exchange.layer
+        self._requests(exchange.api, layer, exchange.status).inc()
         if exchange.status == 200 and not exchange.was_collapsed:
             facts = exchange.facts
             if facts.write is None or facts.write.done():
                 self._count_not_stored(facts)
             else:
                 facts.write.add_done_callback(lambda _: self._count_not_stored(facts))
-        self._first_byte(exchange.layer).observe((exchange.first_byte or exchange.ended) - exchange.started)
+        self._first_byte(layer).observe((exchange.first_byte or exchange.ended) - exchange.started)
 
     def _count_not_stored(self, facts: ResponseFacts) -> None:
         if facts.not_stored is not None:

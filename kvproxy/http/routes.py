@@ -184,7 +184,7 @@ async def detokenize(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """Report the status `ok`, `degraded` if the store failed, or `failed` if the engine failed.
+    """Report the status `ok`, `degraded` if the store or the journal fails, or `failed` if the engine failed.
 
     Only the operator receives details.
     """
@@ -193,12 +193,13 @@ async def health(request: Request) -> Response:
     store = app.cache.store
     failure = store.database.failure
     lost = await asyncio.to_thread(failure) if store.remote else failure()
-    working = "ok" if lost is None else "degraded"
+    working = "ok" if lost is None and not app.journal.is_failing else "degraded"
     details: dict[str, object] = {"status": working if broken is None else "failed", "version": __version__}
     if app.access.check_operator(request) is None:
         details |= {"backend": app.backend.name, "data": str(app.settings.data)}
         details |= {"semantic": app.settings.cache.semantic, "error": broken, "store": lost}
         details["journal"] = app.journal.name
+        details["journal_error"] = "records cannot be written: see the log" if app.journal.is_failing else None
         details["outage"] = app.backend.failure() if broken is None else None
     return JSONResponse(
         {name: detail for name, detail in details.items() if detail is not None}, 503 if broken else 200
@@ -244,6 +245,7 @@ async def metrics(request: Request) -> Response:
     if semantic is not None and semantic.learning is not None and (overall := semantic.learning.summary()) is not None:
         proxy_metrics.learned.set(overall)
     proxy_metrics.lost_records.set(app.journal.lost)
+    is_readable = False
     with contextlib.suppress(KvproxyError):
         read, prices = app.journal.read, ModelPrices(app.settings.journal)
         for saving in await asyncio.to_thread(read, lambda reader: savings(reader, "layer", prices), []):
@@ -251,10 +253,15 @@ async def metrics(request: Request) -> Response:
         proxy_metrics.set_forecasts(await app.forecasts())
         for row in await asyncio.to_thread(read, _ledger_rows, []):
             proxy_metrics.prompt_tokens.set(row.tokens, row.result)
-    try:
-        proxy_metrics.entries.set(await asyncio.to_thread(app.cache.store.count))
-    except CacheStoreError:
-        proxy_metrics.entries.set(0)
+        is_readable = True
+    if app.journal.name is not None:
+        proxy_metrics.journal_up.set(is_readable and not app.journal.is_failing)
+    store = app.cache.store
+    entries = None
+    with contextlib.suppress(CacheStoreError):
+        entries = await asyncio.to_thread(store.count)
+    proxy_metrics.entries.set(entries)
+    proxy_metrics.store_up.set(await asyncio.to_thread(store.database.failure) is None)
     return Response(proxy_metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -100,6 +100,11 @@ class Journal:
     name: str | None = None
     lost = 0
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last write failed."""
+        return False
+
     def add(self, exchange: Exchange) -> None: ...
 
     async def wait_for_space(self) -> None:
@@ -161,6 +166,10 @@ class StoredJournal(Journal):
         self._pruned = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
+
+    @property
+    def is_failing(self) -> bool:
+        return self._failures.is_failing
 
     def add(self, exchange: Exchange) -> None:
         if exchange.api is not None and not self._queue.put(exchange):

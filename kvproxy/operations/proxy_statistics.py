@@ -28,14 +28,14 @@ class Totals:
     """Statistics of a proxy since its start, from its metrics and its prefix cache.
 
     Attributes:
-        entries: number of stored responses.
+        entries: number of stored responses; None while the store fails.
         lookups, compared, limited: numbers by outcome, result, and limit.
         learned: statistics of the learned policy; empty without it.
         saved: savings by layer.
         blocks: None without a prefix cache that the proxy can inspect.
     """
 
-    entries: int = 0
+    entries: int | None = None
     lookups: dict[str, int] = field(default_factory=dict)
     compared: dict[str, int] = field(default_factory=dict)
     limited: dict[str, int] = field(default_factory=dict)

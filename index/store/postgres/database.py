@@ -12,7 +12,7 @@ import psycopg
 from psycopg.rows import dict_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
-from kvproxy.index.errors import CacheStoreError, InvalidValue, StoreDamaged, first_line
+from kvproxy.index.errors import CacheStoreError, InvalidValue, StoreDamaged, StoreUnreachable, first_line
 from kvproxy.index.store.database import Row, StoreHealth, Transaction, list_parameter
 from kvproxy.index.store.postgres.schema import create_schema
 
@@ -71,11 +71,15 @@ class PostgresDatabase:
     def connection(self) -> Iterator[psycopg.Connection[Row]]:
         """Return a connection of the pool. In the five seconds after a failure, raise a CacheStoreError immediately."""
         if self._failed is not None and time.monotonic() < self._failed[0]:
-            raise CacheStoreError(self._failed[1])
+            raise StoreUnreachable(self._failed[1])
         try:
+            if self._failed is not None:
+                self._discard_broken_connections()
             with self._pool.connection() as connection:
                 yield connection
-            self._failed = None
+            if self._failed is not None:
+                self._failed = None
+                self.health.is_reachable()
         except (psycopg.Error, PoolTimeout) as error:
             if isinstance(error, psycopg.DataError):
                 raise InvalidValue(
@@ -84,7 +88,15 @@ class PostgresDatabase:
             message = f"the store {self.name} failed ({first_line(error)}): check the server, and kvproxy doctor"
             if isinstance(error, psycopg.OperationalError | PoolTimeout):
                 self._failed = (time.monotonic() + _RETRY_DELAY, message)
+                raise StoreUnreachable(message) from error
             raise CacheStoreError(message) from error
+
+    def _discard_broken_connections(self) -> None:
+        """Remove the connections that a restart of the server has closed; each would fail a request, and cause a delay."""
+        for _ in range(_MAX_CONNECTIONS):
+            with self._pool.connection() as connection, contextlib.suppress(psycopg.OperationalError):
+                connection.execute("select 1")
+                return
 
     @contextlib.contextmanager
     def transaction(self, *, durable: bool = True) -> Iterator[Transaction]:

@@ -1,6 +1,8 @@
 """PostgreSQL: failures of the server, and several proxies on one database."""
 
 import contextlib
+import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from kvproxy.errors import StoreUnavailable
 from kvproxy.http.services import build_services
 from kvproxy.index.errors import CacheStoreError, SchemaVersionError, first_line
 from kvproxy.index.store import Capacity, open_store
-from kvproxy.index.store.postgres.database import display_name
+from kvproxy.index.store.postgres.database import PostgresDatabase, display_name
 from kvproxy.settings import load_settings
 from tests.commands.run import kvproxy, result
 from tests.index.conftest import MakeStore
@@ -76,12 +78,19 @@ def test_requests_are_answered_without_the_tables(empty_postgres: str, tmp_path:
         alter("kvproxy rename to elsewhere")
         try:
             assert "fwd=uri-miss" in ask()
-            assert httpx.get(f"{url}/metrics").status_code == 200
+            metrics = httpx.get(f"{url}/metrics").text
+            assert "kvproxy_store_up 0.0" in metrics
+            # Their number is unknown.
+            assert not re.search("^kvproxy_cache_entries", metrics, re.M)
+            assert httpx.get(f"{url}/health").json()["status"] == "degraded"
             listing = httpx.get(f"{url}/admin/cache")
             assert (listing.status_code, listing.json()["error"]["code"]) == (503, "store_unavailable")
         finally:
             alter("elsewhere rename to kvproxy")
         assert 'detail="exact"' in ask()
+        metrics = httpx.get(f"{url}/metrics").text
+        assert "kvproxy_journal_up 1.0" in metrics
+        assert re.search("^kvproxy_cache_entries [1-9]", metrics, re.M)
 
 
 def test_broken_connections_are_replaced(
@@ -104,6 +113,33 @@ def test_broken_connections_are_replaced(
         return False
 
     until(works)
+
+
+def test_a_restart_of_the_server_costs_one_delay_for_all_connections(
+    empty_postgres: str, open_file: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvproxy.index.store.postgres.database._RETRY_DELAY", 0.0)
+    store = open_file(empty_postgres)
+    database = store.database
+    assert isinstance(database, PostgresDatabase)
+    barrier = threading.Barrier(6)
+
+    def hold() -> None:
+        with database.connection():
+            barrier.wait()
+
+    with ThreadPoolExecutor(6) as threads:
+        for held in [threads.submit(hold) for _ in range(6)]:
+            held.result()
+    store.put(make_entry())
+    with psycopg.connect(empty_postgres, autocommit=True) as connection:
+        connection.execute("select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()")
+    with pytest.raises(CacheStoreError):
+        store.put(make_entry("b"))
+    assert database.failure() is not None
+    # The other closed connections of the pool fail no calls, and a read shows that writes are possible again, too.
+    assert store.count() == 1
+    assert database.failure() is None
 
 
 def test_concurrent_stores_keep_the_capacity(empty_postgres: str, open_file: MakeStore) -> None:

@@ -13,6 +13,7 @@ from kvproxy.commands.options import Data, LimitOrAll, SharedStore, load_setting
 from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.commands.tables import Column, ListLayout, Row, default_limit, number_column, table_output, text_column
 from kvproxy.errors import SettingsError
+from kvproxy.index.store_location import is_url
 from kvproxy.operations.client import used_data_folder
 from kvproxy.operations.keys_parameters import ClientChange, ClientName, ClientUsageQuery, KeyRotation, NewClient
 
@@ -36,7 +37,7 @@ def add(client: NewClient, store: SharedStore = None, data: Data = None) -> Outp
     settings = _load_settings(data, store)
     created = add_client(settings, client)
     if created.is_first:
-        print_note(f"the first client: from now on, a proxy of {settings.data} rejects requests without a key")
+        print_note(f"the first client: from now on, {_refusal(settings)} without a key")
     return text_output({"name": created.name, "key": created.key}, created.key)
 
 
@@ -64,7 +65,7 @@ def add_many(
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
     if created and created[0].is_first:
-        print_note(f"the first clients: from now on, a proxy of {settings.data} rejects requests without a key")
+        print_note(f"the first clients: from now on, {_refusal(settings)} without a key")
     rows = [{"name": client.name, "key": client.key} for client in created]
     return text_output(rows, "\n".join(["name,key", *(f"{client.name},{client.key}" for client in created)]))
 
@@ -222,11 +223,26 @@ def rm(client: ClientName, store: SharedStore = None, data: Data = None) -> Outp
 
     settings = _load_settings(data, store)
     remove_client(settings, client)
-    return text_output({"removed": client.name}, f"removed {client.name} from the clients of {settings.data}")
+    return text_output({"removed": client.name}, f"removed {client.name} from the clients of {_owner(settings)}")
 
 
 def _budget(amount: float | None) -> Formatted | None:
     return None if amount is None else Formatted(f"{amount:,g}", amount)
+
+
+def _owner(settings: "Settings") -> str:
+    """Return what holds the clients: the data folder of one proxy, or the database of all its proxies."""
+    store = settings.store_location
+    if not is_url(store):
+        return str(settings.data)
+    from kvproxy.index.store.postgres.database import display_name
+
+    return f"all proxies on {display_name(store)}"
+
+
+def _refusal(settings: "Settings") -> str:
+    owner = _owner(settings)
+    return f"{owner} reject requests" if is_url(settings.store_location) else f"a proxy of {owner} rejects requests"
 
 
 def _load_settings(data: Path | None, store: str | None) -> "Settings":

@@ -106,6 +106,10 @@ class NotCached(KvproxyError, status=504, type="invalid_request_error", code="no
 class Overloaded(KvproxyError, status=503, code="overloaded", reason="refused-busy"): ...
 
 
+class UpstreamsDraining(Overloaded):
+    """An operator drains all upstreams."""
+
+
 class ShuttingDown(KvproxyError, status=503, code="shutting_down", retry_after=1.0, reason="error-stopped"):
     """The proxy was stopped, and the request was not complete at the end of `limits.drain_seconds`."""
 

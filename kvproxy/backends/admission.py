@@ -2,9 +2,7 @@
 
 import asyncio
 
-from kvproxy.errors import Overloaded
-
-RETRY_SECONDS = 1.0
+from kvproxy.backends.overload_log import OverloadLog
 
 
 class Admission:
@@ -14,13 +12,14 @@ class Admission:
         self._semaphore = asyncio.Semaphore(limit)
         self._max_waiting = max_waiting
         self._timeout = timeout
+        self._log = OverloadLog()
         self.active = 0
         self.waiting = 0
 
     async def enter(self) -> None:
         """Wait in FIFO order until the request is admitted. Raises Overloaded."""
         if self._semaphore.locked() and self.waiting >= self._max_waiting:
-            raise _overloaded("queue_size", f"active requests: {self.active}, waiting: {self.waiting}")
+            raise self._log.refuse("queue_size", f"{self.active} requests are active, and {self.waiting} wait")
         if self._semaphore.locked():
             await self._wait_for_place()
         else:
@@ -33,7 +32,7 @@ class Admission:
             async with asyncio.timeout(self._timeout):
                 await self._semaphore.acquire()
         except TimeoutError:
-            raise _overloaded("queue_seconds", f"no place became free within {self._timeout:g} s") from None
+            raise self._log.refuse("queue_seconds", f"requests waited for {self._timeout:g} s") from None
         finally:
             self.waiting -= 1
 
@@ -41,8 +40,3 @@ class Admission:
         """End a request, and admit the next one. Call it once after each successful `enter`."""
         self.active -= 1
         self._semaphore.release()
-
-
-def _overloaded(limit: str, cause: str) -> Overloaded:
-    message = f"too busy: {cause}; try again, or raise the setting limits.{limit}"
-    return Overloaded(message, limit=limit, retry_after=RETRY_SECONDS)

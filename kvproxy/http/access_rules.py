@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvproxy.apis.request_directives import ADMIN_TOKEN_HEADER
-from kvproxy.errors import Forbidden, KvproxyError, Unauthorized, UpstreamError
+from kvproxy.errors import Forbidden, KvproxyError, Unauthorized, UpstreamError, UpstreamsDraining
 from kvproxy.http.admin_sessions import SESSION_HEADER, AdminSessions
 from kvproxy.http.error_responses import error_response
 from kvproxy.http.exchange_middleware import is_proxy_path
@@ -105,9 +105,13 @@ class AccessRules:
         return sessions.is_valid(request.cookies, proof)
 
     def visible_error(self, request: Request, error: KvproxyError) -> KvproxyError:
-        """Return the error to send: only the operator sees the address of an upstream."""
-        if not isinstance(error, UpstreamError) or self.check_operator(request) is None:
+        """Return the error to send: only the operator sees the address of an upstream, and commands."""
+        if not isinstance(error, UpstreamError | UpstreamsDraining) or self.check_operator(request) is None:
             return error
+        if isinstance(error, UpstreamsDraining):
+            return UpstreamsDraining(
+                "no upstream takes requests now: send the request again", retry_after=error.retry_after
+            )
         return type(error)(
             "the upstream failed: kvproxy upstreams shows the operator why", retry_after=error.retry_after
         )

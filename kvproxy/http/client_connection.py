@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from kvproxy.apis.json import dumps
+from kvproxy.backends.overload_log import overloaded
 from kvproxy.errors import HeadersTooLarge, InvalidRequest, KvproxyError, Overloaded, RequestTooSlow
 from kvproxy.http import request_heads
 from kvproxy.http.deadlines_and_disconnects import BODILESS
@@ -362,7 +363,6 @@ async def _fix_framing(
 
 
 async def refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
-    message = "too many connections are open: try again, or raise the setting limits.connections"
-    response = error_response(Overloaded(message, retry_after=1.0), scope)
+    response = error_response(overloaded(), scope)
     response.headers["connection"] = "close"
     await response(scope, receive, send)

@@ -11,7 +11,8 @@ from kvproxy.apis.api import Api
 from kvproxy.apis.api_request import ApiRequest, in_thread_if_large, parse_body
 from kvproxy.apis.json import JsonMap, JsonObject, dumps
 from kvproxy.apis.request_directives import CACHE_FIELD, apply_litellm_switches, read_directives
-from kvproxy.errors import InvalidRequest, Overloaded, RequestTooLarge, RequestTooSlow
+from kvproxy.backends.overload_log import OverloadLog
+from kvproxy.errors import InvalidRequest, RequestTooLarge, RequestTooSlow
 from kvproxy.flow.tenants import Tenants
 from kvproxy.http.content_encoding import codings_of, decode
 from kvproxy.http.exchange_middleware import exchange_of
@@ -29,6 +30,7 @@ class BodyBudget:
 
     def __init__(self, limits: LimitSettings) -> None:
         self.limits = limits
+        self.log = OverloadLog()
         self.bytes = 0
         self.items = 0
 
@@ -55,7 +57,7 @@ class BodyReservation:
         if more <= 0:
             return
         if self._budget.bytes + more > self._budget.limits.in_flight_bytes:
-            raise _overloaded_error("in_flight_bytes", "the bodies of the requests in flight hold too many bytes")
+            raise self._budget.log.refuse("in_flight_bytes", "the bodies of the requests in flight hold too many bytes")
         self.bytes += more
         self._budget.bytes += more
 
@@ -71,13 +73,9 @@ class BodyReservation:
                 limit="items",
             )
         if self._budget.items + items > limits.in_flight_items:
-            raise _overloaded_error("in_flight_items", "the bodies of the requests in flight hold too many items")
+            raise self._budget.log.refuse("in_flight_items", "the bodies of the requests in flight hold too many items")
         self.items += items
         self._budget.items += items
-
-
-def _overloaded_error(limit: str, why: str) -> Overloaded:
-    return Overloaded(f"{why}: try again, or raise the setting limits.{limit}", limit=limit, retry_after=1.0)
 
 
 async def read_body(

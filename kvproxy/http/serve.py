@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
+from kvproxy.backends.overload_log import OverloadLog
 from kvproxy.clients.client_keys import all_clients
 from kvproxy.errors import SettingsError
 from kvproxy.http.access_rules import is_loopback
@@ -63,7 +64,13 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
 
 
 def make_server(services: Services) -> ProxyServer:
-    limits, on_limit = services.settings.limits, services.metrics.count_reached_limit
+    limits, overloads = services.settings.limits, OverloadLog()
+
+    def on_limit(limit: str) -> None:
+        services.metrics.count_reached_limit(limit)
+        if limit == "connections":
+            overloads.log(limit, f"{limits.connections} connections are open")
+
     # Requests on connections beyond the limit are recorded, too.
     labelled = ExchangeMiddleware(refuse_connection, services.path.finish, services.tenants)
     return ProxyServer(create_app(services), limits, services.deadlines, on_limit, labelled, partial(_reload, services))

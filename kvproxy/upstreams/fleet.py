@@ -13,7 +13,7 @@ from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, session_name
 from kvproxy.apis.json import JsonObject, dumps, field, objects
 from kvproxy.apis.model_route import ModelRoute
 from kvproxy.backends.protocol import Body, Forwarder, Headers, RelayedResponse
-from kvproxy.errors import KvproxyError, NotFound, Overloaded, UpstreamError
+from kvproxy.errors import KvproxyError, NotFound, UpstreamError, UpstreamsDraining
 from kvproxy.settings import RoutingSettings
 from kvproxy.upstreams.engine_hints import ResponseLocations, with_engine_hints, with_hints
 from kvproxy.upstreams.fleet_engine import EnginePrediction, FleetEngine
@@ -185,7 +185,7 @@ class Fleet:
     def available_engines(self, route: ModelRoute | None = None) -> list[FleetEngine]:
         """Return the available engines of a route, by default all; else those in a cooldown; else the ejected engines.
 
-        Raises Overloaded if all these engines are draining.
+        Raises UpstreamsDraining if all these engines are draining.
         """
         engines = [*self.engines.values()] if route is None else [self.engines[url] for url in route.upstreams]
         up = [engine for engine in engines if engine.health.available]
@@ -193,7 +193,9 @@ class Fleet:
         up = up or [engine for engine in engines if not engine.health.draining]
         if not up:
             which = "all upstreams" if route is None else f"all upstreams of the model {route.model}"
-            raise Overloaded(f"{which} are draining: restore one with kvproxy upstreams undrain", retry_after=1.0)
+            raise UpstreamsDraining(
+                f"{which} are draining: restore one with kvproxy upstreams undrain", retry_after=1.0
+            )
         return up
 
     def mirrored_engines(self) -> "list[tuple[FleetEngine, Mirror]]":

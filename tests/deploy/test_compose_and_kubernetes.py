@@ -127,7 +127,9 @@ def test_the_example_of_kubernetes_renders_all_components(tmp_path: Path, monkey
     yaml = pytest.importorskip("yaml")
     rendered = list(yaml.safe_load_all(output("kubectl", "kustomize", DEPLOY / "kubernetes-example")))
     found = {each["kind"]: each for each in rendered}
-    assert len(rendered) == len(found) == 9
+    assert len(rendered) == len(found) == 10
+    alerts = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text())
+    assert found["PrometheusRule"]["spec"] == alerts
     components = [path.name for path in (DEPLOY / "kubernetes").iterdir() if path.is_dir()]
     named = yaml.safe_load((DEPLOY / "kubernetes-example/kustomization.yaml").read_text())["components"]
     assert sorted(named) == sorted(f"../kubernetes/{name}" for name in components)
@@ -157,7 +159,9 @@ def test_the_example_of_kubernetes_renders_all_components(tmp_path: Path, monkey
     settings = load_settings()
     assert list(settings.access.hosts) == [rule["host"]] == found["Ingress"]["spec"]["tls"][0]["hosts"]
     assert policy["egress"][1]["ports"][1]["port"] == int(str(settings.upstream).rpartition(":")[2])
-    # The schema of a ServiceMonitor is not one of Kubernetes.
+    # The schemas of Prometheus Operator are not among those of Kubernetes.
     known = tmp_path / "known.yaml"
-    known.write_text(yaml.safe_dump_all(each for each in rendered if each["kind"] != "ServiceMonitor"))
+    known.write_text(
+        yaml.safe_dump_all(each for each in rendered if each["kind"] not in ("ServiceMonitor", "PrometheusRule"))
+    )
     output("kubernetes-validate", "--strict", "--kubernetes-version", "1.37", known)

@@ -1,10 +1,13 @@
 """Generated pages are current, and links in the documentation are valid."""
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 
 import pytest
+
+from kvproxy.settings.limits import LimitSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 _spec = importlib.util.spec_from_file_location("generate", ROOT / "docs/generate.py")
@@ -47,6 +50,29 @@ def test_every_metric_has_a_question_and_every_question_a_metric() -> None:
         assert set(re.findall(r"kvproxy_\w+", query["query"])) <= {
             f"{metric}{end}" for metric in names for end in ("", "_bucket", "_sum", "_count")
         }, name
+
+
+def test_metrics_that_are_marked_are_on_the_dashboard() -> None:
+    """The page claimed a query for each metric, and a group of eleven had one."""
+    panels = json.loads((ROOT / "deploy/grafana/kvproxy.json").read_text())["panels"]
+    shown = " ".join(target["expr"] for panel in panels for target in panel["targets"])
+    lines = re.findall(r"^- `(kvproxy_\w+)`: (.*)$", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE)
+    assert len(lines) > 40
+    assert {name for name, text in lines if text.endswith(" (dashboard)")} == {
+        name for name, _ in lines if re.search(rf"\b{name}\b", shown)
+    }
+
+
+def test_proxies_in_front_allow_bodies_as_large_as_the_limit() -> None:
+    limit = LimitSettings().body_bytes
+    sizes = {
+        str(path.relative_to(ROOT)): int(size) * 2**20
+        for path in (ROOT / "deploy").rglob("*")
+        if path.suffix in (".conf", ".yaml")
+        for size in re.findall(r"(?:client_max_body_size|proxy-body-size:) (\d+)m", path.read_text())
+    }
+    assert len(sizes) == 3
+    assert sizes == dict.fromkeys(sizes, limit)
 
 
 def test_alerts_ask_for_metrics_that_there_are() -> None:

@@ -21,6 +21,7 @@ from tests.faults.proxies import ask, health, hit, stored
 from tests.faults.victims import VICTIMS
 from tests.index.entries import make_entry
 from tests.plain_upstream import run_plain_upstream
+from tests.polling import until
 from tests.servers import run_proxy
 
 
@@ -63,7 +64,8 @@ def test_a_proxy_on_a_full_disk_answers_and_tells_no_lies(
         assert not list(tmp_path.glob(".clients-*"))
         disks.grow(tmp_path)
         assert stored(ask(url, "with room"))
-        assert health(url)["status"] == "ok"
+        # The journal is written a moment later.
+        until(lambda: health(url)["status"] == "ok")
         told = [record for record in caplog.records if record.levelno >= logging.WARNING]
         lines = [record.levelname for record in told if record.getMessage().startswith("the store")]
         assert lines == ["ERROR", "WARNING"], caplog.text

@@ -70,7 +70,9 @@ def unfinished(url: str, size: int) -> Iterator[None]:
         yield
 
 
-def test_unfinished_bodies_share_one_budget_which_small_requests_do_not_need(proxy: tuple[str, Services]) -> None:
+def test_unfinished_bodies_share_one_budget_which_small_requests_do_not_need(
+    proxy: tuple[str, Services], caplog: pytest.LogCaptureFixture
+) -> None:
     url, services = proxy
 
     def ask(size: int) -> httpx.Response:
@@ -83,7 +85,8 @@ def test_unfinished_bodies_share_one_budget_which_small_requests_do_not_need(pro
         refused = ask(400_001)
         assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) >= 1
-        assert "limits.in_flight_bytes" in refused.json()["error"]["message"]
+        assert refused.json()["error"]["message"] == "the proxy is overloaded: retry after 1 s"
+        assert any("limits.in_flight_bytes" in message for message in caplog.messages)
         assert ask(10).status_code == 200
     # The budget comes back with the end of the requests.
     until(lambda: ask(400_002).status_code == 200)

@@ -162,7 +162,9 @@ def test_an_idle_connection_ends(quick: Proxy, after: bytes) -> None:
     assert counted(services, "idle_seconds") + counted(services, "header_seconds") == before + 1
 
 
-def test_connections_beyond_the_limit_are_told_to_come_back(upstream: tuple[str, Upstream], tmp_path: Path) -> None:
+def test_connections_beyond_the_limit_are_told_to_come_back(
+    upstream: tuple[str, Upstream], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with proxy(tmp_path, upstream[0], connections=3) as (port, services):
         with connected(port) as one, connected(port) as two, connected(port) as three:
             until(lambda: len(_open(services, port)) >= 3)
@@ -170,7 +172,8 @@ def test_connections_beyond_the_limit_are_told_to_come_back(upstream: tuple[str,
                 answer = until_closed(fourth)
             assert answer.startswith(b"HTTP/1.1 503 ")
             assert b"retry-after: 1" in answer
-            assert b"limits.connections" in answer
+            assert b"the proxy is overloaded: retry after 1 s" in answer
+            assert any("limits.connections" in message for message in caplog.messages)
             with connected(port, post(b"/v1/chat/completions", b"{}", b"X-Request-Id: refused")) as fourth:
                 assert until_closed(fourth).startswith(b"HTTP/1.1 503 ")
             (record,) = services.journal.latest(1)

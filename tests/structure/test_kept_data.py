@@ -64,6 +64,8 @@ flow/backend_response: _body
 flow/single_flight: _chunks _read
 upstreams/mirror/prompt_hashes: tokens _hashes _contents engine_hashes
 upstreams/engine_metrics: values vllm_configs
+# Names of limits.
+backends/overload_log: _next_lines
 # Requests in flight, which settings limit.
 flow/layers/forwarded: _equal_requests
 flow/single_flight: _joinable _in_flight

@@ -38,7 +38,18 @@ def check_paid_models(settings: Settings, today: date | None = None) -> str:
         advice.append(f"no price is known for {_names(unpriced)}: set {_section(unpriced[0])}, or {_source(settings)}")
     if advice:
         raise CheckWarning("; ".join(advice))
-    return f"{len(CACHE_RULES)} rules of paid APIs, verified on {min(rule.verified for rule in CACHE_RULES)} or later"
+    verified = min(rule.verified for rule in CACHE_RULES)
+    return f"{len(CACHE_RULES)} cache rules of paid APIs, verified on {verified} or later; {_prices_text(settings)}"
+
+
+def _prices_text(settings: Settings) -> str:
+    configured = settings.journal.prices
+    if "*" in configured:
+        return 'each model has a price of [journal.prices], because "*" replaces all list prices'
+    own = f"{plural(len(configured), 'price')} of [journal.prices]"
+    if settings.journal.currency != LIST_CURRENCY:
+        return f"only {own}, because list prices are in {LIST_CURRENCY}"
+    return f"list prices, and {own}" if configured else "list prices"
 
 
 def _paid_models(settings: Settings) -> list[str]:

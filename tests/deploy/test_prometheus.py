@@ -87,8 +87,10 @@ def prometheus(proxies: list[str], tmp_path_factory: pytest.TempPathFactory) -> 
         process.wait()
 
 
-ELSEWHERE = ("kvproxy_llama_cpp", "kvproxy_stale")
-"""No data here: llama.cpp alone has slots, and no such upstream is behind these proxies; nothing is given past its time."""
+ELSEWHERE = ("kvproxy_llama_cpp", "kvproxy_stale", "kvproxy_savings_money")
+"""No data here: llama.cpp alone has slots, and no such upstream is behind these proxies; nothing is given past its time, and the
+models have no price.
+"""
 
 
 def answer(prometheus: str, query: str) -> list[Any]:

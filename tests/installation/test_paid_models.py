@@ -23,7 +23,10 @@ def _record(folder: Path, model: str, url: str = "https://api.example") -> None:
 
 def test_outdated_rules_are_a_warning(tmp_path: Path) -> None:
     settings = load_settings(data=tmp_path)
-    assert "rules of paid APIs, verified on 2026-" in check_paid_models(settings, DAY)
+    assert "cache rules of paid APIs, verified on 2026-" in check_paid_models(settings, DAY)
+    assert check_paid_models(settings, DAY).endswith("; list prices")
+    replaced = load_settings(data=settings.data, journal={"prices": {"*": {"input": 1.0, "output": 2.0}}})
+    assert '"*" replaces all list prices' in check_paid_models(replaced, DAY)
     with pytest.raises(CheckWarning, match=r"rules of paid APIs are more than six months old .*: update kvproxy"):
         check_paid_models(settings, date(2027, 7, 1))
 

@@ -163,6 +163,10 @@ def test_the_command_line_works_with_postgres(empty_postgres: str) -> None:
 
     assert result("cache", "rm", "--tag", "even", "--yes", "--store", empty_postgres) == {"removed": 2}
     assert result("cache", "stats", "--store", empty_postgres)["entries"] == 2
+    added = kvproxy("keys", "add", "ann", "--store", empty_postgres)
+    assert "all proxies on postgresql://" in added.stderr
+    removed = kvproxy("keys", "rm", "ann", "--store", empty_postgres).stdout
+    assert removed.startswith("removed ann from the clients of all proxies on postgresql://")
     away = kvproxy("cache", "ls", "--store", "postgresql://127.0.0.1:1/x")
     assert (away.returncode, len(away.stderr.strip().splitlines())) == (1, 1)
     assert "start PostgreSQL" in away.stderr

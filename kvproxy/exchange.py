@@ -123,6 +123,8 @@ class ResponseFacts:
         first_chunk_seconds: from the call of the backend until the first chunk of a stream, which follows the prefill.
         seconds: from the call of the backend until its last chunk.
         usage: numbers of prompt and completion tokens.
+        received_tokens: estimated tokens of the response so far: one for an event of a stream, or for four bytes of a body.
+        estimated_usage: estimated numbers of tokens of a request that was not parsed, if its price matters.
         answer_digests: kind and digest of each part of the answer, which identify the next turn; None for several choices.
         response_id: the backend's id of the response; None if it has none.
         diagnosis: the provider's explanation why the prefix was not reused, see `apis/cache_diagnoses.py`.
@@ -139,6 +141,8 @@ class ResponseFacts:
     first_chunk_seconds: float | None = None
     seconds: float | None = None
     usage: TokenCounts = (None, None)
+    received_tokens: int = 0
+    estimated_usage: TokenCounts = (None, None)
     answer_digests: tuple[tuple[str, bytes], ...] | None = None
     response_id: str | None = None
     diagnosis: str | None = None
@@ -206,6 +210,7 @@ class Exchange:
         was_collapsed: the response is shared with an identical request in flight.
         stored: the store committed the response before its head was sent, as the directive `confirm` demands.
         facts: the backend's response; empty facts without one.
+        unread_model: model of a request that was not parsed; empty if it is unknown.
         plugin: name of the plugin's layer that answered.
         failure: reason token (see `journal/reasons.py`) of the error that ended the request.
         exact_done, semantic_done: end of each lookup.
@@ -248,6 +253,8 @@ class Exchange:
     hit: CacheHit | None = None
     # PluginLayer
     plugin: str | None = None
+    # UnparsedRequestCharge
+    unread_model: str = ""
     # JoinOrForward
     equal_requests: EqualRequests | None = None
     is_concurrent: bool = False

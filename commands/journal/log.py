@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.files import checked_plot, save_charts
-from kvproxy.commands.formatting import decimal, local_time, milliseconds, money, percent, table_time
+from kvproxy.commands.formatting import Formatted, decimal, local_time, milliseconds, money, percent, table_time
 from kvproxy.commands.journal.export import export
 from kvproxy.commands.options import JournalOptions, LimitOrAll, completion_of
 from kvproxy.commands.output import Output, print_charts, print_facts, print_note
@@ -197,7 +197,7 @@ def _record_row(
         "Reason": record.reason,
         "Model?": record.model,
         digest_column("Tenant", 16, optional=True): tenant_name(record.tenant),
-        "Tokens#?": None if record.prompt_tokens is None else record.prompt_tokens + (record.completion_tokens or 0),
+        number_column("Tokens", "tokens", optional=True): _tokens(record),
         number_column("Reused", "reused_tokens", optional=True): record.reused_tokens,
         "Cost#?": money(record.cost),
         number_column("ms", "total_ms"): milliseconds(record.total_ms),
@@ -206,6 +206,16 @@ def _record_row(
         **({text_column("Stored question"): _matched_question(record)} if shows_stored_question else {}),
     }
     return shown if layout.columns is None else {**_other_fields(record), **shown}
+
+
+def _tokens(record: "RecordWithQuestions") -> int | Formatted | None:
+    if record.prompt_tokens is not None and record.estimated_completion_tokens is None:
+        return record.prompt_tokens + (record.completion_tokens or 0)
+    prompt, completion = record.estimated_prompt_tokens, record.estimated_completion_tokens
+    if prompt is None and completion is None:
+        return None
+    known = (record.prompt_tokens or 0) + (record.completion_tokens or 0)
+    return Formatted(f"~{known + (prompt or 0) + (completion or 0):,}", record.prompt_tokens)
 
 
 def _other_fields(record: "RecordWithQuestions") -> Row:

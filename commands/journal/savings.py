@@ -206,6 +206,8 @@ def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
         )
     if has_price and (unreported := sum(row.unreported_requests for row in report.rows)):
         print_text(f"Spent does not include {plural(unreported, 'request')} without reported usage.")
+    if has_price and (estimated := sum(row.estimated_requests for row in report.rows)):
+        print_text(f"Spent counts {plural(estimated, 'request')} without reported usage by an estimate of the tokens.")
     if any(row.uncertain_tokens and not row.unreported_hits for row in report.rows):
         print_text("At most: the share of cached tokens is not reported, or the model has no price of cached tokens.")
     if not has_price:

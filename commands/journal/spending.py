@@ -30,6 +30,8 @@ def _print_spending(report: "SpendingReport", layout: ListLayout) -> None:
             f"not in the money: {plural(report.total.unpriced, 'request')} of models without a price; set"
             ' [journal.prices."MODEL"]'
         )
+    if report.total.estimated:
+        print_note(f"estimated: tokens and money of {plural(report.total.estimated, 'request')} without reported usage")
     if report.total.unreported:
         print_note(
             f"not in the tokens and the money: {plural(report.total.unreported, 'request')} without reported usage"

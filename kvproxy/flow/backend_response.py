@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvproxy.apis.api import Api, Assembler
-from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
+from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, in_thread_if_large
 from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.codecs.codec import ResponseEncoder
 from kvproxy.apis.codecs.generation import Delta
@@ -162,7 +162,7 @@ async def fetch_response(backend: Backend, request: ApiRequest, *, max_bytes: in
 
 def _open_generated(request: ApiRequest, reply: GeneratedResponse, max_stored_bytes: int) -> BackendResponse:
     reader = _GeneratedResponseReader(
-        CODECS[request.api.name].encoder(request, reply.model, reply.echo), max_stored_bytes
+        CODECS[request.api.name].encoder(request, reply.model, reply.echo), max_stored_bytes, streams=request.stream
     )
     usage, facts = reply.usage, reader.facts
     facts.block_size, facts.started = reply.block_size, time.perf_counter()
@@ -183,8 +183,9 @@ def _ignored_header(names: Sequence[str]) -> Headers:
 
 
 class _GeneratedResponseReader:
-    def __init__(self, encoder: ResponseEncoder, limit: int) -> None:
+    def __init__(self, encoder: ResponseEncoder, limit: int, *, streams: bool) -> None:
         self.facts = ResponseFacts()
+        self._streams = streams
         self._encoder = encoder
         self._limit = limit
         self.size = 0
@@ -210,6 +211,7 @@ class _GeneratedResponseReader:
 
     def push(self, chunk: bytes) -> bool:
         self.size += len(chunk)
+        self.facts.received_tokens += 1 if self._streams else len(chunk) // BYTES_PER_TOKEN
         return self._ended
 
     async def result(self) -> JsonObject:
@@ -236,6 +238,7 @@ class UpstreamReader:
         if self.size > self._limit:
             self._failure = self._failure or NotStored(Cause.TOO_LARGE)
         if self._assembler is None:
+            self.facts.received_tokens += len(chunk) // BYTES_PER_TOKEN
             if self._failure is not None:
                 self._body.clear()
             else:
@@ -243,6 +246,7 @@ class UpstreamReader:
             return False
         # A stream without event boundaries must not accumulate in memory.
         for event in self._events.push(chunk) if len(self._events) <= self._limit else ():
+            self.facts.received_tokens += 1
             self._add(self._assembler, event)
         return self._assembler.done and self._failure is None
 

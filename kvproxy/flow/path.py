@@ -116,7 +116,7 @@ class RequestPath:
         self._writer = writer = ResponseWriter(cache, settings, clock, comparer, journal, history)
         self._sending: tuple[SendingLayer, ...] = (
             Lease(shared, writer),
-            ChargeQuota(writer.max_bytes),
+            ChargeQuota(),
             StoreResponse(writer),
             CallBackend(backend, writer.max_bytes),
         )

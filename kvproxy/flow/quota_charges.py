@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from kvproxy.apis.api_request import BYTES_PER_TOKEN, in_thread_if_large
-from kvproxy.apis.json import Json, JsonMap, as_object, as_token_count, loads
+from kvproxy.apis.json import as_object, loads
 from kvproxy.apis.reported_usage import (
     PrefixReuse,
     UsageLimits,
@@ -14,26 +14,16 @@ from kvproxy.apis.reported_usage import (
     reported_reuse,
     tokens_used,
 )
-from kvproxy.apis.sse import EventReader
 from kvproxy.backends.protocol import Body, RelayedResponse
 from kvproxy.clients.quotas import Account
 from kvproxy.errors import Forbidden, KvproxyError
-from kvproxy.exchange import Exchange
+from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.journal.spending import PaidRequest
+from kvproxy.journal.token_estimates import estimate_prompt_tokens, most_output_tokens
 from kvproxy.settings.journal import PriceSettings
 
-_IMAGE_TOKENS = 1000
-"""Estimated tokens of an image or a file."""
-UNLIMITED_OUTPUT_TOKENS = 16_384
-"""Tokens of a response to reserve money for, if the request has no limit."""
-_OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-_CHOICES = ("n", "best_of")
-_WITHOUT_OUTPUT = ("embeddings", "rerank", "score", "moderations", "classify", "pooling", "tokenize")
-"""Last parts of paths whose responses have no generated tokens."""
-_FILE = "data:"
 _READ_BYTES = 2**20
-_NOT_FOR_THE_MODEL = ("metadata", "user", "safety_identifier", "prompt_cache_key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +88,7 @@ async def reserve(account: Account, tokens: int, output: int, model: str, arrive
 
 
 async def send_charged(
-    exchange: Exchange, account: Account, send: Callable[[], Awaitable[BackendResponse]], max_response_bytes: int
+    exchange: Exchange, account: Account, send: Callable[[], Awaitable[BackendResponse]]
 ) -> BackendResponse:
     """Send a request, and charge its tokens to the account. A request that fails costs nothing."""
     request, arrived = exchange.api_request, exchange.arrived
@@ -110,27 +100,20 @@ async def send_charged(
     except BaseException:
         account.settle(0)
         raise
-    generated, events = 0, EventReader()
+    close = response.close
 
-    def count(chunk: bytes) -> None:
-        nonlocal generated
-        # An event has about one token.
-        if not response.streams:
-            generated += len(chunk) // BYTES_PER_TOKEN
-        elif len(events) <= max_response_bytes:
-            generated += len(events.push(chunk))
+    async def settle_and_close() -> None:
+        # The closure refers to the response: the cycle would keep it in memory.
+        response.close = close
+        money = 0.0 if price is None else _money_to_charge(response, price, estimated)
+        account.settle(_tokens_to_charge(response, estimated), money)
+        await close()
 
-    def settle() -> None:
-        money = 0.0 if price is None else _money_to_charge(response, price, estimated, generated)
-        account.settle(_tokens_to_charge(response, estimated, generated), money)
-
-    _observe_chunks(response, count, settle)
+    response.close = settle_and_close
     return response
 
 
-def _observe_chunks(
-    response: BackendResponse | RelayedResponse, on_chunk: Callable[[bytes], None], on_close: Callable[[], None]
-) -> None:
+def _observe_chunks(response: RelayedResponse, on_chunk: Callable[[bytes], None], on_close: Callable[[], None]) -> None:
     chunks, close = response.chunks, response.close
 
     async def observed_chunks() -> AsyncIterator[bytes]:
@@ -147,21 +130,21 @@ def _observe_chunks(
     response.chunks, response.close = observed_chunks(), observed_close
 
 
-def _tokens_to_charge(response: BackendResponse, estimated: int, generated: int) -> int:
+def _tokens_to_charge(response: BackendResponse, estimated: int) -> int:
     if response.status >= 400:
         return 0
     usage, prefix = response.facts.usage, response.facts.prefix
     if any(usage):
         return sum(count or 0 for count in usage)
-    return (estimated if prefix is None else prefix.prompt_tokens) + generated
+    return (estimated if prefix is None else prefix.prompt_tokens) + response.facts.received_tokens
 
 
-def _money_to_charge(response: BackendResponse, price: RequestPrice, estimated: int, generated: int) -> float:
+def _money_to_charge(response: BackendResponse, price: RequestPrice, estimated: int) -> float:
     if response.status >= 400:
         return 0.0
     facts = response.facts
     prompt = estimated if facts.prompt_tokens is None else facts.prompt_tokens
-    completion = generated if facts.completion_tokens is None else facts.completion_tokens
+    completion = facts.received_tokens if facts.completion_tokens is None else facts.completion_tokens
     fallback = None if facts.served_by is None else facts.served_by.fallback
     return price.cost(prompt, completion, facts.prefix, fallback or None) or 0.0
 
@@ -172,6 +155,7 @@ class UnparsedRequestCharge:
     The charge is the `usage` in a JSON response, or else one token per four bytes of request and response.
 
     Args:
+        exchange: its account is charged, and it receives the usage if the request costs money.
         model: the model to pay for, if the client has a budget; None if the request costs no money.
         content_length: 0 if it is unknown.
         output: the most tokens of the response.
@@ -179,18 +163,18 @@ class UnparsedRequestCharge:
 
     def __init__(
         self,
+        exchange: Exchange,
         account: Account,
         content_length: int,
         log: UsageLog,
         model: str | None = None,
         output: int = 0,
-        arrived: float = 0.0,
     ) -> None:
+        self._exchange = exchange
         self._account = account
         self._log = log
         self._model = model
         self._output = output
-        self._arrived = arrived
         self._price: RequestPrice | None = None
         self._reserved = max(1, content_length // BYTES_PER_TOKEN)
         self._uploaded = 0
@@ -202,7 +186,9 @@ class UnparsedRequestCharge:
         if self._model is None:
             await self._account.reserve(self._reserved)
         else:
-            self._price = await reserve(self._account, self._reserved, self._output, self._model, self._arrived)
+            self._price = await reserve(
+                self._account, self._reserved, self._output, self._model, self._exchange.arrived
+            )
 
     def charge_upload(self, body: Body) -> Body:
         return body if isinstance(body, bytes) else self._charge_chunks(body)
@@ -251,7 +237,7 @@ class UnparsedRequestCharge:
     def _usage(self) -> tuple[int, float]:
         """Return the used tokens, and their price."""
         prompt, completion, prefix = self._reserved, self._size // BYTES_PER_TOKEN, None
-        tokens = prompt + completion
+        tokens, is_reported = prompt + completion, False
         if 0 < self._size == len(self._body):
             try:
                 response = as_object(loads(bytes(self._body)))
@@ -261,43 +247,13 @@ class UnparsedRequestCharge:
             limits = UsageLimits(possible_tokens(sent), possible_tokens(self._size))
             is_possible = self._log.check(response, "the upstream", limits)
             if is_possible and (used := tokens_used(response)) is not None:
-                tokens, (prompt, completion), prefix = sum(used), used, reported_reuse(response)
+                tokens, (prompt, completion), prefix, is_reported = sum(used), used, reported_reuse(response), True
                 prompt = prompt if prefix is None else prefix.prompt_tokens
-        money = None if self._price is None else self._price.cost(prompt, completion, prefix)
-        return tokens, money or 0.0
-
-
-def most_output_tokens(path: str, body: JsonMap) -> int:
-    """Return the most tokens that a request allows for its response: `UNLIMITED_OUTPUT_TOKENS` without a limit."""
-    if path.rpartition("/")[2] in _WITHOUT_OUTPUT:
-        return 0
-    limits = (as_token_count(body.get(name)) for name in _OUTPUT_LIMITS)
-    limit = next((limit for limit in limits if limit is not None), UNLIMITED_OUTPUT_TOKENS)
-    prompts = body.get("prompt")
-    # A list of numbers is one prompt.
-    several = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
-    return limit * several * max(as_token_count(body.get(name)) or 1 for name in _CHOICES)
-
-
-def estimate_prompt_tokens(body: JsonMap) -> int:
-    """Estimate the tokens of a prompt: one per four bytes of all strings and field names in the body."""
-    total = 0
-    todo: list[Json] = [{name: value for name, value in body.items() if name not in _NOT_FOR_THE_MODEL}]
-    while todo:
-        match todo.pop():
-            case str() as text:
-                total += (
-                    _IMAGE_TOKENS
-                    if text.startswith(_FILE)
-                    else -(-len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN)
-                )
-            case list() as items:
-                todo += items
-            case dict() as fields:
-                total += sum(len(name) for name in fields) // BYTES_PER_TOKEN
-                # The source of an image in Anthropic's form.
-                todo += [_FILE if name == "data" else inner for name, inner in fields.items()]
-            case int():
-                # A prompt may be given as tokens.
-                total += 1
-    return total
+        if self._price is None:
+            return tokens, 0.0
+        usage = prompt, completion
+        self._exchange.unread_model = self._price.model
+        self._exchange.facts = (
+            ResponseFacts(usage=usage, prefix=prefix) if is_reported else ResponseFacts(estimated_usage=usage)
+        )
+        return tokens, self._price.cost(prompt, completion, prefix) or 0.0

@@ -29,7 +29,7 @@ from kvproxy.errors import (
 from kvproxy.exchange import Exchange
 from kvproxy.flow.finish import record_failure
 from kvproxy.flow.provider_ids import remove_responses
-from kvproxy.flow.quota_charges import UnparsedRequestCharge, most_output_tokens
+from kvproxy.flow.quota_charges import UnparsedRequestCharge
 from kvproxy.http.allowed_models import (
     allowed_listing,
     check_model,
@@ -56,6 +56,7 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.savings import savings
 from kvproxy.journal.sessions.session_reader import LedgerRow, SessionReader
+from kvproxy.journal.token_estimates import most_output_tokens
 from kvproxy.providers.prices import ModelPrices
 
 _DOUBLED = b"/v1/v1/"
@@ -398,7 +399,7 @@ async def _start_charge(request: Request, body: bytes | None, model: str | None)
     paid = None if path.endswith("/count_tokens") else model
     # If a client with a budget sends a body, it is JSON with a model.
     output = 0 if paid is None or account.prices is None else most_output_tokens(path, as_object(loads(body or b"{}")))
-    charge = UnparsedRequestCharge(account, sent, services(request).usage_log, paid, output, exchange.arrived)
+    charge = UnparsedRequestCharge(exchange, account, sent, services(request).usage_log, paid, output)
     await charge.reserve()
     return charge
 

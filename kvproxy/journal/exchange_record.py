@@ -2,12 +2,14 @@
 
 from typing import TYPE_CHECKING
 
+from kvproxy.apis.api import TokenCounts
 from kvproxy.apis.json import as_token_count
 from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.policy import verdict_token
 from kvproxy.journal.reasons import INVALID_STATUSES, is_known_reason, reason_of_status
 from kvproxy.journal.record import FALLBACK_TAG, MAX_REQUEST_ID, Layer, Record, client_name
+from kvproxy.journal.token_estimates import estimate_prompt_tokens
 
 if TYPE_CHECKING:
     from kvproxy.index.search.lookup_result import Candidate, Lookup
@@ -28,6 +30,7 @@ def record_of(exchange: Exchange) -> Record:
     if request is not None and upstream is not None and upstream.fallback:
         tags = (*tags, f"{FALLBACK_TAG}{request.model}")
     start = exchange.started
+    estimated_prompt, estimated_completion = _estimated_usage(exchange)
     return Record(
         number=0,
         time=exchange.arrived,
@@ -65,7 +68,20 @@ def record_of(exchange: Exchange) -> Record:
         against=None,
         text=None,
         not_stored=None if facts.not_stored is None else str(facts.not_stored),
+        estimated_prompt_tokens=estimated_prompt,
+        estimated_completion_tokens=estimated_completion,
     )
+
+
+def _estimated_usage(exchange: Exchange) -> TokenCounts:
+    """Return the estimated tokens of prompt and response that the backend did not report, such as of an aborted stream."""
+    facts = exchange.facts
+    if exchange.hit is not None or exchange.was_collapsed or exchange.status != 200:
+        return None, None
+    if not facts.started or exchange.request is None:
+        return facts.estimated_usage
+    prompt = estimate_prompt_tokens(exchange.request.body) if facts.prompt_tokens is None else None
+    return prompt, facts.received_tokens if facts.completion_tokens is None else None
 
 
 def reason_of(exchange: Exchange) -> str:
@@ -150,7 +166,7 @@ def model_of(exchange: Exchange) -> str:
     upstream = exchange.facts.served_by if exchange.hit is None else None
     if upstream is not None and upstream.fallback:
         return upstream.fallback
-    return exchange.request.model if exchange.request is not None else ""
+    return exchange.request.model if exchange.request is not None else exchange.unread_model
 
 
 def total_milliseconds(exchange: Exchange) -> float | None:

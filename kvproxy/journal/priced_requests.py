@@ -11,10 +11,13 @@ from kvproxy.units import start_of_utc_day
 
 _MODELS = "select distinct model from totals order by 1"
 _REQUESTS = (
-    "select r.time, r.layer, r.model, r.tenant, coalesce(r.tags, ''), r.prompt_tokens, coalesce(r.completion_tokens, 0),"
+    "select r.time, r.layer, r.model, r.tenant, coalesce(r.tags, ''),"
+    " coalesce(r.prompt_tokens, r.estimated_prompt_tokens),"
+    " coalesce(r.completion_tokens, r.estimated_completion_tokens, 0),"
     " coalesce(case when r.status = 200 then r.reused_tokens end, 0), coalesce(t.written_5m, 0), coalesce(t.written_1h, 0),"
     " r.entry"
-    " from requests r left join turns t on t.number = r.number where r.model = ? and r.prompt_tokens >= ? and r.time >= ?"
+    " from requests r left join turns t on t.number = r.number where r.model = ?"
+    " and coalesce(r.prompt_tokens, r.estimated_prompt_tokens) >= ? and r.time >= ?"
 )
 _UNCOUNTED = ("refused", "revalidated")
 

@@ -47,6 +47,11 @@ _BEGUN = "layer in ('disconnected', 'error') and status = 200 and reused_tokens 
 # A stream that broke off was paid, too, if its usage arrived.
 PAID = f"layer in {(*BACKEND, 'warming', 'disconnected', 'error')} and status = 200 and reason not like 'hit-%'"
 """Condition for requests that the provider bills."""
+PAID_TOKENS = (
+    "coalesce(prompt_tokens, estimated_prompt_tokens) as prompt_tokens,"
+    " coalesce(completion_tokens, estimated_completion_tokens) as completion_tokens"
+)
+"""Columns with the tokens that have a price: reported, or else estimated."""
 _PROXY = ("revalidated", "warming")
 """Values of `Record.layer` for requests that no client sent."""
 _SPANS = (1, 5, 10, 30, 60, 300, 600, 1_800, 3_600, 10_800, 21_600, 86_400, 604_800)
@@ -131,7 +136,9 @@ class TimeSeries:
 
 @dataclass(frozen=True, slots=True)
 class TotalRow:
-    """Sums over the requests of a group with one layer, model, tenant, and UTC day; `unreported` ones have unknown tokens.
+    """Sums over the requests of a group with one layer, model, tenant, and UTC day.
+
+    `unreported` requests have unknown tokens, of which `estimated` ones have an estimate.
     `saved_seconds` is the duration of original responses minus that of their hits.
     """
 
@@ -146,6 +153,9 @@ class TotalRow:
     reused_tokens: int
     saved_seconds: float
     unreported: int
+    estimated: int
+    estimated_prompt_tokens: int
+    estimated_completion_tokens: int
 
 
 class JournalReader:
@@ -222,7 +232,7 @@ class JournalReader:
         """
         condition, values = query.sql()
         source, group = self._source_of(by)
-        columns = "number, time, model, prompt_tokens, completion_tokens, reused_tokens"
+        columns = f"number, time, model, {PAID_TOKENS}, reused_tokens"
         for start in range(0, len(keys), _MAX_SAMPLED):
             part = keys[start : start + _MAX_SAMPLED]
             sql = (

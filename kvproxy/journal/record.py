@@ -58,6 +58,8 @@ class Record:
     against: int | None
     text: str | None
     not_stored: str | None = None
+    estimated_prompt_tokens: int | None = None
+    estimated_completion_tokens: int | None = None
     proxy: str | None = None
 
 

@@ -38,7 +38,10 @@ _MAX_WITHOUT_ENTRY = 4_096
 _MAX_NUMBER = 2**62
 _MAX_BEGINNING = 200
 _DAY = 86_400
-_SUMS = ("requests", "prompt_tokens", "completion_tokens", "reused_tokens", "saved_seconds", "unreported")
+_SUMS = (
+    *("requests", "prompt_tokens", "completion_tokens", "reused_tokens", "saved_seconds", "unreported"),
+    *("estimated", "estimated_prompt_tokens", "estimated_completion_tokens"),
+)
 
 
 class RecordWriter:
@@ -249,7 +252,9 @@ class RecordWriter:
         reused = record.reused_tokens if record.status == 200 else None
         tokens = (record.prompt_tokens or 0, record.completion_tokens or 0, reused or 0)
         is_unreported = record.status == 200 and None in (record.prompt_tokens, record.completion_tokens)
-        values = (1, *tokens, self._saved_seconds(exchange, record), int(is_unreported))
+        estimated = record.estimated_prompt_tokens, record.estimated_completion_tokens
+        counts = int(is_unreported), int(estimated != (None, None)), *(count or 0 for count in estimated)
+        values = (1, *tokens, self._saved_seconds(exchange, record), *counts)
         for tag in ("", *(exchange.request.control.tags if exchange.request is not None else ())):
             self._totals.add(record.time, (record.tenant, record.model, record.layer, tag), values)
 

@@ -45,8 +45,9 @@ class Saving:
         least_seconds, most_seconds: bounds of `seconds`.
         unmeasured_tokens: reused tokens whose prefill time is unknown; `seconds` does not include it.
         spent: price of the requests that reached the provider; None if no model has a price.
-        unpriced_requests, unreported_requests: such requests of models without a price, and without reported tokens; `spent`
-            excludes them.
+        unpriced_requests, unreported_requests: such requests of models without a price, and without reported or estimated
+            tokens; `spent` excludes them.
+        estimated_requests: such requests without reported tokens, which `spent` counts by estimated tokens.
         money: saved money, at least `least_money`; None if no model has a price.
         hit_money: part of `money` from hits; the rest is from the prefix cache of the backend, less the cost of filling it.
         priced_tokens: prompt tokens of hits on models with a price of cached tokens.
@@ -71,6 +72,7 @@ class Saving:
     spent: float | None = None
     unpriced_requests: int = 0
     unreported_requests: int = 0
+    estimated_requests: int = 0
     money: float | None = None
     hit_money: float | None = None
     least_money: float | None = None
@@ -180,13 +182,15 @@ def savings(
             row = saved_nothing.without(row)
         price = price_on(row.model, prices, row.day)
         tokens = Tokens(row.prompt_tokens, row.completion_tokens, row.reused_tokens)
+        estimated = row.estimated_prompt_tokens, row.estimated_completion_tokens
+        paid = Tokens(row.prompt_tokens + estimated[0], row.completion_tokens + estimated[1], row.reused_tokens)
         shares = cached_shares.get((row.tenant, row.model, row.layer), _NO_SHARES)
         wrong = most_wrong if row.layer == "semantic" else 0.0
         if row.layer == "warming":
             if price is not None:
                 saving = savings_by_name.setdefault(row.name, Saving(row.name))
                 saving.add_money(*_saved_money(row.layer, price, tokens, shares, wrong))
-                saving.add_spent(_spent_money(row.layer, price, tokens))
+                saving.add_spent(_spent_money(row.layer, price, paid))
             continue
         if row.layer == "refused":
             continue
@@ -212,8 +216,10 @@ def savings(
             # No backend computed it, and no tokens are known.
             continue
         else:
-            saving.unreported_requests += row.unreported
-            saving.unpriced_requests += row.requests - row.unreported if price is None else 0
+            unknown = row.unreported - row.estimated
+            saving.unreported_requests += unknown
+            saving.estimated_requests += row.estimated
+            saving.unpriced_requests += row.requests - unknown if price is None else 0
         if is_hit and row.unreported == row.requests:
             # Nothing is known about their money.
             continue
@@ -222,7 +228,7 @@ def savings(
             saving.unpriced_reused_tokens += reused
             continue
         saving.add_money(*_saved_money(row.layer, price, tokens, shares, wrong), is_hit=is_hit)
-        saving.add_spent(_spent_money(row.layer, price, tokens))
+        saving.add_spent(_spent_money(row.layer, price, paid))
         if is_hit:
             cached = [round(row.prompt_tokens * share) for share in shares]
             if price.cached is not None:

@@ -17,7 +17,9 @@ from kvproxy.units import tenant_name
 
 _FREE = ("new", "unreported")
 _REQUESTS = (
-    "select r.time, r.model, r.tenant, r.client, r.tags, r.prompt_tokens, r.completion_tokens, r.reused_tokens,"
+    "select r.time, r.model, r.tenant, r.client, r.tags, r.reused_tokens,"
+    " coalesce(r.prompt_tokens, r.estimated_prompt_tokens), coalesce(r.completion_tokens, r.estimated_completion_tokens),"
+    " coalesce(r.estimated_prompt_tokens, r.estimated_completion_tokens),"
     f" t.written_5m, t.written_1h, t.pause, {', '.join(f't.{cause}' for cause in CAUSES)}"
     f" from requests r left join turns t on t.number = r.number where {PAID} and r.number >= ? and r.time >= ? and r.time < ?"
 )
@@ -32,7 +34,8 @@ class PaidRequest:
     Attributes:
         time: arrival in seconds since the epoch.
         project, client: names; empty if unknown.
-        prompt_tokens, completion_tokens: None if the provider did not report them.
+        prompt_tokens, completion_tokens: None if the provider did not report them, and there is no estimate.
+        is_estimated: whether one of them is an estimate.
         reused_tokens, written_5m, written_1h: tokens read from the provider's cache, and written to it; None counts as 0.
         pause: seconds for which the provider stored the reused tokens; None counts as 0.
         lost: prompt tokens that were not reused, by cause; see `CAUSES`.
@@ -50,6 +53,7 @@ class PaidRequest:
     pause: float | None = None
     lost: Mapping[str, int] = field(default_factory=dict)
     tags: Sequence[str] = ()
+    is_estimated: bool = False
 
     @property
     def reused(self) -> int:
@@ -104,7 +108,8 @@ class Spending:
         lost: prompt tokens that were not reused, by cause; see `CAUSES`.
         cost: money; None if no model has a price. The sum of `input_cost`, of which `lost_cost` is a part, and `output_cost`.
         unpriced: number of requests of models without a price, which the money excludes.
-        unreported: number of requests without reported usage, which tokens and money exclude.
+        unreported: number of requests without reported or estimated usage, which tokens and money exclude.
+        estimated: number of requests whose tokens and money are estimates, in whole or in part.
     """
 
     name: str
@@ -120,12 +125,14 @@ class Spending:
     lost_cost: float | None = None
     unpriced: int = 0
     unreported: int = 0
+    estimated: int = 0
 
     def add(self, request: PaidRequest, price: PriceSettings | None) -> None:
         self.requests += 1
         if request.prompt_tokens is None and request.completion_tokens is None:
             self.unreported += 1
             return
+        self.estimated += request.is_estimated
         self.input_tokens += request.prompt_tokens or 0
         self.reused_tokens += request.reused
         self.written_tokens += sum(request.written)
@@ -173,7 +180,7 @@ def recorded_requests(
     """Yield the journal's requests that reached a provider between two times in seconds since the epoch."""
     first = 0 if since is None else reader.first_number_since(since)
     for row in reader.rows(_REQUESTS, [first, since or 0.0, math.inf if until is None else until]):
-        time, model, tenant, client, tags, prompt, completion, reused, short, long, pause, *lost = row
+        time, model, tenant, client, tags, reused, prompt, completion, estimated, short, long, pause, *lost = row
         yield PaidRequest(
             time=time,
             model=model,
@@ -185,6 +192,7 @@ def recorded_requests(
             written_5m=short,
             written_1h=long,
             pause=pause,
+            is_estimated=estimated is not None,
             lost={cause: count for cause, count in zip(CAUSES, lost, strict=True) if count},
             tags=[tag for tag in (tags or "").split(",") if tag],
         )
@@ -238,8 +246,8 @@ def record_costs(
                 model=record.model,
                 project="",
                 client="",
-                prompt_tokens=record.prompt_tokens,
-                completion_tokens=record.completion_tokens,
+                prompt_tokens=_first(record.prompt_tokens, record.estimated_prompt_tokens),
+                completion_tokens=_first(record.completion_tokens, record.estimated_completion_tokens),
                 reused_tokens=record.reused_tokens,
                 written_5m=short,
                 written_1h=long,
@@ -248,3 +256,7 @@ def record_costs(
             if (cost := paid.cost(prices)) is not None:
                 costs[record.number] = cost
     return costs
+
+
+def _first(reported: int | None, estimated: int | None) -> int | None:
+    return estimated if reported is None else reported

@@ -21,12 +21,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from kvproxy.clients.client_keys import add_client, all_clients, reset_counts, set_limits, spent_money
 from kvproxy.clients.spent_money import SpendingFile, SpentMoney, read_spent
 from kvproxy.errors import BudgetExceeded, SettingsError, TooManyRequests
-from kvproxy.flow.quota_charges import UNLIMITED_OUTPUT_TOKENS, most_output_tokens
 from kvproxy.http.client_authentication import Clients
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store.database import Transaction
 from kvproxy.installation.backup import restore_backup, write_backup
-from kvproxy.operations.keys import list_clients
+from kvproxy.journal.token_estimates import UNLIMITED_OUTPUT_TOKENS, most_output_tokens
+from kvproxy.operations.keys import ListedClient, list_clients
 from kvproxy.settings import Settings, load_settings
 from kvproxy.settings.access import ClientSettings
 from tests.commands.run import kvproxy
@@ -56,16 +56,18 @@ class Upstream:
         if b"wait" in body:
             await asyncio.to_thread(self.gate.wait)
         if b'"stream":true' in body:
-            return StreamingResponse(self._events(), media_type="text/event-stream")
+            return StreamingResponse(self._events(is_endless=b"endless" in body), media_type="text/event-stream")
         if b"fail" in body:
             return JSONResponse({"error": {"message": "no"}}, 400)
         message = {"role": "assistant", "content": "Hi"}
         whole = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
         return JSONResponse(whole if b"silent" in body else {**whole, "usage": USAGE})
 
-    async def _events(self) -> AsyncIterator[bytes]:
+    async def _events(self, *, is_endless: bool) -> AsyncIterator[bytes]:
         for _ in range(9):
             yield b'data: {"choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n'
+        if is_endless:
+            await asyncio.Event().wait()
         yield b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n'
         yield b"data: " + json.dumps({"choices": [], "usage": USAGE}).encode() + b"\n\ndata: [DONE]\n\n"
 
@@ -193,6 +195,45 @@ def test_a_response_without_usage_costs_its_estimate(proxy: Proxy) -> None:
     answer = proxy.ask(key, "silent" + "x" * 394)
     least, most = 100 * 100 / 1e6, (120 * 100 + 1_000 * len(answer.content)) / 1e6
     until(lambda: least < proxy.spent("silent") < most)
+
+
+def test_the_budget_the_list_and_the_bill_count_aborted_and_unread_responses_alike(proxy: Proxy) -> None:
+    """Their usage is not reported, so it is estimated once."""
+    key = add_client(proxy.settings, "aborting", budget_per_day=50)
+    headers = {"authorization": f"Bearer {key}"}
+    body = chat("endless" + "x" * 393, stream=True, max_tokens=100)
+    with httpx.stream("POST", f"{proxy.url}/v1/chat/completions", json=body, headers=headers, timeout=60) as answer:
+        events = 0
+        for line in answer.iter_lines():
+            events += line.startswith("data: ")
+            if events == 9:
+                break
+    until(lambda: proxy.spent("aborting") > 0)
+    aborted = proxy.spent("aborting")
+    assert (100 * 100 + 9 * 1_000) / 1e6 <= aborted <= (120 * 100 + 9 * 1_000) / 1e6
+    costs, paths = [aborted], ("/v1/chat/completions", "/v1/rerank", "/v1/rerank")
+    for path, question in zip(paths, ("silent", "silent", "reported"), strict=True):
+        assert proxy.ask(key, question, path=path).status_code == 200
+        until(lambda: proxy.spent("aborting") > sum(costs))
+        costs.append(proxy.spent("aborting") - sum(costs))
+    assert costs[-1] == pytest.approx(COST)
+
+    def listed() -> ListedClient:
+        return next(client for client in list_clients(proxy.settings) if client.name == "aborting")
+
+    until(lambda: listed().requests == 4)
+    assert listed().spent == pytest.approx(sum(costs)) == listed().spent_today
+    assert (listed().tokens or 0) > 109 + 600 + 100
+    data, prices = proxy.settings.data, f"KVPROXY_JOURNAL__PRICES={json.dumps(PRICES)}".partition("=")
+    log = kvproxy("log", "--where", "client = 'aborting'", "--json", "--data", data, **{prices[0]: prices[2]})
+    records = [json.loads(line) for line in log.stdout.splitlines()]
+    assert [record["cost"] for record in records] == pytest.approx(costs, rel=1e-3)
+    # What is unknown stays unknown.
+    assert [record["completion_tokens"] for record in records] == [None, None, None, 100]
+    assert records[0]["estimated_completion_tokens"] == 9
+    bill = kvproxy("sessions", "--by", "client", "--json", "--data", data, **{prices[0]: prices[2]})
+    row = next(row for row in json.loads(bill.stdout)["rows"] if row["name"] == "aborting")
+    assert (row["cost"], row["estimated"], row["unreported"]) == (pytest.approx(sum(costs)), 3, 0)
 
 
 def test_a_model_without_a_price_is_refused(proxy: Proxy) -> None:

@@ -20,9 +20,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from kvproxy.clients.client_keys import add_client
 from kvproxy.clients.quotas import Account, Quotas, TokenBucket
 from kvproxy.clients.shared_state import MAX_DEBT_MINUTES
-from kvproxy.flow.quota_charges import estimate_prompt_tokens
 from kvproxy.http.metrics import Metrics
 from kvproxy.http.services import Services
+from kvproxy.journal.token_estimates import estimate_prompt_tokens
 from kvproxy.settings.access import ClientSettings
 from tests.http.test_request_heads import connected, post, until_closed
 from tests.polling import until

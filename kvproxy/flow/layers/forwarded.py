@@ -189,13 +189,10 @@ class Lease:
 class ChargeQuota:
     """Charges the response to its client's quota."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-
     async def send(self, exchange: Exchange, rest: Send) -> BackendResponse:
         if exchange.account is None:
             return await rest(exchange)
-        return await send_charged(exchange, exchange.account, lambda: rest(exchange), self._max_bytes)
+        return await send_charged(exchange, exchange.account, lambda: rest(exchange))
 
 
 class StoreResponse:

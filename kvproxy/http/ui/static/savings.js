@@ -35,7 +35,7 @@ function spent(row) {
 }
 
 /** What the sum of the provider's charges is, where the figure alone must be short. */
-export const spentNote = (row) => (row.unpriced_requests ? "models with a price" : row.unreported_requests ? "of reported tokens" : "since the journal began");
+export const spentNote = (row) => (row.unpriced_requests ? "models with a price" : row.unreported_requests ? "of reported tokens" : row.estimated_requests ? "in part estimated" : "since the journal began");
 
 /** The money; it may be a bound, or leave out models without a price. */
 function price(row) {

@@ -172,7 +172,9 @@ class StoredJournal(Journal):
         return self._failures.is_failing
 
     def add(self, exchange: Exchange) -> None:
-        if exchange.api is not None and not self._queue.put(exchange):
+        # A budget counts unread requests, too.
+        is_recorded = exchange.api is not None or exchange.unread_model
+        if is_recorded and not self._queue.put(exchange):
             self.lost += 1
 
     async def wait_for_space(self) -> None:

@@ -1,5 +1,6 @@
 """The command line, with one module per command, which is imported when it is called. Functions import heavy modules."""
 
+import difflib
 import errno
 import os
 import sys
@@ -19,6 +20,8 @@ from kvproxy.optional_packages import missing_extra_error
 app = CommandGroup("kvproxy", help="A caching reverse proxy for LLMs.", cls=RootGroup)
 
 
+_SIMILARITY = 0.8
+"""Ratio of `difflib` from which an option is suggested instead of a wrong one."""
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -101,7 +104,18 @@ def _print_usage_error(error: typer.TyperException) -> None:
     # Typer's base class does not declare what all its errors have.
     message: str = error.format_message()
     context: typer.Context | None = getattr(error, "ctx", None)
+    if hasattr(error, "possibilities") and isinstance(option := getattr(error, "option_name", None), str):
+        message = f"No such option: {option}{_similar_options(option, context)}"
     if message:  # Without arguments, the help is printed already.
         path = "kvproxy" if context is None else context.command_path
         message = message.rstrip(".").removeprefix("Invalid value: ").replace("Value error, ", "")
         print_note(f"{path}: {message} ({path} --help lists the options)")
+
+
+def _similar_options(name: str, context: "typer.Context | None") -> str:
+    """Return a suggestion of options that begin with a wrong name, or have almost its letters; else an empty text."""
+    names = [] if context is None else [long for parameter in context.command.params for long in parameter.opts]
+    names = [long for long in names if long.startswith("--")]
+    similar = [long for long in names if len(name) > 3 and long.startswith(name)]
+    similar = similar or difflib.get_close_matches(name, names, n=2, cutoff=_SIMILARITY)
+    return f" Did you mean {' or '.join(similar)}?" if similar else ""

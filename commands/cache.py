@@ -79,7 +79,8 @@ def ls(*, limit: LimitOrAll = None, where: EntryQuery, layout: ListLayout, respo
     with responses.open() as cache:
         page = cache.perform(list_responses, EntryPage(**where.filters, limit=default_limit(limit, 100)))
     empty = _NO_MATCH if where.filters else _EMPTY
-    return table_output(page.rows, _response_rows(page.rows), empty=empty, layout=layout, total=page.total)
+    rows, fields = _response_rows(page.rows), list_responses.row_fields
+    return table_output(page.rows, rows, empty=empty, layout=layout, fields=fields, total=page.total)
 
 
 def _response_rows(responses: "Sequence[ListedResponse | ShownResponse]") -> list[Row]:
@@ -247,7 +248,8 @@ def usage(
         }
         for group in groups
     ]
-    return table_output(groups, rows, empty="no stored response has a tag" if by == "tag" else _EMPTY, layout=layout)
+    empty = "no stored response has a tag" if by == "tag" else _EMPTY
+    return table_output(groups, rows, empty=empty, layout=layout, fields=sum_usage.row_fields)
 
 
 @app.subcommand
@@ -277,7 +279,7 @@ def queue(*, limit: Limit = 20, layout: ListLayout, responses: StoreOptions) -> 
         }
         for response in queued
     ]
-    return table_output(queued, rows, empty=_EMPTY, layout=layout)
+    return table_output(queued, rows, empty=_EMPTY, layout=layout, fields=list_eviction_queue.row_fields)
 
 
 @app.subcommand

@@ -82,7 +82,7 @@ def _command(function: CommandFunction) -> Callable[..., None]:
         if as_json:
             print_json(output.document)
         elif layout is not None:
-            print_records(output.document if output.records is None else output.records, layout)
+            print_records(output.document if output.records is None else output.records, layout, output.fields)
         else:
             output.show()
             print_charts(output.charts)

@@ -12,10 +12,10 @@ from typer import Option
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.options import Data, ProxyOptions, load_settings
 from kvproxy.commands.output import Output, print_note, print_text, text_output
-from kvproxy.commands.tables import Column, ListLayout, Row, print_table
+from kvproxy.commands.tables import Column, ListLayout, Row, table_output
 from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.operations.client_setup import CachedTokens, ClientName
-from kvproxy.operations.operation import NoParameters
+from kvproxy.operations.operation import NoParameters, field_names
 from kvproxy.units import plural
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def show(
     A source is a line of kvproxy.toml, an environment variable, or the default. Secrets are not shown. Flags of a running
     proxy are not included.
     """
-    from kvproxy.settings.sources import setting_sources
+    from kvproxy.settings.sources import SettingSource, setting_sources
 
     settings = setting_sources(load_settings(data=data), data)
     settings = [setting for setting in settings if setting.source != "default"] if changed else settings
@@ -72,7 +72,8 @@ def show(
         for setting in settings
     ]
     empty = "all settings have their defaults"
-    return Output([asdict(setting) for setting in settings], lambda: print_table(rows, empty=empty, layout=layout))
+    document = [asdict(setting) for setting in settings]
+    return table_output(document, rows, empty=empty, layout=layout, fields=field_names(SettingSource))
 
 
 def _format(value: Any) -> object:

@@ -77,7 +77,7 @@ def money(amount: float | None, *, is_bound: bool = False, leaves_out_models: bo
 
 
 def milliseconds(value: float | None) -> Formatted:
-    return Formatted("-" if value is None else f"{value:,.1f}", value)
+    return Formatted("-" if value is None else f"{value:,.0f}" if value >= 1_000 else f"{value:,.1f}", value)
 
 
 def decimal(value: float, digits: int = 2) -> Formatted:

@@ -16,6 +16,7 @@ from kvproxy.errors import SettingsError
 from kvproxy.index.store_location import is_url
 from kvproxy.operations.client import used_data_folder
 from kvproxy.operations.keys_parameters import ClientChange, ClientName, ClientUsageQuery, KeyRotation, NewClient
+from kvproxy.operations.operation import field_names
 
 if TYPE_CHECKING:
     from kvproxy.settings import Settings
@@ -92,7 +93,7 @@ def ls(query: ClientUsageQuery, *, layout: ListLayout, store: SharedStore = None
     The journal gives the usage of the last 30 UTC days, or since --since. Tokens are prompt
     tokens that the backend computed, and tokens that it generated. Budgets count UTC days and months.
     """
-    from kvproxy.operations.keys import list_keys
+    from kvproxy.operations.keys import ListedClient, list_keys
 
     settings = _load_settings(data, store)
     listed = list_keys(settings, query)
@@ -129,7 +130,7 @@ def ls(query: ClientUsageQuery, *, layout: ListLayout, store: SharedStore = None
         for client in clients
     ]
     empty = f"no clients in {settings.data}: a proxy of this folder accepts requests without a key"
-    return table_output(clients, rows, empty=empty, layout=layout)
+    return table_output(clients, rows, empty=empty, layout=layout, fields=field_names(ListedClient))
 
 
 @app.subcommand
@@ -138,7 +139,7 @@ def history(*, limit: LimitOrAll = None, layout: ListLayout, store: SharedStore 
 
     With a store in a file, the data folder records changes of clients only. The newest --limit changes are listed.
     """
-    from kvproxy.operations.keys import list_changes
+    from kvproxy.operations.keys import OperatorChange, list_changes
 
     changes = list_changes(_load_settings(data, store), default_limit(limit, 50) or None)
     rows: list[Row] = [
@@ -149,7 +150,7 @@ def history(*, limit: LimitOrAll = None, layout: ListLayout, store: SharedStore 
         }
         for change in changes
     ]
-    return table_output(changes, rows, empty="no changes", layout=layout)
+    return table_output(changes, rows, empty="no changes", layout=layout, fields=field_names(OperatorChange))
 
 
 @app.subcommand

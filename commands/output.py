@@ -31,6 +31,7 @@ class Output:
         document: printed with `--json`.
         show: prints the result for people, and charts after it at a terminal.
         records: rows of the document for CSV and JSON lines; None takes the document, which is then a list.
+        fields: names of the fields of a row, which CSV without rows consists of.
         note: sentence about the result for stderr.
     """
 
@@ -39,6 +40,7 @@ class Output:
     exit_code: int = 0
     charts: "Sequence[Chart]" = ()
     records: Sequence[object] | None = None
+    fields: Sequence[str] = ()
     note: str | None = None
 
 

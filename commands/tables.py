@@ -33,6 +33,7 @@ class Column:
         is_number: align values to the right.
         digits: maximum number of characters at a terminal; None for all.
         is_text: truncate values in a narrow terminal.
+        least: number of characters to which values are truncated before optional columns are omitted.
         is_optional: omit the column in a narrow terminal.
         min_width: characters that stay while optional columns can be omitted instead; at least 20.
         field: name of the value in JSON, in a pipe, and for `--columns`; None derives it from `name`.
@@ -45,6 +46,7 @@ class Column:
     is_optional: bool = False
     min_width: int = 0
     field: str | None = None
+    least: int = _MIN_WIDTH
 
     @property
     def key(self) -> str:
@@ -89,8 +91,8 @@ def number_column(name: str, field: str, *, optional: bool = False) -> Column:
     return Column(name, is_number=True, is_optional=optional, field=field)
 
 
-def text_column(name: str) -> Column:
-    return Column(name, is_text=True)
+def text_column(name: str, least: int = _MIN_WIDTH) -> Column:
+    return Column(name, is_text=True, least=least)
 
 
 def print_table(
@@ -134,20 +136,27 @@ def _print_lines(cells: Iterable[Sequence[str]]) -> None:
         typer.echo("\t".join(row))
 
 
-def print_records(records: Iterable[object], layout: ListLayout, *, with_names: bool = True) -> None:
-    """Print records as CSV or as JSON lines, as `layout` selects. Raises InvalidRequest for an unknown column."""
+def print_records(
+    records: Iterable[object], layout: ListLayout, fields: Sequence[str] = (), *, with_names: bool = True
+) -> None:
+    """Print records as CSV or as JSON lines, as `layout` selects. Raises InvalidRequest for an unknown column.
+
+    `fields` are the names of the first line of CSV if there is no record.
+    """
     rows = [json_fields(record) for record in records]
-    if layout.columns is not None and rows:
-        names = {_normalize_name(name): name for name in rows[0]}
-        rows = [{names[key]: row[names[key]] for key in _chosen_keys(layout.columns, names)} for row in rows]
+    head = list(rows[0]) if rows else list(fields)
+    if layout.columns is not None and head:
+        names = {_normalize_name(name): name for name in head}
+        head = [names[key] for key in _chosen_keys(layout.columns, names)]
+        rows = [{name: row[name] for name in head} for row in rows]
     if layout.jsonl:
         for row in rows:
             typer.echo(json_text(row, indent=None))
-    elif rows:
+    elif head:
         out = io.StringIO(newline="")
         writer = csv.writer(out, lineterminator="\n")
         if with_names:
-            writer.writerow(rows[0])
+            writer.writerow(head)
         writer.writerows([_csv_text(value) for value in row.values()] for row in rows)
         typer.echo(out.getvalue(), nl=False)
 
@@ -167,16 +176,19 @@ def table_output(
     *,
     empty: str = "nothing to list",
     layout: Layout = _FITTED,
+    fields: Sequence[str] = (),
     total: int = 0,
     is_minimum: bool = False,
 ) -> Output:
     """Return an output that prints a table, and a note if there are more than the listed rows.
 
+    `fields` are the names of the fields of each object in `document`.
     `is_minimum`: there may be more than `total` rows.
     """
     return Output(
         document,
         lambda: print_table(rows, empty=empty, layout=layout),
+        fields=fields,
         note=rows_note(len(document), total, is_minimum=is_minimum),
     )
 

@@ -51,7 +51,7 @@ def _upstreams_output(
                 if note:
                     print_text(note if upstream.url in note else f"{upstream.url}: {note}")
 
-    return Output(upstreams, show)
+    return Output(upstreams, show, fields=list_upstreams.row_fields)
 
 
 def _upstream_columns(upstreams: "Sequence[EngineStatus]") -> dict[Column | str, list[Any]]:

@@ -86,7 +86,8 @@ def chains(*, limit: LimitOrAll = None, layout: ListLayout, proxy: ProxyOptions)
         }
         for chain in shown
     ]
-    return table_output(shown, rows, empty="no cached prefix", layout=layout, total=len(chains))
+    fields = list_chains.row_fields
+    return table_output(shown, rows, empty="no cached prefix", layout=layout, fields=fields, total=len(chains))
 
 
 def stats(proxy: ProxyOptions) -> Output:
@@ -112,10 +113,13 @@ def _print_statistics(statistics: "PrefixCacheStats") -> None:
 
 
 def _block_table(listed: "Sequence[ListedBlock]", limit: int | None, empty: str, layout: ListLayout) -> Output:
+    from kvproxy.operations.blocks import list_blocks
+
     blocks = listed[: default_limit(limit, 100) or None]
     is_mirrored = bool(blocks) and blocks[0].copies is not None
     rows = map(_mirrored_row if is_mirrored else _block_row, blocks)
-    return table_output(blocks, rows, empty=empty, layout=layout, total=len(listed))
+    fields = list_blocks.row_fields
+    return table_output(blocks, rows, empty=empty, layout=layout, fields=fields, total=len(listed))
 
 
 def _block_row(block: "ListedBlock") -> Row:

@@ -44,7 +44,7 @@ def pins(layout: ListLayout, proxy: ProxyOptions) -> Output:
         }
         for pin in pins
     ]
-    return table_output(pins, rows, empty="no pins", layout=layout)
+    return table_output(pins, rows, empty="no pins", layout=layout, fields=list_pins.row_fields)
 
 
 def unpin(pin: PinName, proxy: ProxyOptions) -> Output:

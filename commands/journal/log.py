@@ -12,6 +12,7 @@ from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.files import checked_plot, save_charts
 from kvproxy.commands.formatting import Formatted, decimal, local_time, milliseconds, money, percent, table_time
 from kvproxy.commands.journal.export import export
+from kvproxy.commands.journal.spending import removed_note
 from kvproxy.commands.options import JournalOptions, LimitOrAll, completion_of
 from kvproxy.commands.output import Output, print_charts, print_facts, print_note
 from kvproxy.commands.tables import (
@@ -28,6 +29,7 @@ from kvproxy.commands.tables import (
     table_output,
     text_column,
 )
+from kvproxy.operations.operation import field_names
 from kvproxy.operations.record_query import RecordQuery
 from kvproxy.operations.suggestions import request_ids
 from kvproxy.units import format_seconds, tenant_name
@@ -46,6 +48,9 @@ _SHOWN_FIELDS = frozenset(
     "time layer reason model tenant reused_tokens cost total_ms request_id question stored_question".split()
 )
 
+
+_MIN_QUESTION = 12
+"""Characters of the question in a narrow terminal: tokens and costs tell more, and --wide shows all."""
 
 app = CommandGroup("log", help="List requests, and how each was answered.")
 app.subcommand(export)
@@ -90,7 +95,9 @@ def log(
     records = journal.records(query)
     rows = _sort_by_arrival(records[: limit or None])
     if layout.is_data:
-        print_records(map(_document, rows), layout)
+        from kvproxy.operations.journal import list_records
+
+        print_records(map(_document, rows), layout, list_records.row_fields)
     else:
         has_matches = any(_matched_question(row) for row in rows)
         print_table(
@@ -195,14 +202,14 @@ def _record_row(
         "Time": table_time(record.time),
         "Layer?": record.layer,
         "Reason": record.reason,
-        "Model?": record.model,
-        digest_column("Tenant", 16, optional=True): tenant_name(record.tenant),
         number_column("Tokens", "tokens", optional=True): _tokens(record),
-        number_column("Reused", "reused_tokens", optional=True): record.reused_tokens,
         "Cost#?": money(record.cost),
         number_column("ms", "total_ms"): milliseconds(record.total_ms),
-        digest_column("Request", 8, field="request_id"): record.request_id,
-        text_column("Question"): record.question,
+        digest_column("Request", 6, field="request_id"): record.request_id,
+        "Model?": record.model,
+        number_column("Reused", "reused_tokens", optional=True): record.reused_tokens,
+        digest_column("Tenant", 16, optional=True): tenant_name(record.tenant),
+        text_column("Question", _MIN_QUESTION): record.question,
         **({text_column("Stored question"): _matched_question(record)} if shows_stored_question else {}),
     }
     return shown if layout.columns is None else {**_other_fields(record), **shown}
@@ -246,9 +253,12 @@ def top(
 
     Example: kvproxy log top --backend --by tenant
     """
+    from kvproxy.journal.reader import RequestGroup
+
     limit = default_limit(limit, _TOP)
     # One more row than the limit shows whether there are more.
-    groups = source.open_direct("log top").groups(
+    journal = source.open_direct("log top")
+    groups = journal.groups(
         selection, by, order="backend" if backend else "requests", limit=limit + 1 if limit else None
     )
     listed = groups[: limit or None]
@@ -269,4 +279,9 @@ def top(
     ]
     document = [asdict(row) for row in listed]
     empty = _NO_CLIENT if by == "client" else EMPTY
-    return table_output(document, rows, empty=empty, layout=layout, total=len(groups), is_minimum=True)
+    output = table_output(
+        document, rows, empty=empty, layout=layout, fields=field_names(RequestGroup), total=len(groups), is_minimum=True
+    )
+    if (oldest := journal.reader.complete_since()) is None or (selection.start or 0.0) >= oldest:
+        return output
+    return replace(output, note="; ".join(filter(None, (output.note, removed_note(oldest)))))

@@ -48,18 +48,32 @@ def savings(
 
     Example: kvproxy savings --ledger
     """
+    from kvproxy.journal.savings import Saving
+    from kvproxy.journal.sessions.session_reader import LedgerRow
     from kvproxy.operations.journal_reports import report_ledger, report_savings
+    from kvproxy.operations.operation import field_names
 
     by, since = query.by, query.since
     if ledger:
         ledger_report = source.open().perform(report_ledger, LedgerQuery(since))
         document = asdict(ledger_report) | _first_counted_day(since)
-        return Output(document, lambda: _print_ledger(ledger_report, since, layout), records=document["rows"])
+        return Output(
+            document,
+            lambda: _print_ledger(ledger_report, since, layout),
+            records=document["rows"],
+            fields=field_names(LedgerRow),
+        )
     report = source.open().perform(report_savings, query)
     charts = _savings_charts(report, by)
     save_charts(charts, plot)
     document = asdict(report) | _first_counted_day(since)
-    return Output(document, lambda: _print_savings(report, by, since, layout), charts=charts, records=document["rows"])
+    return Output(
+        document,
+        lambda: _print_savings(report, by, since, layout),
+        charts=charts,
+        records=document["rows"],
+        fields=field_names(Saving),
+    )
 
 
 def _first_counted_day(since: "float | datetime | None") -> dict[str, str | None]:

@@ -70,7 +70,7 @@ def sessions(
         return spending_output(
             source.open().perform(report_spending, SpendingQuery(by, selection.since, selection.until)), layout
         )
-    from kvproxy.operations.journal_reports import find_sessions
+    from kvproxy.operations.journal_reports import find_sessions, list_sessions
 
     limit = default_limit(limit, 20)
     # One more row than the limit shows whether there are more.
@@ -81,7 +81,15 @@ def sessions(
         [asdict(session) for session in listed],
         [_session_row(session, has_unpriced) for session in listed],
     )
-    return table_output(document, rows, empty="no sessions", layout=layout, total=len(summaries), is_minimum=True)
+    return table_output(
+        document,
+        rows,
+        empty="no sessions",
+        layout=layout,
+        fields=list_sessions.row_fields,
+        total=len(summaries),
+        is_minimum=True,
+    )
 
 
 @app.subcommand

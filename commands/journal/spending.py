@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from kvproxy.commands.formatting import money, percent
+from kvproxy.commands.formatting import local_time, money, percent
 from kvproxy.commands.output import Output, print_note
 from kvproxy.commands.tables import ListLayout, Row, digest_column, number_column, print_table
 from kvproxy.journal.sessions.ledger import main_cause
@@ -16,8 +16,13 @@ UNKNOWN_GROUP = "(unknown)"
 
 
 def spending_output(report: "SpendingReport", layout: ListLayout) -> Output:
-    document = asdict(report)
-    return Output(document, lambda: _print_spending(report, layout), records=document["rows"])
+    document, fields = asdict(report), list(asdict(report.total))
+    return Output(document, lambda: _print_spending(report, layout), records=document["rows"], fields=fields)
+
+
+def removed_note(oldest: float) -> str:
+    """Say from when on records are complete. `oldest` is in seconds since the epoch."""
+    return f"since {local_time(oldest)}; older records were removed (journal.retention, journal.max_rows)"
 
 
 def _print_spending(report: "SpendingReport", layout: ListLayout) -> None:
@@ -25,6 +30,8 @@ def _print_spending(report: "SpendingReport", layout: ListLayout) -> None:
     print_table(
         [_spending_row(row, report) for row in [*report.rows, *total]], empty="no paid requests yet", layout=layout
     )
+    if report.complete_since is not None:
+        print_note(removed_note(report.complete_since))
     if report.total.unpriced:
         print_note(
             f"not in the money: {plural(report.total.unpriced, 'request')} of models without a price; set"

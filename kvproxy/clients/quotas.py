@@ -14,6 +14,8 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.settings.access import ClientSettings
 from kvproxy.settings.journal import PriceSettings
 
+OnPaid = Callable[[str, str, float], None]
+
 
 class TokenBucket:
     """A rate limit in units (requests or tokens) per minute. The bucket starts full.
@@ -122,6 +124,7 @@ class Quota:
 
     Args:
         on_spent: called with the client's name and the tokens of each response that a backend computes.
+        on_paid: called with the client's name, the model, and the price of each such response.
         shared: shares the usage with other proxies; None for a single proxy.
         spent: counts the money that clients with a budget spend; None enforces no budget.
     """
@@ -132,9 +135,11 @@ class Quota:
         on_spent: Callable[[str, int], None],
         shared: SharedState | None = None,
         spent: SpentMoney | None = None,
+        on_paid: OnPaid | None = None,
     ) -> None:
         self.client = client
         self.on_spent = on_spent
+        self.on_paid = on_paid
         self.spent = spent
         self._shared = shared
         self._requests = self._make_bucket("requests", client.requests_per_minute)
@@ -193,8 +198,8 @@ class Account:
 
     @property
     def prices(self) -> Mapping[str, PriceSettings] | None:
-        """Prices by model, which decide the money to charge; None if the client has no budget."""
-        return self._quota.spent.prices if self._quota.spent is not None and self.client.has_budget else None
+        """Prices by model, which decide the money to charge; None if no money is counted."""
+        return None if self._quota.spent is None else self._quota.spent.prices
 
     def for_money(self) -> "Account":
         """Return an account for a request of the proxy on behalf of the client, which counts for its budget only."""
@@ -228,9 +233,11 @@ class Account:
                 raise _too_many_requests("tokens_per_minute", f"more than {per_minute:,} tokens a minute", wait)
         self._reserved = (self._reserved or 0) + tokens
 
-    def settle(self, tokens: int, money: float = 0.0) -> None:
-        """Replace the reserved tokens and money by those that were used, at least 0."""
+    def settle(self, tokens: int, money: float = 0.0, model: str = "") -> None:
+        """Replace the reserved tokens and money by those that were used, at least 0. `model` is the one that was paid."""
         self._settle_money(money)
+        if self._quota.on_paid is not None and money > 0:
+            self._quota.on_paid(self._quota.client.name, model, money)
         tokens = max(0, tokens)
         if self._reserved is not None:
             self._quota.on_spent(self._quota.client.name, tokens)
@@ -252,8 +259,9 @@ class Quotas:
         on_spent: Callable[[str, int], None],
         shared: SharedState | None = None,
         spent: SpentMoney | None = None,
+        on_paid: OnPaid | None = None,
     ) -> None:
-        self._make = partial(Quota, on_spent=on_spent, shared=shared, spent=spent)
+        self._make = partial(Quota, on_spent=on_spent, shared=shared, spent=spent, on_paid=on_paid)
         self._quotas: dict[str, Quota] = {}
 
     def get(self, client: ClientSettings) -> Quota:

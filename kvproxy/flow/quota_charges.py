@@ -28,7 +28,7 @@ _READ_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class RequestPrice:
-    """Prices a request of a client with a budget. `arrived` is in seconds since the epoch."""
+    """Prices a request of a client. `arrived` is in seconds since the epoch."""
 
     prices: Mapping[str, PriceSettings]
     model: str
@@ -67,9 +67,9 @@ class RequestPrice:
 async def reserve(account: Account, tokens: int, output: int, model: str, arrived: float) -> RequestPrice | None:
     """Charge the estimated tokens of a prompt, and reserve their price and that of the most tokens of the response.
 
-    Return the price of the request; None if the client has no budget.
+    Return the price of the request; None if the model has no price, and the client no budget.
 
-    Raises Forbidden if the model has no price, and the errors of `Account.reserve`.
+    Raises Forbidden if the client has a budget, and the model no price, and the errors of `Account.reserve`.
     """
     if account.prices is None:
         await account.reserve(tokens)
@@ -77,6 +77,9 @@ async def reserve(account: Account, tokens: int, output: int, model: str, arrive
     price = RequestPrice(account.prices, model, arrived)
     # The first call reads the price list.
     cost = await asyncio.to_thread(price.reservation, tokens, output)
+    if cost is None and not account.client.has_budget:
+        await account.reserve(tokens)
+        return None
     if cost is None:
         raise Forbidden(
             f"the client {account.client.name} has a budget, and the model {model[:100]!r} has no price: ask the operator to set"
@@ -106,7 +109,9 @@ async def send_charged(
         # The closure refers to the response: the cycle would keep it in memory.
         response.close = close
         money = 0.0 if price is None else _money_to_charge(response, price, estimated)
-        account.settle(_tokens_to_charge(response, estimated), money)
+        served_by = response.facts.served_by
+        model = request.model if served_by is None else served_by.fallback or request.model
+        account.settle(_tokens_to_charge(response, estimated), money, model)
         await close()
 
     response.close = settle_and_close
@@ -229,7 +234,7 @@ class UnparsedRequestCharge:
             if reply.status >= 400:
                 self._account.settle(0)
             else:
-                self._account.settle(*self._usage())
+                self._account.settle(*self._usage(), self._model or "")
 
         _observe_chunks(reply, count, settle)
         return reply

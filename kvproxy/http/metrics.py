@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 _MAX_CLIENTS = 200
+_MAX_PAID_MODELS = 50
 _OTHERS = "(others)"
-"""Label for all clients after the first 200; client names cannot contain parentheses."""
+"""Label for all clients after the first 200, and for all models after the first 50; names of clients have no parentheses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +205,14 @@ class Metrics:
             "client_requests", "Responses to each client, by status.", "client", "status"
         )
         self._client_tokens = self._counter("client_tokens", "Computed tokens of each client.", "client")
+        self._client_spent = self._counter(
+            "client_spent",
+            "Price of each client's requests that reached the provider, in journal.currency, by model; budgets count the same.",
+            "client",
+            "model",
+        )
         self._clients: set[str] = set()
+        self._paid_models: set[str] = set()
         self._limited = self._counter("limited", "Limits that were reached, by the name of the setting.", "limit")
         self.prompt_tokens = self._group(
             "prompt_tokens_total",
@@ -266,11 +274,12 @@ class Metrics:
     def count_client_tokens(self, name: str, tokens: int) -> None:
         self._client_tokens.labels(self._client_label(name)).inc(tokens)
 
+    def count_client_money(self, name: str, model: str, money: float) -> None:
+        label = _bounded(model, self._paid_models, _MAX_PAID_MODELS)
+        self._client_spent.labels(self._client_label(name), label).inc(money)
+
     def _client_label(self, name: str) -> str:
-        if name not in self._clients and len(self._clients) >= _MAX_CLIENTS:
-            return _OTHERS
-        self._clients.add(name)
-        return name
+        return _bounded(name, self._clients, _MAX_CLIENTS)
 
     def count_reached_limit(self, limit: str) -> None:
         self._limited.labels(limit).inc()
@@ -317,3 +326,11 @@ class Metrics:
 
     def render(self) -> bytes:
         return generate_latest(self._registry)
+
+
+def _bounded(name: str, known: set[str], most: int) -> str:
+    """Return a name as a label, or `(others)` if `known` has the most names already."""
+    if name not in known and len(known) >= most:
+        return _OTHERS
+    known.add(name)
+    return name

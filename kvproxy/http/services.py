@@ -77,7 +77,7 @@ class Services:
         self._spending_file = SpendingFile(settings.data)
         tables = self._spending_file if shared is None else shared.spending
         self.spent = SpentMoney(tables, ModelPrices(settings.journal), path.clock)
-        self.quotas = Quotas(metrics.count_client_tokens, shared, self.spent)
+        self.quotas = Quotas(metrics.count_client_tokens, shared, self.spent, metrics.count_client_money)
         self.bodies = BodyBudget(settings.limits)
         assert path.rules is not None
         self.rules = path.rules

@@ -149,12 +149,17 @@ class Spending:
 
 @dataclass(frozen=True, slots=True)
 class SpendingReport:
-    """Spending by group: days in order, other groups with the most expensive first."""
+    """Spending by group: days in order, other groups with the most expensive first.
+
+    Attributes:
+        complete_since: time of the oldest record in seconds since the epoch, if older records of the period were removed.
+    """
 
     by: SpendingGroup
     rows: list[Spending]
     total: Spending
     currency: str
+    complete_since: float | None = None
 
 
 def spending_report(

@@ -101,7 +101,9 @@ def report_spending(journal: JournalAccess, query: SpendingQuery) -> SpendingRep
     start = start_time(query.since, query.until)
     settings = journal.settings
     requests = recorded_requests(journal.reader, start, query.until)
-    return spending_report(requests, query.by, ModelPrices(settings), settings.currency)
+    report = spending_report(requests, query.by, ModelPrices(settings), settings.currency)
+    oldest = journal.reader.complete_since()
+    return replace(report, complete_since=oldest) if oldest is not None and (start or 0.0) < oldest else report
 
 
 @operation("GET", "/sessions", rows=ROWS)

@@ -82,6 +82,11 @@ class DeclaredOperation(Generic[Parameters, Result]):
         return get_origin(self.result) is CountedRows
 
     @property
+    def row_fields(self) -> list[str]:
+        """Names of the fields of each row, if the result is a list of dataclasses."""
+        return field_names(get_args(self.json_type)[0])
+
+    @property
     def json_type(self) -> Any:
         """Type of the JSON of the response."""
         return list[get_args(self.result)[0]] if self.is_counted else self.result  # type: ignore[misc]
@@ -133,6 +138,11 @@ def async_operation(
 def fields_of(value: Any) -> dict[str, Any]:
     """Return the fields of a dataclass by name; unlike `dataclasses.asdict`, copy no values."""
     return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+def field_names(row: Any) -> list[str]:
+    """Return the names of the fields of a dataclass, given its type."""
+    return [field.name for field in fields(row)]
 
 
 def _signature(run: Callable[..., Any]) -> tuple[Any, Any, Any]:

@@ -4,8 +4,10 @@ import csv
 import io
 import json
 import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +38,11 @@ from kvproxy.commands.tables import (
     text_column,
 )
 from kvproxy.errors import InvalidRequest
+from kvproxy.journal.journal import open_stored_journal
+from kvproxy.settings.journal import JournalSettings
+from tests.commands.run import kvproxy
+from tests.commands.test_cache import stored
+from tests.journal.test_file import finished
 
 COLUMNS = (digest_column("id", 4), "age#", "name", text_column("prompt"))
 CELLS = st.text(st.sampled_from("abé漢[%…"), min_size=1, max_size=40)
@@ -220,3 +227,49 @@ def test_csv_has_the_fields_of_json_and_empty_cells_for_unknown_values() -> None
 def test_json_lines_have_the_objects_of_json() -> None:
     assert [json.loads(line) for line in recorded(ListLayout(jsonl=True)).splitlines()] == RECORDS
     assert "\x1b" not in recorded(ListLayout(jsonl=True))
+
+
+def test_csv_without_rows_has_a_head_line(tmp_path: Path) -> None:
+    stored(tmp_path / "responses.db")
+    open_stored_journal(tmp_path / "journal.db", JournalSettings()).close()
+    store = ("--store", tmp_path / "responses.db")
+    for command, field in (
+        (("cache", "ls", *store), "id"),
+        (("cache", "usage", *store), "entries"),
+        (("cache", "queue", *store), "priority"),
+        (("keys", "ls", "--data", tmp_path), "left_today"),
+        (("keys", "history", "--data", tmp_path), "change"),
+        (("log", "--data", tmp_path), "stored_question"),
+        (("log", "top", "--data", tmp_path), "computed"),
+        (("sessions", "--data", tmp_path), "turns"),
+        (("sessions", "--by", "day", "--data", tmp_path), "cost"),
+        (("savings", "--data", tmp_path), "spent"),
+    ):
+        done = kvproxy(*command, "--csv")
+        (head,) = done.stdout.splitlines()
+        assert (done.returncode, field in head.split(",")) == (0, True), command
+        assert kvproxy(*command, "--csv", "--columns", field).stdout == f"{field}\n"
+        assert kvproxy(*command, "--jsonl").stdout == ""
+
+
+def test_only_similar_options_are_suggested(tmp_path: Path) -> None:
+    for option, suggestion in (
+        ("--csvv", " Did you mean --csv?"),
+        ("--colums", " Did you mean --columns?"),
+        ("--sort", ""),
+        ("--limit", ""),
+    ):
+        done = kvproxy("keys", "ls", option, "1")
+        assert f"No such option: {option}{suggestion} (kvproxy keys ls --help" in done.stderr, done.stderr
+    assert "Did you mean --budget-per-day or --budget-per-month?" in kvproxy("keys", "add", "a", "--budget", "5").stderr
+
+
+def test_the_log_shows_layer_tokens_and_cost_in_80_columns(tmp_path: Path) -> None:
+    data, prices = tmp_path, {"KVPROXY_JOURNAL__PRICES": '{"*": {"input": 100.0}}'}
+    journal = open_stored_journal(data / "journal.db", JournalSettings())
+    journal.add(finished("How can I reset my password, and where?", "a" * 32, arrived=time.time()))
+    journal.close()
+    done = kvproxy("log", "--data", data, columns=80, **prices)
+    head = re.sub(r"\x1b\[\d*m", "", done.stdout.splitlines()[0]).split()
+    assert head[:7] == ["Time", "Layer", "Reason", "Tokens", "Cost", "ms", "Request"], done
+    assert head[-1] == "Question"

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -22,12 +23,13 @@ from kvproxy.clients.client_keys import add_client, all_clients, reset_counts, s
 from kvproxy.clients.spent_money import SpendingFile, SpentMoney, read_spent
 from kvproxy.errors import BudgetExceeded, SettingsError, TooManyRequests
 from kvproxy.http.client_authentication import Clients
+from kvproxy.http.services import Services
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store.database import Transaction
 from kvproxy.installation.backup import restore_backup, write_backup
 from kvproxy.journal.token_estimates import UNLIMITED_OUTPUT_TOKENS, most_output_tokens
 from kvproxy.operations.keys import ListedClient, list_clients
-from kvproxy.settings import Settings, load_settings
+from kvproxy.settings import load_settings
 from kvproxy.settings.access import ClientSettings
 from tests.commands.run import kvproxy
 from tests.polling import until
@@ -73,8 +75,9 @@ class Upstream:
 
 
 class Proxy:
-    def __init__(self, url: str, settings: Settings, upstream: Upstream) -> None:
-        self.url, self.settings, self.upstream = url, settings, upstream
+    def __init__(self, url: str, services: Services, upstream: Upstream) -> None:
+        self.url, self.services, self.upstream = url, services, upstream
+        self.settings = services.settings
 
     def ask(
         self, key: str, question: object = "Hi", path: str = "/v1/chat/completions", **fields: Any
@@ -96,7 +99,7 @@ def run(data: Path) -> Iterator[Proxy]:
         run_front(data, url, journal={"prices": PRICES}) as (proxy, services),
     ):
         patch.setattr("kvproxy.http.client_authentication._CHECK_SECONDS", 0.0)
-        yield Proxy(proxy, services.settings, upstream)
+        yield Proxy(proxy, services, upstream)
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +129,9 @@ def test_a_client_spends_what_savings_says_and_then_gets_hits_only(proxy: Proxy)
         openai.OpenAI(base_url=f"{proxy.url}/v1", api_key=key).chat.completions.create(**chat("fifth"))
     assert proxy.upstream.asked == asked, "neither the proxy nor the SDK tried again"
     assert proxy.ask(key).status_code == proxy.ask(other, "fourth").status_code == 200
+    # The metric counts clients without a budget, too, and no hit.
+    until(lambda: 'client_spent_total{client="two",model="m"} 0.16' in proxy.services.metrics.render().decode())
+    assert proxy.ask(other, "free", model="unpriced").status_code == 200
     # The journal's sums agree.
     until(lambda: list_clients(proxy.settings)[0].spent == pytest.approx(3 * COST))
     listed = list_clients(proxy.settings)[0]
@@ -217,6 +223,10 @@ def test_the_budget_the_list_and_the_bill_count_aborted_and_unread_responses_ali
         until(lambda: proxy.spent("aborting") > sum(costs))
         costs.append(proxy.spent("aborting") - sum(costs))
     assert costs[-1] == pytest.approx(COST)
+    page = proxy.services.metrics.render().decode()
+    assert float(re.findall(r'client_spent_total{client="aborting",model="m"} (.*)', page)[0]) == pytest.approx(
+        sum(costs)
+    )
 
     def listed() -> ListedClient:
         return next(client for client in list_clients(proxy.settings) if client.name == "aborting")

@@ -12,6 +12,7 @@ import pytest
 
 from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.backends.protocol import ServingUpstream
+from kvproxy.commands.formatting import local_time
 from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.exchange import CacheHit, Exchange, ResponseFacts
 from kvproxy.flow.cache_keys import cache_key
@@ -23,6 +24,7 @@ from kvproxy.journal.schema import ADDED_COLUMNS, FILE
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.operations.record_query import RecordQuery
 from kvproxy.settings.journal import JournalSettings, PriceSettings
+from tests.commands.run import kvproxy, result
 from tests.index.entries import make_entry
 from tests.requests import api_request
 
@@ -64,8 +66,10 @@ def finished(
 def test_the_oldest_records_go_and_totals_stay(tmp_path: Path) -> None:
     journal = open_stored_journal(tmp_path / "journal.db", JournalSettings(max_rows=10))
     for number in range(25):
-        journal.add(finished(f"question {number}", f"r{number}"))
+        journal.add(finished(f"question {number}", f"r{number}", arrived=time.time() - 100))
     journal.flush()
+    with closing(journal.reader()) as reader:
+        assert reader.complete_since() is None
     while journal._writer.prune():
         pass
     kept = journal.latest(100)
@@ -75,6 +79,13 @@ def test_the_oldest_records_go_and_totals_stay(tmp_path: Path) -> None:
     assert connection.execute("select sum(requests) from totals where tag = ''").fetchone() == (25,)
     connection.close()
     journal.close()
+    # A bill has the price of the records that are left.
+    bill = kvproxy("sessions", "--by", "model", "--data", tmp_path)
+    assert f"since {local_time(kept[-1].time)}; older records were removed (journal.retention" in bill.stderr
+    report = result("sessions", "--by", "model", "--data", tmp_path)
+    assert (report["complete_since"], report["total"]["requests"]) == (kept[-1].time, 10)
+    assert "removed" in kvproxy("log", "top", "--by", "model", "--data", tmp_path).stderr
+    assert "removed" not in kvproxy("sessions", "--by", "model", "--since", "1s", "--data", tmp_path).stderr
 
 
 def rows_of(journal: StoredJournal, by: Any, prices: dict[str, PriceSettings] | None = None) -> dict[str, Any]:

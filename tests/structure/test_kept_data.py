@@ -45,7 +45,7 @@ upstreams/generated_tokens: _prefixes
 upstreams/llama/slots: slots
 upstreams/llama/client: _texts
 engine/scheduler/scheduler: _service
-http/metrics: _clients
+http/metrics: _clients _paid_models
 tiers/redis: _known
 engine/text/segment_cache: _ids
 # One response or request, whose size is limited.
@@ -172,6 +172,7 @@ index.policies.learned.learned_policy:_MAX_LEARNERS
 index.search.decider:_MAX_BUDGETS
     index/search/test_judging.py::test_the_refusal_budget_forgets_the_entry_with_the_oldest_refusal
 http.metrics:_MAX_CLIENTS upstreams/test_bounds.py::test_clients_in_metrics_are_summed_beyond_the_bound
+http.metrics:_MAX_PAID_MODELS upstreams/test_bounds.py::test_clients_in_metrics_are_summed_beyond_the_bound
 upstreams.fleet_engine:_MAX_MODELS upstreams/test_bounds.py::test_models_of_an_upstream_are_summed_beyond_the_bound
 upstreams.generated_tokens:_MAX_PREFIXES upstreams/test_bounds.py::test_restored_prefixes_are_kept_to_the_bounds
 upstreams.generated_tokens:MAX_PREFIX_TOKENS upstreams/test_bounds.py::test_restored_prefixes_are_kept_to_the_bounds

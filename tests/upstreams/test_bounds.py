@@ -40,6 +40,11 @@ def test_clients_in_metrics_are_summed_beyond_the_bound() -> None:
     page = found.render().decode()
     assert page.count('kvproxy_client_tokens_total{client="') == metrics._MAX_CLIENTS + 1
     assert f'client="(others)"}} {3.0 * metrics._MAX_CLIENTS}' in page
+    for number in range(2 * metrics._MAX_PAID_MODELS):
+        found.count_client_money("client0", f"model{number}", 0.5)
+    page = found.render().decode()
+    assert page.count('kvproxy_client_spent_total{client="') == metrics._MAX_PAID_MODELS + 1
+    assert f'client="client0",model="(others)"}} {0.5 * metrics._MAX_PAID_MODELS}' in page
 
 
 async def test_slots_of_a_llama_server_are_kept_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:

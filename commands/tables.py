@@ -33,7 +33,7 @@ class Column:
         is_number: align values to the right.
         digits: maximum number of characters at a terminal; None for all.
         is_text: truncate values in a narrow terminal.
-        least: number of characters to which values are truncated before optional columns are omitted.
+        outranks_text: truncate text further rather than omit the column.
         is_optional: omit the column in a narrow terminal.
         min_width: characters that stay while optional columns can be omitted instead; at least 20.
         field: name of the value in JSON, in a pipe, and for `--columns`; None derives it from `name`.
@@ -46,7 +46,7 @@ class Column:
     is_optional: bool = False
     min_width: int = 0
     field: str | None = None
-    least: int = _MIN_WIDTH
+    outranks_text: bool = False
 
     @property
     def key(self) -> str:
@@ -87,12 +87,12 @@ def digest_column(name: str, digits: int = 12, *, optional: bool = False, field:
     return Column(name, digits=digits, is_optional=optional, field=field)
 
 
-def number_column(name: str, field: str, *, optional: bool = False) -> Column:
-    return Column(name, is_number=True, is_optional=optional, field=field)
+def number_column(name: str, field: str, *, optional: bool = False, outranks_text: bool = False) -> Column:
+    return Column(name, is_number=True, is_optional=optional, field=field, outranks_text=outranks_text)
 
 
-def text_column(name: str, least: int = _MIN_WIDTH) -> Column:
-    return Column(name, is_text=True, least=least)
+def text_column(name: str) -> Column:
+    return Column(name, is_text=True)
 
 
 def print_table(
@@ -264,7 +264,8 @@ def _columns_to_hide(columns: list[Column], cells: Cells, width: int) -> list[Co
     for index in sorted(optional, key=lambda index: (_has_value(cells, index), -index)):
         used = [columns[place] for place in shown]
         digits = [[row[place][: columns[place].digits] for place in shown] for row in cells]
-        if sum(_column_widths(used, digits, width, _MIN_WIDTH)) + _GAP * (len(used) - 1) <= width:
+        least = (_MIN_WIDTH, _MIN_WIDTH_OF_OVERFLOW) if columns[index].outranks_text else (_MIN_WIDTH,)
+        if sum(_column_widths(used, digits, width, *least)) + _GAP * (len(used) - 1) <= width:
             break
         shown.remove(index)
     return [column for index, column in enumerate(columns) if index not in shown]

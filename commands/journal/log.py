@@ -49,9 +49,6 @@ _SHOWN_FIELDS = frozenset(
 )
 
 
-_MIN_QUESTION = 12
-"""Characters of the question in a narrow terminal: tokens and costs tell more, and --wide shows all."""
-
 app = CommandGroup("log", help="List requests, and how each was answered.")
 app.subcommand(export)
 
@@ -200,16 +197,16 @@ def _record_row(
 ) -> Row:
     shown: Row = {
         "Time": table_time(record.time),
-        "Layer?": record.layer,
+        Column("Layer", is_optional=True, outranks_text=True): record.layer,
         "Reason": record.reason,
-        number_column("Tokens", "tokens", optional=True): _tokens(record),
-        "Cost#?": money(record.cost),
+        number_column("Tokens", "tokens", optional=True, outranks_text=True): _tokens(record),
+        number_column("Cost", "cost", optional=True, outranks_text=True): money(record.cost),
         number_column("ms", "total_ms"): milliseconds(record.total_ms),
-        digest_column("Request", 6, field="request_id"): record.request_id,
+        digest_column("Request", 8, field="request_id"): record.request_id,
         "Model?": record.model,
         number_column("Reused", "reused_tokens", optional=True): record.reused_tokens,
         digest_column("Tenant", 16, optional=True): tenant_name(record.tenant),
-        text_column("Question", _MIN_QUESTION): record.question,
+        text_column("Question"): record.question,
         **({text_column("Stored question"): _matched_question(record)} if shows_stored_question else {}),
     }
     return shown if layout.columns is None else {**_other_fields(record), **shown}

@@ -20,7 +20,8 @@ _VARIABLE = [
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\b\d\d:\d\d:\d\d\b"), "<time>"),
     # Below a second it looks like a score, of which only the place is compared. A long one wraps before its unit.
     (re.compile(r"(\b\d[\d,]*(\.\d+)?|<number>)\s?(ms|s|m|h|d)\b"), "<long>"),
-    (re.compile(r"\b\d[\d,]*\.\d+\b"), "<number>"),
+    # From a second on, milliseconds have no decimals.
+    (re.compile(r"\b\d[\d,]*\.\d+\b|\b\d{1,3}(?:,\d{3})+\b"), "<number>"),
     (re.compile(r"[█▏]+"), ""),
 ]
 

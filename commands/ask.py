@@ -29,7 +29,7 @@ def ask(
     """Send a request, and print its Cache-Status and the answer.
 
     The answer is stored as that of any client. `kvproxy explain` predicts the source without sending the request. --json adds
-    the id of the request and the whole response.
+    the id of the request and the whole response; `answers` has the text of each choice.
 
     Example: kvproxy ask "What is a block?"
 
@@ -46,8 +46,10 @@ def ask(
         body["model"] = model or client.first_model(headers)
     started = time.perf_counter()
     response, sent = client.send(PATHS[chosen], body, headers=headers)
+    answers = _answers(chosen, response)
     document = {
-        "answer": _answer(chosen, response),
+        "answer": answers[0],
+        "answers": answers,
         "cache_status": sent.get(_STATUS_HEADER),
         "request_id": sent.get("x-kvproxy-request-id") or sent.get("x-request-id"),
         "seconds": round(time.perf_counter() - started, 4),
@@ -57,13 +59,22 @@ def ask(
     def show() -> None:
         # A header stays on one line, so that its key can be copied.
         typer.echo(f"{_STATUS_HEADER}: {document['cache_status'] or 'none: the server is not a kvproxy'}")
-        print_text(escape_cell(document["answer"] or "(no text: --json prints the response)"))
+        for number, answer in enumerate(answers, 1):
+            choice = f"choice {number}: " if len(answers) > 1 else ""
+            print_text(choice + escape_cell(answer or "(no text: --json prints the response)"))
 
     return Output(document, show)
 
 
-def _answer(api: ApiName, response: Any) -> str | None:
+def _answers(api: ApiName, response: Any) -> list[str | None]:
+    """Return the text of each choice; None for other output, such as a tool call."""
     from kvproxy.apis import APIS
-    from kvproxy.apis.json import as_object
+    from kvproxy.apis.json import as_object, objects
 
-    return APIS[api].output_text(as_object(response)) if isinstance(response, dict) else None
+    if not isinstance(response, dict):
+        return [None]
+    choices = objects(response.get("choices"))
+    if len(choices) < 2:
+        return [APIS[api].output_text(as_object(response))]
+    # Each as the only choice of a response.
+    return [APIS[api].output_text({**response, "choices": [{**choice, "index": 0}]}) for choice in choices]

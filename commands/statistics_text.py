@@ -48,6 +48,8 @@ _LABELS: dict[str, str] = {
     "blocks.queries": "Prompt tokens looked up",
     "blocks.hits": "Prompt tokens found",
     "blocks.hit_rate": "Share of prompt tokens found",
+    "blocks.tier_hits": "Prompt tokens from tiers",
+    "blocks.reuse_rate": "Share from the pool and tiers",
     "blocks.evictions": "Evicted blocks",
     "blocks.pinned": "Pinned blocks",
     "blocks.distinct": "Distinct cached blocks",
@@ -63,7 +65,7 @@ _LABELS: dict[str, str] = {
 }
 # The statistics `learned` count them, too, and include earlier processes.
 _DUPLICATES = ("cache.semantic.compared.right", "cache.semantic.compared.wrong")
-_SHARES = ("usage", "hit_rate", "never_hit", "would_serve", "max_error")
+_SHARES = ("usage", "hit_rate", "reuse_rate", "never_hit", "would_serve", "max_error")
 _DURATIONS = ("lifetime", "idle", "reuse_gap")
 
 

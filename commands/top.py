@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Option
 
-from kvproxy.commands.blocks.engine_lines import engine_line, tier_line
+from kvproxy.commands.blocks.engine_lines import engine_line, prefix_hits, tier_line
 from kvproxy.commands.formatting import decimal, json_text, local_time, milliseconds, money, percent
 from kvproxy.commands.options import Json, ProxyOptions, duration_option
 from kvproxy.commands.output import print_facts
@@ -211,10 +211,9 @@ def _pool_facts(blocks: "PrefixCacheStats | None") -> list[tuple[str, str]]:
     total = blocks_in_pool - 1
     used, cached = round(_BAR_WIDTH * used_blocks / total), round(_BAR_WIDTH * cached_blocks / total)
     bar = "█" * used + "▒" * cached
-    rate = "-" if blocks.hit_rate is None else percent(blocks.hit_rate)
     return [
         ("Pool", f"{bar:·<{_BAR_WIDTH}}"),
-        ("Prefix hits", f"{rate} ({blocks.hits:,} of {blocks.queries:,} prompt tokens)"),
+        ("Prefix hits", prefix_hits(blocks)),
         ("Blocks", f"{used_blocks:,} used and {cached_blocks:,} cached, of {total:,}"),
         ("Evictions", f"{blocks.evictions:,} blocks"),
     ]

@@ -12,8 +12,19 @@ if TYPE_CHECKING:
     from kvproxy.tiers.chunk_store import TierStats
 
 
+def prefix_hits(stats: "PrefixCacheStats") -> str:
+    """Describe the hits of the pool, and those of the tiers beside them."""
+    rate = "-" if stats.hit_rate is None else percent(stats.hit_rate)
+    line = f"{rate} ({stats.hits:,} of {stats.queries:,} prompt tokens)"
+    if stats.tier_hits is None:
+        return line
+    total = "" if stats.reuse_rate is None else f", {percent(stats.reuse_rate)} in all"
+    return f"{line}, plus {stats.tier_hits:,} tokens from tiers{total}"
+
+
 def tier_line(tier: "TierStats") -> str:
-    line = f"{tier.name}: {tier.chunks:,} chunks, {format_bytes(tier.bytes)}, {tier.hits:,} hits"
+    size = format_bytes(tier.bytes)
+    line = f"{tier.name}: {tier.chunks:,} chunks, {size}, {tier.hits:,} hits, {tier.tokens_loaded:,} tokens loaded"
     return line if tier.available else f"{line}, paused after a failure"
 
 

@@ -104,6 +104,8 @@ def stats(proxy: ProxyOptions) -> Output:
 def _print_statistics(statistics: "PrefixCacheStats") -> None:
     shown = asdict(statistics)
     del shown["away"]
+    if statistics.tier_hits is not None:
+        shown["reuse_rate"] = statistics.reuse_rate
     if statistics.residency is None or not statistics.residency.evicted:
         del shown["residency"]
     print_facts(label_statistics(shown, "blocks"))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from kvproxy.commands.blocks.engine_lines import away_lines, engine_line, layer_group_lines, tier_line
-from kvproxy.commands.formatting import percent, quoted
+from kvproxy.commands.blocks.engine_lines import away_lines, engine_line, layer_group_lines, prefix_hits, tier_line
+from kvproxy.commands.formatting import quoted
 from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output, print_text
 from kvproxy.commands.tables import Row, digest_column, print_table, text_column
@@ -100,11 +100,7 @@ def _draw_pool(states: Sequence[str], stats: "PrefixCacheStats") -> None:
             line.append(_SHAPES[state], _COLOURS[state])
         console.print(line, soft_wrap=True)
     console.print(_legend_text(stats, blocks_per_cell), soft_wrap=True)
-    assert stats.hit_rate is not None
-    print_text(
-        f" hit rate {percent(stats.hit_rate)} ({stats.hits:,} of {stats.queries:,} prompt tokens),"
-        f" {stats.evictions:,} evictions, {stats.block_size} tokens per block"
-    )
+    print_text(f" hit rate {prefix_hits(stats)}, {stats.evictions:,} evictions, {stats.block_size} tokens per block")
     for group in layer_group_lines(stats.groups):
         print_text(f" {group}")
 

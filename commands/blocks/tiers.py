@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from kvproxy.backends.reports import EngineResetResult, ResetReport
     from kvproxy.tiers.chunk_store import TierStats
 
-_COUNTS = ("hits", "misses", "damaged", "errors", "dropped", "evictions")
-_ROWS = ("Chunks", "Size", "Limit", *(name.capitalize() for name in _COUNTS), "State")
+_COUNTS = ("hits", "tokens_loaded", "misses", "damaged", "errors", "dropped", "evictions")
+_ROWS = ("Chunks", "Size", "Limit", *(name.capitalize().replace("_", " ") for name in _COUNTS), "State")
 
 
 def tiers(proxy: ProxyOptions) -> Output:

@@ -34,7 +34,7 @@ _NOTED_ERROR = 0.01
 
 
 def _print_forecasts(forecasts: "Sequence[PoolForecast]", tier: int) -> None:
-    names = _NAMES | {"tier": f"host tier of {format_bytes(tier)}"}
+    names = _NAMES | {"tier": f"host tier of {format_bytes(tier)}", "without_tiers": "current pool without tiers"}
     if not forecasts:
         print_text("no prompt has reached an engine since the start")
     for forecast in forecasts:
@@ -66,6 +66,8 @@ def _print_forecasts(forecasts: "Sequence[PoolForecast]", tier: int) -> None:
                 }
             )
         print_table(rows)
+        if forecast.tier_tokens is not None:
+            print_note("all rows include the configured tiers, except the row without tiers")
         if measured is not None and current is not None and measured - current >= _NOTED_ERROR:
             print_note(
                 f"the engine reuses {100 * (measured - current):.1f} points more than the forecast of its current pool: the hit"

@@ -72,6 +72,7 @@ class PrefixCacheStats(PoolReport):
         streams: status of each KV event stream.
         engines: URLs of the upstreams.
         slots: whether the pool includes slots of llama.cpp.
+        tier_hits: prompt tokens that were not in the pool, and that tiers supplied; None without tiers.
         away: upstreams that do not respond, with the failure, by URL. The statistics may include their lost caches.
     """
 
@@ -80,7 +81,15 @@ class PrefixCacheStats(PoolReport):
     engines: tuple[str, ...] = ()
     reported: tuple[EngineMetrics, ...] = ()
     slots: bool = False
+    tier_hits: int | None = None
     away: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def reuse_rate(self) -> float | None:
+        """Share of the prompt tokens that came from the pool or from tiers, 0 to 1; None if unknown."""
+        if not self.queries or self.hits is None:
+            return self.hit_rate
+        return (self.hits + (self.tier_hits or 0)) / self.queries
 
     @classmethod
     def of_pool(cls, pool: PoolReport) -> Self:

@@ -16,7 +16,12 @@ class PinnedChain:
     expires: float | None
 
 
-class PinLimitExceeded(Exception): ...
+class PinLimitExceeded(Exception):
+    """The pins would hold too many blocks. `missing` is the number of blocks that the pool lacks."""
+
+    def __init__(self, total: int, limit: int) -> None:
+        super().__init__(f"pins would hold {total} blocks; the limit is {max(0, limit)}")
+        self.missing = total - limit
 
 
 class Pins:
@@ -33,6 +38,11 @@ class Pins:
         self._max_blocks = max_blocks
         self._pins: dict[str, PinnedChain] = {}
 
+    @property
+    def pool_blocks(self) -> int:
+        """Number of blocks of the pool, as `--num-blocks` sets it."""
+        return len(self._manager.pool.blocks)
+
     def pin(self, name: str, request: CacheRequest, ttl: float | None = None) -> int:
         """Pin a prompt's cached prefix for `ttl` seconds, instead of an earlier pin with this name.
 
@@ -47,7 +57,7 @@ class Pins:
         others = {block.id for other, pin in self._pins.items() if other != name for block in pin.blocks}
         total = len(others | {block.id for block in blocks})
         if self._max_blocks is not None and total > self._max_blocks:
-            raise PinLimitExceeded(f"pins would hold {total} blocks; the limit is {self._max_blocks}")
+            raise PinLimitExceeded(total, self._max_blocks)
         # Touch the blocks before removing the old pin, which may share them.
         self._manager.pool.touch(blocks)
         self.unpin(name)

@@ -173,6 +173,11 @@ class AsyncLLM:
             added[name] = added.get(name, 0) + num_tokens
         return added
 
+    @property
+    def num_tier_hits(self) -> int | None:
+        """Number of prompt tokens that the tiers supplied; None without tiers."""
+        return self._engine.tiers.num_hit_tokens if self._engine.tiers else None
+
     def tier_stats(self) -> list[TierStats]:
         return self._engine.tiers.chain.stats() if self._engine.tiers else []
 

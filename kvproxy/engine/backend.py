@@ -263,7 +263,8 @@ class EmbeddedPrefixCache(PrefixCache):
     async def stats(self) -> PrefixCacheStats:
         pool = await self._worker.inspect(pool_rows.report_pool)
         size = self._worker.block_bytes
-        return PrefixCacheStats.of_pool(replace(pool, block_bytes=size, used_bytes=size * (pool.used or 0)))
+        pool = replace(pool, block_bytes=size, used_bytes=size * (pool.used or 0))
+        return replace(PrefixCacheStats.of_pool(pool), tier_hits=self._worker.num_tier_hits)
 
     async def reset(self) -> ResetReport:
         return await self._worker.inspect(_reset)
@@ -297,7 +298,11 @@ class EmbeddedPrefixCache(PrefixCache):
             try:
                 return pins.pin(name, chain, ttl)
             except PinLimitExceeded as error:
-                raise InvalidRequest(f"{error}: remove a pin, or start with more blocks (--num-blocks)") from None
+                needed = pins.pool_blocks + error.missing
+                raise InvalidRequest(
+                    f"{error}, because the longest request needs the other blocks: remove a pin, or start with --num-blocks"
+                    f" {needed} or more"
+                ) from None
 
         return await self._worker.access_pins(pin)
 

@@ -102,6 +102,7 @@ class TierConnector:
         timeout: float,
     ) -> None:
         self.chain = chain
+        self.num_hit_tokens = 0  # Prompt tokens that were loaded, as the pool's `hits`.
         self._transfer = transfer
         self._chunk_tokens = transfer.chunk_tokens
         self._manager = manager
@@ -138,10 +139,11 @@ class TierConnector:
         size, end = self._chunk_tokens, self._max_loaded_tokens(cache_request)
         first = num_pool_tokens // size
         names = self._transfer.chunk_names(cache_request, first, max(first, -(-end // size)))
-        return [
-            (name.key, min((at + 1) * size, end) - max(at * size, num_pool_tokens))
-            for at, name in enumerate(names, first)
-        ]
+        return [(name.key, self._needed_tokens(at, num_pool_tokens, end)) for at, name in enumerate(names, first)]
+
+    def _needed_tokens(self, chunk: int, start: int, end: int) -> int:
+        """Return how many of the tokens from `start` to `end` are in the chunk with this number."""
+        return min((chunk + 1) * self._chunk_tokens, end) - max(chunk * self._chunk_tokens, start)
 
     def is_loading_prefix(self, sequence: SequenceState, num_pool_tokens: int) -> bool:
         """Whether another sequence is loading this sequence's first chunk after the prefix in the pool."""
@@ -161,10 +163,12 @@ class TierConnector:
 
     def _read_chunks(self, load: TierLoad) -> None:
         try:
-            for name in load.names:
+            first = load.start // self._chunk_tokens
+            for at, name in enumerate(load.names, first):
                 if load.is_cancelled:
                     break
-                payload = self.chain.load(name.key, lambda data, name=name: read_payload(data, name))  # type: ignore[misc]
+                num_tokens = self._needed_tokens(at, load.start, load.end)
+                payload = self.chain.load(name.key, lambda data, name=name: read_payload(data, name), num_tokens)  # type: ignore[misc]
                 if payload is None:
                     break
                 load.payloads.append(payload)
@@ -209,6 +213,7 @@ class TierConnector:
         if load.count_as_cached:
             sequence.num_tier_tokens = end - load.start
             sequence.num_cached_tokens = end
+            self.num_hit_tokens += end - load.start
 
     def cancel(self, sequence: SequenceState) -> None:
         load = self._loads.get(sequence.cache_request.id)

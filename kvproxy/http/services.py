@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from statistics import mean
 from typing import TYPE_CHECKING
@@ -38,11 +38,13 @@ from kvproxy.privacy.pattern_redaction import load_redactor
 from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings import Settings
 from kvproxy.settings.telemetry import TelemetrySettings
+from kvproxy.tiers.chunk_store import TierStats
 
 if TYPE_CHECKING:
     from kvproxy.telemetry.otlp_export import Exporter
 
 _MAINTENANCE_SECONDS = 30.0
+_UNLIMITED_TOKENS = 1e12
 _log = logging.getLogger("kvproxy")
 
 
@@ -94,6 +96,7 @@ class Services:
         """
         curves = self.journal.reuse_curves()
         pools: dict[str, tuple[int | None, int | None]] = {}
+        tier_tokens = None
         if curves:
             with suppress(KvproxyError):
                 pool = await self.prefix.stats()
@@ -101,10 +104,13 @@ class Services:
                 if pool.num_blocks and pool.block_size and not pool.engines:
                     pools[""] = pool.num_blocks, pool.block_size
                     token_bytes = token_bytes or (pool.block_bytes or 0) / pool.block_size
+                    tier_tokens = _largest_tier_tokens(await self.prefix.tiers(), token_bytes)
         costs = await asyncio.to_thread(self.journal.read, prefill_costs, {}) if curves else {}
         seconds = mean(cost.seconds for cost in costs.values()) if costs else None
         return [
-            forecast_hit_rates(engine, curve, *pools.get(engine, (None, None)), seconds, token_bytes, tier_bytes)
+            forecast_hit_rates(
+                engine, curve, *pools.get(engine, (None, None)), seconds, token_bytes, tier_bytes, tier_tokens
+            )
             for engine, curve in curves.items()
         ]
 
@@ -240,3 +246,11 @@ def _create_exporter(settings: TelemetrySettings) -> "Exporter | None":
 def services(request: Request) -> Services:
     proxy_services: Services = request.app.state.services
     return proxy_services
+
+
+def _largest_tier_tokens(tiers: Sequence[TierStats], token_bytes: float) -> float | None:
+    """Return how many tokens fit into the largest tier; None without tiers. A tier without a limit has 10^12 tokens."""
+    return max(
+        (_UNLIMITED_TOKENS if tier.limit is None else tier.limit / token_bytes for tier in tiers if token_bytes),
+        default=None,
+    )

@@ -120,7 +120,12 @@ class ProxyClient:
             return []
 
     def first_model(self, headers: Mapping[str, str] | None = None) -> str:
-        models = self.models(headers)
+        try:
+            models = self.models(headers)
+        except KvproxyError as error:
+            if error.status >= 500 and not isinstance(error, ProxyUnreachable):
+                error.message += "; a stored response needs no upstream: name its model with --model"
+            raise
         if not models:
             raise NotFound(f"{self.url} lists no model: name one with --model")
         return models[0]

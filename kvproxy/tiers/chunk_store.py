@@ -27,6 +27,7 @@ class TierStats:
     errors: int = 0
     dropped: int = 0  # chunks that were not written, because too many writes were pending
     bytes_loaded: int = 0
+    tokens_loaded: int = 0  # prompt tokens that were not computed, because this tier had them
 
 
 class ChunkStore(Protocol):

@@ -48,8 +48,11 @@ class TierChain:
         """Return the name of the fastest tier that contains a chunk, or None. Calls remote stores, too."""
         return next((store.name for store in self.stores if self._call(store, lambda s: s.contains(key))), None)
 
-    def load(self, key: str, accept: Callable[[ChunkData], T | None]) -> T | None:
-        """Load a chunk from the fastest tier, and copy it to all faster tiers. `accept` returns None for an invalid chunk."""
+    def load(self, key: str, accept: Callable[[ChunkData], T | None], num_tokens: int = 0) -> T | None:
+        """Load a chunk from the fastest tier, and copy it to all faster tiers. `accept` returns None for an invalid chunk.
+
+        `num_tokens` is the number of its tokens that a prompt lacks, for the statistics.
+        """
         for index, store in enumerate(self.stores):
             data = self._call(store, lambda s: s.get(key))
             if data is None:
@@ -63,6 +66,7 @@ class TierChain:
                 continue
             self._increment(store, "hits")
             self._increment(store, "bytes_loaded", len(data))
+            self._increment(store, "tokens_loaded", num_tokens)
             if index:
                 self.save(key, data, stores=self.stores[:index])
             return value

@@ -3,8 +3,12 @@
 import json
 from pathlib import Path
 
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
 from tests.commands.run import NOWHERE, kvproxy, result
 from tests.commands.upstream import proxied
+from tests.servers import run_front, run_upstream
 
 
 def test_a_question_is_computed_once(tmp_path: Path) -> None:
@@ -32,3 +36,24 @@ def test_errors_name_their_cause(tmp_path: Path) -> None:
         refused = kvproxy("ask", "x", "--header", "cache-control: only-if-cached", url=url)
         assert (refused.returncode, "only-if-cached" in refused.stderr) == (1, True)
     assert kvproxy("ask", "x", url=NOWHERE).returncode == 4
+
+
+def test_all_choices_are_printed(tmp_path: Path) -> None:
+    choices = [{"index": at, "message": {"role": "assistant", "content": f"answer {at}"}} for at in range(3)]
+
+    async def respond(request: Request) -> JSONResponse:
+        if request.url.path == "/v1/models":
+            return JSONResponse({"error": {"message": "broken"}}, 500)
+        return JSONResponse({"id": "x", "object": "chat.completion", "model": "m", "choices": choices})
+
+    body = tmp_path / "body.json"
+    body.write_text(json.dumps({"n": 3, "messages": [{"role": "user", "content": "x"}]}))
+    with run_upstream(respond) as upstream, run_front(tmp_path, upstream) as (url, _):
+        given = ("ask", "--file", body)
+        shown = kvproxy(*given, "--model", "m", url=url).stdout.splitlines()
+        assert shown[1:] == ["choice 1: answer 0", "choice 2: answer 1", "choice 3: answer 2"]
+        document = result(*given, "--model", "m", url=url)
+        assert (document["answer"], document["answers"]) == ("answer 0", ["answer 0", "answer 1", "answer 2"])
+        # Without a model, the list of models is needed.
+        refused = kvproxy(*given, url=url)
+        assert "name its model with --model" in refused.stderr

@@ -108,7 +108,10 @@ def test_pins_leave_room_for_the_longest_request(url: str) -> None:
         if done.returncode:
             break
     assert done.returncode == 2
-    assert "remove a pin, or start with more blocks (--num-blocks)" in done.stderr
+    held, needed = map(
+        int, re.findall(r"hold (\d+) blocks; the limit is 30, .* --num-blocks (\d+) or more", done.stderr)[0]
+    )
+    assert needed == 1 + 32 + held
     for pin in result("blocks", "pins", url=url):
         kvproxy("blocks", "unpin", pin["name"], url=url)
 

@@ -71,3 +71,33 @@ def test_a_forecast_below_the_measured_rate_is_a_lower_bound(
     what_if(ForecastQuery(), cast("ProxyOptions", SimpleNamespace(client=lambda: client))).show()
     note = "the engine reuses 8.5 points more than the forecast of its current pool: the hit rates are lower bounds"
     assert (note in capsys.readouterr().err) == is_noted
+
+
+def test_tokens_from_tiers_are_counted_beside_the_hits_of_the_pool(tmp_path: Path) -> None:
+    engine, tiers = {"num_blocks": 41, "max_model_len": 256}, {"host": "64MiB", "chunk_tokens": 16}
+    settings = load_settings(data=tmp_path, engine=engine, tiers=tiers, cache={"enabled": False})
+    with run_proxy(settings) as (url, _):
+        for number in range(16):
+            text = " ".join(f"{WORDS[number % 8]}{place}" for place in range(40))
+            body = {"model": "demo", "messages": [{"role": "user", "content": text}], "max_tokens": 1}
+            assert httpx.post(f"{url}/v1/chat/completions", json=body, timeout=300).is_success
+        stats = httpx.get(f"{url}/admin/blocks/stats").json()
+        assert stats["tier_hits"] > 0
+        (tier,) = httpx.get(f"{url}/admin/blocks/tiers").json()
+        assert tier["tokens_loaded"] == stats["tier_hits"]
+        share = (stats["hits"] + stats["tier_hits"]) / stats["queries"]
+        line = f"plus {stats['tier_hits']:,} tokens from tiers, {share:.1%} in all"
+        assert line in kvproxy("blocks", url=url).stdout
+        assert line in kvproxy("top", "--once", "--interval", "0.01", url=url).stdout
+        shown = kvproxy("blocks", "stats", url=url).stdout
+        assert f"Prompt tokens from tiers\t{stats['tier_hits']}" in shown
+        assert "tokens loaded" in kvproxy("blocks", "tiers", url=url).stdout.lower()
+        until(lambda: httpx.get(f"{url}/admin/blocks/what-if").json()[0]["requests"] == 16)
+        (forecast,) = result("blocks", "what-if", url=url)
+        rates = {point["name"]: point["hit_rate"] for point in forecast["points"]}
+        assert rates["current"] == rates["double"] == rates["tier"]
+        assert rates["current"] == pytest.approx(forecast["measured_hit_rate"], abs=0.1)
+        assert rates["without_tiers"] < rates["current"] - 0.2
+        shown = kvproxy("blocks", "what-if", url=url)
+        assert "current pool without tiers" in shown.stdout
+        assert "include the configured tiers" in shown.stderr

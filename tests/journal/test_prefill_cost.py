@@ -62,6 +62,23 @@ def test_a_forecast_states_changes_from_the_current_pool() -> None:
     assert forecast_hit_rates("", curve, None, None, None).points[0].name == "unlimited"
 
 
+def test_a_forecast_includes_the_configured_tiers() -> None:
+    curve = LiveHitCurve(block_tokens=1)
+    for _ in range(10):
+        for prompt in ("a", "b"):
+            curve.add([prompt], [40_000], 10_000)
+    found = forecast_hit_rates("", curve, 12_001, 1, 0.001, 1e5, 1e5 * 24_000, tier_tokens=30_000)
+    rates = {point.name: (round(point.hit_rate, 3), point.ttft_ms) for point in found.points}
+    # The pool's hits need no transfer, so a larger pool saves transfers only.
+    transfers = -10_000 * 0.72 * 1e5 / (20 * 2**30)
+    assert rates["current"] == (0.9, 0.0)
+    assert rates["double"] == (0.9, pytest.approx(1000 * transfers, rel=0.02))
+    assert rates["tier"] == (0.9, 0.0)
+    assert rates["without_tiers"][0] == pytest.approx(0.18, abs=0.01)
+    assert rates["without_tiers"][1] > 0
+    assert found.tier_tokens == 30_000
+
+
 def test_the_measured_hit_rate_is_that_of_the_reported_tokens() -> None:
     curve = LiveHitCurve()
     for prompt, reused in (("a", 50), ("b", None)):

@@ -131,7 +131,7 @@ class LlamaServer:
         required_id = request.body.get("id_slot")
         if (
             not self.is_active
-            or not _is_placeable(request)
+            or placement_obstacle(request) is not None
             or not (required_id is None or (type(required_id) is int and required_id >= 0))
         ):
             return None
@@ -214,7 +214,15 @@ class LlamaServer:
         await asyncio.to_thread(saver.files.close)
 
 
-def _is_placeable(request: ApiRequest) -> bool:
+def placement_obstacle(request: ApiRequest) -> str | None:
+    """Return why the server must choose the slot of a request; None if kvproxy can choose it."""
     body = request.body
-    uses_one_slot = body.get("n") in (None, 1) and body.get("lora") is None and body.get("cache_prompt") is not False
-    return uses_one_slot and request.api.name in ("chat", "completions", "messages", "responses")
+    if request.api.name not in ("chat", "completions", "messages", "responses"):
+        return f"requests to {request.api.name} use no slot"
+    obstacles = {
+        "n above 1": body.get("n") not in (None, 1),
+        "lora": body.get("lora") is not None,
+        "cache_prompt false": body.get("cache_prompt") is False,
+    }
+    found = next((name for name, is_set in obstacles.items() if is_set), None)
+    return None if found is None else f"llama-server chooses the slots of requests with {found}"

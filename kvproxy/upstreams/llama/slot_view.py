@@ -12,7 +12,7 @@ from kvproxy.blocks.divergence import common_prefix_length, find_divergence
 from kvproxy.blocks.row_types import BlockContent, BlockLocation, BlockRow, BlockState, ChainRow
 from kvproxy.errors import KvproxyError, UpstreamUnreachable
 from kvproxy.upstreams.llama.client import Tokens
-from kvproxy.upstreams.llama.server import LlamaServer
+from kvproxy.upstreams.llama.server import LlamaServer, placement_obstacle
 from kvproxy.upstreams.llama.slot_files import SlotSaver
 from kvproxy.upstreams.llama.slots import reusable_tokens
 
@@ -98,6 +98,9 @@ class SlotView:
             prompt = await server.client.tokenize_request(request)
         except KvproxyError as error:
             return PrefixReport(reason=error.message)
+        obstacle = placement_obstacle(request)
+        if obstacle is not None:
+            return PrefixReport(prompt_tokens=len(prompt), reason=obstacle)
         choice = server.choose_slot(prompt, list(server.table.slots.values()))
         if choice is None:
             return PrefixReport(reason="the server reported no slot")

@@ -16,6 +16,7 @@ from kvproxy.installation.checks.servers import CheckWarning, check_proxy
 from tests.commands.run import kvproxy
 from tests.polling import until
 from tests.servers import run_app
+from tests.upstreams import fleets
 from tests.upstreams.llama.fake_server import BYTES_PER_TOKEN, Llama, template
 from tests.upstreams.llama.proxies import TURN, conversation, llama, proxy
 
@@ -62,6 +63,9 @@ def test_the_server_places_requests_for_several_slots(tmp_path: Path) -> None:
         for more in ({"n": 2}, {"cache_prompt": False}, {"lora": [{"id": 0, "scale": 1.0}]}, {"id_slot": -1}):
             running.ask("hello", **more).raise_for_status()
             assert orjson.loads(server.bodies[-1]).get("id_slot") == more.get("id_slot")
+        found = running.post("/explain", fleets.chat("hello") | {"n": 2}, api="chat").json()["prefix"]
+        assert (found["matched_tokens"], found["engine"]) == (None, None)
+        assert found["reason"] == "llama-server chooses the slots of requests with n above 1"
 
 
 def test_a_displaced_prefix_is_saved_and_restored(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ export function pool(root, params, { api, signal, remember }) {
 function figuresOf(stats) {
   const known = [
     ["blocks", count(stats.num_blocks)], ["tokens a block", count(stats.block_size)], ["used", count(stats.used)], ["pinned", count(stats.pinned)],
-    ["cached", count(stats.cached)], ["distinct", count(stats.distinct)], ["prompt tokens reused", percent(stats.hit_rate)], ["evictions", count(stats.evictions)],
+    ["cached", count(stats.cached)], ["distinct", count(stats.distinct)], ["prompt tokens reused", percent(stats.hit_rate)], ["plus tokens from tiers", count(stats.tier_hits)], ["evictions", count(stats.evictions)],
     ["memory used", stats.used_bytes === null ? "–" : bytes(stats.used_bytes)],
     ["cached until evicted, median", duration(stats.residency?.lifetime)], ["unused until evicted, median", duration(stats.residency?.idle)],
     ["evicted and never reused", percent(stats.residency?.never_hit)],
@@ -179,7 +179,7 @@ const HEIGHT = 210; // Pixels of a chart of hit rates.
 /** The hit rate of other pools, as a chart and in words. */
 function forecastOf({ engine, requests, measured_hit_rate: measured, reported_tokens: reported, pool_tokens: size, points, chart }) {
   const rate = points.find((point) => point.name === "current")?.hit_rate ?? null;
-  const rows = points.map((point) => [point.name, point.pool_tokens === null ? "–" : count(point.pool_tokens), percent(point.hit_rate),
+  const rows = points.map((point) => [point.name.replaceAll("_", " "), point.pool_tokens === null ? "–" : count(point.pool_tokens), percent(point.hit_rate),
     rate === null ? "–" : `${point.hit_rate < rate ? "−" : "+"}${Math.abs(100 * (point.hit_rate - rate)).toFixed(1)}`,
     point.ttft_ms === null ? "–" : `${point.ttft_ms < 0 ? "−" : "+"}${count(Math.round(Math.abs(point.ttft_ms)))} ms`]);
   const reused = measured === null ? "" : ` The engine reused ${percent(measured)} of the ${count(reported)} prompt tokens whose reuse it reported.`;

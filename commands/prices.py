@@ -1,15 +1,59 @@
 """`kvproxy prices`."""
 
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
+from typer import Argument, Option
 
 from kvproxy.commands.command import CommandGroup
-from kvproxy.commands.options import Data, load_settings
+from kvproxy.commands.options import Data, JournalOptions, load_settings
 from kvproxy.commands.output import Output, text_output
+from kvproxy.commands.tables import ListLayout, Row, number_column, table_output, text_column
 
-app = CommandGroup("prices", help="Update the list prices of paid APIs.")
+if TYPE_CHECKING:
+    from kvproxy.operations.journal_reports import ModelPrice
+
+_NAMES = {"input": "Input", "cached": "Cached", "write_5m": "Written 5m", "write_1h": "Written 1h", "output": "Output"}
+
+app = CommandGroup("prices", help="Show or update the prices of paid APIs.")
+
+
+@app.subcommand
+def show(
+    model: Annotated[
+        str | None, Argument(help="Name of a model.", show_default="those in the journal and the settings")
+    ] = None,
+    *,
+    layout: ListLayout,
+    source: JournalOptions,
+) -> Output:
+    """Show the prices in use, per million tokens.
+
+    The source is a table of [journal.prices], or the providers' list. A model without a price has no source. Longer prompts of
+    some models have other prices, in a row for each.
+
+    Example: kvproxy prices show claude-sonnet-4-6
+    """
+    from kvproxy.operations.journal_parameters import PriceQuery
+    from kvproxy.operations.journal_reports import list_prices
+
+    prices = source.open().perform(list_prices, PriceQuery(model))
+    rows = [row for price in prices for row in _rows(price)]
+    empty = "the journal and the settings have no models: name one"
+    return table_output([asdict(price) for price in prices], rows, empty=empty, layout=layout)
+
+
+def _rows(price: "ModelPrice") -> Iterator[Row]:
+    from kvproxy.operations.journal_reports import PriceTier
+
+    for tier in price.tiers or [PriceTier(0)]:
+        yield {
+            text_column("Model"): price.model,
+            "Source?": price.source,
+            number_column("Prompt above", "above"): tier.above,
+            **{number_column(title, name): getattr(tier, name) for name, title in _NAMES.items()},
+        }
 
 
 @app.subcommand

@@ -326,6 +326,10 @@ class JournalReader:
     def newest_number(self) -> int:
         return int(self.rows("select max(number) from records", [])[0][0] or 0)
 
+    def models(self) -> list[str]:
+        """Return the names of all models in the sums of requests."""
+        return [name for (name,) in self.rows("select distinct model from totals where model <> '' order by 1", [])]
+
     def totals(self, by: SumsGroup, first_day: str | None) -> list[TotalRow]:
         """Return sums from the UTC day `first_day`, such as 2026-11-21, on; None sums all days."""
         sums = ", ".join(f"sum({column.name})" for column in fields(TotalRow)[5:])

@@ -37,6 +37,11 @@ class LedgerQuery:
 
 
 @dataclass(frozen=True, slots=True)
+class PriceQuery:
+    model: Annotated[str | None, Parameter("Name of a model; by default those in the journal and the settings.")] = None
+
+
+@dataclass(frozen=True, slots=True)
 class SpendingQuery:
     by: Annotated[SpendingGroup, Parameter("Group requests by this field.")] = "day"
     since: Annotated[float | datetime | None, period_start("Only requests since then: 7d, 2026-11-28, today.")] = None

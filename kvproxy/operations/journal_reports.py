@@ -15,6 +15,7 @@ from kvproxy.journal.spending import SpendingReport, recorded_requests, spending
 from kvproxy.operations.journal import PAGE, ROWS, DirectJournal, JournalAccess, JournalClient, list_records
 from kvproxy.operations.journal_parameters import (
     LedgerQuery,
+    PriceQuery,
     RecordName,
     SavingsQuery,
     SeriesQuery,
@@ -24,6 +25,7 @@ from kvproxy.operations.journal_parameters import (
 )
 from kvproxy.operations.operation import NoParameters, operation
 from kvproxy.providers.prices import ModelPrices
+from kvproxy.settings.journal import PriceSettings
 from kvproxy.units import start_time
 
 _MAX_SPANS = 1_000
@@ -125,9 +127,54 @@ def show_session(journal: JournalAccess, name: SessionName) -> list[TreeRow]:
 
 
 # Routes with names before those with a parameter.
+@dataclass(frozen=True, slots=True)
+class PriceTier:
+    """Prices per million tokens of requests whose prompt has more than `above` tokens; None if unknown."""
+
+    above: int
+    input: float | None = None
+    cached: float | None = None
+    write_5m: float | None = None
+    write_1h: float | None = None
+    output: float | None = None
+
+    @classmethod
+    def of(cls, above: int, price: PriceSettings) -> "PriceTier":
+        return cls(above, price.input, price.cached, price.write_5m, price.write_1h, price.output)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPrice:
+    """The prices of a model.
+
+    Attributes:
+        source: `settings: PATTERN`, or `list` for the list price; None without a price.
+        tiers: prices by the length of the prompt, the shortest first; empty without a price.
+    """
+
+    model: str
+    source: str | None
+    tiers: list[PriceTier]
+
+
+@operation("GET", "/prices")
+def list_prices(journal: JournalAccess, query: PriceQuery) -> list[ModelPrice]:
+    """List the prices that costs and savings use at present, with their sources."""
+    prices = ModelPrices(journal.settings)
+    models = (
+        [query.model]
+        if query.model
+        else sorted({*journal.reader.models(), *(name for name in prices if "*" not in name)})
+    )
+    return [
+        ModelPrice(model, prices.source_of(model), [PriceTier.of(*tier) for tier in prices.tiers(model)])
+        for model in models
+    ]
+
+
 JOURNAL_OPERATIONS = (
     *(list_records, count_records, list_reasons, explain_record),
-    *(report_savings, report_ledger, report_spending, list_sessions, show_session),
+    *(report_savings, report_ledger, report_spending, list_sessions, show_session, list_prices),
 )
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 
@@ -56,6 +57,20 @@ class ModelPrices(Mapping[str, PriceSettings]):
     def is_configured(self, model: str) -> bool:
         """Whether the settings have a price of the model, which does not depend on the request."""
         return price_of(model, self._configured) is not None or not self._has_list_prices
+
+    def source_of(self, model: str) -> str | None:
+        """Return `settings: PATTERN`, or `list` for the list price; None without a price."""
+        patterns = (name for name in self._configured if fnmatchcase(model, name))
+        pattern = model if model in self._configured else next(patterns, None)
+        if pattern is not None:
+            return f"settings: {pattern}"
+        return None if self.at(model) is None else "list"
+
+    def tiers(self, model: str) -> list[tuple[int, PriceSettings]]:
+        """Return the present prices with the numbers of prompt tokens above which they apply; empty without a price."""
+        starts = [0] if self.is_configured(model) else [0, *_tier_starts(model, self.price_list)]
+        priced = ((start, self.at(model, None, start + 1)) for start in starts)
+        return [(start, price) for start, price in priced if price is not None]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._configured)
@@ -190,8 +205,17 @@ def least_priced_otherwise(model: str, price_list: Path | None = None) -> int | 
     listed = [_listed_prices(model, rule, moment, price_list) for moment in today]
     if any(other != listed[0] for other in listed):
         return 0
-    starts = [tier.start for name in _PRICED for tier in getattr(getattr(listed[0], name, None), "tiers", ())]
-    return min(starts) + 1 if starts else None
+    return min(_starts(listed[0])) + 1 if _starts(listed[0]) else None
+
+
+def _tier_starts(model: str, price_list: Path | None) -> list[int]:
+    rule, noon = cache_rule(model), datetime.combine(datetime.now(UTC).date(), _NOON, UTC)
+    return [] if rule is None else _starts(_listed_prices(model, rule, noon, price_list))
+
+
+def _starts(listed: object) -> list[int]:
+    """Return the numbers of prompt tokens above which a list price changes, in order."""
+    return sorted({tier.start for name in _PRICED for tier in getattr(getattr(listed, name, None), "tiers", ())})
 
 
 def _gateway(model: str) -> str | None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,16 @@ from starlette.responses import Response
 
 from kvproxy.installation.price_update import URL
 from kvproxy.journal.spending import PaidRequest, spending_report
+from kvproxy.operations.client import ProxyClient
+from kvproxy.operations.journal import RemoteJournal
+from kvproxy.operations.journal_parameters import PriceQuery
+from kvproxy.operations.journal_reports import list_prices
 from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings import load_settings
 from tests.commands.run import kvproxy, result
+from tests.commands.upstream import proxied
 from tests.endless_upstream import FLOOD, run_endless
+from tests.journal.sessions.requests import Sessions, request, user
 from tests.servers import run_upstream
 
 MODEL = "claude-sonnet-4-6"
@@ -118,3 +125,23 @@ def test_a_damaged_list_is_an_error_that_names_the_remedy(tmp_path: Path) -> Non
 
 def test_the_default_address_is_that_of_the_package() -> None:
     assert URL == DEFAULT_UPDATE_URL
+
+
+def test_the_prices_in_use_have_a_source(tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text('[journal.prices."own*"]\ninput = 2\noutput = 8\n')
+    sessions = Sessions(str(tmp_path / "journal.db"))
+    sessions.add(request([user("Hi.")], 10, 0, 0, body={"model": "own-1"}), request([user("Hi.")], 10, 0, 9))
+    sessions.close()
+    unpriced, own = result("prices", "show", "--data", tmp_path)
+    assert (own["model"], own["source"], own["tiers"][0]["input"]) == ("own-1", "settings: own*", 2)
+    assert (unpriced["model"], unpriced["source"], unpriced["tiers"]) == ("m", None, [])
+    (listed,) = result("prices", "show", "gpt-5.6", "--data", tmp_path)
+    assert listed["source"] == "list"
+    assert [(tier["above"], tier["input"]) for tier in listed["tiers"]] == [(0, 4), (272_000, 8)]
+    assert (listed["tiers"][0]["write_5m"], listed["tiers"][0]["write_1h"]) == (5, None)
+    head, first, second = kvproxy("prices", "show", "gpt-5.6", "--data", tmp_path).stdout.splitlines()
+    assert dict(zip(head.split("\t"), second.split("\t"), strict=True))["above"] == "272000"
+    assert first.split("\t")[1] == "list"
+    with proxied(tmp_path / "proxy") as url:
+        remote = RemoteJournal(ProxyClient(url, None))
+        assert [asdict(price) for price in remote.perform(list_prices, PriceQuery("gpt-5.6"))] == [listed]

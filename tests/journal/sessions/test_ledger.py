@@ -26,7 +26,8 @@ from tests.journal.sessions.requests import SYSTEM, Sessions, assistant, provide
 COUNTS, YES_OR_NO = st.integers(0, 20_000), st.booleans()
 EARLIER = st.builds(
     ExpectedReuse,
-    *(COUNTS, YES_OR_NO, COUNTS, YES_OR_NO, st.none() | COUNTS, YES_OR_NO, YES_OR_NO, YES_OR_NO, COUNTS, COUNTS),
+    *(COUNTS, YES_OR_NO, COUNTS, YES_OR_NO, st.none() | COUNTS),
+    *(YES_OR_NO, YES_OR_NO, YES_OR_NO, YES_OR_NO, COUNTS, COUNTS, COUNTS),
 )
 
 

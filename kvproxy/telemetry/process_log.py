@@ -24,8 +24,6 @@ _access = logging.getLogger("kvproxy.access")
 
 def log_to_stderr(settings: LogSettings) -> None:
     """Print kvproxy's messages and its libraries' warnings to stderr, in the format and with the level of the settings."""
-    # No format shows them, and each takes time for each request.
-    logging.logThreads = logging.logMultiprocessing = logging.logProcesses = False
     handler = logging.StreamHandler()
     is_json = settings.format == "json"
     handler.setFormatter(JsonFormatter() if is_json else TextFormatter("%(asctime)s %(levelname)s %(message)s"))

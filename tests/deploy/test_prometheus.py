@@ -120,6 +120,7 @@ def test_every_query_of_the_dashboard_finds_data(proxies: list[str], prometheus:
             assert ask(embedded, question, authorization=f"Bearer {KEY}") == 200
             assert ask(front, question) == 200
         assert ask(embedded, "x" * 5000, authorization=f"Bearer {KEY}") == 413
+        assert ask(front, f"What is not stored at {now}?", **{"cache-control": "no-store"}) == 200
 
     until(lambda: len(answer(prometheus, "up == 1")) == 2)
     panels = json.loads((DEPLOY / "grafana/kvproxy.json").read_text())["panels"]

@@ -66,7 +66,7 @@ def explain(
     Nothing is computed or stored. Give the settings that clients send, such as --max-tokens. With --request it explains why an
     earlier request missed the cache; the id is in the response header x-request-id. Each client sees only responses of its own
     tenant: give its key with --api-key. A request to /v1/messages is looked up with the headers of each version of Anthropic's
-    SDKs; --header selects others.
+    SDKs; --header selects other headers.
 
     Example: kvproxy explain "What is a block?"
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def prefix_hits(stats: "PrefixCacheStats") -> str:
-    """Describe the hits of the pool, and those of the tiers beside them."""
+    """Describe the hits of the pool and of the tiers."""
     rate = "-" if stats.hit_rate is None else percent(stats.hit_rate)
     line = f"{rate} ({stats.hits:,} of {stats.queries:,} prompt tokens)"
     if stats.tier_hits is None:

@@ -234,7 +234,7 @@ class Account:
         self._reserved = (self._reserved or 0) + tokens
 
     def settle(self, tokens: int, money: float = 0.0, model: str = "") -> None:
-        """Replace the reserved tokens and money by those that were used, at least 0. `model` is the one that was paid."""
+        """Replace the reserved tokens and money by the used ones, at least 0. `model` is the paid one."""
         self._settle_money(money)
         if self._quota.on_paid is not None and money > 0:
             self._quota.on_paid(self._quota.client.name, model, money)

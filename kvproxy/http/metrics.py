@@ -78,7 +78,7 @@ class Metrics:
         requests = self._counter(
             "requests",
             "Requests answered. The layer `forward` includes the journal's `prefix` and `shared`, the upstream's errors (see"
-            " `status`), and responses that the client interrupted; `error` includes those that broke off after status 200.",
+            " `status`), and responses that the client interrupted; `error` includes responses that broke off after status 200.",
             "endpoint",
             "layer",
             "status",

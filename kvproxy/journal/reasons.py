@@ -78,7 +78,7 @@ INVALID_STATUSES = frozenset({400, 404, 405, 406, 409, 410, 411, 413, 414, 415, 
 
 @cache
 def reasons() -> dict[str, str]:
-    """Return the meaning of each reason token. The vetoes are those of our own guards."""
+    """Return the meaning of each reason token. It includes the vetoes of built-in guards only."""
     from kvproxy.index.policies.guards import DIFFERENCES
 
     return _REASONS | {

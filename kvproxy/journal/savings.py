@@ -95,7 +95,7 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class HitVerdicts:
-    """What is known about the semantic hits of a store.
+    """Verdicts on the semantic hits of a store.
 
     Attributes:
         counts: numbers of compared semantic hits, from `Observations.summary`.

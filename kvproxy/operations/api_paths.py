@@ -18,7 +18,7 @@ def credential_headers(api: ApiName, api_key: str | None) -> dict[str, str]:
 
 
 def client_headers(api: ApiName, api_key: str | None) -> list[dict[str, str]]:
-    """Return the headers with which clients of an API send a key; those of `credential_headers` are the first.
+    """Return the headers with which clients of an API send a key; `credential_headers` returns the first.
 
     Anthropic's SDKs send x-api-key, and from version 2 on (Python) a bearer token.
     """

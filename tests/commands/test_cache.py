@@ -231,7 +231,7 @@ def test_one_matching_response_is_removed_without_confirmation(tmp_path: Path) -
     several = kvproxy("cache", "rm", "--tag", "t", "--store", path)
     assert (several.returncode, "removing 2 responses needs --yes" in several.stderr) == (2, True)
     assert "--dry-run lists them" in several.stderr
-    # A prefix of one prompt: the command names what it removed.
+    # A prefix of one prompt: the command names the removed response.
     one = kvproxy("cache", "rm", "--prompt", "question 1", "--store", path)
     assert (one.returncode, one.stdout) == (0, "removed 1 response: question 1\n")
     assert [each["prompt"] for each in result("cache", "ls", "--store", path)] == ["question 0"]

@@ -41,7 +41,7 @@ def test_explain_names_the_fields_that_differ_from_the_closest_stored_request(tm
 
 def test_explain_finds_what_each_version_of_anthropics_sdk_stored(tmp_path: Path) -> None:
     with proxied(tmp_path) as url:
-        # The SDK 2.11 sends these headers; others are those of a client of its own.
+        # Version 2.11 of the SDK sends these headers; the last ones are of another client.
         bodies = {
             version: said(f"Since {version}?") | {"max_tokens": 9} for version in (*ANTHROPIC_VERSIONS, "2030-01-01")
         }

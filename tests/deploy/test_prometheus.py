@@ -87,7 +87,7 @@ def prometheus(proxies: list[str], tmp_path_factory: pytest.TempPathFactory) -> 
         process.wait()
 
 
-ELSEWHERE = ("kvproxy_llama_cpp", "kvproxy_stale", "kvproxy_savings_money")
+ELSEWHERE = ("kvproxy_llama_cpp", "kvproxy_stale", "kvproxy_savings_money", "kvproxy_client_spent")
 """No data here: llama.cpp alone has slots, and no such upstream is behind these proxies; nothing is given past its time, and the
 models have no price.
 """

@@ -74,7 +74,7 @@ def _read_litellm(row: Row) -> Iterator[LoggedRequest]:
             )
         name = {"completions": "prompt", "embeddings": "input", "responses": "input"}.get(api.name, "messages")
         body = {name: prompt, "model": value.get("model_group")}
-    # Requests name an alias, `model_group`; prices and caches are those of the model.
+    # Requests name an alias, `model_group`; the model has the price and the cache.
     if (model := _litellm_model(value)) is not None:
         body = {**body, "model": model}
     parameters = decoded_object(value.get("model_parameters")) or {}

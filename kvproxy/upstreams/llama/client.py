@@ -129,7 +129,7 @@ class LlamaClient:
         return text
 
     def forget_texts(self) -> None:
-        """Forget the texts of tokens, such as those of another model."""
+        """Forget the texts of tokens, because another model may have other tokens."""
         self._texts.clear()
 
     async def save_slot(self, slot: int, name: str) -> tuple[int, int]:

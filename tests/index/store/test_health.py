@@ -8,9 +8,7 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store.database import Operation, StoreHealth
 
 
-def test_failures_and_recoveries_are_logged(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failures_and_recoveries_are_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [5000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     health = StoreHealth("r.db")

@@ -1,5 +1,6 @@
 """`kvproxy estimate`: what would both caches save on a log?"""
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -137,10 +138,13 @@ def _command_line_prices(price: str | None) -> "dict[str, PriceSettings] | None"
     try:
         names = ("input", "output", "cached", "write_5m", "write_1h")
         amounts = dict(zip(names, map(float, price.split(",")), strict=False))
-        if len(amounts) < 2 or price.count(",") >= len(names):
+        are_valid = all(math.isfinite(amount) and amount >= 0 for amount in amounts.values())
+        if not are_valid or len(amounts) < 2 or price.count(",") >= len(names):
             raise ValueError(price)
     except ValueError:
-        raise typer.BadParameter(f"--price takes two to five numbers, such as 2.5,10,1.25, not {price!r}") from None
+        raise typer.BadParameter(
+            f"--price takes two to five numbers of at least 0, such as 2.5,10,1.25, not {price!r}"
+        ) from None
     from kvproxy.settings.journal import PriceSettings
 
     return {"*": PriceSettings(**amounts)}

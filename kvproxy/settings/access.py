@@ -86,13 +86,11 @@ class ClientSettings(Section):
     budget_per_day: float | None = Field(
         None,
         ge=0,
-        allow_inf_nan=False,
         description="Maximum price of its requests in a UTC day, in `journal.currency`.",
     )
     budget_per_month: float | None = Field(
         None,
         ge=0,
-        allow_inf_nan=False,
         description="Maximum price of its requests in a UTC month, in `journal.currency`.",
     )
     stored_bytes: Bytes | None = Field(None, ge=0, description="Maximum size of its stored responses.")

@@ -38,6 +38,6 @@ def part_of(door: Door[Any]) -> AfterValidator:
 
 
 class Section(BaseModel):
-    """Base class of a section; it rejects unknown settings."""
+    """Base class of a section; it rejects unknown settings, and numbers that are not finite."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

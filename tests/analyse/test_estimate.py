@@ -125,7 +125,8 @@ def test_hits_save_tokens_seconds_and_money(tmp_path: Path) -> None:
     assert f"at most {(2 * prompt + 20 * response) / 1e6:.4f}" in bound
     assert "no price of cached tokens is known" in bound
     assert json.loads(kvproxy(*given, "--json").stdout)["exact_savings"]["money"] is None
-    assert "--price takes two to five numbers" in kvproxy(*given, "--price", "2").stderr
+    for invalid in ("2", "nan,1", "inf,1", "2,-1"):
+        assert "--price takes two to five numbers" in kvproxy(*given, "--price", invalid).stderr
     assert "--blocks takes integers" in kvproxy(*given, "--blocks", "many").stderr
 
 

@@ -248,3 +248,10 @@ def test_an_unknown_variable_is_an_error(
         load_settings(data=tmp_path)
     # A setting may name a variable.
     load_settings(data=tmp_path, encryption={"key_env": variable}, journal={"text": "none"})
+
+
+@pytest.mark.parametrize("number", ["inf", "nan"])
+def test_numbers_are_finite(tmp_path: Path, number: str) -> None:
+    (tmp_path / "kvproxy.toml").write_text(f"[journal.prices.m]\ninput = {number}\n")
+    with pytest.raises(SettingsError, match=r"setting journal\.prices\.m\.input: Input should be"):
+        load_settings(data=tmp_path)

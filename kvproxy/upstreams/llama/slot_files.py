@@ -91,7 +91,7 @@ class SlotFiles:
         return len(self._files)
 
     def list_with_content(self) -> list[SlotFile]:
-        """Return the files that may contain tokens, also unused ones, and those that an interrupted save left."""
+        """Return the files that may contain tokens, including unused files and files of interrupted saves."""
         return [file for file in self._files.values() if not 0 < file.num_bytes <= _MAX_EMPTY_FILE_BYTES]
 
     def allocate_name(self, identity: str) -> str:

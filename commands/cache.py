@@ -168,16 +168,14 @@ def rm(
             return _preview(chosen[:_LISTED], len(chosen))
         if is_bulk and (dry_run or not yes):
             page = cache.perform(list_responses, EntryPage(**removal.filters, limit=_LISTED))
-            if dry_run and page.total:
+            if not page.total and not removal.all:
+                raise NotFound(_NO_MATCH)
+            if dry_run:
                 return _preview(page.rows, page.total)
             if page.total == 1:
                 chosen_ids, prompt = [page.rows[0].id], page.rows[0].prompt
             elif page.total:
                 _confirm(page.rows, page.total)
-            elif not removal.all:
-                raise NotFound(_NO_MATCH)
-        if dry_run:
-            return _preview([], 0)
         if chosen_ids is not None:
             done = [cache.perform(remove_response, NamedRemoval(id, removal.soft)) for id in chosen_ids]
         else:

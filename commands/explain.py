@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kvproxy.index.policies.policy import LearningStatus
     from kvproxy.operations.journal_reports import RecordExplanation
 
-_CREDENTIALS = {"authorization", "x-api-key"}
+_CREDENTIALS = frozenset({"authorization", "x-api-key"})
 _LISTED_BLOCKS = 12
 _LISTED_CHANGES = 4
 _SHOWN = 40
@@ -90,14 +90,10 @@ def explain(
     chosen = api or detect_api(body) or ("responses" if "input" in body else "chat")
     body |= changes.fields()
     own = changes.headers()
-    # An explicit header replaces the default ones of its kind.
+    # Credentials of --header replace those of --api-key.
+    left_out = _CREDENTIALS if _CREDENTIALS & own.keys() else frozenset()
     forms = [
-        {
-            name: value
-            for name, value in form.items()
-            if name not in own and not (_CREDENTIALS & {name} and _CREDENTIALS & own.keys())
-        }
-        | own
+        {name: value for name, value in form.items() if name not in left_out} | own
         for form in client_headers(chosen, api_key)
     ]
     headers = forms[0]

@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 MAX_SECONDS = 10 * 365 * 86_400.0
 """Longest duration: ten years. RFC 9111 allows to shorten a duration beyond 2^31 seconds."""
@@ -120,6 +121,16 @@ def format_bytes(count: float) -> str:
         if count >= size:
             return f"{_format_rounded(count / size)}{unit}"
     return f"{count:.0f}B"
+
+
+def utc_day(time: float) -> str:
+    """Return the UTC day of a time in seconds since the epoch, such as 2026-11-21."""
+    return _utc_day(int(time // 86_400))
+
+
+@lru_cache(maxsize=16)
+def _utc_day(number: int) -> str:
+    return datetime.fromtimestamp(number * 86_400, UTC).date().isoformat()
 
 
 def start_of_utc_day(day: str) -> float:

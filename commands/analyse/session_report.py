@@ -1,5 +1,6 @@
 """Prints the cost and the lost reuse of the sessions of a log, for `estimate`."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,8 +29,6 @@ SessionsOption = Annotated[
     bool, Option("--sessions", help="Report sessions by the usage in a log, as for transcripts.")
 ]
 _SHOWN_CHANGES = 5
-_READING = 0.5
-"""Share of the time that reading the files takes, for the progress bar."""
 
 
 def with_prices(settings: "Settings", prices: "Mapping[str, PriceSettings] | None") -> "Settings":
@@ -44,21 +43,18 @@ def read_spending(
 ) -> "SpendingReport":
     """Report the cost of the requests in transcripts, or in a log with usage if `sessions`. Raises KvproxyError."""
     from kvproxy.analyse.session_report import report_spending
-    from kvproxy.analyse.transcripts import read_transcripts, transcript_files
+    from kvproxy.analyse.transcripts import read_transcripts
     from kvproxy.errors import InvalidRequest
 
-    files = None if str(log) == "-" or format is not None else transcript_files(log)
+    files = _transcripts(log, format)
     if files is None and not sessions and (str(log) == "-" or log.exists()):
         raise InvalidRequest(f"--by sums the usage in transcripts of agents; {log} is a log: give --sessions, too")
     with progress_bar("reading sessions") as progress:
+        reading, reporting = _halves(progress)
         requests, traces = (
-            (read_requests(log, model, format).requests, [])
-            if files is None
-            else read_transcripts(files, lambda share: progress(_READING * share))
+            (read_requests(log, model, format).requests, []) if files is None else read_transcripts(files, reading)
         )
-        return report_spending(
-            requests, traces, by, settings.journal, lambda share: progress(_READING + (1 - _READING) * share)
-        )
+        return report_spending(requests, traces, by, settings.journal, reporting)
 
 
 def read_session_report(
@@ -71,10 +67,10 @@ def read_session_report(
 ) -> "SessionReport | None":
     """Report the sessions in transcripts of agents; for a log of requests return None unless `sessions`. Raises KvproxyError."""
     from kvproxy.analyse.session_report import report_sessions
-    from kvproxy.analyse.transcripts import read_transcripts, transcript_files
+    from kvproxy.analyse.transcripts import read_transcripts
     from kvproxy.errors import InvalidRequest
 
-    files = None if str(log) == "-" or format is not None else transcript_files(log)
+    files = _transcripts(log, format)
     if files is None and not sessions:
         return None
     settings = with_prices(load_settings(data=data), prices).journal
@@ -82,14 +78,24 @@ def read_session_report(
         report = report_sessions(read_requests(log, model, format).requests, [], settings)
     else:
         with progress_bar("reading sessions") as progress:
-            requests, traces = read_transcripts(files, lambda share: progress(_READING * share))
-            report = report_sessions(
-                requests, traces, settings, lambda share: progress(_READING + (1 - _READING) * share)
-            )
+            reading, reporting = _halves(progress)
+            report = report_sessions(*read_transcripts(files, reading), settings, reporting)
             report = replace(report, files=len(files))
     if not report.sessions:
         raise InvalidRequest(f"{log} has no responses with usage, so the reuse of its sessions is unknown")
     return report
+
+
+def _transcripts(log: Path, format: str | None) -> list[Path] | None:
+    """Return the files of transcripts at a path; None for a log of requests, which `format` demands."""
+    from kvproxy.analyse.transcripts import transcript_files
+
+    return None if str(log) == "-" or format is not None else transcript_files(log)
+
+
+def _halves(progress: Callable[[float], None]) -> tuple[Callable[[float], None], Callable[[float], None]]:
+    """Split the progress into that of reading the files, and that of the report."""
+    return lambda share: progress(share / 2), lambda share: progress((1 + share) / 2)
 
 
 def print_losses(report: "SessionReport", top: int) -> None:

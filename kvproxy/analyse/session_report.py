@@ -21,7 +21,7 @@ from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.flow.tenants import tenant_of
 from kvproxy.journal.groups import SpendingGroup
-from kvproxy.journal.journal import open_stored_journal
+from kvproxy.journal.journal import StoredJournal, open_stored_journal
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.schema import FILE
 from kvproxy.journal.sessions.ledger import ExpectedReuse, lost_tokens
@@ -183,26 +183,30 @@ def _turns_of_requests(
         by_client[request.client].append((number, request))
     settings = JournalSettings(text="none", prices=dict(prices), max_rows=10**9, retention=10.0**11)
     turns: list[Turn] = []
-    done = without_usage = 0
+    done = num_recorded = 0
     for numbered in by_client.values():
         with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
             path = Path(folder) / FILE
             with closing(open_stored_journal(path, settings)) as journal:
-                for number, request in numbered:
-                    exchange = _finished_exchange(request, number)
-                    if exchange is None:
-                        without_usage += 1
-                    else:
-                        journal.add(exchange)
-                    done += 1
-                    if done % _BATCH == 0:
-                        journal.flush()
-                        progress(done / len(requests))
-                journal.flush()
+                for start in range(0, len(numbered), _BATCH):
+                    part = numbered[start : start + _BATCH]
+                    num_recorded += _record(journal, part)
+                    done += len(part)
+                    progress(done / len(requests))
                 with closing(JournalReader(path)) as reader:
                     newest = max((turn.number for turn in turns), default=0)
                     turns += _renumbered(SessionReader(reader, prices).all_turns(), newest)
-    return turns, without_usage
+    return turns, len(requests) - num_recorded
+
+
+def _record(journal: StoredJournal, numbered: Sequence[tuple[int, LoggedRequest]]) -> int:
+    """Write numbered requests with usage to a journal; return their number."""
+    exchanges = [_finished_exchange(request, number) for number, request in numbered]
+    recorded = [exchange for exchange in exchanges if exchange is not None]
+    for exchange in recorded:
+        journal.add(exchange)
+    journal.flush()
+    return len(recorded)
 
 
 def _renumbered(turns: Sequence[Turn], offset: int) -> list[Turn]:

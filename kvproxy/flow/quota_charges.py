@@ -57,7 +57,7 @@ class RequestPrice:
         return self.cost(prompt, completion, prefix) if cost is None and model not in (None, self.model) else cost
 
     def reservation(self, prompt: int, completion: int) -> float | None:
-        """Return the most that so many tokens may cost, whether the provider's cache stores the prompt or not."""
+        """Return the highest price of these tokens: the provider's cache may store the prompt for short or long."""
         writes = None, PrefixReuse(prompt, 0, prompt, 0), PrefixReuse(prompt, 0, 0, prompt)
         return max(
             (cost for prefix in writes if (cost := self.cost(prompt, completion, prefix)) is not None), default=None
@@ -75,19 +75,17 @@ async def reserve(account: Account, tokens: int, output: int, model: str, arrive
         await account.reserve(tokens)
         return None
     price = RequestPrice(account.prices, model, arrived)
-    # The first call reads the price list.
-    cost = await asyncio.to_thread(price.reservation, tokens, output)
-    if cost is None and not account.client.has_budget:
-        await account.reserve(tokens)
-        return None
-    if cost is None:
+    # The first call for a model reads the price list.
+    compute = price.reservation if account.client.has_budget else price.cost
+    cost = await asyncio.to_thread(compute, tokens, output)
+    if cost is None and account.client.has_budget:
         raise Forbidden(
             f"the client {account.client.name} has a budget, and the model {model[:100]!r} has no price: ask the operator to set"
             f' [journal.prices."{model[:100]}"], or to remove the budget (kvproxy keys set --unlimited)',
             param="model",
         )
-    await account.reserve(tokens, cost)
-    return price
+    await account.reserve(tokens, cost or 0.0)
+    return None if cost is None else price
 
 
 async def send_charged(

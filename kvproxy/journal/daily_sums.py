@@ -1,10 +1,9 @@
 """Tables of the journal with sums by day, tenant, and model, with a bounded number of rows."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from functools import lru_cache
 
 from kvproxy.journal.databases.database import JournalDatabase
+from kvproxy.units import utc_day
 
 OTHERS = "(others)"
 """Name of the tenant, model, or tag in which further ones are summed."""
@@ -15,11 +14,6 @@ DETAILED_DAYS = 400
 """Days after which the rows of a day are summed over tenants, models, and tags."""
 _FOLDED = ("model", "tag")
 _DAY = 86_400
-
-
-@lru_cache(maxsize=4)
-def _date_of(days: int) -> str:
-    return datetime.fromtimestamp(days * _DAY, UTC).date().isoformat()
 
 
 class DailySums:
@@ -45,7 +39,7 @@ class DailySums:
 
     def add(self, time: float, key: Sequence[str], values: Sequence[float]) -> None:
         """Add values to the row of a key, on the UTC day of a time in seconds since the epoch."""
-        row = self._bounded(_date_of(int(time // _DAY)), tuple(key))
+        row = self._bounded(utc_day(time), tuple(key))
         before = self._values.get(row)
         self._values[row] = (
             list(values) if before is None else [one + two for one, two in zip(before, values, strict=True)]
@@ -96,7 +90,7 @@ class DailySums:
 
     def fold_old_days(self, now: float) -> None:
         """Sum the rows of each day before `DETAILED_DAYS` over tenants, models, and tags."""
-        first = datetime.fromtimestamp(now - DETAILED_DAYS * _DAY, UTC).date().isoformat()
+        first = utc_day(now - DETAILED_DAYS * _DAY)
         is_detailed = f"day < ? and (tenant <> '{OTHERS}' or model <> '{OTHERS}')"
         folded = {
             "tenant": f"'{OTHERS}'",

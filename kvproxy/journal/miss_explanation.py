@@ -236,13 +236,13 @@ def _difference_sentence(difference: RegionDifference, explanation: MissExplanat
     if name == "model" and earlier is not None:
         return f"another model was asked: {earlier.model} then, {record.model} now"
     if difference.offset is None:
+        differ, are, they_were = ("differ", "are", "they were") if name == "tools" else ("differs", "is", "it was")
         if difference.before is None and difference.after is None:
-            return f"{_region_label(name)} {'differ' if name == 'tools' else 'differs'}"
+            return f"{_region_label(name)} {differ}"
         if difference.before is None:
-            return f"{_region_label(name)} {'are' if name == 'tools' else 'is'} new: {difference.after!r}"
+            return f"{_region_label(name)} {are} new: {difference.after!r}"
         if difference.after is None:
-            verbs = "are missing: they were" if name == "tools" else "is missing: it was"
-            return f"{_region_label(name)} {verbs} {difference.before!r}"
+            return f"{_region_label(name)} {are} missing: {they_were} {difference.before!r}"
     return f"{_region_label(name)}, at character {difference.offset}: {difference.before!r} became {difference.after!r}"
 
 

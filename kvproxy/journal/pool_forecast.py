@@ -83,16 +83,18 @@ def forecast_hit_rates(
         loads = (rate - pool_rate) * min(transfer_seconds, token_seconds)
         return mean_tokens * ((1.0 - rate) * token_seconds + loads)
 
-    def point(name: str, size: float | None, tier: float | None) -> ForecastPoint:
+    def hit_rates(size: float | None, tier: float | None) -> tuple[float, float]:
+        """Return the hit rate of a pool, and that of the pool with a tier."""
         pool_rate = curve.hit_rate(_UNLIMITED_TOKENS if size is None else size)
-        rate = pool_rate if tier is None else max(pool_rate, curve.hit_rate(tier))
-        shown = other_tokens if name == "tier" else size
-        change = None
-        if pool_tokens is not None and token_seconds is not None:
-            current_pool = curve.hit_rate(pool_tokens)
-            current = current_pool if tier_tokens is None else max(current_pool, curve.hit_rate(tier_tokens))
-            change = 1000 * (prompt_seconds(pool_rate, rate) - prompt_seconds(current_pool, current))
-        return ForecastPoint(name, None if shown is None else round(shown), rate, change)
+        return pool_rate, pool_rate if tier is None else max(pool_rate, curve.hit_rate(tier))
+
+    current = None if pool_tokens is None else hit_rates(pool_tokens, tier_tokens)
+
+    def point(name: str, size: float | None, tier: float | None) -> ForecastPoint:
+        rates, change = hit_rates(size, tier), None
+        if current is not None and token_seconds is not None:
+            change = 1000 * (prompt_seconds(*rates) - prompt_seconds(*current))
+        return ForecastPoint(name, _rounded(other_tokens if name == "tier" else size), rates[1], change)
 
     points = []
     if pool_tokens is not None:

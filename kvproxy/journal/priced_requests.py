@@ -2,22 +2,19 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
-from kvproxy.journal.reader import JournalReader
+from kvproxy.journal.reader import PAID_COMPLETION, PAID_PROMPT, JournalReader
 from kvproxy.providers.prices import ModelPrices, least_priced_otherwise, price_at, price_on
 from kvproxy.settings.journal import PriceSettings
-from kvproxy.units import start_of_utc_day
+from kvproxy.units import start_of_utc_day, utc_day
 
 _MODELS = "select distinct model from totals order by 1"
 _REQUESTS = (
-    "select r.time, r.layer, r.model, r.tenant, coalesce(r.tags, ''),"
-    " coalesce(r.prompt_tokens, r.estimated_prompt_tokens),"
-    " coalesce(r.completion_tokens, r.estimated_completion_tokens, 0),"
+    f"select r.time, r.layer, r.model, r.tenant, coalesce(r.tags, ''), {PAID_PROMPT}, coalesce({PAID_COMPLETION}, 0),"
     " coalesce(case when r.status = 200 then r.reused_tokens end, 0), coalesce(t.written_5m, 0), coalesce(t.written_1h, 0),"
     " r.entry"
     " from requests r left join turns t on t.number = r.number where r.model = ?"
-    " and coalesce(r.prompt_tokens, r.estimated_prompt_tokens) >= ? and r.time >= ?"
+    f" and {PAID_PROMPT} >= ? and r.time >= ?"
 )
 _UNCOUNTED = ("refused", "revalidated")
 
@@ -41,7 +38,7 @@ class PricedRequest:
     @property
     def day(self) -> str:
         """The UTC day, such as 2026-11-21."""
-        return datetime.fromtimestamp(self.time, UTC).date().isoformat()
+        return utc_day(self.time)
 
 
 def requests_with_other_prices(

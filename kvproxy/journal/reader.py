@@ -47,11 +47,9 @@ _BEGUN = "layer in ('disconnected', 'error') and status = 200 and reused_tokens 
 # A stream that broke off was paid, too, if its usage arrived.
 PAID = f"layer in {(*BACKEND, 'warming', 'disconnected', 'error')} and status = 200 and reason not like 'hit-%'"
 """Condition for requests that the provider bills."""
-PAID_TOKENS = (
-    "coalesce(prompt_tokens, estimated_prompt_tokens) as prompt_tokens,"
-    " coalesce(completion_tokens, estimated_completion_tokens) as completion_tokens"
-)
-"""Columns with the tokens that have a price: reported, or else estimated."""
+PAID_PROMPT = "coalesce(prompt_tokens, estimated_prompt_tokens)"
+PAID_COMPLETION = "coalesce(completion_tokens, estimated_completion_tokens)"
+"""Tokens of requests that have a price: reported, or else estimated."""
 _PROXY = ("revalidated", "warming")
 """Values of `Record.layer` for requests that no client sent."""
 _SPANS = (1, 5, 10, 30, 60, 300, 600, 1_800, 3_600, 10_800, 21_600, 86_400, 604_800)
@@ -232,7 +230,7 @@ class JournalReader:
         """
         condition, values = query.sql()
         source, group = self._source_of(by)
-        columns = f"number, time, model, {PAID_TOKENS}, reused_tokens"
+        columns = f"number, time, model, {PAID_PROMPT} as prompt_tokens, {PAID_COMPLETION} as completion_tokens, reused_tokens"
         for start in range(0, len(keys), _MAX_SAMPLED):
             part = keys[start : start + _MAX_SAMPLED]
             sql = (

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
+from datetime import datetime
 
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 from kvproxy.journal.groups import SavingsGroup
@@ -17,7 +17,7 @@ from kvproxy.journal.spending import recorded_requests
 from kvproxy.journal.wrong_hits import recorded_wrong_hits
 from kvproxy.providers.prices import ModelPrices, price_at, price_on
 from kvproxy.settings.journal import MILLION, JournalSettings, PriceSettings, hit_price, storage_price
-from kvproxy.units import start_of_utc_day, start_time
+from kvproxy.units import start_of_utc_day, start_time, utc_day
 
 _NO_SHARES = (0.0, 0.0)
 _LOST_PREFIXES = ("evicted", "expired", "moved", "unmarked", "unreported")
@@ -89,6 +89,11 @@ class Saving:
         self.hit_money = (self.hit_money or 0.0) + (money if is_hit else 0.0)
         self.least_money = (self.least_money or 0.0) + least_money
 
+    def add_cost(self, money: float) -> None:
+        """Add what filling the provider's cache cost: it was spent, and saved nothing."""
+        self.add_money(-money, -money)
+        self.add_spent(money)
+
     def add_spent(self, money: float) -> None:
         self.spent = (self.spent or 0.0) + money
 
@@ -154,7 +159,7 @@ def savings_report(
 def first_utc_day(since: float | datetime | None) -> str | None:
     """Return the UTC day of a time, or of the time `since` seconds ago, such as 2026-11-21."""
     start = start_time(since)
-    return None if start is None else datetime.fromtimestamp(start, UTC).date().isoformat()
+    return None if start is None else utc_day(start)
 
 
 def savings(
@@ -305,10 +310,10 @@ def _correct_prices(
             saving.add_spent(_spent_money(request.layer, own, tokens) - _spent_money(request.layer, usual, tokens))
         if by not in ("tag", "project"):
             name = "prefix" if by == "layer" else groups[0]
-            writes = [_write_surcharge(price, request.written_5m, request.written_1h) for price in (usual, own)]
-            saving = savings_by_name.setdefault(name, Saving(name))
-            saving.add_money(writes[0] - writes[1], writes[0] - writes[1])
-            saving.add_spent(writes[1] - writes[0])
+            usual_cost, own_cost = (
+                _write_surcharge(price, request.written_5m, request.written_1h) for price in (usual, own)
+            )
+            savings_by_name.setdefault(name, Saving(name)).add_cost(own_cost - usual_cost)
 
 
 def _provider_cached_share_bounds(reader: JournalReader) -> dict[tuple[str, str, str], tuple[float, float]]:
@@ -361,9 +366,7 @@ def _subtract_writes(
         price = price_on(model, prices, day)
         if price is not None:
             paid = _write_surcharge(price, short, long) + storage_price(price, hours)
-            saving = savings_by_name.setdefault(name, Saving(name))
-            saving.add_money(-paid, -paid)
-            saving.add_spent(paid)
+            savings_by_name.setdefault(name, Saving(name)).add_cost(paid)
 
 
 def _subtract_writes_by_tags(
@@ -378,9 +381,7 @@ def _subtract_writes_by_tags(
         price = price_at(request.model, prices, request.time, request.prompt_tokens or 0)
         paid = 0.0 if price is None else _write_surcharge(price, *request.written) + request.storage_cost(price)
         for name in ([request.project] if by == "project" else request.tags) if paid else ():
-            saving = savings_by_name.setdefault(name, Saving(name))
-            saving.add_money(-paid, -paid)
-            saving.add_spent(paid)
+            savings_by_name.setdefault(name, Saving(name)).add_cost(paid)
 
 
 def _write_surcharge(price: PriceSettings, written_5m: int, written_1h: int) -> float:

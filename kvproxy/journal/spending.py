@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from kvproxy.journal.groups import Group, SpendingGroup
-from kvproxy.journal.reader import CACHES, PAID, JournalReader, RecordFilter, RequestGroup
+from kvproxy.journal.reader import CACHES, PAID, PAID_COMPLETION, PAID_PROMPT, JournalReader, RecordFilter, RequestGroup
 from kvproxy.journal.record import Record
 from kvproxy.journal.saving_groups import project_of
 from kvproxy.journal.sessions.ledger import CAUSES
@@ -17,8 +17,7 @@ from kvproxy.units import tenant_name
 
 _FREE = ("new", "unreported")
 _REQUESTS = (
-    "select r.time, r.model, r.tenant, r.client, r.tags, r.reused_tokens,"
-    " coalesce(r.prompt_tokens, r.estimated_prompt_tokens), coalesce(r.completion_tokens, r.estimated_completion_tokens),"
+    f"select r.time, r.model, r.tenant, r.client, r.tags, r.reused_tokens, {PAID_PROMPT}, {PAID_COMPLETION},"
     " coalesce(r.estimated_prompt_tokens, r.estimated_completion_tokens),"
     f" t.written_5m, t.written_1h, t.pause, {', '.join(f't.{cause}' for cause in CAUSES)}"
     f" from requests r left join turns t on t.number = r.number where {PAID} and r.number >= ? and r.time >= ? and r.time < ?"

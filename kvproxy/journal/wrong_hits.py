@@ -2,12 +2,11 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 from kvproxy.journal.groups import SavingsGroup
 from kvproxy.journal.reader import BACKEND, JournalReader, TotalRow
 from kvproxy.journal.saving_groups import groups_of
-from kvproxy.units import start_of_utc_day
+from kvproxy.units import start_of_utc_day, utc_day
 
 _BATCH = 500
 _HITS = (
@@ -33,7 +32,7 @@ class _Hit:
 
     @property
     def day(self) -> str:
-        return datetime.fromtimestamp(self.time, UTC).date().isoformat()
+        return utc_day(self.time)
 
 
 @dataclass(slots=True)

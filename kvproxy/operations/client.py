@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from kvproxy.operations.operation import DeclaredOperation, Parameters, Result
     from kvproxy.settings import Settings
 
-_CONNECT_SECONDS = 3.0
 _OWN_ROUTES = ("/admin/", "/health", "/ready", "/metrics")
 
 
@@ -194,11 +193,13 @@ def _content(body: object) -> dict[str, Any]:
 
 def _is_open_or_remote(url: str) -> bool:
     """Return False for a closed port of this machine, without the slow import of an HTTP client."""
+    from kvproxy.operations.http_client import CONNECT_SECONDS
+
     try:
         parts = urlsplit(url)
         if parts.hostname not in ("127.0.0.1", "::1", "localhost"):
             return True
-        socket.create_connection((parts.hostname, parts.port or 80), _CONNECT_SECONDS).close()
+        socket.create_connection((parts.hostname, parts.port or 80), CONNECT_SECONDS).close()
     except ConnectionRefusedError:
         return False
     except (OSError, ValueError):

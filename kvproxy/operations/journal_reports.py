@@ -126,7 +126,6 @@ def show_session(journal: JournalAccess, name: SessionName) -> list[TreeRow]:
     return turn_tree(_sessions(journal).turns(name.id))
 
 
-# Routes with names before those with a parameter.
 @dataclass(frozen=True, slots=True)
 class PriceTier:
     """Prices per million tokens of requests whose prompt has more than `above` tokens; None if unknown."""
@@ -172,6 +171,7 @@ def list_prices(journal: JournalAccess, query: PriceQuery) -> list[ModelPrice]:
     ]
 
 
+# Routes with names before those with a parameter.
 JOURNAL_OPERATIONS = (
     *(list_records, count_records, list_reasons, explain_record),
     *(report_savings, report_ledger, report_spending, list_sessions, show_session, list_prices),

@@ -147,6 +147,7 @@ class ServingLevel:
 
     @property
     def wrong_by_change(self) -> float:
+        """Expected number of wrong answers after changes: those that were found, or those at the rate of changes, if more."""
         return max(self.found_by_change, self.expected_by_change)
 
     @property

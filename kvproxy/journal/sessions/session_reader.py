@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from math import inf
 from typing import Any
 
@@ -14,7 +13,7 @@ from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.sessions.ledger import CAUSES, LOADED, STORED_TOKEN_HOURS, UNREAD_WRITES
 from kvproxy.providers.prices import price_at, price_on
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_lost_per_token, storage_price
-from kvproxy.units import start_of_utc_day
+from kvproxy.units import start_of_utc_day, utc_day
 
 _TURNS = (
     "select t.number, t.session, t.turn, t.parent, (select name from names where number = t.name), r.request_id, r.time,"
@@ -301,7 +300,7 @@ class SessionReader:
             if (price := price_at(model, self._prices, time, prompt)) is not None:
                 above = price_lost_per_token(price, prompt, reused, short, long)
                 tokens = {cause: count for cause, count in zip(CAUSES, causes, strict=True) if count}
-                day = datetime.fromtimestamp(time, UTC).date().isoformat()
+                day = utc_day(time)
                 losses.setdefault((model, day), []).append(RecordedLoss(tokens, above))
         return losses
 

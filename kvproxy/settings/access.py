@@ -24,25 +24,27 @@ LOAD_BALANCER_COOKIES = tuple(
 class AccessSettings(Section):
     """Accepted clients, web origins, and host names, and the headers that identify tenants."""
 
-    origins: tuple[str, ...] = Field((), description="Origins of web pages that may call the proxy; * allows all.")
-    open: bool = Field(False, description="Accept all clients beyond loopback without API keys.")
+    origins: tuple[str, ...] = Field(
+        default=(), description="Origins of web pages that may call the proxy; * allows all."
+    )
+    open: bool = Field(default=False, description="Accept all clients beyond loopback without API keys.")
     hosts: tuple[str, ...] = Field(
-        (), description="Public host names. IP addresses, localhost, and private names need no entry."
+        default=(), description="Public host names. IP addresses, localhost, and private names need no entry."
     )
     priorities: Literal["tenant", "all"] = Field(
-        "tenant",
+        default="tenant",
         description="Requests that `priority` orders: the tenant's, or all. With all, it orders the eviction of blocks, too.",
     )
     tenant_headers: tuple[str, ...] = Field(
-        TENANT_HEADERS, description="Headers that identify tenants, who share no responses."
+        default=TENANT_HEADERS, description="Headers that identify tenants, who share no responses."
     )
     tenant_cookies: tuple[str, ...] | None = Field(
-        None,
+        default=None,
         description="Names of the cookies that identify tenants; by default all, except those of load balancers and those that"
         " the upstream sets in answers.",
     )
     tenant_claim: str | None = Field(
-        None,
+        default=None,
         min_length=1,
         description="Claim of a JSON Web Token in Authorization that identifies the tenant, such as sub, after the upstream has"
         " accepted the token. It requires an upstream that verifies tokens.",
@@ -78,34 +80,36 @@ class ClientSettings(Section):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name of the client.")
     key_sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the API key in hexadecimal.")
-    previous_key_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$", description="SHA-256 before a rotation.")
-    previous_key_expires: float | None = Field(None, description="Its expiry in seconds since the epoch.")
-    requests_per_minute: int | None = Field(None, ge=1, description="Maximum requests per minute.")
-    tokens_per_minute: int | None = Field(None, ge=1, description="Maximum computed tokens per minute.")
-    concurrent_requests: int | None = Field(None, ge=1, description="Maximum requests in flight.")
+    previous_key_sha256: str | None = Field(
+        default=None, pattern=r"^[0-9a-f]{64}$", description="SHA-256 before a rotation."
+    )
+    previous_key_expires: float | None = Field(default=None, description="Its expiry in seconds since the epoch.")
+    requests_per_minute: int | None = Field(default=None, ge=1, description="Maximum requests per minute.")
+    tokens_per_minute: int | None = Field(default=None, ge=1, description="Maximum computed tokens per minute.")
+    concurrent_requests: int | None = Field(default=None, ge=1, description="Maximum requests in flight.")
     budget_per_day: float | None = Field(
-        None,
+        default=None,
         ge=0,
         description="Maximum price of its requests in a UTC day, in `journal.currency`.",
     )
     budget_per_month: float | None = Field(
-        None,
+        default=None,
         ge=0,
         description="Maximum price of its requests in a UTC month, in `journal.currency`.",
     )
-    stored_bytes: Bytes | None = Field(None, ge=0, description="Maximum size of its stored responses.")
+    stored_bytes: Bytes | None = Field(default=None, ge=0, description="Maximum size of its stored responses.")
     models: tuple[str, ...] = Field(
-        (), description="Models that it may use, in which * matches any text; by default all."
+        default=(), description="Models that it may use, in which * matches any text; by default all."
     )
     expires: float | None = Field(
-        None,
+        default=None,
         description="When its key expires: a date such as 2026-12-31, or seconds since the epoch; by default never.",
     )
     disabled: bool = Field(
-        False, description="Reject its requests with 403; `kvproxy keys disable` and `enable` set it."
+        default=False, description="Reject its requests with 403; `kvproxy keys disable` and `enable` set it."
     )
     counts_since: float | None = Field(
-        None, description="Start of its counts in seconds since the epoch; `kvproxy keys reset` sets it."
+        default=None, description="Start of its counts in seconds since the epoch; `kvproxy keys reset` sets it."
     )
 
     def accepts(self, digest: str, now: float) -> bool:

@@ -16,74 +16,82 @@ LEAST_SIMILARITY: dict[PolicyName, float] = {"threshold": 0.95, "checked": 0.6, 
 class CacheSettings(Section):
     """The response cache."""
 
-    enabled: bool = Field(True, description="Store responses, and answer from them.")
+    enabled: bool = Field(default=True, description="Store responses, and answer from them.")
     sampled_requests: Literal["fresh", "replay"] = Field(
-        "replay",
+        default="replay",
         description="Response to a request with a temperature above 0 and no seed: the stored one (replay), or a new"
         " sample (fresh). Cache-Control: no-cache asks for a new sample, max-age for a stored one.",
     )
-    semantic: bool = Field(True, description="Search for similar questions after an exact miss.")
-    policy: PolicyName = Field("learned", description="Policy of semantic hits, see docs/semantic-cache.md.")
+    semantic: bool = Field(default=True, description="Search for similar questions after an exact miss.")
+    policy: PolicyName = Field(default="learned", description="Policy of semantic hits, see docs/semantic-cache.md.")
     min_similarity: float | None = Field(
-        None,
+        default=None,
         ge=0.0,
         le=1.0,
         description="Minimum cosine of a semantic hit; by default 0.6, or 0.95 for the policy threshold.",
     )
-    guards: bool = Field(True, description="Let guards veto semantic hits, for example by negation or numbers.")
+    guards: bool = Field(default=True, description="Let guards veto semantic hits, for example by negation or numbers.")
     extra_guards: tuple[Annotated[str, part_of(GUARDS)], ...] = Field(
-        (), description="Guards of plugins by name, in addition to our own."
+        default=(), description="Guards of plugins by name, in addition to our own."
     )
     verifier: str = Field(
-        "built-in",
+        default="built-in",
         description="Model that compares questions: built-in, a plugin's, a CrossEncoder's folder or id, or none (not for"
         " checked).",
     )
     languages: tuple[str, ...] | None = Field(
-        None,
+        default=None,
         description="ISO 639-1 codes of the embedder's languages, or * for all; other questions have exact hits only. By"
         " default en, or * for the embedder multilingual.",
     )
     min_probability: float = Field(
-        0.8,
+        default=0.8,
         ge=0.0,
         le=1.0,
         description="Minimum verifier probability for the policy checked, and for learned until it is trained.",
     )
     conversations: bool = Field(
-        True, description="Match conversations with other earlier turns that call for the same response."
+        default=True, description="Match conversations with other earlier turns that call for the same response."
     )
-    max_error: float = Field(0.02, gt=0.0, lt=1.0, description="Maximum share of wrong semantic hits for learned.")
+    max_error: float = Field(
+        default=0.02, gt=0.0, lt=1.0, description="Maximum share of wrong semantic hits for learned."
+    )
     lookup_timeout: Seconds = Field(
-        0.1,
+        default=0.1,
         ge=0.0,
         description="Timeout of a semantic lookup, tenfold while no other runs; then the request is forwarded.",
     )
-    shadow: bool = Field(False, description="Count semantic hits without serving them.")
-    judge: JudgeName = Field("similarity", description="How fresh responses are compared with unserved cached ones.")
-    judge_similarity: float = Field(0.65, ge=0.0, le=1.0, description="Minimum cosine of two equal responses.")
-    judge_budget: float = Field(
-        0.5, ge=0.0, description="Requests to the model per compared response, if judge is model."
+    shadow: bool = Field(default=False, description="Count semantic hits without serving them.")
+    judge: JudgeName = Field(
+        default="similarity", description="How fresh responses are compared with unserved cached ones."
     )
-    ttl: Seconds = Field(86_400.0, gt=0, description="Time until a stored response expires.")
-    max_ttl: Seconds | None = Field(None, gt=0, description="Maximum x-kvproxy-ttl; by default 30d, or the rule's ttl.")
+    judge_similarity: float = Field(default=0.65, ge=0.0, le=1.0, description="Minimum cosine of two equal responses.")
+    judge_budget: float = Field(
+        default=0.5, ge=0.0, description="Requests to the model per compared response, if judge is model."
+    )
+    ttl: Seconds = Field(default=86_400.0, gt=0, description="Time until a stored response expires.")
+    max_ttl: Seconds | None = Field(
+        default=None, gt=0, description="Maximum x-kvproxy-ttl; by default 30d, or the rule's ttl."
+    )
     stale_while_revalidate: Seconds = Field(
-        0.0, ge=0, description="Time after expiry to serve while revalidating (RFC 5861)."
+        default=0.0, ge=0, description="Time after expiry to serve while revalidating (RFC 5861)."
     )
     stale_if_error: Seconds = Field(
-        0.0,
+        default=0.0,
         ge=0,
         description="Time after expiry to serve if the upstream fails (RFC 5861).",
     )
     max_response_bytes: Bytes = Field(
-        8 * 2**20, ge=1, description="Maximum size of a response to store or to share in flight."
+        default=8 * 2**20, ge=1, description="Maximum size of a response to store or to share in flight."
     )
-    shared: bool = Field(False, description="Share responses between API keys; by default each key is a tenant.")
+    shared: bool = Field(
+        default=False, description="Share responses between API keys; by default each key is a tenant."
+    )
     max_entries: int | None = Field(
-        None, ge=1, description="Maximum responses; beyond it, the least useful are evicted."
+        default=None, ge=1, description="Maximum responses; beyond it, the least useful are evicted."
     )
     max_bytes: Bytes | None = Field(
-        None, ge=1, description="Maximum size of requests, responses and vectors; see max_entries."
+        default=None, ge=1, description="Maximum size of requests, responses and vectors; see max_entries."
     )
 
     def languages_of(self, embedder: str) -> tuple[str, ...]:

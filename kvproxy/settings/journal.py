@@ -18,30 +18,36 @@ PRICE_FILE = "prices.json"
 class PriceSettings(Section):
     """Prices of a model, in `journal.currency` per million tokens."""
 
-    input: float = Field(0.0, ge=0, description="Price of prompt tokens.")
+    input: float = Field(default=0.0, ge=0, description="Price of prompt tokens.")
     cached: float | None = Field(
-        None,
+        default=None,
         ge=0,
         description="Price of reused prompt tokens; by default in the provider's ratio to input, else input.",
     )
     write_5m: float | None = Field(
-        None,
+        default=None,
         ge=0,
         description="Price of tokens that are stored for the provider's default lifetime, such as five minutes; by default"
         " in its ratio to input, else input.",
     )
     write_1h: float | None = Field(
-        None,
+        default=None,
         ge=0,
         description="Price of tokens that are stored for one hour; by default in the provider's ratio to input, else input.",
     )
-    storage: float = Field(0.0, ge=0, description="Price of storing reused prompt tokens for one hour, as in Gemini.")
-    output: float = Field(0.0, ge=0, description="Price of response tokens.")
+    storage: float = Field(
+        default=0.0, ge=0, description="Price of storing reused prompt tokens for one hour, as in Gemini."
+    )
+    output: float = Field(default=0.0, ge=0, description="Price of response tokens.")
     least_cached_tokens: int | None = Field(
-        None, ge=0, description="Length of the shortest prefix that the provider caches; by default its published rule."
+        default=None,
+        ge=0,
+        description="Length of the shortest prefix that the provider caches; by default its published rule.",
     )
     ttl: Seconds | None = Field(
-        None, gt=0, description="Time after which the provider drops an unused prefix; by default its published rule."
+        default=None,
+        gt=0,
+        description="Time after which the provider drops an unused prefix; by default its published rule.",
     )
 
     @property
@@ -71,32 +77,32 @@ _TABLES = BeforeValidator(_require_table)
 class JournalSettings(Section):
     """The journal of requests."""
 
-    enabled: bool = Field(True, description="Record each request.")
+    enabled: bool = Field(default=True, description="Record each request.")
     store: Literal["file", "postgres"] | None = Field(
-        None,
+        default=None,
         description="journal.db in the data folder, or the store's PostgreSQL, for all proxies on it; by default where"
         " the store is.",
     )
     max_rows: int = Field(
-        1_000_000,
+        default=1_000_000,
         ge=1,
         description="Maximum records; the oldest are deleted, in PostgreSQL by whole days.",
     )
-    retention: Seconds = Field(30 * 86_400.0, gt=0, description="Time until a record is deleted.")
+    retention: Seconds = Field(default=30 * 86_400.0, gt=0, description="Time until a record is deleted.")
     text: Literal["none", "hits", "beginning", "all"] = Field(
-        "hits",
+        default="hits",
         description="Recorded text: none; 200 characters of both questions of semantic hits, and of the question of failed"
         " requests (hits) or of all requests (beginning); or all. With an encrypted store, no text is recorded.",
     )
-    currency: str = Field("USD", min_length=1, max_length=8, description="Currency of the prices.")
+    currency: str = Field(default="USD", min_length=1, max_length=8, description="Currency of the prices.")
     prices: Annotated[dict[str, Annotated[PriceSettings, _TABLES]], _TABLES] = Field(
-        {},
+        default={},
         description="Prices by model: tables with input, cached, write_5m, write_1h, storage and output per million"
         " tokens, and with least_cached_tokens and ttl. Names may contain *; the first match applies. By default, the list"
         " prices of the providers in USD.",
     )
     price_list: Path | None = Field(
-        None,
+        default=None,
         description="File with list prices in the form of genai-prices; by default prices.json in the data folder, which"
         " kvproxy prices update writes, or else the prices of the installed package.",
     )

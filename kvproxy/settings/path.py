@@ -12,8 +12,8 @@ class PathSettings(Section):
     """Parts of plugins in the path of each request, see [plugins](contributing.md#plugins)."""
 
     prepare: tuple[Annotated[str, part_of(PREPARE)], ...] = Field(
-        (), description="Preparation steps of plugins by name, in order, after rules and edits."
+        default=(), description="Preparation steps of plugins by name, in order, after rules and edits."
     )
     layers: tuple[Annotated[str, part_of(LAYERS)], ...] = Field(
-        (), description="Layers of plugins by name, in order, before the layers of the cache."
+        default=(), description="Layers of plugins by name, in order, before the layers of the cache."
     )

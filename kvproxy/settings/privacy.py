@@ -12,11 +12,13 @@ class EncryptionSettings(Section):
     """Encryption of stored texts, and of KV chunks on disk and in Redis."""
 
     key_file: Path | None = Field(
-        None,
+        default=None,
         description="File with one key per line (32 random bytes in base64); the first encrypts, all decrypt: see [the"
         " store](store.md#encryption).",
     )
-    key_env: str | None = Field(None, description="Environment variable with keys, separated by spaces or line ends.")
+    key_env: str | None = Field(
+        default=None, description="Environment variable with keys, separated by spaces or line ends."
+    )
 
     @property
     def enabled(self) -> bool:
@@ -27,11 +29,11 @@ class RedactionSettings(Section):
     """Redaction of texts before they are stored or logged."""
 
     patterns: tuple[str, ...] = Field(
-        (), description="Regular expressions (Python) to replace, see [the store](store.md#redaction)."
+        default=(), description="Regular expressions (Python) to replace, see [the store](store.md#redaction)."
     )
-    replacement: str = Field("[redacted]", description="Replacement text.")
+    replacement: str = Field(default="[redacted]", description="Replacement text.")
     function: str | None = Field(
-        None, description="Your package.module:function, which returns the text to store, after the patterns."
+        default=None, description="Your package.module:function, which returns the text to store, after the patterns."
     )
 
     @field_validator("patterns")

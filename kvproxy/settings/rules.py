@@ -18,55 +18,73 @@ class RuleSettings(Section):
     """A rule for all requests that match its patterns, in which `*` matches any text."""
 
     name: str = Field(min_length=1, max_length=64, description="Name of the rule in `kvproxy explain`.")
-    path: str | None = Field(None, description="Pattern of the route, such as /v1/chat/*.")
-    model: str | None = Field(None, description="Pattern of the model.")
-    tenant: str | None = Field(None, description="Pattern of a client's name, or of a tenant.")
-    headers: dict[str, str] = Field({}, description="Patterns of headers by name; all must match.")
-    tag: str | None = Field(None, description="Pattern of a tag of the request.")
-    cache: bool | None = Field(None, description="False disables the response cache.")
-    sampled_requests: Literal["fresh", "replay"] | None = Field(None, description="Overrides cache.sampled_requests.")
-    semantic: bool | None = Field(None, description="False allows exact hits only.")
-    shadow: bool | None = Field(None, description="Overrides cache.shadow: count semantic hits without serving them.")
-    policy: PolicyName | None = Field(None, description="Overrides cache.policy; learned requires learned there, too.")
-    judge: JudgeName | None = Field(None, description="Overrides cache.judge; none disables learning.")
-    ttl: Seconds | None = Field(None, gt=0, description="Overrides cache.ttl.")
-    stale_while_revalidate: Seconds | None = Field(None, ge=0, description="Overrides cache.stale_while_revalidate.")
-    stale_if_error: Seconds | None = Field(None, ge=0, description="Overrides cache.stale_if_error.")
-    min_similarity: float | None = Field(None, ge=0, le=1, description="Minimum cosine similarity of a semantic hit.")
-    min_probability: float | None = Field(None, ge=0, le=1, description="Minimum verifier probability.")
-    max_error: float | None = Field(None, ge=0, le=1, description="Maximum probability of a wrong hit.")
-    ignore: tuple[str, ...] = Field(
-        (), description="Body fields that do not change the cache key, such as metadata.run."
+    path: str | None = Field(default=None, description="Pattern of the route, such as /v1/chat/*.")
+    model: str | None = Field(default=None, description="Pattern of the model.")
+    tenant: str | None = Field(default=None, description="Pattern of a client's name, or of a tenant.")
+    headers: dict[str, str] = Field(default={}, description="Patterns of headers by name; all must match.")
+    tag: str | None = Field(default=None, description="Pattern of a tag of the request.")
+    cache: bool | None = Field(default=None, description="False disables the response cache.")
+    sampled_requests: Literal["fresh", "replay"] | None = Field(
+        default=None, description="Overrides cache.sampled_requests."
     )
-    key_headers: tuple[str, ...] = Field((), description="Headers that change the cache key.")
-    key_fields: tuple[str, ...] = Field((), description="More body fields that change it, such as metadata.project.")
+    semantic: bool | None = Field(default=None, description="False allows exact hits only.")
+    shadow: bool | None = Field(
+        default=None, description="Overrides cache.shadow: count semantic hits without serving them."
+    )
+    policy: PolicyName | None = Field(
+        default=None, description="Overrides cache.policy; learned requires learned there, too."
+    )
+    judge: JudgeName | None = Field(default=None, description="Overrides cache.judge; none disables learning.")
+    ttl: Seconds | None = Field(default=None, gt=0, description="Overrides cache.ttl.")
+    stale_while_revalidate: Seconds | None = Field(
+        default=None, ge=0, description="Overrides cache.stale_while_revalidate."
+    )
+    stale_if_error: Seconds | None = Field(default=None, ge=0, description="Overrides cache.stale_if_error.")
+    min_similarity: float | None = Field(
+        default=None, ge=0, le=1, description="Minimum cosine similarity of a semantic hit."
+    )
+    min_probability: float | None = Field(default=None, ge=0, le=1, description="Minimum verifier probability.")
+    max_error: float | None = Field(default=None, ge=0, le=1, description="Maximum probability of a wrong hit.")
+    ignore: tuple[str, ...] = Field(
+        default=(), description="Body fields that do not change the cache key, such as metadata.run."
+    )
+    key_headers: tuple[str, ...] = Field(default=(), description="Headers that change the cache key.")
+    key_fields: tuple[str, ...] = Field(
+        default=(), description="More body fields that change it, such as metadata.project."
+    )
     store_despite: tuple[Literal["no-store", "private"], ...] = Field(
-        (), description="Cache-Control directives of responses that do not prevent storing: no-store, private."
+        default=(), description="Cache-Control directives of responses that do not prevent storing: no-store, private."
     )
     tags: tuple[str, ...] = Field(
-        (), description="More tags of the request, and of the stored response that it creates."
+        default=(), description="More tags of the request, and of the stored response that it creates."
     )
-    journal_text: Literal["none", "beginning", "all"] | None = Field(None, description="Overrides journal.text.")
-    edits: tuple[str, ...] | None = Field(None, description="Names of the edits to apply, [] for none; by default all.")
+    journal_text: Literal["none", "beginning", "all"] | None = Field(
+        default=None, description="Overrides journal.text."
+    )
+    edits: tuple[str, ...] | None = Field(
+        default=None, description="Names of the edits to apply, [] for none; by default all."
+    )
     breakpoints: Literal["5m", "1h", "auto"] | None = Field(
-        None,
+        default=None,
         description="Lifetime of breakpoints (cache_control) to place in requests to /v1/messages; auto follows the"
         " pauses of sessions. For models of OpenAI with prompt_cache_breakpoint, each value places them. By default only the"
         " client's.",
     )
     diagnoses: bool = Field(
-        False,
+        default=False,
         description="Ask Anthropic and OpenAI (Responses) why they did not reuse a prefix, and compare the ledger with it.",
     )
-    keep_warm_tokens: int | None = Field(None, ge=0, description="Tokens that keep-warm requests may read per hour.")
+    keep_warm_tokens: int | None = Field(
+        default=None, ge=0, description="Tokens that keep-warm requests may read per hour."
+    )
     keep_warm_money: float | None = Field(
-        None, ge=0, description="Money that keep-warm requests may cost per hour, by journal.prices."
+        default=None, ge=0, description="Money that keep-warm requests may cost per hour, by journal.prices."
     )
     pin_sessions: bool = Field(
-        False, description="Pin the engine's prompts of conversations that are likely to continue."
+        default=False, description="Pin the engine's prompts of conversations that are likely to continue."
     )
     repair_history: bool = Field(
-        False, description="Restore answers that the client sent back without reasoning or reformatted."
+        default=False, description="Restore answers that the client sent back without reasoning or reformatted."
     )
 
     @property
@@ -123,17 +141,17 @@ class EditSettings(Section):
     """An edit of requests, after which their prompts share a longer prefix; `kvproxy lint` suggests edits."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name in headers and records.")
-    model: str = Field("*", description="Pattern of models; * matches any text.")
+    model: str = Field(default="*", description="Pattern of models; * matches any text.")
     action: Literal["strip", "move", "sort-tools", "add-tools"] = Field(
         description="Remove a span, move it to the end, sort tools by name and their properties, or add tools."
     )
     role: Literal["system", "user", "assistant", "prompt"] = Field(
-        "system", description="Role of messages; prompt means plain prompts."
+        default="system", description="Role of messages; prompt means plain prompts."
     )
-    pattern: str | None = Field(None, description="Regular expression (Python) whose only group is the span.")
-    lead: str = Field("", description="Text before a moved span.")
+    pattern: str | None = Field(default=None, description="Regular expression (Python) whose only group is the span.")
+    lead: str = Field(default="", description="Text before a moved span.")
     tools: str | None = Field(
-        None,
+        default=None,
         description="For add-tools: JSON list of tools for requests without any whose text matches; they cannot be called.",
     )
 

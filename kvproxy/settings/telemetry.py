@@ -10,22 +10,28 @@ from kvproxy.settings.section import Seconds, Section
 class LogSettings(Section):
     """The log of the process, on stderr."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe messages to print.")
-    format: Literal["text", "json"] = Field("text", description="Lines of text, or one JSON object per line.")
-    access: bool = Field(True, description="Log a line for each request of a client, at the level info.")
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severe messages to print."
+    )
+    format: Literal["text", "json"] = Field(default="text", description="Lines of text, or one JSON object per line.")
+    access: bool = Field(default=True, description="Log a line for each request of a client, at the level info.")
 
 
 class TelemetrySettings(Section):
     """Export of traces and metrics to OpenTelemetry."""
 
     endpoint: str | None = Field(
-        None, description="OTLP collector, such as http://127.0.0.1:4318; OTEL_EXPORTER_OTLP_HEADERS sets its headers."
+        default=None,
+        description="OTLP collector, such as http://127.0.0.1:4318; OTEL_EXPORTER_OTLP_HEADERS sets its headers.",
     )
-    service: str = Field("kvproxy", description="Name of this proxy (service.name).")
+    service: str = Field(default="kvproxy", description="Name of this proxy (service.name).")
     sample_rate: float = Field(
-        1.0, ge=0, le=1, description="Sampled share of traces that begin here; others keep the client's decision."
+        default=1.0,
+        ge=0,
+        le=1,
+        description="Sampled share of traces that begin here; others keep the client's decision.",
     )
-    interval: Seconds = Field(5.0, gt=0, description="Time between batches.")
+    interval: Seconds = Field(default=5.0, gt=0, description="Time between batches.")
 
     @field_validator("endpoint")
     @classmethod

@@ -87,35 +87,37 @@ class Settings(BaseSettings):
         nested_model_default_partial_update=True,
     )
 
-    host: str = Field("127.0.0.1", description="Address to listen on.")
-    port: int = Field(8484, ge=0, le=65_535, description="Port to listen on; 0 selects a free port.")
+    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    port: int = Field(default=8484, ge=0, le=65_535, description="Port to listen on; 0 selects a free port.")
     shared_port: int | None = Field(
-        None,
+        default=None,
         ge=1,
         le=65_535,
         description="Second port, on which several proxies of this machine listen; they need one store in PostgreSQL.",
     )
-    model: str = Field("demo", description="Model of the embedded engine: demo, a folder, or a Hugging Face id.")
-    upstream: str | None = Field(None, description="OpenAI-compatible server, instead of the embedded engine.")
+    model: str = Field(
+        default="demo", description="Model of the embedded engine: demo, a folder, or a Hugging Face id."
+    )
+    upstream: str | None = Field(default=None, description="OpenAI-compatible server, instead of the embedded engine.")
     upstreams: tuple[UpstreamServer, ...] = Field(
-        (),
+        default=(),
         description="Upstreams as URLs, or as tables with url, models, aliases, api_key, authorization, weight, kind,"
         " kv_events, kv_replay, hash_algorithm and hash_seed, see [routing](routing.md).",
     )
     embedder: str = Field(
-        "default", description="default, multilingual, a plugin's, a folder, or a sentence-transformers id."
+        default="default", description="default, multilingual, a plugin's, a folder, or a sentence-transformers id."
     )
     data: Path = Field(
         default_factory=lambda: Path(platformdirs.user_data_dir("kvproxy")), description="Data folder for all state."
     )
     # A URL may contain a password.
     store: str | None = Field(
-        None,
+        default=None,
         repr=False,
         description="File of stored responses, or postgresql://USER@HOST/DATABASE; by default responses.db in the data folder.",
     )
     admin_token: PlainKey = Field(
-        None, repr=False, description="Bearer token of the admin routes; required beyond loopback."
+        default=None, repr=False, description="Bearer token of the admin routes; required beyond loopback."
     )
     cache: CacheSettings = CacheSettings()
     path: PathSettings = PathSettings()
@@ -126,14 +128,16 @@ class Settings(BaseSettings):
     slots: SlotSettings = SlotSettings()
     access: AccessSettings = AccessSettings()
     clients: tuple[ClientSettings, ...] = Field(
-        (),
+        default=(),
         description="Further clients besides the list of `kvproxy keys ls`: tables with name, key_sha256, requests_per_minute,"
         " tokens_per_minute, concurrent_requests, budget_per_day, budget_per_month, stored_bytes, models, expires and disabled.",
     )
     limits: LimitSettings = LimitSettings()
-    rules: tuple[RuleSettings, ...] = Field((), description="Settings for some requests, see [rules](rules.md).")
+    rules: tuple[RuleSettings, ...] = Field(
+        default=(), description="Settings for some requests, see [rules](rules.md)."
+    )
     edits: tuple[EditSettings, ...] = Field(
-        (), description="Edits that let prompts share their beginning, see [logs](logs.md#changes-on-the-way)."
+        default=(), description="Edits that let prompts share their beginning, see [logs](logs.md#changes-on-the-way)."
     )
     encryption: EncryptionSettings = EncryptionSettings()
     redaction: RedactionSettings = RedactionSettings()

@@ -39,17 +39,18 @@ ModelName = Annotated[str, Field(max_length=256), AfterValidator(_clean_model_na
 class UpstreamSettings(Section):
     """Connections to upstreams."""
 
-    connect_timeout: Seconds = Field(5.0, gt=0, description="Connect timeout.")
-    read_timeout: Seconds = Field(600.0, gt=0, description="Timeout between chunks of a response.")
-    max_connections: int = Field(512, ge=1, description="Maximum connections to an upstream.")
-    retries: int = Field(1, ge=0, description="Retries of requests that could not be sent.")
+    connect_timeout: Seconds = Field(default=5.0, gt=0, description="Connect timeout.")
+    read_timeout: Seconds = Field(default=600.0, gt=0, description="Timeout between chunks of a response.")
+    max_connections: int = Field(default=512, ge=1, description="Maximum connections to an upstream.")
+    retries: int = Field(default=1, ge=0, description="Retries of requests that could not be sent.")
     request_usage: bool = Field(
-        True,
+        default=True,
         description="Ask for the usage of streams (stream_options.include_usage); a client that did not ask does not get it.",
     )
-    api_key: PlainKey = Field(None, repr=False, description="API key that replaces the client's key.")
+    api_key: PlainKey = Field(default=None, repr=False, description="API key that replaces the client's key.")
     tokenizer: str = Field(
-        "upstream", description="Tokenizer of mirrored pools: upstream (its /tokenize), a folder, or a Hugging Face id."
+        default="upstream",
+        description="Tokenizer of mirrored pools: upstream (its /tokenize), a folder, or a Hugging Face id.",
     )
 
 
@@ -57,25 +58,29 @@ class UpstreamServer(Section):
     """An upstream. Credentials in its URL set `authorization` (`user:password@`) or `api_key` (`key@`)."""
 
     url: str = Field(description="URL such as http://127.0.0.1:8000, with or without /v1.")
-    api_key: SecretKey = Field(None, description="API key that replaces the client's key; by default forward.api_key.")
-    authorization: SecretKey = Field(None, description="Authorization header that replaces the client's key.")
+    api_key: SecretKey = Field(
+        default=None, description="API key that replaces the client's key; by default forward.api_key."
+    )
+    authorization: SecretKey = Field(default=None, description="Authorization header that replaces the client's key.")
     models: tuple[ModelName, ...] = Field(
-        (),
+        default=(),
         description="Models that it serves, or patterns such as gpt-*; by default all models that no upstream names.",
     )
     aliases: dict[ModelName, ModelName] = Field(
-        {}, description="Other names of its models, as tables of names and models."
+        default={}, description="Other names of its models, as tables of names and models."
     )
-    weight: float = Field(1.0, gt=0, description="Relative speed.")
-    kv_events: str | None = Field(None, description="Address of its KV events: tcp://host:5557, or :5557-5560.")
-    kv_replay: str | None = Field(None, description="Address to replay missed KV events, in the same form.")
+    weight: float = Field(default=1.0, gt=0, description="Relative speed.")
+    kv_events: str | None = Field(default=None, description="Address of its KV events: tcp://host:5557, or :5557-5560.")
+    kv_replay: str | None = Field(default=None, description="Address to replay missed KV events, in the same form.")
     hash_algorithm: Literal["sha256_cbor", "xxhash_cbor", "sha256", "xxhash"] = Field(
-        "sha256_cbor", description="Its --prefix-caching-hash-algo."
+        default="sha256_cbor", description="Its --prefix-caching-hash-algo."
     )
     kind: Annotated[str, part_of(UPSTREAMS)] | None = Field(
-        None, description="Kind of server: llama.cpp, or a plugin's; by default detected."
+        default=None, description="Kind of server: llama.cpp, or a plugin's; by default detected."
     )
-    hash_seed: str | None = Field(None, description="Its PYTHONHASHSEED; by default kvproxy's, or vLLM's fixed seed.")
+    hash_seed: str | None = Field(
+        default=None, description="Its PYTHONHASHSEED; by default kvproxy's, or vLLM's fixed seed."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -96,22 +101,27 @@ EngineHint = Literal["session_id", "cache_salt", "priority"]
 class RoutingSettings(Section):
     """Health checks and routing."""
 
-    health_interval: Seconds = Field(2.0, gt=0, description="Time between health probes.")
-    health_timeout: Seconds = Field(5.0, gt=0, description="Timeout of a health probe.")
-    metrics_interval: Seconds = Field(5.0, gt=0, description="Time between reads of an upstream's /metrics.")
+    health_interval: Seconds = Field(default=2.0, gt=0, description="Time between health probes.")
+    health_timeout: Seconds = Field(default=5.0, gt=0, description="Timeout of a health probe.")
+    metrics_interval: Seconds = Field(default=5.0, gt=0, description="Time between reads of an upstream's /metrics.")
     eject_after: int = Field(
-        3, ge=1, description="Consecutive failed probes, connections, or requests until an upstream is ejected."
+        default=3, ge=1, description="Consecutive failed probes, connections, or requests until an upstream is ejected."
     )
     prediction_sample_rate: float = Field(
-        0.0625, ge=0, le=1, description="Share of requests to a single mirrored upstream whose reuse is predicted."
+        default=0.0625,
+        ge=0,
+        le=1,
+        description="Share of requests to a single mirrored upstream whose reuse is predicted.",
     )
     hints: list[EngineHint] = Field(
-        [],
+        default=[],
         description="Hints to vLLM and SGLang: session_id, cache_salt (tenants share no prefix), and priority.",
     )
-    name: str | None = Field(None, description="Name of the group of upstreams in cache keys; by default their URLs.")
+    name: str | None = Field(
+        default=None, description="Name of the group of upstreams in cache keys; by default their URLs."
+    )
     fallbacks: dict[ModelName, tuple[ModelName, ...]] = Field(
-        {}, description="Models, or patterns, with the models that answer if they fail, in order."
+        default={}, description="Models, or patterns, with the models that answer if they fail, in order."
     )
 
 
@@ -119,11 +129,11 @@ class SlotSettings(Section):
     """Slots of llama.cpp upstreams."""
 
     disk_size: Bytes = Field(
-        8 * 2**30, description="Maximum size of slots in each --slot-save-path; 0 disables saving."
+        default=8 * 2**30, description="Maximum size of slots in each --slot-save-path; 0 disables saving."
     )
-    min_tokens: int = Field(32, ge=1, description="Minimum tokens of a slot to save or restore.")
-    save_after: Seconds = Field(2.0, ge=0, description="Time without a request until a slot is saved.")
-    queue_timeout: Seconds = Field(30.0, ge=0, description="Maximum time to wait for a free slot.")
+    min_tokens: int = Field(default=32, ge=1, description="Minimum tokens of a slot to save or restore.")
+    save_after: Seconds = Field(default=2.0, ge=0, description="Time without a request until a slot is saved.")
+    queue_timeout: Seconds = Field(default=30.0, ge=0, description="Maximum time to wait for a free slot.")
 
 
 def parse_upstream_url(text: str) -> dict[str, str]:

@@ -128,6 +128,7 @@ class ResponseFacts:
         answer_digests: kind and digest of each part of the answer, which identify the next turn; None for several choices.
         response_id: the backend's id of the response; None if it has none.
         diagnosis: the provider's explanation why the prefix was not reused, see `apis/cache_diagnoses.py`.
+        planned_id: the id under which the response will be stored, if nothing prevents it.
         entry_id: the stored response; None if it is not stored.
         not_stored: why the response is not stored; None if it is stored, if the request is not cacheable, or before its end.
         write: stores the response. After it has ended, `entry_id` and `not_stored` are final.
@@ -146,6 +147,7 @@ class ResponseFacts:
     answer_digests: tuple[tuple[str, bytes], ...] | None = None
     response_id: str | None = None
     diagnosis: str | None = None
+    planned_id: str | None = None
     entry_id: str | None = None
     not_stored: NotStored | None = None
     write: "Task[bool] | None" = None

@@ -53,19 +53,11 @@ def parse_time(text: str) -> float:
     try:
         number = float(text)
     except ValueError:
-        start = start_time(parse_since(text))
-        assert start is not None
-        return start
+        moment = parse_since(text)
+        return moment.timestamp() if isinstance(moment, datetime) else time.time() - moment
     if not math.isfinite(number):
         raise ValueError(f"{text[:40]!r} is not a time: use a form such as {_TIME_FORMS}")
     return number
-
-
-def start_time(since: float | datetime | None, end: float | None = None) -> float | None:
-    """Return the start of a period in seconds since the epoch: `since` is a time, or seconds before `end` (default: now)."""
-    if since is None or isinstance(since, datetime):
-        return None if since is None else since.timestamp()
-    return (time.time() if end is None else end) - since
 
 
 def _parse_epoch(text: str) -> datetime | None:

@@ -77,7 +77,7 @@ def savings(
 
 
 def _first_counted_day(since: "float | datetime | None") -> dict[str, str | None]:
-    from kvproxy.journal.savings import first_utc_day
+    from kvproxy.journal.period import first_utc_day
 
     return {"first_day": first_utc_day(since)}
 

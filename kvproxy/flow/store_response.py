@@ -198,7 +198,7 @@ class ResponseWriter:
         prompt_tokens, completion_tokens = facts.usage
         tags = (*request.control.tags, *provider_id_tags(request, body))
         entry = Entry(
-            id=token_hex(16),
+            id=facts.planned_id or token_hex(16),
             key=key.exact,
             namespace=key.semantic.namespace,
             tenant=request.tenant,

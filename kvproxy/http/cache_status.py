@@ -59,8 +59,10 @@ def _format_forward(exchange: Exchange) -> str:
     details += [f"not stored: {facts.not_stored}"] if facts.not_stored is not None and exchange.status == 200 else []
     if details:
         parts.append(f'detail="{" ".join(details)}"')
-    if facts.entry_id is not None:
-        parts.append(f'key="{facts.entry_id}"')
+    # The headers of a stream are sent before it is stored.
+    key = facts.entry_id or (facts.planned_id if facts.not_stored is None else None)
+    if key is not None:
+        parts.append(f'key="{key}"')
     return "; ".join(parts)
 
 

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 from kvproxy.journal.groups import SavingsGroup
+from kvproxy.journal.period import first_utc_day
 from kvproxy.journal.prefill_time import PrefillCost, prefill_costs
 from kvproxy.journal.priced_requests import requests_with_other_prices
 from kvproxy.journal.reader import CACHES, JournalReader
@@ -17,7 +18,7 @@ from kvproxy.journal.spending import recorded_requests
 from kvproxy.journal.wrong_hits import recorded_wrong_hits
 from kvproxy.providers.prices import ModelPrices, price_at, price_on
 from kvproxy.settings.journal import MILLION, JournalSettings, PriceSettings, hit_price, storage_price
-from kvproxy.units import start_of_utc_day, start_time, utc_day
+from kvproxy.units import start_of_utc_day
 
 _NO_SHARES = (0.0, 0.0)
 _LOST_PREFIXES = ("evicted", "expired", "moved", "unmarked", "unreported")
@@ -154,12 +155,6 @@ def savings_report(
     total = _sum_savings(rows) if by != "tag" else None
     marked = None if verdicts is None else verdicts.counts["rejected"]
     return SavingsReport(rows, total, wrong, journal.currency, layers["refused"], layers["semantic"], marked)
-
-
-def first_utc_day(since: float | datetime | None) -> str | None:
-    """Return the UTC day of a time, or of the time `since` seconds ago, such as 2026-11-21."""
-    start = start_time(since)
-    return None if start is None else utc_day(start)
 
 
 def savings(

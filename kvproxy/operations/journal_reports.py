@@ -6,10 +6,11 @@ from dataclasses import dataclass, fields, replace
 
 from kvproxy.errors import InvalidRequest
 from kvproxy.journal.miss_explanation import MissExplanation, explain_in_sentences, explain_miss
+from kvproxy.journal.period import first_utc_day, start_time
 from kvproxy.journal.reader import TimeSeries
 from kvproxy.journal.reasons import meaning_of_reason, reasons
 from kvproxy.journal.record import RecordWithQuestions
-from kvproxy.journal.savings import SavingsReport, first_utc_day, savings_report
+from kvproxy.journal.savings import SavingsReport, savings_report
 from kvproxy.journal.sessions.session_reader import LedgerReport, Session, SessionReader, TreeRow, turn_tree
 from kvproxy.journal.spending import SpendingReport, recorded_requests, spending_report
 from kvproxy.operations.journal import PAGE, ROWS, DirectJournal, JournalAccess, JournalClient, list_records
@@ -26,7 +27,6 @@ from kvproxy.operations.journal_parameters import (
 from kvproxy.operations.operation import NoParameters, operation
 from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings.journal import PriceSettings
-from kvproxy.units import start_time
 
 _MAX_SPANS = 1_000
 

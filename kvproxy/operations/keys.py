@@ -9,9 +9,10 @@ from typing import Any
 from kvproxy.clients import client_keys
 from kvproxy.clients.spent_money import Spent
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
+from kvproxy.journal.period import first_utc_day
 from kvproxy.journal.reader import CACHES, JournalReader
 from kvproxy.journal.record import client_name
-from kvproxy.journal.savings import first_utc_day, savings
+from kvproxy.journal.savings import savings
 from kvproxy.operations.keys_parameters import (
     LIMITS,
     ClientChange,

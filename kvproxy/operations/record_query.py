@@ -6,9 +6,10 @@ from datetime import datetime
 from typing import Annotated, get_args
 
 from kvproxy.errors import InvalidRequest
+from kvproxy.journal.period import start_time
 from kvproxy.operations.parameters import Parameter, declared_parameters
 from kvproxy.operations.suggestions import client_names, layers, models, reasons, tags
-from kvproxy.units import parse_since, parse_time, start_time
+from kvproxy.units import parse_since, parse_time
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,6 +134,15 @@ def test_a_stream_without_usage_is_asked_for_it(front: tuple[httpx.Client, Servi
         assert (record.prompt_tokens, record.completion_tokens) == (7, 2)
 
 
+def test_a_stream_names_the_key_of_its_stored_response(front: tuple[httpx.Client, Services, Upstream]) -> None:
+    first, again = ask(front, "named").headers["cache-status"], ask(front, "named").headers["cache-status"]
+    assert first.partition("; key=")[::2] == ("kvproxy; fwd=uri-miss", again.partition("; key=")[2])
+    key = first.partition('key="')[2].removesuffix('"')
+    assert front[0].get(f"/admin/cache/{key}").json()["id"] == key
+    unstored = ask(front, "named other", headers={"cache-control": "no-store"})
+    assert "key=" not in unstored.headers["cache-status"]
+
+
 def test_a_client_that_asks_for_usage_gets_it(front: tuple[httpx.Client, Services, Upstream]) -> None:
     answer = ask(front, "asks", stream_options={"include_usage": True, "include_obfuscation": False})
     assert json.dumps(USAGE, separators=(",", ":")).encode() in answer.content

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvproxy.errors import InvalidRequest
+from kvproxy.journal.period import start_time
 from kvproxy.settings import load_settings
 from kvproxy.units import (
     MAX_SECONDS,
@@ -17,7 +19,6 @@ from kvproxy.units import (
     parse_seconds,
     parse_since,
     parse_time,
-    start_time,
 )
 
 
@@ -88,8 +89,8 @@ def test_formatted_values_are_parsed_with_a_rounding_error(value: float) -> None
 def test_a_period_starts_at_a_time_or_a_duration_before_its_end() -> None:
     assert (parse_since("90s"), parse_since("2")) == (90, 2)
     assert start_time(parse_since("90s"), 1_000) == 910
-    assert start_time(parse_since("1795872600.5"), 1_000) == 1_795_872_600.5
-    assert start_time(parse_since("2026-11-28T14:30+01:00"), 1_000) == 1_795_872_600
+    assert start_time(parse_since("1795872600.5"), 2_000_000_000) == 1_795_872_600.5
+    assert start_time(parse_since("2026-11-28T14:30+01:00"), 2_000_000_000) == 1_795_872_600
     midnight = datetime.now().replace(hour=0, minute=0, second=0, microsecond=0).astimezone()
     assert parse_since("today") == midnight
     assert start_time(parse_since("Yesterday")) == (midnight - timedelta(1)).replace(tzinfo=None).timestamp()
@@ -98,6 +99,14 @@ def test_a_period_starts_at_a_time_or_a_duration_before_its_end() -> None:
     assert parse_time("1h") == pytest.approx(time.time() - 3_600, abs=60)
     # A client sends it as text.
     assert parse_since(str(midnight)) == midnight
+
+
+def test_a_period_that_ends_before_it_starts_is_an_error() -> None:
+    for day in ("2026-11-28", "2026-11-29"):
+        with pytest.raises(InvalidRequest, match="not before until; a date means its start"):
+            start_time(parse_since(day), parse_time("2026-11-28"))
+    with pytest.raises(InvalidRequest, match="in the future"):
+        start_time(parse_since(f"{datetime.now().year + 1}-12-31"))
 
 
 @pytest.mark.parametrize("text", ["", "soon", "2026-13-01", "-5m", "nan", "1e999"])

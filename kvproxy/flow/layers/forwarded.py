@@ -6,6 +6,7 @@ import time
 from collections.abc import Hashable
 from dataclasses import replace
 from functools import partial
+from secrets import token_hex
 
 from kvproxy.apis.json import dumps
 from kvproxy.apis.not_stored import Cause, NotStored
@@ -210,6 +211,8 @@ class StoreResponse:
             upstream = response.facts.served_by
             if upstream is not None and upstream.fallback:
                 response.facts.not_stored = NotStored(Cause.FALLBACK, upstream.fallback)
+            if exchange.storable:
+                response.facts.planned_id = token_hex(16)
         recorder.record(response)
         return response
 

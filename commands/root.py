@@ -60,6 +60,14 @@ class RootGroup(TyperGroup):
         super().__init__(**attributes)
         self.commands = LazyCommands()  # type: ignore[assignment]
 
+    def get_params(self, ctx: typer.Context) -> list[Any]:  # type: ignore[override]
+        parameters = super().get_params(ctx)
+        for parameter in parameters:
+            # Typer imports pydantic to convert a missing value, as of --help and --install-completion.
+            if getattr(parameter, "is_flag", False) and parameter.default is None:
+                parameter.default = False
+        return parameters
+
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         return list(self.commands)
 

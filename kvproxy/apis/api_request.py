@@ -1,6 +1,5 @@
 """A client's request to a cached API."""
 
-import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -119,7 +118,11 @@ def is_large(size: int) -> bool:
 
 async def in_thread_if_large(size: int, work: Callable[[], T]) -> T:
     """Run `work` on a body of `size` bytes; use a thread if it would block the event loop."""
-    return await asyncio.to_thread(work) if is_large(size) else work()
+    if not is_large(size):
+        return work()
+    import asyncio  # Commands that read requests run no event loop.
+
+    return await asyncio.to_thread(work)
 
 
 def parse_body(raw: bytes) -> JsonObject:

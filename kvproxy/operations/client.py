@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from kvproxy.settings import Settings
 
 _OWN_ROUTES = ("/admin/", "/health", "/ready", "/metrics")
+_LOCAL_CONNECT_SECONDS = 3.0
+"""Timeout of a connection to a port of this machine."""
 
 
 class ProxyClient:
@@ -193,13 +195,11 @@ def _content(body: object) -> dict[str, Any]:
 
 def _is_open_or_remote(url: str) -> bool:
     """Return False for a closed port of this machine, without the slow import of an HTTP client."""
-    from kvproxy.operations.http_client import CONNECT_SECONDS
-
     try:
         parts = urlsplit(url)
         if parts.hostname not in ("127.0.0.1", "::1", "localhost"):
             return True
-        socket.create_connection((parts.hostname, parts.port or 80), CONNECT_SECONDS).close()
+        socket.create_connection((parts.hostname, parts.port or 80), _LOCAL_CONNECT_SECONDS).close()
     except ConnectionRefusedError:
         return False
     except (OSError, ValueError):

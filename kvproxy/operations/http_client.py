@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from kvproxy import __version__
 
-CONNECT_SECONDS = 3.0
+_CONNECT_SECONDS = 3.0
 """Timeout of a connection."""
 _CHUNK = 2**16
 _URL_CHARACTERS = ":/?#[]@!$&'()*+,;=%~"
@@ -124,7 +124,7 @@ class _QuickConnect(HTTPConnection):
     """A connection whose setup has a timeout of its own."""
 
     def connect(self) -> None:
-        seconds, self.timeout = self.timeout, CONNECT_SECONDS
+        seconds, self.timeout = self.timeout, _CONNECT_SECONDS
         try:
             super().connect()
         except OSError as error:

@@ -1,6 +1,5 @@
 """The operations on a running proxy as a whole: explain a request, and reload the rules."""
 
-import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Protocol
 
@@ -48,6 +47,8 @@ async def explain_request(proxy: ProxyAccess, format: RequestFormat, read: Reque
 @async_operation("POST", "/reload")
 async def reload_rules(proxy: ProxyAccess, nothing: NoParameters) -> ReloadedRules:
     """Reload `[[rules]]` of kvproxy.toml. An invalid file changes nothing."""
+    import asyncio  # Commands import this module, too, and run no event loop.
+
     try:
         restart = await asyncio.to_thread(proxy.rules.reload)
     except SettingsError as error:

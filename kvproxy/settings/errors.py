@@ -141,25 +141,15 @@ def find_variable(path: SettingPath) -> str | None:
 
 
 def unknown_variables(settings: Sequence[str], other_variables: Sequence[str]) -> list[str]:
-    """Return a message for each variable `KVPROXY_NAME` without a section that is no setting, such as `data`.
+    """Return a message for each variable `KVPROXY_NAME` or `KVPROXY_NAME__SETTING` whose name is no setting or section.
 
     `other_variables` have another use. pydantic reports variables such as `KVPROXY_CACHE__NAME`.
     """
-    lines, known = [], {PREFIX + name.upper() for name in settings if "." not in name} | set(other_variables)
+    lines, known = [], {name for name in settings if "." not in name}
     for variable in sorted(os.environ):
-        if variable.startswith(PREFIX) and "__" not in variable and variable not in known:
-            name = _closest_name((variable.removeprefix(PREFIX).lower(),), settings)
+        path = tuple(variable.removeprefix(PREFIX).lower().split("__"))
+        if variable.startswith(PREFIX) and path[0] not in known and variable not in other_variables:
+            name = _closest_name(path, settings)
             meant = f"did you mean {PREFIX}{name.upper().replace('.', '__')}?" if name else "unset it"
             lines.append(f"there is no setting for {variable}: {meant}")
     return lines
-
-
-def undecodable_variable(error: ValueError) -> str:
-    field = re.search(r'field "(\w+)"', str(error))
-    name = PREFIX + (field[1].upper() if field else "")
-    variables = [
-        variable
-        for variable in sorted(os.environ)
-        if variable.upper() == name or variable.upper().startswith(f"{name}__")
-    ]
-    return f"{' or '.join(variables) or 'an environment variable'} must contain JSON ({error.__cause__})"

@@ -10,29 +10,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 import platformdirs
-from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic.fields import FieldInfo
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    InitSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from kvproxy.errors import SettingsError
 from kvproxy.settings.access import AccessSettings, ClientSettings
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.engine import EngineSettings, TierSettings
-from kvproxy.settings.errors import (
-    PREFIX,
-    SettingConflict,
-    SettingConflicts,
-    explain_invalid_settings,
-    undecodable_variable,
-    unknown_variables,
-)
+from kvproxy.settings.environment import read_environment
+from kvproxy.settings.errors import SettingConflict, SettingConflicts, explain_invalid_settings, unknown_variables
 from kvproxy.settings.journal import PRICE_FILE, JournalSettings
 from kvproxy.settings.limits import LimitSettings
 from kvproxy.settings.models import model_conflicts
@@ -52,40 +37,8 @@ from kvproxy.settings.upstreams import (
 _OTHER_VARIABLES = "KVPROXY_CONFIG", "KVPROXY_DEBUG", "KVPROXY_URL"
 
 
-class _Environment(EnvSettingsSource):
-    """Environment variables. Skips fields without a variable, for which pydantic-settings takes half of a load's time."""
-
-    def __init__(self, settings_cls: type[BaseSettings]) -> None:
-        super().__init__(settings_cls)
-        self._prefix = self.env_prefix.lower()
-        self._own_variables = [name for name in self.env_vars if name.startswith(self._prefix)]
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        # A missing value counts as complex, so that no alias is computed for it.
-        return super().get_field_value(field, field_name) if self._is_set(field_name) else (None, field_name, True)
-
-    def prepare_field_value(self, field_name: str, field: FieldInfo, value: Any, value_is_complex: bool) -> Any:
-        return (
-            super().prepare_field_value(field_name, field, value, value_is_complex)
-            if self._is_set(field_name)
-            else None
-        )
-
-    def _is_set(self, field_name: str) -> bool:
-        """Return whether a variable may set the field, or a part of it."""
-        return any(name.startswith(self._prefix + field_name) for name in self._own_variables)
-
-
-class Settings(BaseSettings):
-    model_config = SettingsConfigDict(
-        frozen=True,
-        extra="forbid",
-        env_prefix=PREFIX,
-        # `KVPROXY_ADMIN_TOKEN=$UNSET` in a script must not set an empty token.
-        env_ignore_empty=True,
-        env_nested_delimiter="__",
-        nested_model_default_partial_update=True,
-    )
+class Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8484, ge=0, le=65_535, description="Port to listen on; 0 selects a free port.")
@@ -301,18 +254,6 @@ class Settings(BaseSettings):
             for upstream in self.upstreams
         )
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        data = init_settings.init_kwargs.get("data") if isinstance(init_settings, InitSettingsSource) else None
-        return init_settings, _Environment(settings_cls), TomlConfigSettingsSource(settings_cls, config_file(data))
-
 
 def config_file(data: Path | str | None) -> Path:
     """Return the path of kvproxy.toml for a data folder, which may be missing."""
@@ -330,18 +271,31 @@ def load_settings(**flags: Any) -> Settings:
     file, names = config_file(given.get("data")), _setting_names()
     problems, others = list[str](), list[str]()
     try:
-        settings = Settings(**given)
+        settings = Settings.model_validate(_merged(_merged(_read_toml(file), read_environment(Settings)), given))
         others = [settings.encryption.key_env or ""]
     except ValidationError as error:
         problems += explain_invalid_settings(error, names, given, file)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         problems.append(f"cannot read {file}: {error}")
-    except ValueError as error:
-        problems.append(undecodable_variable(error))
+    except SettingsError as error:
+        problems.append(error.message)
     problems += unknown_variables([*names, *Settings.model_fields], [*_OTHER_VARIABLES, *others])
     if problems:
         raise SettingsError("\n".join(problems)) from None
     return _with_price_list(settings)
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def _merged(values: dict[str, Any], overriding: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of both, merged section by section."""
+    merged = dict(values)
+    for name, value in overriding.items():
+        given = merged.get(name)
+        merged[name] = _merged(given, value) if isinstance(given, dict) and isinstance(value, dict) else value
+    return merged
 
 
 def _with_price_list(settings: Settings) -> Settings:

@@ -90,7 +90,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 _LOADED = "import atexit, sys; atexit.register(lambda: print(*sorted(sys.modules), file=sys.stderr));"
 _MODELS = {"torch", "transformers", "onnxruntime", "tokenizers", "faiss", "numpy"}
 _SERVERS = {"starlette", "fastapi", "uvicorn", "aiohttp", "httpx", "psycopg", "genai_prices"}
-_SETTINGS = {"pydantic", "pydantic_settings", "orjson", "asyncio", "rich"}
+_SETTINGS = {"pydantic", "orjson", "asyncio", "rich"}
+_NETWORK = {"asyncio", "http.client", "ssl"}
 _PROXY = {f"kvproxy.{name}" for name in ("exchange", "index.policies.guards", "flow.path")}
 _REPORTS = {f"kvproxy.journal.{name}" for name in ("savings", "miss_explanation", "sessions.session_reader")}
 
@@ -99,13 +100,13 @@ _REPORTS = {f"kvproxy.journal.{name}" for name in ("savings", "miss_explanation"
     ("arguments", "completion", "unused", "most"),
     [
         ("--help", "", _MODELS | _SERVERS | _SETTINGS, 240),
-        ("", "kvproxy l", _MODELS | _SERVERS | _SETTINGS - {"pydantic"}, 340),
-        ("log", "", _MODELS | _SERVERS | _PROXY | _REPORTS | {"rich", "kvproxy.index.store"}, 480),
-        ("sessions", "", _MODELS | _SERVERS | _PROXY | {"rich", "kvproxy.index.store"}, 480),
-        ("savings", "", _MODELS | _SERVERS | _PROXY | {"rich"}, 510),
-        ("cache ls", "", _MODELS | _SERVERS | _PROXY | _REPORTS | {"rich", "kvproxy.clients"}, 490),
-        ("keys ls", "", _MODELS | _SERVERS | _PROXY | {"rich"}, 510),
-        ("explain hi", "", _MODELS | _SERVERS | _PROXY | _REPORTS | {"rich"}, 490),
+        ("", "kvproxy l", _MODELS | _SERVERS | _SETTINGS, 240),
+        ("log", "", _MODELS | _SERVERS | _PROXY | _REPORTS | _NETWORK | {"rich", "kvproxy.index.store"}, 405),
+        ("sessions", "", _MODELS | _SERVERS | _PROXY | _NETWORK | {"rich", "kvproxy.index.store"}, 415),
+        ("savings", "", _MODELS | _SERVERS | _PROXY | _NETWORK | {"rich"}, 435),
+        ("cache ls", "", _MODELS | _SERVERS | _PROXY | _REPORTS | {"rich", "http.client", "kvproxy.clients"}, 420),
+        ("keys ls", "", _MODELS | _SERVERS | _PROXY | {"rich", "http.client"}, 455),
+        ("explain hi", "", _MODELS | _SERVERS | _PROXY | _REPORTS | {"rich", "asyncio"}, 400),
     ],
 )
 def test_a_command_imports_what_its_answer_needs(

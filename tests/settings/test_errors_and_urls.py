@@ -129,6 +129,32 @@ def test_a_variable_without_json_is_named_without_its_secret(tmp_path: Path, mon
     assert "SECRET" not in caught.value.message
 
 
+@pytest.mark.parametrize("setting", ["JOURNAL__PRICES__M", "ACCESS__TENANT_COOKIES", "ROUTING__FALLBACKS__M", "CACHE"])
+def test_a_variable_of_a_list_or_table_must_contain_json(
+    setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"KVPROXY_{setting}", "x")
+    with pytest.raises(SettingsError, match=rf"^KVPROXY_{setting} must contain JSON"):
+        load_settings(data=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        ("KVPROXY_CASHE__TTL", "there is no setting for KVPROXY_CASHE__TTL: did you mean KVPROXY_CACHE__TTL?"),
+        ("KVPROXY_PORT__X", "setting port: Input should be a valid integer"),
+        ("KVPROXY_CACHE__TTI", "setting cache.tti: there is no such setting; did you mean cache.ttl?"),
+    ],
+)
+def test_a_variable_of_no_setting_is_rejected(
+    variable: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "5")
+    with pytest.raises(SettingsError) as caught:
+        load_settings(data=tmp_path)
+    assert caught.value.message.startswith(message)
+
+
 def refused(upstream: str) -> str:
     with pytest.raises(SettingsError) as caught:
         load_settings(upstream=upstream)

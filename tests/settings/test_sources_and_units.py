@@ -65,6 +65,28 @@ def test_a_blank_token_or_key_counts_as_unset(blank: str, tmp_path: Path, monkey
     assert load_settings(admin_token=" token\n").admin_token == "token"
 
 
+def test_the_variable_of_a_setting_overrides_that_of_its_section_and_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml(tmp_path, "[cache]\nttl = 30\nsemantic = false\n[journal.prices.m]\ninput = 1\n")
+    monkeypatch.setenv("KVPROXY_CACHE", '{"ttl": 40, "max_entries": 7}')
+    monkeypatch.setenv("kvproxy_cache__ttl", "50s")
+    monkeypatch.setenv("KVPROXY_JOURNAL__PRICES__M__OUTPUT", "2")
+    monkeypatch.setenv("KVPROXY_JOURNAL__PRICES__N", '{"input": 3}')
+    monkeypatch.setenv("KVPROXY_ACCESS__TENANT_COOKIES", '["session"]')
+    settings = load_settings(data=tmp_path, cache={"max_entries": 8})
+    assert (settings.cache.ttl, settings.cache.max_entries, settings.cache.semantic) == (50, 8, False)
+    prices = settings.journal.prices
+    assert {name: (price.input, price.output) for name, price in prices.items()} == {"m": (1, 2), "n": (3, 0)}
+    assert settings.access.tenant_cookies == ("session",)
+
+
+def test_a_setting_leaves_the_other_settings_of_its_section_unset() -> None:
+    # A set journal.text contradicts encryption.
+    settings = load_settings(encryption={"key_env": "KEY"}, journal={"max_rows": 5})
+    assert settings.journal.model_fields_set == {"max_rows"}
+
+
 def test_durations_and_sizes() -> None:
     seconds = [parse_seconds(each) for each in ("90s", "1.5h", "7d", "500ms", "90", " 2 min ", 30, 0.1)]
     assert seconds == pytest.approx([90, 5_400, 604_800, 0.5, 90, 120, 30, 0.1])

@@ -22,6 +22,8 @@ ADMIN_TOKEN_HEADER = HEADER_PREFIX + "admin-token"
 DIRECTIVE_HEADERS = (NAMESPACE_HEADER, PRIORITY_HEADER, TAGS_HEADER, TIMEOUT_HEADER, TTL_HEADER)
 # A client may send back a response's request id, without effect.
 _KNOWN = frozenset({*DIRECTIVE_HEADERS, ADMIN_TOKEN_HEADER, HEADER_PREFIX + "request-id"})
+PROJECT_TAG = "project:"
+"""Start of the tag that names the project of a request."""
 MAX_TAGS = 16
 MAX_TAG_LENGTH = 128
 MAX_NAMESPACE_LENGTH = 128
@@ -146,8 +148,20 @@ def check_namespace(text: str, param: str) -> str:
     return name
 
 
+def ordered_tags(tags: Iterable[str]) -> tuple[str, ...]:
+    """Return the first tag `project:NAME`, which is the request's project, and then the other tags in alphabetical order."""
+    given = tuple(tags)
+    project = project_tags(given)[:1]
+    return tuple(sorted(set(given), key=lambda tag: (tag not in project, tag)))
+
+
+def project_tags(tags: Iterable[str]) -> tuple[str, ...]:
+    """Return the tags `project:NAME` in the given order: the first names the project, and the others are mere tags."""
+    return tuple(tag for tag in tags if tag.startswith(PROJECT_TAG))
+
+
 def _parse_tags(text: str) -> tuple[str, ...]:
-    tags = tuple(sorted({tag.strip() for tag in text.split(",")} - {""}))
+    tags = ordered_tags(tag for part in text.split(",") if (tag := part.strip()))
     if len(tags) > MAX_TAGS or any(len(tag) > MAX_TAG_LENGTH for tag in tags):
         raise InvalidDirective(
             f"{TAGS_HEADER} takes up to {MAX_TAGS} tags of {MAX_TAG_LENGTH} characters", param=TAGS_HEADER

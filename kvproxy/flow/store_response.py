@@ -20,6 +20,7 @@ from kvproxy.apis.request_directives import (
     MAX_TAG_LENGTH,
     MAX_TAGS,
     TAGS_HEADER,
+    ordered_tags,
     parse_cache_control,
     parse_delta_seconds,
 )
@@ -212,7 +213,7 @@ class ResponseWriter:
             expires=now + lifetime,
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
-            tags=tuple(sorted({*tags, *directives.tags})) if directives.tags else tags,
+            tags=ordered_tags((*tags, *directives.tags)) if directives.tags else tags,
             backend=str(key.parts["backend"]),
             request_id=request.request_id,
             stale_while_revalidate=stale_while_revalidate,

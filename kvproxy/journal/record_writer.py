@@ -28,6 +28,7 @@ from kvproxy.journal.exchange_record import (
 )
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import Regions, regions_as_json, regions_of
+from kvproxy.journal.saving_groups import counted_tags
 from kvproxy.journal.schema import StringIds, record_row, short_key
 from kvproxy.journal.sessions.turn_writer import TurnWriter
 from kvproxy.settings.journal import JournalSettings
@@ -255,7 +256,8 @@ class RecordWriter:
         estimated = record.estimated_prompt_tokens, record.estimated_completion_tokens
         counts = int(is_unreported), int(estimated != (None, None)), *(count or 0 for count in estimated)
         values = (1, *tokens, self._saved_seconds(exchange, record), *counts)
-        for tag in ("", *(exchange.request.control.tags if exchange.request is not None else ())):
+        tags = () if exchange.request is None else exchange.request.control.tags
+        for tag in ("", *counted_tags(tags)):
             self._totals.add(record.time, (record.tenant, record.model, record.layer, tag), values)
 
     def _saved_seconds(self, exchange: Exchange, record: Record) -> float:

@@ -4,19 +4,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Protocol
 
+from kvproxy.apis.request_directives import PROJECT_TAG, project_tags
 from kvproxy.journal.groups import SavingsGroup
 from kvproxy.journal.reader import JournalReader, TotalRow
 from kvproxy.journal.record import client_name
 from kvproxy.units import tenant_name
 
-PROJECT_TAG = "project:"
-"""Start of the tag that names the project of a request."""
 _SUMS = tuple(field.name for field in fields(TotalRow)[5:])
 
 
 def project_of(tags: Sequence[str]) -> str:
-    """Return the first project that tags name; empty without one."""
-    return next((tag.removeprefix(PROJECT_TAG) for tag in tags if tag.startswith(PROJECT_TAG)), "")
+    """Return the project that a request's tags name, the first one; empty without one."""
+    return "".join(project_tags(tags)[:1]).removeprefix(PROJECT_TAG)
+
+
+def counted_tags(tags: Sequence[str]) -> list[str]:
+    """Return the tags by which a request is summed: of several projects only the request's own, so that it counts once."""
+    others = project_tags(tags)[1:]
+    return [tag for tag in tags if tag and tag not in others]
 
 
 def client_of(tenant: str) -> str:
@@ -46,7 +51,7 @@ class GroupedRequest(Protocol):
 def groups_of(request: GroupedRequest, by: SavingsGroup) -> list[str]:
     """Return the names of the groups of a request, as in `grouped_totals`; only tags can be several."""
     if by == "tag":
-        return [tag for tag in request.tags.split(",") if tag]
+        return counted_tags(request.tags.split(","))
     return [
         {
             "day": request.day,

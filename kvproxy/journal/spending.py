@@ -9,7 +9,7 @@ from datetime import datetime
 from kvproxy.journal.groups import Group, SpendingGroup
 from kvproxy.journal.reader import CACHES, PAID, PAID_COMPLETION, PAID_PROMPT, JournalReader, RecordFilter, RequestGroup
 from kvproxy.journal.record import Record
-from kvproxy.journal.saving_groups import project_of
+from kvproxy.journal.saving_groups import counted_tags, project_of
 from kvproxy.journal.sessions.ledger import CAUSES
 from kvproxy.providers.prices import price_at
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_lost_per_token, storage_price
@@ -198,7 +198,7 @@ def recorded_requests(
             pause=pause,
             is_estimated=estimated is not None,
             lost={cause: count for cause, count in zip(CAUSES, lost, strict=True) if count},
-            tags=[tag for tag in (tags or "").split(",") if tag],
+            tags=counted_tags((tags or "").split(",")),
         )
 
 

@@ -203,6 +203,23 @@ def test_a_session_shows_the_sum_of_its_costs(data: Path) -> None:
     assert float(facts["cost"]) == pytest.approx(cost)
 
 
+def test_a_request_with_several_projects_is_billed_to_the_first_in_all_bills(tmp_path: Path) -> None:
+    sessions = Sessions(str(tmp_path / "journal.db"), m=PRICE)
+    both = {"x-kvproxy-tags": "project:red, project:blue, x"}
+    blue = {"x-kvproxy-tags": "project:blue"}
+    sessions.add(
+        request(FIRST, 100, 0, 0, headers=both, **provider()),
+        request([user("Hi.")], 100, 0, 60, headers=blue, **provider()),
+        request([user("Ho.")], 100, 0, 70, **provider()),
+    )
+    sessions.close()
+    for command in (("savings", "--by", "project"), ("sessions", "--by", "project")):
+        rows = result(*command, "--data", tmp_path)["rows"]
+        assert {row["name"]: row["requests"] for row in rows} == {"red": 1, "blue": 1, "": 1}
+    rows = result("savings", "--by", "tag", "--data", tmp_path)["rows"]
+    assert {row["name"]: row["requests"] for row in rows} == {"project:red": 1, "project:blue": 1, "x": 1}
+
+
 def test_tags_and_projects_cost_the_same(tmp_path: Path) -> None:
     sessions = Sessions(str(tmp_path / "journal.db"), m=PRICE)
     tagged = {"headers": {"x-kvproxy-tags": "project:shop"}, "completion": OUTPUT, **provider()}

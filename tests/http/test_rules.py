@@ -230,6 +230,14 @@ def test_what_a_rule_cannot_set_is_refused_with_its_line(tmp_path: Path, sets: s
     assert "line 6" in raised.value.message
 
 
+def test_the_project_of_the_header_has_precedence_over_that_of_a_rule(tmp_path: Path) -> None:
+    settings = load_settings(data=tmp_path, rules=[{"name": "all", "tags": ["x", "project:frankp"]}])
+    rules = Rules(settings)
+    tagged = rules.apply(api_request({"model": "m"}, headers={"x-kvproxy-tags": "b,project:red,project:blue"}))
+    assert tagged.control.tags == ("project:red", "b", "project:blue", "project:frankp", "x")
+    assert rules.apply(api_request({"model": "m"})).control.tags[0] == "project:frankp"
+
+
 def test_shadow_mode_holds_for_the_requests_of_a_rule(tmp_path: Path) -> None:
     rule = RuleSettings(name="trial", headers={"x-team": "trial"}, shadow=True)
     with run_plain_upstream() as upstream:

@@ -5,6 +5,7 @@ import logging
 from dataclasses import replace
 
 from kvproxy.apis.json import as_object, loads
+from kvproxy.apis.request_directives import ordered_tags
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Answer, Exchange
 from kvproxy.flow.background_requests import BackgroundRequests
@@ -66,8 +67,8 @@ class Renewal(Layer):
     async def _background_exchange(self, exchange: Exchange, entry: Entry) -> Exchange:
         served = exchange.api_request
         # The new response has another id.
-        kept = {tag for tag in entry.tags if not tag.startswith(PROVIDER_ID_TAG)}
-        tags = tuple(sorted({*served.control.tags, *kept}))
+        kept = (tag for tag in entry.tags if not tag.startswith(PROVIDER_ID_TAG))
+        tags = ordered_tags((*served.control.tags, *kept))
         control = replace(served.control, tags=tags, confirm=False)
         # It does not continue the conversation of the client.
         request = replace(served, control=control, request_id=_REQUEST_ID_PREFIX + served.request_id, conversation=())

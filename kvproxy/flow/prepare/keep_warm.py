@@ -15,6 +15,7 @@ from datetime import datetime
 from kvproxy.apis.agent_requests import HEADLESS_TAG, is_headless
 from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, in_thread_if_large, session_name
 from kvproxy.apis.json import JsonObject, as_object, dumps, field, loads
+from kvproxy.apis.request_directives import project_tags
 from kvproxy.clients.quotas import Account, TokenBucket
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange
@@ -29,7 +30,6 @@ from kvproxy.flow.conversation_digests import (
 )
 from kvproxy.flow.prepare.breakpoints import find_last_one_hour_message
 from kvproxy.flow.single_flight import cancel_tasks
-from kvproxy.journal.saving_groups import PROJECT_TAG
 from kvproxy.journal.sessions.turn_writer import KEEP_WARM_TAG
 from kvproxy.providers.cache_policy import (
     HEADLESS_PAUSES,
@@ -364,8 +364,7 @@ class KeepWarm:
         return None if is_read else "the provider had dropped the prefix"
 
     async def _send_body(self, session: _Session, body: JsonObject) -> Exchange:
-        projects = (tag for tag in session.request.control.tags if tag.startswith(PROJECT_TAG))
-        tags = (*projects, KEEP_WARM_TAG)
+        tags = (*project_tags(session.request.control.tags)[:1], KEEP_WARM_TAG)
         control = replace(session.request.control, no_cache=True, no_store=True, warming=True, tags=tags)
         id = f"{KEEP_WARM_TAG}-{session.request.request_id}"
         request = replace(

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pydantic import BaseModel
 
 from kvproxy.apis.api_request import ApiRequest
-from kvproxy.apis.request_directives import RequestDirectives
+from kvproxy.apis.request_directives import RequestDirectives, ordered_tags
 from kvproxy.errors import SettingsError
 from kvproxy.flow.prepare.prompt_edits import apply_edits
 from kvproxy.index.policies.policy import Limits
@@ -96,7 +96,8 @@ def _stricter_control(control: RequestDirectives, rule: RuleSettings) -> Request
             _stricter_limit(max, limits.min_probability, rule.min_probability),
             _stricter_limit(min, limits.max_error, rule.max_error),
         ),
-        tags=tuple(sorted({*control.tags, *rule.tags})),
+        # The project of the header has precedence.
+        tags=ordered_tags((*control.tags, *rule.tags)),
         rule=rule,
     )
 

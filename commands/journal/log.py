@@ -250,6 +250,7 @@ def top(
 
     Example: kvproxy log top --backend --by tenant
     """
+    from kvproxy.journal.completeness import complete_since
     from kvproxy.journal.reader import RequestGroup
 
     limit = default_limit(limit, _TOP)
@@ -279,6 +280,6 @@ def top(
     output = table_output(
         document, rows, empty=empty, layout=layout, fields=field_names(RequestGroup), total=len(groups), is_minimum=True
     )
-    if (oldest := journal.reader.complete_since()) is None or (selection.start or 0.0) >= oldest:
+    if (oldest := complete_since(journal.reader)) is None or (selection.start or 0.0) >= oldest:
         return output
     return replace(output, note="; ".join(filter(None, (output.note, removed_note(oldest)))))

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
+import typer
 from typer import Option
 
 from kvproxy.analyse.charts import Chart
@@ -55,6 +56,9 @@ def savings(
 
     by, since = query.by, query.since
     if ledger:
+        if by != "layer" or plot is not None:
+            option = "--plot" if by == "layer" else "--by"
+            raise typer.BadParameter(f"--ledger lists tokens by cause, so {option} does not apply")
         ledger_report = source.open().perform(report_ledger, LedgerQuery(since))
         document = asdict(ledger_report) | _first_counted_day(since)
         return Output(

@@ -65,11 +65,11 @@ def sessions(
     if by is not None:
         from kvproxy.operations.journal_reports import report_spending
 
-        if selection.turns != 1:
-            raise typer.BadParameter("--by sums requests, so --turns does not apply")
-        return spending_output(
-            source.open().perform(report_spending, SpendingQuery(by, selection.since, selection.until)), layout
-        )
+        if selection.turns != 1 or limit is not None:
+            option = "--limit" if limit is not None else "--turns"
+            raise typer.BadParameter(f"--by sums all requests by group, so {option} does not apply")
+        query = SpendingQuery(by, selection.since, selection.until, selection.tenant)
+        return spending_output(source.open().perform(report_spending, query), layout)
     from kvproxy.operations.journal_reports import find_sessions, list_sessions
 
     limit = default_limit(limit, 20)

@@ -316,11 +316,6 @@ class JournalReader:
             low, high = (low, middle) if self.rows(sql, [middle])[0][0] >= time else (middle + 1, high)
         return int(low)
 
-    def complete_since(self) -> float | None:
-        """Return the time of the oldest record in seconds since the epoch; None if no record was removed before it."""
-        rows = self.rows("select number, time from records order by number limit 1", [])
-        return float(rows[0][1]) if rows and rows[0][0] > 1 else None
-
     def newest_number(self) -> int:
         return int(self.rows("select max(number) from records", [])[0][0] or 0)
 

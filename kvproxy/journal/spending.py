@@ -22,6 +22,7 @@ _REQUESTS = (
     f" t.written_5m, t.written_1h, t.pause, {', '.join(f't.{cause}' for cause in CAUSES)}"
     f" from requests r left join turns t on t.number = r.number where {PAID} and r.number >= ? and r.time >= ? and r.time < ?"
 )
+_OF_TENANT = " and (r.tenant = ? or r.client = ?)"
 _HOUR = 3_600.0
 _MAX_NUMBERS = 500  # SQLite limits the number of parameters.
 
@@ -179,11 +180,16 @@ def spending_report(
 
 
 def recorded_requests(
-    reader: JournalReader, since: float | None = None, until: float | None = None
+    reader: JournalReader, since: float | None = None, until: float | None = None, tenant: str | None = None
 ) -> Iterator[PaidRequest]:
-    """Yield the journal's requests that reached a provider between two times in seconds since the epoch."""
+    """Yield the journal's requests that reached a provider between two times in seconds since the epoch.
+
+    With `tenant`, yield only those of this tenant or of the client with this name.
+    """
     first = 0 if since is None else reader.first_number_since(since)
-    for row in reader.rows(_REQUESTS, [first, since or 0.0, math.inf if until is None else until]):
+    values: list[object] = [first, since or 0.0, math.inf if until is None else until]
+    of_tenant, names = ("", []) if tenant is None else (_OF_TENANT, [tenant, tenant])
+    for row in reader.rows(_REQUESTS + of_tenant, [*values, *names]):
         time, model, tenant, client, tags, reused, prompt, completion, estimated, short, long, pause, *lost = row
         yield PaidRequest(
             time=time,

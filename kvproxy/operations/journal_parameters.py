@@ -46,6 +46,7 @@ class SpendingQuery:
     by: Annotated[SpendingGroup, Parameter("Group requests by this field.")] = "day"
     since: Annotated[float | datetime | None, period_start("Only requests since then: 7d, 2026-11-28, today.")] = None
     until: Annotated[float | None, period_end("Only requests before this time.")] = None
+    tenant: Annotated[str | None, Parameter("Only requests of this tenant, or of the client with this name.")] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass, fields, replace
 
 from kvproxy.errors import InvalidRequest
+from kvproxy.journal.completeness import complete_since
 from kvproxy.journal.miss_explanation import MissExplanation, explain_in_sentences, explain_miss
 from kvproxy.journal.period import first_utc_day, start_time
 from kvproxy.journal.reader import TimeSeries
@@ -102,9 +103,9 @@ def report_spending(journal: JournalAccess, query: SpendingQuery) -> SpendingRep
     """Report the cost of the requests from `since` to `until`, by local day, project, model, or client."""
     start = start_time(query.since, query.until)
     settings = journal.settings
-    requests = recorded_requests(journal.reader, start, query.until)
+    requests = recorded_requests(journal.reader, start, query.until, query.tenant)
     report = spending_report(requests, query.by, ModelPrices(settings), settings.currency)
-    oldest = journal.reader.complete_since()
+    oldest = complete_since(journal.reader)
     return replace(report, complete_since=oldest) if oldest is not None and (start or 0.0) < oldest else report
 
 

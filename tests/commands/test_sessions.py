@@ -96,7 +96,15 @@ def test_requests_are_billed_by_day_project_model_and_client(tmp_path: Path) -> 
     shown = kvproxy("sessions", "--by", "model", "--data", tmp_path)
     assert "1 request of models without a price" in shown.stderr
     assert "1 request without reported usage" in shown.stderr
-    assert kvproxy("sessions", "--by", "day", "--turns", 2, "--data", tmp_path).returncode == 2
+    for option in ("--turns", "--limit"):
+        refused = kvproxy("sessions", "--by", "day", option, 2, "--data", tmp_path)
+        assert (refused.returncode, f"so {option} does not apply" in refused.stderr) == (2, True)
+    for name in ("ann", "client:ann"):
+        (bill,) = result("sessions", "--by", "model", "--tenant", name, "--data", tmp_path)["rows"]
+        assert (bill["requests"], bill["cost"]) == (1, pytest.approx(small))
+    assert result("sessions", "--by", "model", "--tenant", "bob", "--data", tmp_path)["rows"] == []
+    table = kvproxy("sessions", "--by", "client", "--csv", "--data", tmp_path).stdout.splitlines()
+    assert (table[0].startswith("name,requests"), len(table)) == (True, 3)
 
 
 def test_a_cost_without_unpriced_turns_is_marked(tmp_path: Path) -> None:
@@ -161,6 +169,7 @@ def test_the_ledger_counts_unread_writes_and_compares_diagnoses(tmp_path: Path) 
     sessions.journal.record_keep_warm("r95", "none sent: the session was too unlikely to continue")
     sessions.close()
     shown = kvproxy("savings", "--ledger", "--data", tmp_path).stdout
+    assert kvproxy("savings", "--ledger", "--by", "client", "--data", tmp_path).returncode == 2
     written = PROMPT_1 + 200 + PROMPT_2
     assert f"{written:,} written to a provider's cache (of which {PROMPT_2:,} were not read so far)" in shown
     assert "The provider and the ledger agree on 2 of 3 compared prompts (66.7%):" in shown

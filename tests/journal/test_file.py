@@ -17,6 +17,7 @@ from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.exchange import CacheHit, Exchange, ResponseFacts
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.journal.cache_history import ResponseRemoved
+from kvproxy.journal.completeness import complete_since
 from kvproxy.journal.databases.sqlite import open_file, open_to_read
 from kvproxy.journal.journal import StoredJournal, open_stored_journal
 from kvproxy.journal.savings import HitVerdicts, Saving, savings, savings_report
@@ -69,7 +70,7 @@ def test_the_oldest_records_go_and_totals_stay(tmp_path: Path) -> None:
         journal.add(finished(f"question {number}", f"r{number}", arrived=time.time() - 100))
     journal.flush()
     with closing(journal.reader()) as reader:
-        assert reader.complete_since() is None
+        assert complete_since(reader) is None
     while journal._writer.prune():
         pass
     kept = journal.latest(100)
@@ -86,6 +87,24 @@ def test_the_oldest_records_go_and_totals_stay(tmp_path: Path) -> None:
     assert (report["complete_since"], report["total"]["requests"]) == (kept[-1].time, 10)
     assert "removed" in kvproxy("log", "top", "--by", "model", "--data", tmp_path).stderr
     assert "removed" not in kvproxy("sessions", "--by", "model", "--since", "1s", "--data", tmp_path).stderr
+
+
+def test_a_bill_is_incomplete_after_all_records_were_removed(tmp_path: Path) -> None:
+    path, now = tmp_path / "journal.db", time.time()
+    with closing(open_stored_journal(path, JournalSettings(retention=5_000.0))) as journal:
+        journal.add(finished("old", "r1", arrived=now - 10_000))
+        journal.flush()
+        while journal._writer.prune():
+            pass
+        with closing(journal.reader()) as reader:
+            assert (reader.newest_number(), complete_since(reader)) == (0, pytest.approx(now, abs=86_400))
+        assert "older records were removed" in kvproxy("sessions", "--by", "model", "--data", tmp_path).stderr
+        # The number of the removed record is used again.
+        journal.add(finished("new", "r2", arrived=now))
+        journal.flush()
+        with closing(journal.reader()) as reader:
+            assert (reader.newest_number(), complete_since(reader)) == (1, now)
+        assert result("sessions", "--by", "model", "--data", tmp_path)["complete_since"] == now
 
 
 def rows_of(journal: StoredJournal, by: Any, prices: dict[str, PriceSettings] | None = None) -> dict[str, Any]:

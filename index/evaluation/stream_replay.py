@@ -65,6 +65,12 @@ class ReplayOutcome:
     def p_chr_auc(self) -> float:
         return precision_hit_ratio_area(self.scores, self.right)
 
+    @property
+    def crr(self) -> float:
+        """P-CHR AUC / PR-AUC (calibration retention rate, arXiv 2606.19719); NaN if no answer is right."""
+        area = precision_recall_area(self.scores, self.right)
+        return self.p_chr_auc / area if area else float("nan")
+
 
 def precision_hit_ratio_area(scores: np.ndarray, right: np.ndarray) -> float:
     """Return the area under the curve of precision against hit ratio (P-CHR AUC, arXiv 2606.19719).
@@ -74,6 +80,14 @@ def precision_hit_ratio_area(scores: np.ndarray, right: np.ndarray) -> float:
     order = np.argsort(-scores, kind="stable")
     precision = np.cumsum(right[order]) / np.arange(1, len(scores) + 1)
     return float(precision[scores[order] >= 0].sum() / max(1, len(scores)))
+
+
+def precision_recall_area(scores: np.ndarray, right: np.ndarray) -> float:
+    """Return the area under the curve of precision against recall (PR-AUC), of the same arrays; 0 if no answer is right."""
+    order = np.argsort(-scores, kind="stable")
+    found = right[order].astype(bool) & (scores[order] >= 0)
+    precision = np.cumsum(found) / np.arange(1, len(scores) + 1)
+    return float(precision[found].sum() / max(1, found.sum()))
 
 
 _FROM = 500

@@ -3,7 +3,7 @@
 Sends questions of eight intents through `kvproxy serve` with default settings. The upstream answers each intent with one fixed
 text, or with one of five wordings of the same facts, as a sampled model does. A hit is wrong if its answer is that of another
 intent. `--model URL` uses a real server as the upstream instead, with `--temperature` and `--max_tokens`. A hit is then wrong if
-its answer was generated for a question of another intent.
+its answer was generated for a question of another intent. `--answers FILE` writes the upstream's answers, one JSON object a line.
 """
 
 import itertools
@@ -137,11 +137,15 @@ class ScriptedUpstream:
 
 @dataclass(frozen=True)
 class LiveResult:
-    """For each request, whether it was a semantic hit, and whether the served answer belongs to another intent."""
+    """For each request, whether it was a semantic hit, and whether the served answer belongs to another intent.
+
+    `answers` are those of the upstream, with their questions and intents.
+    """
 
     served: list[bool]
     wrong: list[bool]
     compared: dict[str, int]
+    answers: list[dict[str, str | int]]
 
     def __str__(self) -> str:
         quarter = len(self.served) // 4
@@ -181,6 +185,7 @@ def run_live(
             intents = {text: intent for intent, text in asked}
             origins: dict[str, set[int]] = {}
             served, wrong = [], []
+            answers: list[dict[str, str | int]] = []
             for intent, question in asked:
                 start = time.monotonic()
                 body = {
@@ -198,9 +203,11 @@ def run_live(
                 wrong.append(is_hit and intent not in origins.get(text, set()))
                 if not is_hit:
                     origins.setdefault(text, set()).add(intents[question])
+                    answers.append({"intent": intent, "question": question, "answer": text})
                 time.sleep(max(0.0, interval - (time.monotonic() - start)))
-            stats = client.get(f"http://127.0.0.1:{port}/admin/cache/stats").json()
-    return LiveResult(served, wrong, stats["semantic"]["compared"])
+            stats = client.get(f"http://127.0.0.1:{port}/admin/cache/stats")
+            stats.raise_for_status()
+    return LiveResult(served, wrong, stats.json()["semantic"]["compared"], answers)
 
 
 def scripted(asked: list[tuple[int, str]], wordings: int, settings: list[str], interval: float) -> LiveResult:
@@ -212,11 +219,23 @@ def scripted(asked: list[tuple[int, str]], wordings: int, settings: list[str], i
 
 def main() -> None:
     options = read_options(
-        __doc__, requests=700, seed=0, per_second=20.0, model=str, name="m", settings="", temperature=0.7, max_tokens=48
+        __doc__,
+        requests=700,
+        seed=0,
+        per_second=20.0,
+        model=str,
+        name="m",
+        settings="",
+        temperature=0.7,
+        max_tokens=48,
+        answers=Path,
     )
     asked, extra = questions(options.requests, options.seed), options.settings.split()
     for label, result in _results(asked, options, extra):
         print(f"{label}: {result}", flush=True)
+        if options.answers is not None:
+            with options.answers.open("a") as file:
+                file.writelines(f"{json.dumps(answer)}\n" for answer in result.answers)
 
 
 def _results(asked: list[tuple[int, str]], options, extra: list[str]) -> Iterator[tuple[str, LiveResult]]:  # type: ignore[no-untyped-def]

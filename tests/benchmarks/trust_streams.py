@@ -105,9 +105,9 @@ def main() -> None:
     texts, labels = [line.text for line in lines], [line.answer for line in lines]
     vectors = load_vectors(texts, options.vectors)
     print(
-        "| scenario | order | hits | wrong | worst cumulative | worst 500 hits | P-CHR AUC | hits per eighth | seconds |"
+        "| scenario | order | hits | wrong | worst cumulative | worst 500 hits | P-CHR AUC | CRR | hits per eighth | seconds |"
     )
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for name in options.scenarios:
         for seed in range(options.seed, options.seed + options.orders):
             began = time.monotonic()
@@ -117,7 +117,8 @@ def main() -> None:
             eighths = " ".join(f"{part.mean():.0%}" for part in np.array_split(found.served, 8))
             print(
                 f"| {name} | {seed} | {found.hit_rate:.1%} | {found.wrong_share:.2%} | {found.worst_wrong_share:.2%}"
-                f" | {worst_window(found):.1%} | {found.p_chr_auc:.3f} | {eighths} | {time.monotonic() - began:.0f} |",
+                f" | {worst_window(found):.1%} | {found.p_chr_auc:.3f} | {found.crr:.3f}"
+                f" | {eighths} | {time.monotonic() - began:.0f} |",
                 flush=True,
             )
 

@@ -26,7 +26,7 @@ def adds_content(question: str, cached_question: str) -> bool:
     if fewer == more:
         return False
     one, other = Counter(ours), Counter(theirs)
-    shared = (one & other).total() / min(one.total(), other.total())
+    shared = (one & other).total() / max(1, min(one.total(), other.total()))
     is_longer = abs(len(ours) - len(theirs)) > _FEW
     return shared == 1 or more - fewer > 2 or (fewer == 0 and (more > 1 or is_longer)) or (shared >= _ALIKE and run > 1)
 

@@ -1,9 +1,13 @@
 """Detects other function words around equal content words: another owner, tense, modal verb, quantifier, or time relation."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
 
-from kvproxy.index.policies.guards.words import FUNCTION_WORDS, IRREGULAR_VERBS, cached_by_text, roots, words
+from kvproxy.index.policies.guards.tenses import AUXILIARIES, count_tenses, verb_tenses_differ
+from kvproxy.index.policies.guards.words import FUNCTION_WORDS, NUMBER_WORDS, TIMES, cached_by_text, roots, words
 
 
 def _groups(*lines: str) -> Mapping[str, str]:
@@ -11,97 +15,181 @@ def _groups(*lines: str) -> Mapping[str, str]:
 
 
 _QUANTIFIERS = _groups(
-    "all every each everyone everybody everything everywhere",
-    "some several any someone somebody something somewhere anyone anybody anything anywhere",
+    "all every each everyone everybody everything everywhere whole entire fully completely entirely wholly totally",
+    "some several multiple any someone somebody something somewhere anyone anybody anything anywhere",
+    "none nobody nothing nowhere",
+    "most mostly majority",
+    "partly partially",
+    "many much numerous lots",
     "only just",
-    *"both one most few half either neither".split(),
+    "last latest newest recent final",
+    *"both one few minority half either neither first next previous almost hardly single".split(),
 )
-_TENSES = _groups(
-    "is are am do does has have isn't aren't", "was were did had wasn't weren't didn't", "will shall won't"
+_FREQUENCIES = _groups(
+    "always", "sometimes occasionally", "often frequently usually normally generally", "rarely seldom", "never"
 )
 _ASPECTS = _groups("being", "been")
-_CERTAINTY = _groups("will shall 'll", "may might")
-_MODALS = _groups("must mustn't", "can could may might cannot can't couldn't", "should ought shouldn't")
-_RELATIONS = _groups("before", "after", "until till", "during while", "since")
-_SUBJECTS = _groups("1 i me we us myself", "2 you yourself", "3 he him she they them himself herself themselves")
-_OWNERS = _groups("1 my mine our ours", "2 your yours", "3 his her hers their theirs")
-_TABLES = (_QUANTIFIERS, _TENSES, _ASPECTS, _RELATIONS, _CERTAINTY)
-_RELATION_WORDS = frozenset("prior following once before after until till during while since".split())
-_PHRASES = (
-    (re.compile(r"\bprior to\b"), "before"),
-    (re.compile(r"\b(?:following (?=the|a|an|my|your)|once (?=i|you|we|they|he|she|it|the)|as soon as)"), "after "),
-    (re.compile(r"\b(?:have|has|need|needs|had) to\b|\bneed(?=s? not)"), "must"),
-    (re.compile(r"\b(?:am|is|are) (?:going to|about to)\b"), "will"),
-    (re.compile(r"\b(?:am|is|are) (?:able|allowed) to\b"), "can"),
-    (re.compile(r"'ll\b"), " will"),
+_CERTAINTY = _groups("will shall", "may might could")
+_MODALS = _groups(
+    "must mustn't obliged obligated required forced compelled necessary mandatory compulsory obligatory",
+    "can could may might cannot can't couldn't able capable allowed permitted possible optional",
+    "should ought shouldn't supposed advised advisable recommended",
+    "will shall would",
 )
-_CHOICE = re.compile(r"^\W*(?:how|what|where|when|which|who|why)\b")
+_COMPATIBLE_MODALS = {"can", "will"}
+_RELATIONS = _groups(
+    "before beforehand",
+    "after afterwards afterward",
+    "until till",
+    "during while throughout",
+    *"since from within deadline".split(),
+)
+_SUBJECTS = _groups("1 i me we us myself", "2 you yourself", "3 he him she they them himself herself themselves")
+_OWNERS = _groups(
+    "1 my mine our ours", "2 your yours", "3 its their theirs someone's somebody's else's", "his", "her hers"
+)
+_THIRD_PERSONS = {"3", "his", "her"}
+_TABLES = (_QUANTIFIERS, _FREQUENCIES, _ASPECTS, _RELATIONS, _CERTAINTY)
+_CLOSED = frozenset({"become"}).union(*_TABLES, _MODALS, _SUBJECTS, _OWNERS, AUXILIARIES)
+_SUBJECT = r"(?:(?!not\b)[\w']+ ){1,4}?"
+_PHRASES = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"'m\b", " am"),
+        (r"'re\b", " are"),
+        (r"'ve\b", " have"),
+        (r"'ll\b", " will"),
+        (r"\b(it|that|there|what|who|where|when|how|why|he|she)'s\b", r"\1 is"),
+        (r"\b(?:can|could|will|would) you\b", "can you"),
+        (r"\blook(s|ed|ing)? after\b", r"tend\1"),
+        (r"\b(have|has) ((?:\w+ )?)got\b", r"\1 \2"),
+        (r"\b(?:prior to|ahead of|in advance(?: of)?)(?!\w)", "before"),
+        (r"(?<!the )\bfollowing |\bonce (?=i|you|we|they|he|she|it|the)\b|\bas soon as\b", "after "),
+        (r"\b(?:have|has|had|need|needs|got) to\b|\bneed(?= (?:i|you|we|they|he|she|it|the)\b)|\bneed(?=s? not\b)", "must"),
+        (rf"\b(?:do|does) ({_SUBJECT})(?:need|must)\b", r"must \1"),
+        (rf"\b(?:am|is|are) ({_SUBJECT})?(?:going|about) to\b", r"will \1"),
+        (rf"\b(?:am|is|are) ({_SUBJECT})?becoming\b", r"will \1become"),
+        (rf"\bdid ({_SUBJECT})use to\b", r"did \1"),
+        (r"(?<!\bis )(?<!\bare )(?<!\bbe )(?<!\bam )\bused to\b", "did"),
+        (r"\bat least one\b|\bmore than (?:one|a)\b|\ba few\b", "several"),
+        (r"\ba (?:lot|couple) of\b", "several"),
+        (r"\b(?:a )?parts? of\b", "partly"),
+        (rf"\bby (?=\d|the (?:time|end)\b|(?:{'|'.join(sorted(TIMES | NUMBER_WORDS.keys()))})\b)", "deadline "),
+        (
+            r"^(\W*(?:how|why|what|where)\b.*?\b(?:can|does|do|should|would|could|must)) (?:one|someone|somebody|a person)\b",
+            r"\1 i",
+        ),
+    )
+)  # fmt: skip
+_CHOICE = re.compile(
+    r"^\W*(how|what|where|when|which|who|why)\b(?: (often|long|much|many|soon|late|early|far|old|big)\b)?"
+)
+# After these, `can`, `should`, and `do` mostly ask for the same: `where can I park`, `what should I bring`.
+_ADVICE = frozenset("how what where which why".split())
+_MEASURES = frozenset("how long much".split())
 _MAX_OTHER_WORDS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Grammar:
+    """The function words of a question, by group, and the rest of its words."""
+
+    tokens: tuple[str, ...]
+    groups: tuple[Counter[str], ...]
+    tenses: Counter[str]
+    modals: frozenset[str]
+    subjects: Counter[str]
+    owners: Counter[str]
+    content: tuple[str, ...]
+    question_word: str
 
 
 def grammar_differs(question: str, cached_question: str) -> bool:
     """Whether equal content words stand with other function words: `is it open` and `was it open`, `my bill`, `your bill`."""
-    ours, theirs = _tokens(question), _tokens(cached_question)
-    if ours == theirs or _other_words(ours, theirs) > _MAX_OTHER_WORDS or _other_words(theirs, ours) > _MAX_OTHER_WORDS:
+    ours, theirs = _grammar(question), _grammar(cached_question)
+    others = max(_other_words(ours, theirs), _other_words(theirs, ours))
+    if ours.tokens == theirs.tokens or others > _MAX_OTHER_WORDS:
         return False
-    if any(_exclude_each_other(_found(table, ours), _found(table, theirs)) for table in _TABLES):
-        return True
-    if _verb_tenses_differ(ours, theirs):
-        return True
-    return _modals_differ(ours, theirs, is_choice=_is_choice(question, cached_question)) or _persons_differ(
-        ours, theirs
+    return (
+        any(_exclude_each_other(*pair) for pair in zip(ours.groups, theirs.groups, strict=True))
+        or _persons_differ(ours, theirs)
+        or _numbers_differ(ours.tokens, theirs.tokens)
+        or _modals_differ(ours, theirs)
+        or (others == 0 and _tenses_differ(ours, theirs))
     )
 
 
 @cached_by_text
-def _tokens(text: str) -> tuple[str, ...]:
+def _grammar(text: str) -> _Grammar:
     plain = text.lower().replace("’", "'")
     for pattern, word in _PHRASES:
         plain = pattern.sub(word, plain)
-    return words(plain)
+    tokens = words(plain)
+    choice = _CHOICE.search(text.lower())
+    return _Grammar(
+        tokens,
+        tuple(Counter(table[word] for word in tokens if word in table) for table in _TABLES),
+        count_tenses(tokens),
+        frozenset(_MODALS[word] for word in tokens if word in _MODALS),
+        Counter(_SUBJECTS[word] for word in tokens if word in _SUBJECTS) + _objects(tokens),
+        Counter(filter(None, map(_owner, tokens))),
+        tuple(word for word in tokens if word not in FUNCTION_WORDS and word not in _CLOSED),
+        "" if choice is None else choice[2] or choice[1],
+    )
 
 
-def _other_words(ours: tuple[str, ...], theirs: tuple[str, ...]) -> int:
-    known = {root for word in theirs for root in roots(word)}
-    content = {word for word in ours if word not in FUNCTION_WORDS and not any(word in table for table in _CLOSED)}
-    return sum(known.isdisjoint(roots(word)) for word in content)
+def _owner(word: str) -> str | None:
+    noun = word.removesuffix("'s")
+    return _OWNERS.get(word) or ("3" if noun != word and noun not in TIMES | FUNCTION_WORDS | {"one"} else None)
 
 
-_CLOSED = (*_TABLES, _MODALS, _SUBJECTS, _OWNERS)
+def _objects(tokens: tuple[str, ...]) -> Counter[str]:
+    """Count each `her` that is no owner: `sent to her`."""
+    return Counter("3" for word, later in pairwise((*tokens, "a")) if word == "her" and later in FUNCTION_WORDS)
 
 
-def _found(table: Mapping[str, str], tokens: tuple[str, ...]) -> set[str]:
-    return {table[word] for word in tokens if word in table}
+def _other_words(ours: _Grammar, theirs: _Grammar) -> int:
+    known = {root for word in theirs.tokens for root in roots(word)}
+    return sum(known.isdisjoint(roots(word)) for word in ours.content)
 
 
-def _exclude_each_other(ours: set[str], theirs: set[str]) -> bool:
+def _exclude_each_other(ours: Counter[str], theirs: Counter[str]) -> bool:
     return bool(ours - theirs and theirs - ours)
 
 
-def _verb_tenses_differ(ours: tuple[str, ...], theirs: tuple[str, ...]) -> bool:
-    """Whether the main verb has another tense: `who owns it`, `who owned it`. After an auxiliary verb, it has none."""
-    if not (_TENSES.keys() | _MODALS.keys()).isdisjoint((*ours, *theirs)):
-        return False
+def _tenses_differ(ours: _Grammar, theirs: _Grammar) -> bool:
+    one, other = ours.tenses - theirs.tenses, theirs.tenses - ours.tenses
+    if one.keys() | other.keys() == {"present", "future"} and {ours.question_word, theirs.question_word} & _MEASURES:
+        return False  # `How long will it take` and `how long does it take` ask for the same.
+    return bool(one and other) or verb_tenses_differ(ours.tokens, theirs.tokens)
+
+
+def _numbers_differ(ours: tuple[str, ...], theirs: tuple[str, ...]) -> bool:
+    """Whether one text has several of what the other has one of: `several visas`, `a visa`."""
     one, other = set(ours) - set(theirs), set(theirs) - set(ours)
-    present = {word for word in one | other if word.endswith("s")}
-    past = {word for word in one | other if word.endswith("ed") or word in IRREGULAR_VERBS}
-    return any(not roots(verb).isdisjoint(roots(past_verb)) for verb in present for past_verb in past)
+    return any(
+        alone & {"several", "multiple", "many"} and others & {"a", "an", "one", "single"}
+        for alone, others in ((one, other), (other, one))
+    )
 
 
-def _is_choice(question: str, cached_question: str) -> bool:
-    return any(_CHOICE.search(text.lower()) is not None for text in (question, cached_question))
+def _modals_differ(ours: _Grammar, theirs: _Grammar) -> bool:
+    one, other = ours.modals - theirs.modals, theirs.modals - ours.modals
+    if {ours.modals, theirs.modals} == {frozenset(), frozenset({"should"})}:
+        is_about_others = not {*ours.subjects, *theirs.subjects} & {"1", "2"}
+        return is_about_others and not (ours.question_word or theirs.question_word)
+    if not one or not other or one | other == _COMPATIBLE_MODALS:
+        return False
+    question_words = {ours.question_word, theirs.question_word} - {""}
+    if question_words & {"how", "why"}:
+        return False
+    return not question_words & _ADVICE or {"must", "can"} <= one | other
 
 
-def _modals_differ(ours: tuple[str, ...], theirs: tuple[str, ...], *, is_choice: bool) -> bool:
-    one, other = _found(_MODALS, ours), _found(_MODALS, theirs)
-    if is_choice:  # `How can I`, `how should I`, and `how do I` ask for the same.
-        return {"must", "can"} <= one ^ other and "how" not in (*ours[:1], *theirs[:1])
-    return _exclude_each_other(one, other)
-
-
-def _persons_differ(ours: tuple[str, ...], theirs: tuple[str, ...]) -> bool:
-    subjects, other_subjects = _found(_SUBJECTS, ours), _found(_SUBJECTS, theirs)
-    owners, other_owners = _found(_OWNERS, ours), _found(_OWNERS, theirs)
-    if _exclude_each_other(owners, other_owners) and (subjects == other_subjects or "3" in owners ^ other_owners):
-        return True
-    return _exclude_each_other(subjects, other_subjects) and "3" in subjects ^ other_subjects
+def _persons_differ(ours: _Grammar, theirs: _Grammar) -> bool:
+    owners, other_owners = ours.owners - theirs.owners, theirs.owners - ours.owners
+    changed = {*owners, *other_owners}
+    if owners and other_owners and changed not in ({"3", "his"}, {"3", "her"}):
+        return ours.subjects == theirs.subjects or not changed.isdisjoint(_THIRD_PERSONS)
+    subjects, other_subjects = ours.subjects - theirs.subjects, theirs.subjects - ours.subjects
+    return bool(subjects and other_subjects) and "3" in {*subjects, *other_subjects}

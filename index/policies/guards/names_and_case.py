@@ -3,6 +3,7 @@
 import re
 from collections import Counter, defaultdict
 
+from kvproxy.index.policies.guards.noun_kinds import are_synonyms
 from kvproxy.index.policies.guards.words import FUNCTION_WORDS, UNITS, WORD, cached_by_text, roots, words
 
 _CONTRACTED = frozenset("it that what who there here how where when he she let everything".split())
@@ -53,11 +54,15 @@ def _names(text: str) -> set[str]:
 
 
 def possession_differs(question: str, cached_question: str) -> bool:
-    """Whether the owners differ: `my brother's friend` and `my friend's brother`."""
-    if "of" in (*words(question), *words(cached_question)):
-        return False
+    """Whether the owners differ: `my brother's friend`, `my friend's brother`; `the landlord's share`, `the tenant's share`."""
     (ours, our_owners), (theirs, their_owners) = _words_and_owners(question), _words_and_owners(cached_question)
-    return ours == theirs and our_owners != their_owners
+    if ours == theirs:
+        return our_owners != their_owners and "of" not in (*words(question), *words(cached_question))
+    one, other = our_owners - their_owners, their_owners - our_owners
+    if len(one) != 1 or len(other) != 1 or ours - one.keys() != theirs - other.keys():
+        return False
+    (owner,), (other_owner,) = one, other
+    return roots(owner).isdisjoint(roots(other_owner)) and not are_synonyms(owner, other_owner)
 
 
 @cached_by_text

@@ -13,7 +13,11 @@ from kvproxy.index.errors import ImportFailed
 from kvproxy.index.evaluation.confidence_intervals import pairs_for_bound, wilson_interval
 from kvproxy.index.evaluation.labelled_pairs import LabelledPair, read_pairs
 from kvproxy.index.evaluation.pair_evaluation import LevelResult, calibrate
-from kvproxy.index.evaluation.stream_replay import precision_hit_ratio_area
+from kvproxy.index.evaluation.stream_replay import (
+    ReplayOutcome,
+    precision_hit_ratio_area,
+    precision_recall_area,
+)
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.policy import Neighbour, Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy
@@ -150,3 +154,12 @@ def test_the_area_is_the_mean_precision_over_all_hit_rates() -> None:
     # An answer that is never served adds nothing.
     assert precision_hit_ratio_area(np.array([0.9, -1.0, 0.7, 0.6]), right) == pytest.approx(3 / 4)
     assert precision_hit_ratio_area(np.empty(0), np.empty(0)) == 0.0
+
+
+def test_crr_compares_the_precision_of_hits_with_the_ranking() -> None:
+    scores, right = np.array([0.9, 0.8, 0.7, 0.6, -1.0]), np.array([True, False, True, False, False])
+    assert precision_recall_area(scores, right) == pytest.approx((1 + 2 / 3) / 2)
+    outcome = ReplayOutcome(scores > 0.65, ~right, scores, right)
+    assert outcome.p_chr_auc == pytest.approx((1 + 1 / 2 + 2 / 3 + 1 / 2) / 5)
+    assert outcome.crr == pytest.approx(outcome.p_chr_auc / (5 / 6))
+    assert np.isnan(ReplayOutcome(scores > 1, right, scores, np.zeros(5, bool)).crr)

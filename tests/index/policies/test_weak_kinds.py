@@ -4,7 +4,9 @@ import pytest
 
 from kvproxy.index.policies.guards import ADDITIONS, GUARDS
 from kvproxy.index.policies.guards.fillers import without_fillers
+from kvproxy.index.policies.guards.grammar import grammar_differs
 from kvproxy.index.policies.guards.noun_kinds import are_of_one_kind, are_synonyms
+from tests.index.policies.checklist_pairs import make_checklist_pairs
 from tests.index.policies.directions import read_pairs
 
 
@@ -17,6 +19,33 @@ def test_guards_veto_near_misses_of_the_weak_kinds() -> None:
     served = [(pair["a"], pair["b"]) for pair in pairs if first_veto(pair["a"], pair["b"]) is None]
     assert len(served) <= 0.05 * len(pairs), served
     assert all(first_veto(pair["b"], pair["a"]) is not None for pair in pairs if (pair["a"], pair["b"]) not in served)
+
+
+def test_guards_veto_near_misses_from_templates_of_others() -> None:
+    served = [pair for pair in make_checklist_pairs() if first_veto(pair["a"], pair["b"]) is None]
+    assert not served
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("How can someone become a pilot?", "How does one become a pilot?"),
+        ("Can you translate this letter?", "Would you translate this letter?"),
+        ("How long will it take to dry?", "How long does it take to dry?"),
+        ("Where can I park at the station?", "Where should I park at the station?"),
+        ("Are dogs allowed in the park?", "Can dogs enter the park?"),
+        ("Is it mandatory to register?", "Do I have to register?"),
+        ("Did the strike end?", "Has the strike ended?"),
+        ("Has he got a visa?", "Does he have a visa?"),
+        ("Who looks after the garden?", "Who tends the garden?"),
+        ("What is the closed door for?", "What is a closed door for?"),
+        ("Are you going to open on Sunday?", "Will you open on Sunday?"),
+        ("Why won't my phone charge?", "Why doesn't my phone charge?"),
+    ],
+)
+def test_other_function_words_with_the_same_meaning_are_accepted(one: str, other: str) -> None:
+    assert not grammar_differs(one, other)
+    assert not grammar_differs(other, one)
 
 
 def test_guards_accept_rewordings_of_the_weak_kinds() -> None:
@@ -72,6 +101,12 @@ def test_nouns_of_one_kind_are_no_synonyms() -> None:
 )
 def test_false_vetoes_are_gone_and_true_ones_remain(one: str, other: str, vetoed: bool) -> None:
     assert (first_veto(one, other) is not None) is vetoed
+
+
+@pytest.mark.parametrize("text", ["?", "???", "!?"])
+def test_a_question_without_words_adds_nothing(text: str) -> None:
+    assert not ADDITIONS.vetoes(text, text)
+    ADDITIONS.vetoes(text, "Where is it?")
 
 
 def test_a_number_of_weeks_may_have_any_length() -> None:

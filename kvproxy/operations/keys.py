@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvproxy.clients import client_keys
-from kvproxy.clients.spent_money import Spent
+from kvproxy.clients.spending_tables import Spent
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.journal.period import first_utc_day
 from kvproxy.journal.reader import CACHES, JournalReader
@@ -126,10 +126,12 @@ def list_clients(settings: Settings, query: ClientUsageQuery = ClientUsageQuery(
     """List the clients with their usage.
 
     Without a journal there was no request. If the journal cannot be read, their usage is unknown, see `usage_problem`.
+    Raises InvalidRequest for a period in the future.
     """
     usage: dict[str, dict[str, Any]] | None
+    first_day = first_utc_day(query.since)
     try:
-        usage = _usage(settings, query)
+        usage = _usage(settings, first_day)
     except NotFound:
         usage = {}
     except KvproxyError:
@@ -180,19 +182,18 @@ def usage_problem(settings: Settings) -> str | None:
     return None
 
 
-def _usage(settings: Settings, query: ClientUsageQuery) -> dict[str, dict[str, Any]]:
+def _usage(settings: Settings, first_day: str | None) -> dict[str, dict[str, Any]]:
     """Return the fields of `ListedClient` that the journal has, by client."""
     usages: dict[str, dict[str, Any]] = {}
     with closing(JournalReader(settings.journal_location)) as reader:
-        day = first_utc_day(query.since)
-        for row in reader.totals("tenant", day):
+        for row in reader.totals("tenant", first_day):
             if (name := client_name(row.tenant)) is not None:
                 usage = usages.setdefault(name, {"requests": 0, "tokens": 0})
                 usage["requests"] += row.requests
                 if row.layer not in CACHES:
                     usage["tokens"] += row.prompt_tokens - row.reused_tokens + row.completion_tokens
                     usage["tokens"] += row.estimated_prompt_tokens + row.estimated_completion_tokens
-        for saving in savings(reader, "tenant", ModelPrices(settings.journal), first_day=day):
+        for saving in savings(reader, "tenant", ModelPrices(settings.journal), first_day=first_day):
             name = client_name(saving.name)
             if name in usages and saving.spent is not None:
                 usages[name]["spent"] = usages[name].get("spent", 0.0) + saving.spent

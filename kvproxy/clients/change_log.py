@@ -1,7 +1,9 @@
 """Records operators' changes in a file of the data folder, for proxies without PostgreSQL."""
 
 import fcntl
+import getpass
 import os
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +22,15 @@ _MAX_BYTES = 400 * MAX_CHANGES
 
 def changes_file(data: Path) -> Path:
     return data / "changes.jsonl"
+
+
+def operator_name() -> str:
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        # A container may run with the number of a user who does not exist there.
+        name = str(os.getuid())
+    return f"{name}@{socket.gethostname()}"
 
 
 def record_change(data: Path, operator: str, change: str) -> None:

@@ -7,21 +7,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from kvproxy.clients.change_log import record_change, recorded_changes
+from kvproxy.clients.change_log import operator_name, record_change, recorded_changes
 from kvproxy.clients.private_file import replace_private_file
-from kvproxy.clients.shared_state import SharedState, operator_name
-from kvproxy.clients.spent_money import Query, SpendingFile, Spent, delete_spent, read_spent, spending_file
+from kvproxy.clients.spending_tables import Query, SpendingFile, Spent, delete_spent, read_spent, spending_file
 from kvproxy.errors import InvalidRequest, NotFound, SettingsError, StoreUnavailable
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store_location import is_url
 from kvproxy.settings import Settings
 from kvproxy.settings.access import ClientSettings
 from kvproxy.settings.journal import LIST_CURRENCY
+
+if TYPE_CHECKING:
+    from kvproxy.clients.shared_state import SharedState
 
 _PREFIX = "kvp-"
 _LIST = TypeAdapter(list[ClientSettings])
@@ -262,7 +264,7 @@ def _delete_spent(settings: Settings, name: str) -> None:
 
 
 @contextmanager
-def _spending(settings: Settings) -> Iterator[Query | None]:
+def _spending(settings: Settings) -> "Iterator[Query | None]":
     """Open the table of spent money; None if it does not exist yet."""
     if is_url(settings.store_location):
         with _shared_state(settings) as shared:
@@ -276,10 +278,11 @@ def _spending(settings: Settings) -> Iterator[Query | None]:
 
 
 @contextmanager
-def _shared_state(settings: Settings) -> Iterator[SharedState | None]:
+def _shared_state(settings: Settings) -> "Iterator[SharedState | None]":
     if not is_url(settings.store_location):
         yield None
         return
+    from kvproxy.clients.shared_state import SharedState
     from kvproxy.index.store import open_postgres
 
     try:

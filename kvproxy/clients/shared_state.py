@@ -4,15 +4,12 @@ A lease on a cache key lets one proxy compute the response for all proxies. The 
 """
 
 import asyncio
-import getpass
-import os
-import socket
 from collections import Counter
 from collections.abc import Callable
 from uuid import uuid4
 
-from kvproxy.clients.spent_money import TABLES as SPENDING_TABLES
-from kvproxy.clients.spent_money import SpendingTables
+from kvproxy.clients.spending_tables import TABLES as SPENDING_TABLES
+from kvproxy.clients.spending_tables import SpendingTables
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.failure_log import FailureLog
 from kvproxy.index.store.database import Database, Row
@@ -187,12 +184,3 @@ class SharedState:
         """Return the last changes by operators: `changed` (seconds since the epoch), `operator`, `change`."""
         sql = "select changed, operator, change from changes order by number desc limit :limit"
         return self._database.query(sql, {"limit": limit})
-
-
-def operator_name() -> str:
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):
-        # A container may run with the number of a user who does not exist there.
-        name = str(os.getuid())
-    return f"{name}@{socket.gethostname()}"

@@ -1,25 +1,20 @@
-"""The money that clients with a budget spent and reserved: in the data folder, or in the PostgreSQL store of several proxies."""
+"""Enforces the budgets of clients."""
 
 import asyncio
 import math
-import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import count
-from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Protocol
 from uuid import uuid4
 
+from kvproxy.clients.spending_tables import SpendingTables, Spent, period_of, read_spent
 from kvproxy.errors import BudgetExceeded, TooManyRequests
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.failure_log import FailureLog
-from kvproxy.index.sqlite_files import connect, create_schema, make_files_private
-from kvproxy.index.store.database import Row, Transaction
 from kvproxy.settings.access import ClientSettings
 from kvproxy.settings.journal import PriceSettings
 
@@ -27,13 +22,6 @@ LEASE_SECONDS = 60.0
 """Time after which a reservation that its proxy does not renew no longer counts."""
 RETRY_SECONDS = 5.0
 """`Retry-After` of a request that finds the rest of a budget reserved."""
-_VERSION = 1
-TABLES = (
-    "create table if not exists spending"
-    " (client text not null, day text not null, money float8 not null, primary key (client, day))",
-    "create table if not exists reservations"
-    " (id text primary key, client text not null, money float8 not null, expires float8 not null)",
-)
 _RESERVE = "insert into reservations (id, client, money, expires) values (:id, :client, :money, :expires) returning id"
 _RESERVED = "select coalesce(sum(money), 0) as money from reservations where client = :client"
 _RENEW = "update reservations set expires = :expires where id = :id"
@@ -42,33 +30,8 @@ _RELEASE = "delete from reservations where id = :id"
 _DELETE_EXPIRED = "delete from reservations where expires < :now or expires > :latest returning id"
 _ADD = """insert into spending as q (client, day, money) select :client, :day, :money where true
     on conflict (client, day) do update set money = q.money + excluded.money returning money"""
-_SUMS = """select client, sum(case when day = :day then money else 0 end) as today, sum(money) as this_month
-    from spending where day >= :month and day <= :day group by client"""
-_DELETE_CLIENT = "delete from spending where client = :client returning day"
 # No budget counts the days before this month.
 _DELETE_OLD = "delete from spending where day < :month returning day"
-Query = Callable[[str, Mapping[str, Any]], list[Row]]
-
-
-class SpendingTables(Protocol):
-    """The tables of spent and reserved money. Methods may raise a CacheStoreError."""
-
-    def query(self, sql: str, values: Mapping[str, Any] = ...) -> list[Row]: ...
-
-    def transaction(self, *, durable: bool = True) -> AbstractContextManager[Transaction]:
-        """Open a transaction, which is committed after the `with` block. One transaction is open at a time."""
-
-
-def spending_file(data: Path) -> Path:
-    return data / "spending.db"
-
-
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """The money that a client spent on this UTC day, and in this UTC month, in `journal.currency`."""
-
-    today: float = 0.0
-    this_month: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,75 +45,6 @@ class Reservation:
     money: float
     time: float
     id: str | None
-
-
-class SpendingFile:
-    """The tables in the data folder, which the first query opens. Thread-safe; several processes may use them."""
-
-    def __init__(self, data: Path) -> None:
-        self._path = spending_file(data)
-        self._connection: sqlite3.Connection | None = None
-        self._lock = threading.Lock()
-
-    def query(self, sql: str, values: Mapping[str, Any] = MappingProxyType({})) -> list[Row]:
-        """Run a statement, and commit it. Raises a CacheStoreError."""
-        with self.transaction() as run:
-            return run(sql, values)
-
-    @contextmanager
-    def transaction(self, *, durable: bool = True) -> Iterator[Transaction]:
-        """See `SpendingTables`. Only a power failure may lose a commit. Raises a CacheStoreError."""
-        try:
-            with self._lock:
-                if self._connection is None:
-                    self._connection = self._open()
-                with self._connection:
-                    self._connection.execute("begin immediate")
-                    yield _FileTransaction(self._connection)
-        except (sqlite3.Error, OSError) as error:
-            raise CacheStoreError(f"cannot use {self._path}: {error}") from None
-
-    def _open(self) -> sqlite3.Connection:
-        make_files_private(self._path)
-        connection = connect(self._path)
-        try:
-            create_schema(connection, f"the file {self._path}", _VERSION, TABLES)
-            for statement in TABLES:
-                connection.execute(statement)
-            # Only a power failure may lose a commit.
-            connection.execute("pragma synchronous=normal")
-            connection.row_factory = sqlite3.Row
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def close(self) -> None:
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-            self._connection = None
-
-
-class _FileTransaction:
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    def __call__(self, sql: str, values: Mapping[str, Any] = MappingProxyType({})) -> list[Row]:
-        return [dict(row) for row in self._connection.execute(sql, dict(values)).fetchall()]
-
-    def executemany(self, sql: str, values: Sequence[Mapping[str, Any]]) -> None:
-        self._connection.executemany(sql, values)
-
-
-def read_spent(query: Query, now: float) -> dict[str, Spent]:
-    """Return what each client spent on the day and in the month of `now`. Raises a CacheStoreError."""
-    return {row["client"]: Spent(row["today"], row["this_month"]) for row in query(_SUMS, _period(now))}
-
-
-def delete_spent(query: Query, client: str) -> None:
-    """Let a client spend its whole budget again. Raises a CacheStoreError."""
-    query(_DELETE_CLIENT, {"client": client})
 
 
 class SpentMoney:
@@ -204,7 +98,7 @@ class SpentMoney:
     def _reserve(self, client: ClientSettings, money: float, now: float, id: str) -> None:
         self._pay_debts()
         self._failures.log_recovery("the spent money of clients is counted in its table again")
-        period = _period(now)
+        period = period_of(now)
         with self._tables.transaction(durable=False) as run:
             if period["month"] != self._month:
                 run(_DELETE_OLD, {"month": period["month"]})
@@ -245,14 +139,14 @@ class SpentMoney:
         await asyncio.gather(*self._charges)
 
     def _known(self, client: str, now: float) -> Spent:
-        last, period = self._last.get(client, Spent()), _period(now)
+        last, period = self._last.get(client, Spent()), period_of(now)
         with self._owing:
             owed = [(day, money) for (name, day), money in self._owed.items() if name == client]
         today = sum(money for day, money in owed if day == period["day"])
         return Spent(last.today + today, last.this_month + sum(money for day, money in owed if day >= period["month"]))
 
     def _owe(self, client: str, time: float, money: float, released: str | None = None) -> None:
-        key = client, _period(time)["day"]
+        key = client, period_of(time)["day"]
         with self._owing:
             self._owed[key] = self._owed.get(key, 0.0) + money
             self._released |= set() if released is None else {released}
@@ -304,8 +198,3 @@ def _check(client: ClientSettings, now: float, spent: Spent, reserved: float) ->
                 limit=f"budget_per_{period}",
                 retry_after=RETRY_SECONDS,
             )
-
-
-def _period(now: float) -> dict[str, str]:
-    day = datetime.fromtimestamp(now, UTC).date()
-    return {"day": day.isoformat(), "month": day.replace(day=1).isoformat()}

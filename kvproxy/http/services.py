@@ -15,7 +15,8 @@ from kvproxy.apis.reported_usage import UsageLog
 from kvproxy.backends.prefix_cache import PrefixCache
 from kvproxy.clients.quotas import Quotas
 from kvproxy.clients.shared_state import SharedState
-from kvproxy.clients.spent_money import SpendingFile, SpentMoney
+from kvproxy.clients.spending_tables import SpendingFile
+from kvproxy.clients.spent_money import SpentMoney
 from kvproxy.errors import KvproxyError, SettingsError
 from kvproxy.flow.compare_responses import ResponseComparer
 from kvproxy.flow.path import RequestPath

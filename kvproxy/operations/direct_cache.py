@@ -62,6 +62,7 @@ class DirectCache:
 
     async def record_change(self, change: str) -> None:
         if self.store.remote:
-            from kvproxy.clients.shared_state import SharedState, operator_name
+            from kvproxy.clients.change_log import operator_name
+            from kvproxy.clients.shared_state import SharedState
 
             SharedState(self.store.database).record_change(operator_name(), change)

@@ -105,7 +105,7 @@ _REPORTS = {f"kvproxy.journal.{name}" for name in ("savings", "miss_explanation"
         ("sessions", "", _MODELS | _SERVERS | _PROXY | _NETWORK | {"rich", "kvproxy.index.store"}, 415),
         ("savings", "", _MODELS | _SERVERS | _PROXY | _NETWORK | {"rich"}, 435),
         ("cache ls", "", _MODELS | _SERVERS | _PROXY | _REPORTS | {"rich", "http.client", "kvproxy.clients"}, 420),
-        ("keys ls", "", _MODELS | _SERVERS | _PROXY | {"rich", "http.client"}, 455),
+        ("keys ls", "", _MODELS | _SERVERS | _PROXY | _NETWORK | {"rich", "kvproxy.index.store"}, 415),
         ("explain hi", "", _MODELS | _SERVERS | _PROXY | _REPORTS | {"rich", "asyncio"}, 400),
     ],
 )

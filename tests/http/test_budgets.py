@@ -20,7 +20,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from kvproxy.clients.client_keys import add_client, all_clients, reset_counts, set_limits, spent_money
-from kvproxy.clients.spent_money import SpendingFile, SpentMoney, read_spent
+from kvproxy.clients.spending_tables import SpendingFile, read_spent
+from kvproxy.clients.spent_money import SpentMoney
 from kvproxy.errors import BudgetExceeded, SettingsError, TooManyRequests
 from kvproxy.http.client_authentication import Clients
 from kvproxy.http.services import Services

@@ -1,7 +1,8 @@
 """The errors of the response cache."""
 
 
-class CacheStoreError(Exception): ...
+class CacheStoreError(Exception):
+    """The store of responses failed: a full disk, a damaged file, or an unreachable server. The message names the fix."""
 
 
 class InvalidValue(CacheStoreError):
@@ -28,7 +29,8 @@ class SchemaVersionError(CacheStoreError):
         )
 
 
-class EmbedderError(Exception): ...
+class EmbedderError(Exception):
+    """The embedder cannot be loaded, or failed for a text."""
 
 
 class ImportFailed(CacheStoreError):

@@ -16,9 +16,14 @@ if TYPE_CHECKING:
     from kvproxy.blocks.manager import ComputedBlocks, KVCacheManager
     from kvproxy.blocks.row_types import PoolStats
     from kvproxy.blocks.single_type_manager import GroupSpec
+    from kvproxy.errors import SettingsError
+    from kvproxy.index.errors import CacheStoreError, EmbedderError, PluginError
+    from kvproxy.index.models.embedder import Embedder
+    from kvproxy.index.policies.guards import Guard
     from kvproxy.library import AsyncCache, Cache, CachedAnswer, open_async_cache, open_cache
     from kvproxy.library.lookup_explanation import LookupExplanation
     from kvproxy.settings.cache import CacheSettings
+    from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 
 __version__ = "0.1.0"
 
@@ -28,12 +33,17 @@ _MODULES = {
     "blocks.manager": ("ComputedBlocks", "KVCacheManager"),
     "blocks.row_types": ("PoolStats",),
     "blocks.single_type_manager": ("GroupSpec",),
+    "errors": ("SettingsError",),
+    "index.errors": ("CacheStoreError", "EmbedderError", "PluginError"),
+    "index.models.embedder": ("Embedder",),
+    "index.policies.guards": ("Guard",),
     "library": ("AsyncCache", "Cache", "CachedAnswer", "open_async_cache", "open_cache"),
     "library.lookup_explanation": ("LookupExplanation",),
     "analyse.simulate.pool_simulation": ("ChainRequest", "PoolSimulation", "simulate_pool"),
     "analyse.simulate.pool_size_sweep": ("Sweep", "sweep"),
     "analyse.simulate.trace_reader": ("TraceError", "read_chains"),
     "settings.cache": ("CacheSettings",),
+    "settings.privacy": ("EncryptionSettings", "RedactionSettings"),
 }
 _PLACES = {name: (f"kvproxy.{module}", name) for module, names in _MODULES.items() for name in names}
 _PLACES["simulate_pool"] = ("kvproxy.analyse.simulate.pool_simulation", "simulate")
@@ -44,15 +54,23 @@ __all__ = [
     "Cache",
     "CacheRequest",
     "CacheSettings",
+    "CacheStoreError",
     "CachedAnswer",
     "ChainRequest",
     "ComputedBlocks",
+    "Embedder",
+    "EmbedderError",
+    "EncryptionSettings",
     "GroupSpec",
+    "Guard",
     "KVCacheManager",
     "LookupExplanation",
     "MMItem",
+    "PluginError",
     "PoolSimulation",
     "PoolStats",
+    "RedactionSettings",
+    "SettingsError",
     "Sweep",
     "TraceError",
     "open_async_cache",
@@ -71,4 +89,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*(name for name in globals() if name.startswith("__")), *__all__])

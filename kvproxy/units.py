@@ -19,11 +19,11 @@ _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
 
 
 def parse_seconds(value: object) -> float:
-    """Parse a duration such as 250ms, 90s, 5m, 2h, or 7d; a number without a unit is in seconds. Raises ValueError.
+    """Parse a duration such as 250ms, 90s, 5m, 2h, or 7d, or a timedelta; a number is in seconds. Raises ValueError.
 
     A longer duration than `MAX_SECONDS` is shortened to it.
     """
-    number = _parse_quantity(value, _SECONDS, "s")
+    number = _parse_quantity(value.total_seconds() if isinstance(value, timedelta) else value, _SECONDS, "s")
     if number is None:
         raise ValueError(f"{str(value)[:40]!r} is not a duration: use a form such as 90s, 5m, 2h or 7d")
     return min(number, MAX_SECONDS)

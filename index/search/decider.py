@@ -36,20 +36,26 @@ class RefusalBudget:
 
     Args:
         clock: returns monotonic seconds.
+        limit: instead of 32 questions; None for no limit.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, limit: int | None = MAX_REFUSALS) -> None:
         self._clock = clock
+        self._limit = limit
         self._refusals: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
         self._lock = threading.Lock()
         # With a random key, an attacker cannot find questions of the same digest.
         self._key = secrets.token_bytes(16)
 
     def is_spent(self, id: str) -> bool:
-        return id in self._refusals and len(self._recent_question_digests(id)[0]) >= MAX_REFUSALS * _DIGEST_BYTES
+        if self._limit is None or id not in self._refusals:
+            return False
+        return len(self._recent_question_digests(id)[0]) >= self._limit * _DIGEST_BYTES
 
     def add(self, question: str, ids: Iterable[str]) -> None:
         """Count a question for which the policy refused these entries. An entry counts the same question only once."""
+        if self._limit is None:
+            return
         digest = hashlib.blake2b(question.encode(), digest_size=_DIGEST_BYTES, key=self._key).digest()
         with self._lock:
             for id in ids:
@@ -77,6 +83,7 @@ class Decider:
         make_policy: creates the policy that a request names; may load a model. None uses `policy` for every request.
         random_number: returns a uniform random number below 1, for exploration.
         embed: see `EarlierTurns`.
+        refusal_limit: see `RefusalBudget`.
     """
 
     def __init__(
@@ -88,6 +95,7 @@ class Decider:
         make_policy: Callable[[PolicyName], Policy] | None,
         random_number: Callable[[], float],
         embed: Callable[[str], np.ndarray | None] = lambda text: None,
+        refusal_limit: int | None = MAX_REFUSALS,
     ) -> None:
         self._store = store
         self._vector_search = vector_search
@@ -96,7 +104,7 @@ class Decider:
         self._make_policy = make_policy
         self.random_number = random_number
         self._embed = embed
-        self.refusal_budget = RefusalBudget()
+        self.refusal_budget = RefusalBudget(limit=refusal_limit)
 
     def decide(self, request: LookupRequest, vector: np.ndarray) -> Lookup:
         policy = self.policy_by_name(request.policy)

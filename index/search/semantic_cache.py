@@ -21,7 +21,7 @@ from kvproxy.index.policies.learned.feedback import FeedbackRecorder
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Limits, Policy, PolicyName
 from kvproxy.index.search.conversations import last_turn, searched_text
-from kvproxy.index.search.decider import Decider
+from kvproxy.index.search.decider import MAX_REFUSALS, Decider
 from kvproxy.index.search.lookup_queue import LookupQueue, LookupResult, QueueFull, model_threads
 from kvproxy.index.search.lookup_result import FRESH, Lookup, LookupRequest
 from kvproxy.index.search.open_vector_search import open_vector_search
@@ -33,6 +33,7 @@ _REBUILD_BATCH = 256
 _DEFERRED_BATCH = 4
 _QUEUE_PER_THREAD = 8
 _REMOTE_THREADS = 8
+_EMBED_BATCH = 256
 _MAX_WRITES_SHARE = 0.75
 _MAX_RESPONSE_VECTORS = 8192
 _MAX_WRITES_SECONDS = 1.0
@@ -81,6 +82,7 @@ class SemanticCache:
         random_number: returns a uniform random number below 1, for exploration.
         languages: ISO 639-1 codes; questions in other languages have exact hits only.
         make_policy: creates the policy that a request names.
+        refusal_limit: see `RefusalBudget`.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class SemanticCache:
         languages: Sequence[str] = (EVERY,),
         make_policy: Callable[[PolicyName], Policy] | None = None,
         threads: int | None = None,
+        refusal_limit: int | None = MAX_REFUSALS,
     ) -> None:
         self._store = store
         self._embedder = embedder
@@ -105,7 +108,14 @@ class SemanticCache:
         self._vector_search = open_vector_search(store, embedder.name, embedder.dim)
         store.removal_listeners.append(lambda removed: self._vector_search.remove(removed))
         self.decider = Decider(
-            store, self._vector_search, observations, policy, make_policy, random_number, self._vector_or_none
+            store,
+            self._vector_search,
+            observations,
+            policy,
+            make_policy,
+            random_number,
+            self._vector_or_none,
+            refusal_limit,
         )
         self.pending_writes = PendingWrites()
         self._writes = WriteBatcher(self._write)
@@ -196,6 +206,21 @@ class SemanticCache:
         if cached is not None:
             return cached
         return await self._queue.run_in_background(partial(embeddings.vector, text))
+
+    async def embed_many(self, texts: Sequence[str]) -> None:
+        """Embed prompts in batches, so that the next lookups and inserts find their vectors in memory.
+
+        A lookup of another question waits for a batch. The lookup or insert reports the error of a prompt that fails.
+        """
+        for start in range(0, len(texts), _EMBED_BATCH):
+            work = partial(self._embed_readable, texts[start : start + _EMBED_BATCH])
+            with contextlib.suppress(EmbedderError):
+                await self._queue.run_in_background(work)
+
+    def _embed_readable(self, texts: Sequence[str]) -> None:
+        readable = [searched_text(text) for text in texts if self.can_read(text)]
+        if readable:
+            self._embeddings.vectors(readable)
 
     async def similarity(self, one: str, other: str) -> float:
         """Return the cosine of two responses."""

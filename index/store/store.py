@@ -30,6 +30,7 @@ _CONDITIONS = {
     "namespace": "substr(namespace, 1, length(:namespace)) = :namespace",
     "key": "substr(key, 1, length(:key)) = :key",
     "model": "model = :model",
+    "endpoint": "endpoint = :endpoint",
     "tag": "id in (select id from tags where tag = :tag)",
     "prompt": "substr(prompt, 1, length(:prompt)) = :prompt",
     "search": "replace(lower(prompt), lower(:search), '') <> lower(prompt)",

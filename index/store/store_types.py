@@ -22,6 +22,7 @@ class EntryFilter:
     search: str | None = None  # Part of the prompt, ignoring case.
     older_than: float | None = None  # Minimum age in seconds.
     tenant: str | None = None
+    endpoint: str | None = None
 
     def __str__(self) -> str:
         values = {field.name: getattr(self, field.name) for field in fields(self)}

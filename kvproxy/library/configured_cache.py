@@ -18,6 +18,7 @@ from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
+from kvproxy.index.search.decider import MAX_REFUSALS
 from kvproxy.index.search.lookup_queue import model_threads
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, Store, open_store
@@ -42,6 +43,7 @@ def open_response_cache(
     redaction: RedactionSettings = RedactionSettings(),
     tenant_limit: Callable[[str], int | None] | None = None,
     random_number: Callable[[], float] = random.random,
+    refusal_limit: int | None = MAX_REFUSALS,
 ) -> ResponseCache:
     """Open the store and its search index. See `library.open_async_cache` for the other arguments, and the errors.
 
@@ -61,7 +63,9 @@ def open_response_cache(
             cipher=load_cipher(encryption),
         )
         try:
-            semantic = _open_semantic_cache(settings, store, embedder, guards, policy, data, random_number)
+            semantic = _open_semantic_cache(
+                settings, store, embedder, guards, policy, data, random_number, refusal_limit
+            )
         except BaseException:
             store.close()
             raise
@@ -80,6 +84,7 @@ def _open_semantic_cache(
     policy: Policy | None,
     data: Path | None,
     random_number: Callable[[], float],
+    refusal_limit: int | None,
 ) -> SemanticCache | None:
     if not (settings.enabled and settings.semantic):
         return None
@@ -99,6 +104,7 @@ def _open_semantic_cache(
         languages=_languages(settings, embedder),
         make_policy=cache(named),
         random_number=random_number,
+        refusal_limit=refusal_limit,
     )
     semantic.rebuild()
     return semantic

@@ -29,20 +29,22 @@ class LookupExplanation:
 
 
 async def explain_lookup(
-    cache: ResponseCache, key: str, namespace: str, question: str, now: float
+    cache: ResponseCache, key: str, namespace: str, question: str, now: float, timeout: float | None = None
 ) -> LookupExplanation:
-    """Explain the lookup of a question with a key in a namespace, without counting it."""
+    """Explain the lookup of a question with a key in a namespace, without counting it. `timeout` is in seconds."""
     entry = await cache.find(key, latest=True)
     if entry is not None and entry.expires > now:
         return LookupExplanation("hit-exact", "An equal question is stored.", entry.prompt)
     was_stored = entry is not None or cache.store.has_key(key)
-    explanation = await _explain_similar(cache, namespace, question)
+    explanation = await _explain_similar(cache, namespace, question, timeout)
     if was_stored and explanation.reason in ("miss-new", "low-similarity"):
         return LookupExplanation("miss-expired", "An equal question was stored, but its answer expired.")
     return explanation
 
 
-async def _explain_similar(cache: ResponseCache, namespace: str, question: str) -> LookupExplanation:
+async def _explain_similar(
+    cache: ResponseCache, namespace: str, question: str, timeout: float | None
+) -> LookupExplanation:
     semantic = cache.semantic
     if semantic is None:
         return _new("Semantic matching is off.")
@@ -56,7 +58,7 @@ async def _explain_similar(cache: ResponseCache, namespace: str, question: str) 
         return _new("The models do not know the language of the question, see cache.languages.")
     if not semantic.can_read(question):
         return _new("The embedder cannot read all of the question: exact hits only.")
-    lookup = await semantic.lookup(namespace, question, explore=False)
+    lookup = await semantic.lookup(namespace, question, explore=False, seconds=timeout)
     if lookup.skip_reason is not None:
         return LookupExplanation(f"skipped-{lookup.skip_reason}", "The semantic lookup did not run in time.")
     near = lookup.decisive_candidate("not compared", "expired")

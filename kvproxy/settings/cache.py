@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from kvproxy.index.doors import GUARDS
-from kvproxy.settings.section import Bytes, Seconds, Section, part_of
+from kvproxy.settings.section import Duration, OptionalDuration, OptionalSize, Section, Size, parsed_field, part_of
 
 PolicyName = Literal["learned", "checked", "threshold"]
 JudgeName = Literal["similarity", "equality", "model", "none"]
@@ -56,8 +56,8 @@ class CacheSettings(Section):
     max_error: float = Field(
         default=0.02, gt=0.0, lt=1.0, description="Maximum share of wrong semantic hits for learned."
     )
-    lookup_timeout: Seconds = Field(
-        default=0.1,
+    lookup_timeout: Duration = parsed_field(
+        0.1,
         ge=0.0,
         description="Timeout of a semantic lookup, tenfold while no other runs; then the request is forwarded.",
     )
@@ -69,20 +69,20 @@ class CacheSettings(Section):
     judge_budget: float = Field(
         default=0.5, ge=0.0, description="Requests to the model per compared response, if judge is model."
     )
-    ttl: Seconds = Field(default=86_400.0, gt=0, description="Time until a stored response expires.")
-    max_ttl: Seconds | None = Field(
-        default=None, gt=0, description="Maximum x-kvproxy-ttl; by default 30d, or the rule's ttl."
+    ttl: Duration = parsed_field(86_400.0, gt=0, description="Time until a stored response expires.")
+    max_ttl: OptionalDuration = parsed_field(
+        None, gt=0, description="Maximum x-kvproxy-ttl; by default 30d, or the rule's ttl."
     )
-    stale_while_revalidate: Seconds = Field(
-        default=0.0, ge=0, description="Time after expiry to serve while revalidating (RFC 5861)."
+    stale_while_revalidate: Duration = parsed_field(
+        0.0, ge=0, description="Time after expiry to serve while revalidating (RFC 5861)."
     )
-    stale_if_error: Seconds = Field(
-        default=0.0,
+    stale_if_error: Duration = parsed_field(
+        0.0,
         ge=0,
         description="Time after expiry to serve if the upstream fails (RFC 5861).",
     )
-    max_response_bytes: Bytes = Field(
-        default=8 * 2**20, ge=1, description="Maximum size of a response to store or to share in flight."
+    max_response_bytes: Size = parsed_field(
+        8 * 2**20, ge=1, description="Maximum size of a response to store or to share in flight."
     )
     shared: bool = Field(
         default=False, description="Share responses between API keys; by default each key is a tenant."
@@ -90,8 +90,8 @@ class CacheSettings(Section):
     max_entries: int | None = Field(
         default=None, ge=1, description="Maximum responses; beyond it, the least useful are evicted."
     )
-    max_bytes: Bytes | None = Field(
-        default=None, ge=1, description="Maximum size of requests, responses and vectors; see max_entries."
+    max_bytes: OptionalSize = parsed_field(
+        None, ge=1, description="Maximum size of requests, responses and vectors; see max_entries."
     )
 
     def languages_of(self, embedder: str) -> tuple[str, ...]:

@@ -69,7 +69,7 @@ def test_invalid_json_is_not_stored() -> None:
 
 async def test_questions_that_differ_in_the_redacted_part_never_match(tmp_path: Path, store: Store) -> None:
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5))
-    async with AsyncCache(ResponseCache(store, semantic, redact=redact), 86_400) as cache:
+    async with AsyncCache(ResponseCache(store, semantic, redact=redact)) as cache:
         assert await cache.set("what does the customer with mail a@b.c owe us", "nothing")
         assert await cache.set("what does the customer owe us", "it depends")
         # A redacted question has exact hits only.
@@ -87,7 +87,7 @@ async def test_questions_that_differ_in_the_redacted_part_never_match(tmp_path: 
 
 
 async def test_an_answer_with_text_to_redact_is_not_stored(store: Store) -> None:
-    async with AsyncCache(ResponseCache(store, None, redact=redact), 86_400) as cache:
+    async with AsyncCache(ResponseCache(store, None, redact=redact)) as cache:
         assert not await cache.set("who asked", "It was a@b.c")
         assert await cache.get("who asked") is None
         assert await cache._cache.insert_many([make_entry("one"), make_entry("two", response=b'{"x": "a@b.c"}')]) == 1
@@ -109,7 +109,7 @@ async def test_nothing_is_stored_or_compared_if_redaction_fails(store: Store) ->
         raise RedactionFailed("it failed")
 
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5))
-    async with AsyncCache(ResponseCache(store, semantic, redact=broken), 86_400) as cache:
+    async with AsyncCache(ResponseCache(store, semantic, redact=broken)) as cache:
         with pytest.raises(RedactionFailed):
             await cache.set("what is a block", "sixteen tokens")
         with pytest.raises(RedactionFailed):
@@ -126,7 +126,7 @@ async def test_a_slow_redactor_does_not_block_the_event_loop(tmp_path: Path) -> 
         asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(300)
         return text
 
-    async with AsyncCache(ResponseCache(open_store(tmp_path / "r.db"), None, redact=slow), 86_400) as cache:
+    async with AsyncCache(ResponseCache(open_store(tmp_path / "r.db"), None, redact=slow)) as cache:
         kept = asyncio.create_task(cache.set("q", "a"))
         # This would block if the redactor ran on the event loop.
         await asyncio.wait_for(began.wait(), 60)

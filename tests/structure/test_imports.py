@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ALLOWED_IMPORTS = """
 index errors units:
 # The library's names are imported at their first use.
-kvproxy: analyse blocks commands index library settings
+kvproxy: analyse blocks commands errors index library settings
 layers:
 doors: index
 optional_packages: errors

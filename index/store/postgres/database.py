@@ -59,7 +59,7 @@ class PostgresDatabase:
         except psycopg.OperationalError as error:
             self._pool.close()
             raise CacheStoreError(
-                f"cannot reach the store {self.name} ({first_line(error)}): start PostgreSQL, or correct --store"
+                f"cannot reach the store {self.name} ({first_line(error)}): start PostgreSQL, or correct its URL"
             ) from None
         except psycopg.Error as error:
             raise CacheStoreError(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,11 +37,26 @@ def test_the_code_on_the_page_prints_its_output(tmp_path: Path, monkeypatch: pyt
         printed = output.getvalue()
 
 
+@pytest.mark.filterwarnings("ignore:The function `loads` is in beta")
+def test_the_cache_for_langchain_serves_its_models(tmp_path: Path) -> None:
+    language_models = pytest.importorskip("langchain_core.language_models.fake")
+    (block,) = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    space: dict[str, Any] = {"__name__": "page"}
+    exec(compile(block, str(PAGE), "exec"), space)
+    cache = space["KvproxyCache"](tmp_path / "r.db", settings=kvproxy.CacheSettings(semantic=False))
+    with contextlib.closing(cache.answers):
+        model = language_models.FakeListLLM(responses=["first", "second", "third"], cache=cache)
+        assert [model.invoke("q"), model.invoke("q"), model.invoke("other")] == ["first", "first", "second"]
+        cache.clear()
+        assert model.invoke("q") == "third"
+
+
 def test_every_name_exists_and_is_documented() -> None:
     page = PAGE.read_text()
     for name in kvproxy.__all__:
         assert inspect.getdoc(getattr(kvproxy, name)), name
-        assert name in dir(kvproxy)
+    # Without the names that the module itself imports.
+    assert {name for name in dir(kvproxy) if not name.startswith("__")} == {*kvproxy.__all__}
     unnamed = {name for name in kvproxy.__all__ if not re.search(rf"\b{name}\b", page)}
     # Result types need no description.
     assert unnamed == {"ComputedBlocks", "PoolSimulation", "PoolStats", "Sweep"}

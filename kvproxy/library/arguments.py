@@ -1,0 +1,161 @@
+"""Checks the arguments of the library."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, get_args
+
+from kvproxy.errors import SettingsError
+from kvproxy.index.policies.policy import Policy
+from kvproxy.index.store_location import is_url
+from kvproxy.settings.cache import CacheSettings, PolicyName
+from kvproxy.units import MAX_SECONDS, parse_seconds
+
+Seconds = float | str | timedelta
+"""A duration in seconds, text such as `1h`, or a `timedelta`."""
+# Fields that only a proxy applies: it sees requests, tenants, and fresh responses.
+_PROXY_FIELDS = {
+    "enabled": "use no cache, or semantic=False for exact hits only",
+    "sampled_requests": "call get for the requests that may have a stored answer",
+    "conversations": "put earlier turns that change the answer into the namespace",
+    "judge": "call feedback with the verdict",
+    "judge_similarity": "call feedback with the verdict",
+    "judge_budget": "call feedback with the verdict",
+    "stale_while_revalidate": "give a longer ttl",
+    "stale_if_error": "give a longer ttl",
+    "shared": "put the user into the namespace to separate users",
+}
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
+
+
+def check_type(name: str, value: object, expected: type | tuple[type, ...], fix: str = "") -> None:
+    types = expected if isinstance(expected, tuple) else (expected,)
+    if not isinstance(value, types):
+        names = " or ".join(each.__name__ for each in types)
+        raise TypeError(f"{name} must be of the type {names}, not {type(value).__name__}{fix}")
+
+
+def check_texts(**texts: object) -> None:
+    for name, value in texts.items():
+        if not isinstance(value, str):
+            raise TypeError(f"{name} must be a string, not {type(value).__name__}")
+        if not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(
+                    f"{name} has half of a surrogate pair at position {error.start}, which is not Unicode text: remove it"
+                ) from None
+
+
+def check_question(question: object, namespace: object) -> None:
+    check_texts(question=question, namespace=namespace)
+    if isinstance(question, str) and not question.strip():
+        raise ValueError("the question is empty")
+
+
+def positive_seconds(name: str, value: Seconds) -> float:
+    if (seconds := parse_seconds(value)) <= 0:
+        raise ValueError(f"{name} must be positive, but it is {value!r}")
+    if seconds >= MAX_SECONDS:
+        raise ValueError(f"{name} must be below ten years (3650d), but it is {value!r}")
+    return seconds
+
+
+def checked_tags(tags: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(tags, str):
+        raise TypeError(f"tags must be a sequence of strings: write ({tags!r},)")
+    check_texts(**{f"tags[{place}]": tag for place, tag in enumerate(tags)})
+    return tuple(dict.fromkeys(tags))
+
+
+def checked_questions(questions: Sequence[str]) -> list[str]:
+    if isinstance(questions, str):
+        raise TypeError(f"questions must be a sequence of strings: write [{questions[:80]!r}]")
+    return list(questions)
+
+
+def checked_pairs(answers: Mapping[str, str] | Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    pairs = list(answers.items() if isinstance(answers, Mapping) else answers)
+    for place, pair in enumerate(pairs):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise TypeError(f"answers[{place}] is no pair of a question and its answer: give pairs, or a dict")
+    return [(question, answer) for question, answer in pairs]
+
+
+def checked_lifetimes(ttls: Mapping[str, Seconds]) -> dict[str, float]:
+    check_type("namespace_ttls", ttls, Mapping, ': write {"news": "1h"}')
+    check_texts(**{f"namespace_ttls[{name!r}]": name for name in ttls})
+    return {name: positive_seconds(f"namespace_ttls[{name!r}]", ttl) for name, ttl in ttls.items()}
+
+
+def check_location(where: object) -> None:
+    check_type("where", where, (str, Path))
+    text = str(where)
+    if is_url(text):
+        return
+    path = Path(text)
+    scheme = _SCHEME.match(text)
+    if scheme is not None:
+        # The rest of a URL may contain a password.
+        file = text[scheme.end() :].removeprefix("/")
+        fix = f"give the path {file}" if scheme[1] == "sqlite" and file else "give a path, or postgresql://..."
+        raise SettingsError(f"{scheme[0]} is no store of kvproxy: {fix}")
+    if text in ("", ".") or ":memory:" in text:
+        cause = "a store needs a name" if ":memory:" not in text else "a store in memory is not supported"
+        raise SettingsError(f"{cause}: give a path, for example in a tempfile.TemporaryDirectory()")
+    if not path.parent.is_dir():
+        raise SettingsError(f"there is no folder {path.parent}: create it, or name another file")
+    if path.is_dir():
+        raise SettingsError(f"{text} is a folder: give the path of a file in it, for example {path / 'answers.db'}")
+
+
+def check_settings(settings: CacheSettings) -> None:
+    for name, fix in _PROXY_FIELDS.items():
+        if getattr(settings, name) != CacheSettings.model_fields[name].default:
+            raise SettingsError(f"CacheSettings({name}=...) has no effect in a library: leave it out; {fix}")
+
+
+def check_refusal_limit(limit: object) -> None:
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise ValueError(f"refusal_limit must be a positive integer or None, but it is {limit!r}")
+
+
+def checked_guards(guards: Any) -> tuple[Any, ...]:
+    is_sequence = isinstance(guards, Sequence) and not isinstance(guards, str)
+    if not is_sequence or not all(hasattr(guard, "vetoes") and hasattr(guard, "name") for guard in guards):
+        raise TypeError(
+            "guards must be a sequence of kvproxy.Guard: write [Guard('name', 'reason for users', differs)], or give the"
+            " names of plugins in CacheSettings(extra_guards=...)"
+        )
+    return tuple(guards)
+
+
+def with_policy(settings: CacheSettings, policy: Any) -> tuple[CacheSettings, Policy | None]:
+    """Return the settings with a policy that is a name, and None; or else the settings, and the policy."""
+    if isinstance(policy, str):
+        if policy not in (names := get_args(PolicyName)):
+            raise ValueError(
+                f"unknown policy {policy[:80]!r}: use {', '.join(names)}, or an object with the methods of Policy"
+            )
+        return settings.model_copy(update={"policy": policy}), None
+    if policy is not None:
+        _check_attributes("policy", policy, "a name", "name", "num_neighbours", "floor", "decide")
+    return settings, policy
+
+
+def checked_embedder(embedder: Any) -> Any:
+    if isinstance(embedder, str | Path):
+        return str(embedder)
+    _check_attributes("embedder", embedder, "a name, a folder", "name", "dim", "vocabulary", "embed", "can_read")
+    return embedder
+
+
+def _check_attributes(name: str, value: object, others: str, *attributes: str) -> None:
+    missing = [each for each in attributes if not hasattr(value, each)]
+    if missing or isinstance(value, type):
+        raise TypeError(
+            f"{name} must be {others}, or an object with the attributes {', '.join(attributes)};"
+            f" {type(value).__name__} " + (f"lacks {', '.join(missing)}" if missing else "is a class: create an object")
+        )

@@ -1,0 +1,339 @@
+"""The response cache for asyncio."""
+
+import asyncio
+import hashlib
+import json
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from kvproxy.index.entry import Entry, new_id
+from kvproxy.index.response_cache import ResponseCache
+from kvproxy.index.search.lookup_result import Lookup
+from kvproxy.index.store import EntryFilter
+from kvproxy.library.arguments import (
+    Seconds,
+    check_question,
+    check_texts,
+    check_type,
+    checked_pairs,
+    checked_questions,
+    checked_tags,
+    positive_seconds,
+)
+from kvproxy.library.lookup_explanation import LookupExplanation, explain_lookup
+from kvproxy.library.maintenance import Maintenance
+from kvproxy.settings.cache import CacheSettings
+
+_BATCH = 1_000
+_ENDPOINT = "library"  # In all keys and namespaces: a proxy with the same store serves no answers of the library.
+_CLOSED = "this cache is closed: open it again"
+_FORKED = (
+    "this cache was opened before the process forked, which leaves its threads and connections behind: open it in each"
+    " worker (gunicorn: in post_fork, or without --preload; multiprocessing: in the initializer)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CachedAnswer:
+    """A stored answer.
+
+    Attributes:
+        similarity: cosine of the stored and the requested question; None if they are equal.
+        id: names the answer for `feedback`.
+        created, expires: seconds since the epoch, as `time.time()` returns them.
+    """
+
+    answer: str
+    question: str
+    similarity: float | None
+    id: str = field(compare=False)
+    namespace: str = field(compare=False)
+    tags: tuple[str, ...] = field(compare=False)
+    created: float = field(compare=False)
+    expires: float = field(compare=False)
+
+
+class AsyncCache:
+    """The same as `Cache`, for asyncio. Open it with `open_async_cache`, and use it in one event loop.
+
+    Methods raise CacheStoreError or EmbedderError, TypeError or ValueError for invalid arguments, and RuntimeError after
+    `close` and in a forked process.
+    """
+
+    def __init__(
+        self,
+        cache: ResponseCache,
+        settings: CacheSettings = CacheSettings(),
+        *,
+        clock: Callable[[], float] = time.time,
+        namespace_ttls: Mapping[str, float] = MappingProxyType({}),
+        maintenance: Maintenance | None = None,
+    ) -> None:
+        self._cache = cache
+        self._settings = settings
+        self._clock = clock
+        self._namespace_ttls = namespace_ttls
+        self._maintenance = maintenance
+        self._gets = Counter[str]()
+        self._lookups = Counter[str]()
+        self._pid = os.getpid()
+        self._is_closed = False
+        # Without the setting, a call of a program waits as long as the models need.
+        self._lookup_timeout = settings.lookup_timeout if "lookup_timeout" in settings.model_fields_set else None
+
+    async def get(self, question: str, namespace: str = "") -> CachedAnswer | None:
+        """Return the stored answer to an equal question, or else to a similar question; None without one."""
+        self.check_usable()
+        check_question(question, namespace)
+        entry, similarity = await self._find_equal(question, namespace), None
+        if entry is None:
+            lookup = await self._find_similar(question, namespace)
+            if lookup is not None and not self._settings.shadow:
+                entry, similarity = lookup.entry, lookup.similarity
+        self._gets["miss" if entry is None else "exact" if similarity is None else "semantic"] += 1
+        if entry is None:
+            return None
+        pending = self._cache.pending_writes.get(entry.key)
+        if pending is not None:
+            # The store counts no hit of an entry that it does not contain yet.
+            await pending.wait_until_stored()
+        self._cache.store.record_hit(entry.id)
+        return _answer_of(entry, similarity)
+
+    async def get_many(self, questions: Sequence[str], namespace: str = "") -> list[CachedAnswer | None]:
+        """Return what `get` returns for each question. All questions without an equal one are embedded together."""
+        self.check_usable()
+        questions = checked_questions(questions)
+        for question in questions:
+            check_question(question, namespace)
+        found: list[CachedAnswer | None] = []
+        for start in range(0, len(questions), _BATCH):
+            batch = questions[start : start + _BATCH]
+            if self._cache.semantic is not None:
+                new = [text for text in dict.fromkeys(batch) if await self._find_equal(text, namespace) is None]
+                await self._cache.semantic.embed_many(new)
+            found += [await self.get(question, namespace) for question in batch]
+        return found
+
+    async def contains(self, question: str, namespace: str = "") -> bool:
+        """Return whether the answer to an equal question is stored, without counting a lookup."""
+        self.check_usable()
+        check_question(question, namespace)
+        return await self._find_equal(question, namespace) is not None
+
+    async def explain(self, question: str, namespace: str = "") -> LookupExplanation:
+        """Return what `get` would return, and why, without counting a lookup."""
+        self.check_usable()
+        check_question(question, namespace)
+        key, now = _digest(namespace, question), self._clock()
+        found = await explain_lookup(self._cache, key, _digest(namespace), question, now, self._lookup_timeout)
+        if found.reason == "hit-semantic" and self._settings.shadow:
+            return replace(found, reason="shadow", sentence=f"{found.sentence} It is not served in shadow mode.")
+        return found
+
+    async def set(
+        self,
+        question: str,
+        answer: str,
+        namespace: str = "",
+        *,
+        ttl: Seconds | None = None,
+        tags: Sequence[str] = (),
+    ) -> bool:
+        """Store an answer durably for `ttl`; return False if it is too large, or contains text to redact."""
+        self.check_usable()
+        entry = self._entry(question, answer, namespace, ttl, tags)
+        return self._is_storable(entry) and await self._cache.insert(entry)
+
+    async def set_many(
+        self,
+        answers: Mapping[str, str] | Iterable[tuple[str, str]],
+        namespace: str = "",
+        *,
+        ttl: Seconds | None = None,
+        tags: Sequence[str] = (),
+    ) -> int:
+        """Store the answer to each question, see `set`, with few commits; return the number of stored answers."""
+        self.check_usable()
+        # All arguments are checked before the first answer is stored. The last answer to a question counts.
+        pairs = dict(checked_pairs(answers))
+        entries = [self._entry(question, answer, namespace, ttl, tags) for question, answer in pairs.items()]
+        entries = [entry for entry in entries if self._is_storable(entry)]
+        stored = 0
+        for start in range(0, len(entries), _BATCH):
+            batch = entries[start : start + _BATCH]
+            if self._cache.semantic is not None:
+                await self._cache.semantic.embed_many([entry.prompt for entry in batch])
+            stored += await self._cache.insert_many(batch)
+        return stored
+
+    async def delete(self, question: str, namespace: str = "") -> bool:
+        """Remove the answer to an equal question, also an expired one; return whether it existed."""
+        self.check_usable()
+        check_question(question, namespace)
+        key = _digest(namespace, question)
+        pending = self._cache.pending_writes.get(key)
+        if pending is not None:
+            await pending.wait_until_stored()
+        return await self._remove(EntryFilter(key=key)) > 0
+
+    async def delete_tag(self, tag: str, namespace: str | None = None) -> int:
+        """Remove the answers with a tag, in one namespace or (None) in all; return their number."""
+        self.check_usable()
+        check_texts(tag=tag)
+        return await self._remove(replace(_filter(namespace), tag=tag))
+
+    async def clear(self, namespace: str | None = None) -> int:
+        """Remove all answers of one namespace or (None) of all; return their number."""
+        self.check_usable()
+        return await self._remove(_filter(namespace))
+
+    async def count(self, namespace: str | None = None) -> int:
+        """Return the number of stored answers in one namespace or (None) in all."""
+        return len(await self.ids(namespace))
+
+    async def answers(self, namespace: str | None = None) -> AsyncIterator[CachedAnswer]:
+        """Yield the stored answers of one namespace or (None) of all, in no particular order."""
+        for id in await self.ids(namespace):
+            if (answer := await self.answer(id)) is not None:
+                yield answer
+
+    async def ids(self, namespace: str | None = None) -> list[str]:
+        """Return the ids of the stored answers in one namespace or (None) in all."""
+        self.check_usable()
+        return await asyncio.to_thread(self._cache.store.ids, _filter(namespace))
+
+    async def answer(self, id: str) -> CachedAnswer | None:
+        """Return the answer with an id, without counting a lookup; None if it is no longer stored."""
+        self.check_usable()
+        check_texts(id=id)
+        entry = await asyncio.to_thread(self._cache.store.get, id)
+        is_served = entry is not None and entry.endpoint == _ENDPOINT and entry.expires > self._clock()
+        return _answer_of(entry) if entry is not None and is_served else None
+
+    async def feedback(self, answer: CachedAnswer, right: bool, question: str | None = None) -> None:
+        """Report whether an answer was right. A wrong answer is served for equal questions only."""
+        self.check_usable()
+        check_type("answer", answer, CachedAnswer)
+        check_type("right", right, bool, ": write True or False")
+        if question is not None:
+            check_texts(question=question)
+        if self._cache.semantic is None:
+            raise ValueError("semantic matching is off: there is nothing to reject or approve")
+        entry = await asyncio.to_thread(self._cache.store.get, answer.id)
+        if entry is None:
+            raise ValueError(f"the answer to {answer.question[:80]!r} is no longer stored")
+        await self._cache.semantic.feedback(entry, right, question)
+
+    async def stats(self) -> dict[str, Any]:
+        """Return the figures of `kvproxy cache stats --json`, and `gets`, the numbers of results of `get`."""
+        self.check_usable()
+        store, semantic = self._cache.store, self._cache.semantic
+        figures = asdict(await asyncio.to_thread(store.stats))
+        learning = None if semantic is None or semantic.learning is None else semantic.learning.summary()
+        decisions = {
+            "policy": None if semantic is None else semantic.policy.name,
+            "shadow": None if semantic is None else self._settings.shadow,
+            "lookups": None if semantic is None else dict(self._lookups),
+            "compared": None,  # A library sees no fresh answers.
+            "learned": await asyncio.to_thread(store.observations.summary),
+            "learning": None if learning is None else asdict(learning),
+        }
+        gets = {name: self._gets[name] for name in ("exact", "semantic", "miss")}
+        return figures | {"gets": gets, "semantic": decisions}
+
+    async def close(self) -> None:
+        """Store the counts of hits, and close the store. A second call does nothing."""
+        if self._is_closed or os.getpid() != self._pid:
+            # A child must leave the connections of its parent open.
+            self._is_closed = True
+            return
+        self._is_closed = True
+        if self._maintenance is not None:
+            await asyncio.to_thread(self._maintenance.stop)
+        await asyncio.to_thread(self._cache.close)
+
+    async def __aenter__(self) -> "AsyncCache":
+        self.check_usable()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        semantic = self._cache.semantic
+        matching = "exact hits only" if semantic is None else f"policy {semantic.policy.name}"
+        return f"<{type(self).__name__} {self._cache.store.name}, {matching}{', closed' if self._is_closed else ''}>"
+
+    def check_usable(self) -> None:
+        """Raise RuntimeError if the cache is closed, or was opened by the parent of this process."""
+        if self._is_closed:
+            raise RuntimeError(_CLOSED)
+        if os.getpid() != self._pid:
+            raise RuntimeError(_FORKED)
+
+    async def _find_equal(self, question: str, namespace: str) -> Entry | None:
+        entry = await self._cache.find(_digest(namespace, question))
+        return entry if entry is not None and entry.expires > self._clock() else None
+
+    async def _find_similar(self, question: str, namespace: str) -> Lookup | None:
+        semantic = self._cache.semantic
+        if semantic is None or not await self._cache.is_unchanged_by_redaction(question):
+            return None
+        lookup = await semantic.lookup(_digest(namespace), question, seconds=self._lookup_timeout)
+        is_shadow_hit = lookup.entry is not None and self._settings.shadow
+        self._lookups["shadow" if is_shadow_hit else lookup.outcome] += 1
+        return lookup
+
+    def _entry(self, question: str, answer: str, namespace: str, ttl: Seconds | None, tags: Sequence[str]) -> Entry:
+        check_question(question, namespace)
+        check_texts(answer=answer)
+        settings, now = self._settings, self._clock()
+        lifetime = (
+            positive_seconds("ttl", ttl) if ttl is not None else self._namespace_ttls.get(namespace, settings.ttl)
+        )
+        return Entry(
+            id=new_id(),
+            key=_digest(namespace, question),
+            namespace=_digest(namespace),
+            tenant="",
+            model="",
+            endpoint=_ENDPOINT,
+            prompt=question,
+            semantic=True,
+            request=json.dumps({"question": question, "namespace": namespace}).encode(),
+            response=json.dumps(answer).encode(),
+            created=now,
+            expires=now + min(lifetime, math.inf if settings.max_ttl is None else settings.max_ttl),
+            tags=checked_tags(tags),
+        )
+
+    def _is_storable(self, entry: Entry) -> bool:
+        return len(entry.response) <= self._settings.max_response_bytes
+
+    async def _remove(self, where: EntryFilter) -> int:
+        return await self._cache.remove(await asyncio.to_thread(self._cache.store.ids, where))
+
+
+def _answer_of(entry: Entry, similarity: float | None = None) -> CachedAnswer:
+    # Redaction can replace the name.
+    namespace = json.loads(entry.request).get("namespace", "")
+    answer = json.loads(entry.response)
+    return CachedAnswer(answer, entry.prompt, similarity, entry.id, namespace, entry.tags, entry.created, entry.expires)
+
+
+def _filter(namespace: str | None) -> EntryFilter:
+    if namespace is None:
+        return EntryFilter(endpoint=_ENDPOINT)
+    check_texts(namespace=namespace)
+    return EntryFilter(endpoint=_ENDPOINT, namespace=_digest(namespace))
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256(json.dumps([_ENDPOINT, *parts]).encode()).hexdigest()

@@ -1,0 +1,258 @@
+"""Opens a cache for threads or for asyncio."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from kvproxy.index.models.embedder import Embedder
+from kvproxy.index.policies.guards import Guard
+from kvproxy.index.policies.policy import Policy, PolicyName
+from kvproxy.index.search.decider import MAX_REFUSALS
+from kvproxy.library.arguments import (
+    Seconds,
+    check_location,
+    check_refusal_limit,
+    check_settings,
+    check_type,
+    checked_embedder,
+    checked_guards,
+    checked_lifetimes,
+    with_policy,
+)
+from kvproxy.library.async_cache import AsyncCache, CachedAnswer
+from kvproxy.library.configured_cache import open_response_cache
+from kvproxy.library.lookup_explanation import LookupExplanation
+from kvproxy.library.maintenance import Maintenance
+from kvproxy.settings.cache import CacheSettings
+from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
+
+T = TypeVar("T")
+
+
+class Cache:
+    """Stored answers with exact and semantic lookups.
+
+    Open it with `open_cache`. Works in threads and in running event loops. Methods raise CacheStoreError or
+    EmbedderError, TypeError or ValueError for invalid arguments, and RuntimeError after `close` and in a forked process.
+
+    `len(cache)` and iteration cover the answers of all namespaces; `question in cache` means the namespace "".
+    """
+
+    def __init__(self, cache: AsyncCache) -> None:
+        self._cache = cache
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="kvproxy-cache", daemon=True)
+        self._thread.start()
+
+    def get(self, question: str, namespace: str = "") -> CachedAnswer | None:
+        """Return the stored answer to an equal question, or else to a similar question; None without one.
+
+        `namespace` contains everything else that changes the answer: the model, the system prompt, the user.
+        """
+        return self._run(self._cache.get(question, namespace))
+
+    def get_many(self, questions: Sequence[str], namespace: str = "") -> list[CachedAnswer | None]:
+        """Return what `get` returns for each question. All questions without an equal one are embedded together."""
+        return self._run(self._cache.get_many(questions, namespace))
+
+    def contains(self, question: str, namespace: str = "") -> bool:
+        """Return whether the answer to an equal question is stored, without counting a lookup."""
+        return self._run(self._cache.contains(question, namespace))
+
+    def explain(self, question: str, namespace: str = "") -> LookupExplanation:
+        """Return what `get` would return, and why, without counting a lookup."""
+        return self._run(self._cache.explain(question, namespace))
+
+    def set(
+        self,
+        question: str,
+        answer: str,
+        namespace: str = "",
+        *,
+        ttl: Seconds | None = None,
+        tags: Sequence[str] = (),
+    ) -> bool:
+        """Store an answer durably for `ttl`: seconds, text such as `1h`, or a `timedelta`.
+
+        Without `ttl`, the lifetime of the namespace counts, or else of the settings; `max_ttl` limits all.
+        `tags` select answers for `delete_tag`. Return False if the answer exceeds the capacity or `max_response_bytes`, or
+        contains text to redact.
+        """
+        return self._run(self._cache.set(question, answer, namespace, ttl=ttl, tags=tags))
+
+    def set_many(
+        self,
+        answers: Mapping[str, str] | Iterable[tuple[str, str]],
+        namespace: str = "",
+        *,
+        ttl: Seconds | None = None,
+        tags: Sequence[str] = (),
+    ) -> int:
+        """Store the answer to each question, see `set`, with few commits; return the number of stored answers.
+
+        `answers` are pairs of a question and its answer, or a mapping. The questions are embedded in batches.
+        """
+        return self._run(self._cache.set_many(answers, namespace, ttl=ttl, tags=tags))
+
+    def delete(self, question: str, namespace: str = "") -> bool:
+        """Remove the answer to an equal question, also an expired one; return whether it existed."""
+        return self._run(self._cache.delete(question, namespace))
+
+    def delete_tag(self, tag: str, namespace: str | None = None) -> int:
+        """Remove the answers with a tag, in one namespace or (None) in all; return their number."""
+        return self._run(self._cache.delete_tag(tag, namespace))
+
+    def clear(self, namespace: str | None = None) -> int:
+        """Remove all answers of one namespace or (None) of all; return their number."""
+        return self._run(self._cache.clear(namespace))
+
+    def count(self, namespace: str | None = None) -> int:
+        """Return the number of stored answers in one namespace or (None) in all."""
+        return self._run(self._cache.count(namespace))
+
+    def answers(self, namespace: str | None = None) -> Iterator[CachedAnswer]:
+        """Yield the stored answers of one namespace or (None) of all, in no particular order."""
+        for id in self._run(self._cache.ids(namespace)):
+            if (answer := self._run(self._cache.answer(id))) is not None:
+                yield answer
+
+    def feedback(self, answer: CachedAnswer, right: bool, question: str | None = None) -> None:
+        """Report whether an answer was right. A wrong answer is served for equal questions only.
+
+        From the `question` of a semantic hit, the policy `learned` also learns.
+        """
+        self._run(self._cache.feedback(answer, right, question))
+
+    def stats(self) -> dict[str, Any]:
+        """Return the figures of `kvproxy cache stats --json`, and `gets`: the numbers of results since the cache was opened."""
+        return self._run(self._cache.stats())
+
+    def close(self) -> None:
+        """Store the counts of hits, and close the store; `with` calls it. A second call does nothing."""
+        if self._loop.is_closed() or not self._thread.is_alive():
+            # After a fork, only the parent has the thread, and only the parent may close its connections.
+            return
+        self._run(self._cache.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> "Cache":
+        self._cache.check_usable()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return self.count()
+
+    def __bool__(self) -> bool:
+        """Return True, although an empty cache has the length 0, so that `if cache` means that there is one."""
+        return True
+
+    def __contains__(self, question: str) -> bool:
+        return self.contains(question)
+
+    def __iter__(self) -> Iterator[CachedAnswer]:
+        return self.answers()
+
+    def __repr__(self) -> str:
+        return repr(self._cache).replace("AsyncCache", "Cache", 1)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            self._cache.check_usable()
+        except RuntimeError:
+            work.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def open_async_cache(
+    where: str | Path,
+    settings: CacheSettings | None = None,
+    *,
+    embedder: str | Path | Embedder = "default",
+    guards: Sequence[Guard] = (),
+    policy: PolicyName | Policy | None = None,
+    encryption: EncryptionSettings | None = None,
+    redaction: RedactionSettings | None = None,
+    namespace_ttls: Mapping[str, Seconds] = MappingProxyType({}),
+    refusal_limit: int | None = MAX_REFUSALS,
+) -> AsyncCache:
+    """Open a cache for asyncio. A missing file is created; the folder must exist.
+
+    Args:
+        where: a file, or `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`.
+        settings: None uses the defaults of `kvproxy serve`, but a lookup waits without a limit.
+        embedder: an `Embedder`, or its name: `default`, `multilingual`, a plugin's, a folder, or a sentence-transformers id.
+        guards: veto similar questions, in addition to the guards of the settings.
+        policy: a name instead of the settings' own, or an object that decides about similar questions, instead of the policy of
+            the settings, its guards, and its verifier.
+        encryption: location of the keys; None does not encrypt.
+        redaction: texts to redact before storing; None redacts nothing.
+        namespace_ttls: lifetime of answers by namespace; others have that of the settings.
+        refusal_limit: maximum refused questions near an answer. Beyond it, the answer has exact hits only; see
+            `RefusalBudget`. None disables the limit, for questions of trusted users.
+
+    Raises:
+        SettingsError: the keys, the store, the embedder or the verifier cannot be used, or a setting has no effect here.
+        TypeError, ValueError: an argument has the wrong type or value.
+    """
+    check_location(where)
+    for name, value, expected in (
+        ("settings", settings, CacheSettings),
+        ("encryption", encryption, EncryptionSettings),
+        ("redaction", redaction, RedactionSettings),
+    ):
+        if value is not None:
+            check_type(name, value, expected)
+    check_refusal_limit(refusal_limit)
+    settings, deciding = with_policy(settings or CacheSettings(), policy)
+    check_settings(settings)
+    ttls = checked_lifetimes(namespace_ttls)
+    cache = open_response_cache(
+        where,
+        settings,
+        embedder=checked_embedder(embedder),
+        guards=checked_guards(guards),
+        policy=deciding,
+        encryption=encryption or EncryptionSettings(),
+        redaction=redaction or RedactionSettings(),
+        # A forwarded hit teaches nothing, because a library sees no fresh answers.
+        random_number=lambda: 1.0,
+        refusal_limit=refusal_limit,
+    )
+    return AsyncCache(cache, settings, namespace_ttls=ttls, maintenance=Maintenance(cache))
+
+
+def open_cache(
+    where: str | Path,
+    settings: CacheSettings | None = None,
+    *,
+    embedder: str | Path | Embedder = "default",
+    guards: Sequence[Guard] = (),
+    policy: PolicyName | Policy | None = None,
+    encryption: EncryptionSettings | None = None,
+    redaction: RedactionSettings | None = None,
+    namespace_ttls: Mapping[str, Seconds] = MappingProxyType({}),
+    refusal_limit: int | None = MAX_REFUSALS,
+) -> Cache:
+    """Open a cache for threads. See `open_async_cache` for the arguments."""
+    return Cache(
+        open_async_cache(
+            where,
+            settings,
+            embedder=embedder,
+            guards=guards,
+            policy=policy,
+            encryption=encryption,
+            redaction=redaction,
+            namespace_ttls=namespace_ttls,
+            refusal_limit=refusal_limit,
+        )
+    )

@@ -1,0 +1,217 @@
+"""The response cache as a library."""
+
+import gc
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvproxy.errors import SettingsError
+from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.index.response_cache import ResponseCache
+from kvproxy.index.search.semantic_cache import SemanticCache
+from kvproxy.index.store import Store, open_store
+from kvproxy.library import AsyncCache, CachedAnswer, open_async_cache, open_cache
+from kvproxy.settings.cache import CacheSettings
+from kvproxy.settings.privacy import RedactionSettings
+from tests.index.doubles import HashEmbedder
+from tests.index.entries import make_entry
+
+EXACT = CacheSettings(semantic=False)
+
+
+def opened(store: Store, semantic: SemanticCache | None) -> AsyncCache:
+    return AsyncCache(ResponseCache(store, semantic))
+
+
+def shown(found: CachedAnswer | None) -> tuple[str, str, float | None] | None:
+    return None if found is None else (found.answer, found.question, found.similarity)
+
+
+def some_answer() -> CachedAnswer:
+    return CachedAnswer("a", "q", None, "id", "", (), 0.0, 1.0)
+
+
+def similar(store: Store) -> SemanticCache:
+    return SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.8))
+
+
+async def test_namespaces_are_separate_from_each_other_and_from_the_proxy(store: Store) -> None:
+    async with opened(store, similar(store)) as cache:
+        await cache._cache.insert(make_entry("what is a block", namespace="", key="what is a block"))
+        assert await cache.get("what is a block") is None
+        await cache.set("what is a block", "one", namespace="a")
+        assert await cache.get("what is a block", namespace="b") is None
+        assert await cache.get("what is a block", namespace="") is None
+        # A namespace and a question are not concatenated.
+        assert await cache.get("a", namespace="what is a block") is None
+        await cache.set("what is a block", "two", namespace="b")
+        assert [(await cache.get("what is a block", namespace=name)).answer for name in "ab"] == ["one", "two"]  # type: ignore[union-attr]
+
+
+async def test_an_answer_is_replaced_and_expires(tmp_path: Path) -> None:
+    now = [1000.0]
+    store = open_store(tmp_path / "r.db", clock=lambda: now[0])
+    async with AsyncCache(
+        ResponseCache(store, None, clock=lambda: now[0]), CacheSettings(ttl=50), clock=lambda: now[0]
+    ) as cache:
+        await cache.set("a", "first")
+        await cache.set("a", "second")
+        await cache.set("b", "short", ttl=5)
+        for ttl in (0, "0s"):
+            with pytest.raises(ValueError, match="ttl must be positive"):
+                await cache.set("c", "expired", ttl=ttl)
+        assert store.count() == 2
+        assert (await cache.get("a")).answer == "second"  # type: ignore[union-attr]
+        now[0] += 10
+        assert await cache.get("b") is None
+        assert await cache.get("a") is not None
+        now[0] += 45
+        assert await cache.get("a") is None
+    for use in (cache.get("a"), cache.set("a", "b"), cache.delete("a")):
+        with pytest.raises(RuntimeError, match="this cache is closed"):
+            await use
+
+
+def test_errors_of_opening_name_the_cause(tmp_path: Path) -> None:
+    damaged = tmp_path / "r.db"
+    damaged.write_bytes(b"no database" * 999)
+    with pytest.raises(SettingsError, match="damaged"):
+        open_cache(damaged, EXACT)
+    with pytest.raises(SettingsError, match="checked needs one"):
+        open_cache(tmp_path / "new.db", CacheSettings(policy="checked", verifier="none"))
+
+
+def test_the_synchronous_cache_works_in_threads_and_is_durable(tmp_path: Path) -> None:
+    with open_cache(tmp_path / "r.db", EXACT) as cache, ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(lambda number: cache.set(f"question {number}", f"answer {number}"), range(100)))
+        found = list(threads.map(lambda number: cache.get(f"question {number}"), range(101)))
+        assert [hit and hit.answer for hit in found] == [*(f"answer {number}" for number in range(100)), None]
+        assert [cache.delete("question 1"), cache.delete("question 1")] == [True, False]
+    cache.close()  # A second time does nothing.
+    with pytest.raises(RuntimeError, match="this cache is closed"):
+        cache.get("question 1")
+    with open_cache(tmp_path / "r.db", EXACT) as cache:
+        assert [cache.get(f"question {number}") is None for number in (0, 1, 2)] == [False, True, False]
+
+
+async def test_the_synchronous_cache_works_in_a_running_loop_as_in_a_notebook(tmp_path: Path) -> None:
+    with open_cache(tmp_path / "r.db", EXACT) as cache:
+        assert cache.set("a", "b")
+        assert shown(cache.get("a")) == ("b", "a", None)
+
+
+def forget(result: object) -> None:
+    assert not hasattr(result, "answer")
+    del result
+    gc.collect()
+
+
+@pytest.mark.parametrize("call", ["get", "set", "delete", "close"])
+async def test_a_forgotten_await_is_reported_and_its_result_unusable(tmp_path: Path, call: str) -> None:
+    async with open_async_cache(tmp_path / "r.db", EXACT) as cache:
+        given = {"get": ("a",), "set": ("a", "b"), "delete": ("a",), "close": ()}[call]
+        with pytest.warns(RuntimeWarning, match=f"coroutine 'AsyncCache.{call}' was never awaited"):
+            forget(getattr(cache, call)(*given))
+        assert await cache.get("a") is None
+
+
+def test_an_opened_cache_redacts(tmp_path: Path) -> None:
+    redaction = RedactionSettings(patterns=("secret",))
+    with open_cache(tmp_path / "r.db", EXACT, redaction=redaction) as cache:
+        assert not cache.set("who asked", "a secret")
+        assert cache.set("who asked for the secret", "nobody")
+    assert not any(b"secret" in file.read_bytes() for file in tmp_path.iterdir())
+
+
+def test_arguments_are_checked(tmp_path: Path) -> None:
+    with open_cache(tmp_path / "x.db", CacheSettings(semantic=False)) as cache:
+        assert cache.set("q", "a", ttl="1h")
+        assert cache.get("q") is not None
+        for ttl, message in ((-1, "must be positive"), ("soon", "is not a duration")):
+            with pytest.raises(ValueError, match=message):
+                cache.set("q", "b", ttl=ttl)
+        wrong: Any = 5
+        for call in (cache.get, cache.delete, lambda value: cache.set(value, "a")):
+            with pytest.raises(TypeError, match="question must be a string, not int"):
+                call(wrong)
+        for empty in ("", " \n"):
+            for refuses in (cache.get, cache.delete, cache.explain, cache.contains, lambda text: cache.set(text, "a")):
+                with pytest.raises(ValueError, match="the question is empty"):
+                    refuses(empty)
+        assert cache.stats()["gets"]["miss"] == 0
+        with pytest.raises(TypeError, match="answer must be a string"):
+            cache.set("q", wrong)
+
+
+async def test_tags_many_answers_and_lifetimes_of_namespaces(tmp_path: Path) -> None:
+    now = [1000.0]
+    store = open_store(tmp_path / "r.db", clock=lambda: now[0])
+    cache_ = ResponseCache(store, None, clock=lambda: now[0])
+    async with AsyncCache(cache_, CacheSettings(ttl=50), clock=lambda: now[0], namespace_ttls={"news": 10.0}) as cache:
+        await cache._cache.insert(make_entry("of the proxy", tags=("docs",)))
+        assert (
+            await cache.set_many({f"question {number}": "a" for number in range(2_500)}, tags=["docs", "docs"]) == 2_500
+        )
+        assert await cache.set("weather", "rain", "news", tags=("docs",))
+        assert await cache.set("history", "old", "news", ttl=100)
+        with pytest.raises(ValueError, match="the question is empty"):
+            await cache.set_many({"new": "a", " ": "b"})
+        assert await cache.get("new") is None
+        now[0] += 20
+        assert await cache.get("weather", "news") is None
+        assert (await cache.explain("weather", "news")).reason == "miss-expired"
+        assert [await cache.get(*each) is None for each in (("history", "news"), ("question 7", ""))] == [False, False]
+        stats = await cache.stats()
+        assert stats["tags"] == {"docs": 2_502}
+        assert (stats["gets"], stats["semantic"]["policy"]) == ({"exact": 2, "semantic": 0, "miss": 2}, None)
+        assert await cache.delete_tag("docs", "news") == 1
+        assert await cache.delete_tag("docs") == 2_500
+        # The proxy's own responses in a shared store stay.
+        assert {entry.prompt for entry in store.list_entries()} == {"history", "of the proxy"}
+        wrong: Any = "docs"
+        with pytest.raises(TypeError, match=r"tags must be a sequence of strings: write \('docs',\)"):
+            await cache.set("q", "a", tags=wrong)
+        with pytest.raises(ValueError, match="semantic matching is off"):
+            await cache.feedback(some_answer(), right=False)
+
+
+async def test_a_miss_is_explained_and_a_wrong_answer_rejected(store: Store) -> None:
+    semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.8), store.observations)
+    async with opened(store, semantic) as cache:
+        assert (await cache.explain("what is a block")).reason == "miss-new"
+        await cache.set("what is a free block", "one")
+        assert (await cache.explain("what is a free block")).reason == "hit-exact"
+        found = await cache.explain("what is a free block now")
+        assert (found.reason, found.question, found.sentence) == (
+            "hit-semantic",
+            "what is a free block",
+            "One answer fits both.",
+        )
+        hit = await cache.get("what is a free block now")
+        assert hit is not None
+        far = await cache.explain("which blocks are evicted first")
+        assert (far.reason, far.question) == ("low-similarity", "what is a free block")
+        assert far.similarity is not None
+        assert far.similarity < 0.8
+        await cache.feedback(hit, right=False, question="what is a free block now")
+        assert await cache.get("what is a free block now") is None
+        assert (await cache.explain("what is a free block now")).reason == "rejected"
+        assert await cache.get("what is a free block") == replace(hit, similarity=None)
+        assert (await cache.explain("wh\u200bat is a free block now")).reason == "miss-hidden"
+        assert (await cache.stats())["gets"] == {"exact": 1, "semantic": 1, "miss": 1}
+        await cache.delete("what is a free block")
+        with pytest.raises(ValueError, match="is no longer stored"):
+            await cache.feedback(hit, right=True)
+
+
+def test_lifetimes_of_namespaces_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"namespace_ttls\['news'\] must be positive"):
+        open_cache(tmp_path / "r.db", EXACT, namespace_ttls={"news": 0})
+    with open_cache(tmp_path / "r.db", EXACT, namespace_ttls={"news": "1h"}) as cache:
+        assert cache.set_many({"a": "b"}, "news") == 1
+        assert cache.explain("a", "news").reason == "hit-exact"
+        assert cache.stats()["entries"] == 1
+        assert cache.delete_tag("none") == 0

@@ -1,0 +1,234 @@
+"""Settings and arguments of a library cache have an effect, or are refused with the fix."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvproxy import CacheSettings, open_cache
+from kvproxy.errors import SettingsError
+from kvproxy.index.policies.guards import Guard
+from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.library.arguments import _PROXY_FIELDS
+from kvproxy.operations.cache_results import CacheStatistics, SemanticStatistics
+from tests.index.doubles import HashEmbedder
+
+EXACT = CacheSettings(semantic=False)
+LONG = "how do i reset my very old and rather long password that an earlier program made for me last year in spring"
+SIMILAR: dict[str, Any] = {"policy": "threshold", "min_similarity": 0.8}
+
+
+class CountingEmbedder(HashEmbedder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[int] = []
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        self.calls.append(len(texts))
+        return super().embed(texts)
+
+
+@pytest.mark.parametrize(
+    ("given", "served", "reason"),
+    [
+        ({}, True, "hit-semantic"),
+        ({"shadow": True}, False, "shadow"),
+        ({"lookup_timeout": 0}, False, "skipped-timeout"),
+        ({"guards": False, "policy": "learned", "verifier": "none"}, False, "uncertain"),
+        ({"min_similarity": 0.99}, False, "low-similarity"),
+        ({"languages": ("de",)}, False, "miss-new"),
+    ],
+)
+def test_settings_of_lookups_have_an_effect(tmp_path: Path, given: dict[str, Any], served: bool, reason: str) -> None:
+    settings = CacheSettings(**SIMILAR | given)
+    with open_cache(tmp_path / "r.db", settings, embedder=HashEmbedder()) as cache:
+        cache.set("how do i reset my old password", "so")
+        question = "how do i reset my old password now"
+        assert cache.explain(question).reason == reason
+        assert (cache.get(question) is not None) == served
+        assert cache.get("how do i reset my old password") is not None
+        assert cache.stats()["semantic"]["shadow"] is settings.shadow
+        assert cache.stats()["semantic"]["lookups"].get("shadow", 0) == settings.shadow
+
+
+@pytest.mark.parametrize(
+    ("limit", "stored"), [({"max_ttl": 10}, 10), ({"max_ttl": 10, "ttl": 5}, 5), ({"ttl": "2h"}, 7200)]
+)
+def test_a_lifetime_has_the_limit_of_the_settings(tmp_path: Path, limit: dict[str, Any], stored: float) -> None:
+    settings = CacheSettings(semantic=False, **limit)
+    with open_cache(tmp_path / "r.db", settings, namespace_ttls={"long": "3h"}) as cache:
+        cache.set("q", "a")
+        cache.set("q", "a", "long")
+        cache.set("q", "a", "own", ttl=timedelta(hours=1))
+        lifetimes = {each.namespace: each.expires - each.created for each in cache}
+        longest = limit.get("max_ttl", 10_800)
+        assert lifetimes == {"": stored, "long": min(10_800, longest), "own": min(3_600, longest)}
+
+
+def test_large_answers_are_not_stored(tmp_path: Path) -> None:
+    with open_cache(tmp_path / "r.db", CacheSettings(semantic=False, max_response_bytes=100)) as cache:
+        assert cache.set("short", "a")
+        assert not cache.set("long", "a" * 100)
+        assert cache.set_many({"short": "b", "long": "a" * 100}) == 1
+        assert [each.question for each in cache] == ["short"]
+
+
+def test_settings_for_proxies_are_refused(tmp_path: Path) -> None:
+    other: dict[str, Any] = {
+        "enabled": False,
+        "sampled_requests": "fresh",
+        "conversations": False,
+        "judge": "model",
+        "judge_similarity": 0.5,
+        "judge_budget": 1.0,
+        "stale_while_revalidate": "1h",
+        "stale_if_error": "1h",
+        "shared": True,
+    }
+    assert other.keys() == _PROXY_FIELDS.keys()
+    for name, value in other.items():
+        with pytest.raises(SettingsError, match=rf"CacheSettings\({name}=...\) has no effect in a library"):
+            open_cache(tmp_path / "r.db", CacheSettings(**{name: value}))
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        (":memory:", "a store in memory is not supported: give a path, for example in a tempfile.Temporary"),
+        ("file::memory:?cache=shared", "a store in memory"),
+        ("redis://:secret@localhost", r"^redis:// is no store of kvproxy: give a path, or postgresql://\.\.\.$"),
+        ("sqlite:///x.db", "sqlite:// is no store of kvproxy: give the path x.db"),
+        ("sqlite:////tmp/x.db", "give the path /tmp/x.db"),
+        ("postgresql+psycopg://localhost/x", "is no store of kvproxy"),
+        ("", "a store needs a name"),
+        (".", "a store needs a name"),
+        (Path("/"), r"/ is a folder: give the path of a file in it, for example /answers\.db"),
+    ],
+)
+def test_places_that_are_no_store_are_refused(
+    where: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=message):
+        open_cache(where, EXACT)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_postgres_server_that_is_down_names_no_option(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"cannot reach .*: start PostgreSQL, or correct its URL") as error:
+        open_cache("postgresql://nobody:secret@127.0.0.1:1/x", EXACT)
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "message"),
+    [
+        ({"where": 3}, TypeError, "where must be of the type str or Path, not int"),
+        ({"guards": [lambda one, other: True]}, TypeError, "guards must be a sequence of kvproxy.Guard"),
+        ({"guards": "ab"}, TypeError, "guards must be a sequence of kvproxy.Guard"),
+        ({"guards": None}, TypeError, "guards must be a sequence of kvproxy.Guard"),
+        ({"policy": "thresold"}, ValueError, "unknown policy 'thresold': use learned, checked, threshold"),
+        ({"policy": ThresholdPolicy}, TypeError, "policy must be a name, .* is a class|lacks"),
+        ({"policy": 5}, TypeError, "lacks name, num_neighbours, floor, decide"),
+        ({"embedder": object()}, TypeError, "embedder must be .*; object lacks name, dim, vocabulary, embed, can_read"),
+        ({"embedder": None}, TypeError, "NoneType lacks"),
+        ({"embedder": Path("/nothing/here")}, SettingsError, "cannot load embedder '/nothing/here'"),
+        ({"namespace_ttls": ["news"]}, TypeError, "namespace_ttls must be of the type Mapping, not list"),
+        ({"namespace_ttls": {1: "1h"}}, TypeError, "must be a string, not int"),
+        ({"refusal_limit": 0}, ValueError, "refusal_limit must be a positive integer or None"),
+        ({"refusal_limit": True}, ValueError, "refusal_limit must be a positive integer or None"),
+        ({"settings": {"ttl": 5}}, TypeError, "settings must be of the type CacheSettings, not dict"),
+        ({"encryption": "key"}, TypeError, "encryption must be of the type EncryptionSettings, not str"),
+        ({"redaction": ["x"]}, TypeError, "redaction must be of the type RedactionSettings, not list"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_opening(
+    given: dict[str, Any], kind: type[Exception], message: str, tmp_path: Path
+) -> None:
+    arguments = {"where": tmp_path / "r.db", "embedder": HashEmbedder()} | given
+    with pytest.raises(kind, match=message):
+        open_cache(**arguments)
+
+
+def test_a_policy_may_be_a_name_and_a_guard_an_object(tmp_path: Path) -> None:
+    never = Guard("never", "nothing is alike", lambda one, other: True)
+    no_guards = CacheSettings(guards=False)
+    with open_cache(tmp_path / "r.db", no_guards, policy="threshold", embedder=HashEmbedder(), guards=[never]) as cache:
+        assert cache.stats()["semantic"]["policy"] == "threshold"
+        cache.set(LONG, "so")
+        found = cache.explain(f"{LONG} now")
+        assert (found.reason, found.guard) == ("veto-never", "never")
+
+
+def test_wrong_arguments_of_methods_are_refused(tmp_path: Path) -> None:
+    settings = CacheSettings(**SIMILAR)
+    with open_cache(tmp_path / "r.db", settings, embedder=HashEmbedder()) as cache:
+        unchecked: Any = cache
+        assert cache.set_many([("q", "first"), ("q", "a")]) == 1
+        answer = cache.get("q")
+        for use, kind, message in (
+            (lambda: unchecked.feedback(None, True), TypeError, "answer must be of the type CachedAnswer"),
+            (lambda: unchecked.feedback(answer, "no"), TypeError, "right must be of the type bool, not str"),
+            (lambda: unchecked.feedback(answer, True, question=3), TypeError, "question must be a string"),
+            (lambda: unchecked.set_many(["q"]), TypeError, r"answers\[0\] is no pair"),
+            (lambda: unchecked.set_many([("a", "b"), ("c",)]), TypeError, r"answers\[1\] is no pair"),
+            (lambda: unchecked.get_many("q"), TypeError, r"write \['q'\]"),
+            (lambda: cache.set("q", "a", ttl=1e12), ValueError, "ttl must be below ten years"),
+            (lambda: cache.set("q\ud800", "a"), ValueError, "question has half of a surrogate pair at position 1"),
+            (lambda: cache.set("q", "\udfff"), ValueError, "answer has half of a surrogate pair"),
+            (lambda: cache.get("q", "\ud800"), ValueError, "namespace has half of a surrogate pair"),
+            (lambda: cache.set("q", "b", tags=["\ud800"]), ValueError, r"tags\[0\] has half of a surrogate pair"),
+            (lambda: cache.delete_tag("\ud800"), ValueError, "tag has half of a surrogate pair"),
+        ):
+            with pytest.raises(kind, match=message):
+                use()
+        assert [(each.question, each.answer) for each in cache] == [("q", "a")]
+
+
+def test_many_questions_are_embedded_together(tmp_path: Path) -> None:
+    embedder = CountingEmbedder()
+    questions = [f"question number {number} about topic {number % 7}" for number in range(300)]
+    with open_cache(tmp_path / "r.db", CacheSettings(**SIMILAR), embedder=embedder) as cache:
+        assert cache.set_many((question, "a") for question in questions) == 300
+        assert sum(embedder.calls) == 300
+        assert len(embedder.calls) <= 3
+    embedder = CountingEmbedder()
+    with open_cache(tmp_path / "r.db", CacheSettings(**SIMILAR), embedder=embedder) as cache:
+        asked = [
+            *questions[:50],
+            *(f"{question} please" for question in questions[:20]),
+            "something else",
+            questions[0],
+        ]
+        found = cache.get_many(asked)
+        assert [each is None or each.similarity for each in found[:50]] == [None] * 50
+        assert found[-1] == found[0]
+        assert [found[place] for place in range(50, 71)] == [cache.get(question) for question in asked[50:71]]
+        assert embedder.calls == [21]
+
+
+def test_statistics_are_json_with_the_names_of_the_command(tmp_path: Path) -> None:
+    for settings in (EXACT, CacheSettings(verifier="none")):
+        with open_cache(tmp_path / f"{settings.semantic}.db", settings, embedder=HashEmbedder()) as cache:
+            cache.set("how is it", "a")
+            cache.get("how is that")
+            stats = json.loads(json.dumps(cache.stats()))
+            assert stats.keys() == {*(each.name for each in fields(CacheStatistics)), "gets"}
+            assert stats["semantic"].keys() == {each.name for each in fields(SemanticStatistics)}
+    assert stats["semantic"]["learning"]["observations"] == 0
+
+
+def test_refusals_can_be_unlimited(tmp_path: Path) -> None:
+    never = Guard("never", "nothing is alike", lambda one, other: "purple" in one)
+    for limit, reason in ((2, "refusal-limit"), (None, "hit-semantic")):
+        arguments: dict[str, Any] = {"embedder": HashEmbedder(), "guards": [never], "refusal_limit": limit}
+        with open_cache(tmp_path / f"{limit}.db", CacheSettings(**SIMILAR, guards=False), **arguments) as cache:
+            cache.set(LONG, "so")
+            for word in ("red", "blue"):
+                assert cache.get(f"{LONG} purple {word}") is None
+            assert cache.explain(f"{LONG} now").reason == reason

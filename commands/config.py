@@ -13,7 +13,7 @@ from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.options import Data, ProxyOptions, load_settings
 from kvproxy.commands.output import Output, print_note, print_text, text_output
 from kvproxy.commands.tables import Column, ListLayout, Row, table_output
-from kvproxy.errors import InvalidRequest, KvproxyError
+from kvproxy.errors import InvalidRequest, KvproxyError, ProxyUnreachable
 from kvproxy.operations.client_setup import CachedTokens, ClientName
 from kvproxy.operations.operation import NoParameters, field_names
 from kvproxy.units import plural
@@ -122,14 +122,18 @@ def init(
 def _init_client(
     name: ClientName, upstream: str | None, model: str | None, api_key: str | None, proxy: ProxyOptions
 ) -> Output:
+    from kvproxy.operations.client import ProxyClient
     from kvproxy.operations.client_setup import CLIENTS, URL, api_key_of, try_prompt_cache, write_rule
 
     setup = CLIENTS[name]
     file = load_settings(data=proxy.data).data / "kvproxy.toml"
     is_new = write_rule(file, name, upstream)
     warning = _shadowed_rules(load_settings(data=proxy.data)).get(name)
-    running = proxy.client()
-    is_running = running.is_reachable()
+    running = ProxyClient(proxy.url, proxy.token)
+    try:
+        is_running = proxy.client().is_reachable()
+    except ProxyUnreachable:
+        is_running = False
     key = api_key or api_key_of(setup)
     tried, failure = [], None
     if is_running and (key or upstream):

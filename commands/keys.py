@@ -90,8 +90,9 @@ def set_(change: ClientChange, store: SharedStore = None, data: Data = None) -> 
 def ls(query: ClientUsageQuery, *, layout: ListLayout, store: SharedStore = None, data: Data = None) -> Output:
     """List clients with their usage, limits, and last use.
 
-    The journal gives the usage of the last 30 UTC days, or since --since. Tokens are prompt
-    tokens that the backend computed, and tokens that it generated. Budgets count UTC days and months.
+    The journal gives the usage of the last 30 UTC days, or since --since. Tokens are those
+    that quotas count: of prompts, also reused ones, and of responses, without hits. Requests that the proxy forwards unread
+    have tokens only for clients with a budget. Budgets count UTC days and months.
     """
     from kvproxy.operations.keys import ListedClient, list_keys
 

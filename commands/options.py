@@ -176,10 +176,11 @@ class ProxyOptions:
     token: Token = None
     data: Data = None
 
-    def client(self) -> "ProxyClient":
-        from kvproxy.operations.client import ProxyClient
+    def client(self, timeout: float = 600.0) -> "ProxyClient":
+        """Return a client of the proxy. Raises ProxyUnreachable if no user named its URL, and it has another data folder."""
+        from kvproxy.operations.client import client_of_proxy
 
-        return ProxyClient(self.url, self.token)
+        return client_of_proxy(self.url, self.token, timeout)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def top(
     """
     try:
         if sys.stdout.isatty() and not once and not as_json:
-            _show_live(ProxyClient(proxy.url, proxy.token, timeout=_TIMEOUT), interval)
+            _show_live(proxy.client(_TIMEOUT), interval)
         else:
             _print_update(proxy.client(), interval, as_json)
     except KeyboardInterrupt:

@@ -116,6 +116,8 @@ def commands() -> str:
         "",
         "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found (also if a removal matches nothing), 4 no proxy answers,",
         "130 interrupted by Ctrl-C. Errors are one line on stderr.",
+        "A data folder that `--data`, `KVPROXY_DATA`, or kvproxy.toml names excludes proxies of other folders: without a proxy,",
+        "commands read its files, or exit with 4. `--store` and `KVPROXY_STORE` do the same for stored responses.",
         "With `--json` a command prints one JSON document; `log`, `top`, and `serve` print one a line. Commands",
         "that list rows print them with `--jsonl` as JSON lines, and with `--csv` as CSV, with the fields of `--json`. At a",
         "terminal a table fits its width, and has a limited number of rows. In a pipe it has all rows, columns are separated",

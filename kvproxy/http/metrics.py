@@ -204,7 +204,9 @@ class Metrics:
         self._client_requests = self._counter(
             "client_requests", "Responses to each client, by status.", "client", "status"
         )
-        self._client_tokens = self._counter("client_tokens", "Computed tokens of each client.", "client")
+        self._client_tokens = self._counter(
+            "client_tokens", "Prompt tokens, also reused ones, and response tokens that quotas charged.", "client"
+        )
         self._client_spent = self._counter(
             "client_spent",
             "Price of each client's requests that reached the provider, in journal.currency, by model; budgets count the same.",

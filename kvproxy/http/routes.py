@@ -53,6 +53,7 @@ from kvproxy.http.request_bodies import (
 from kvproxy.http.services import services
 from kvproxy.http.tokenize import detokenize_tokens, tokenize_prompt
 from kvproxy.index.errors import CacheStoreError
+from kvproxy.installation.checks.configured_store import store_name
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.savings import savings
 from kvproxy.journal.sessions.session_reader import LedgerRow, SessionReader
@@ -198,6 +199,7 @@ async def health(request: Request) -> Response:
     details: dict[str, object] = {"status": working if broken is None else "failed", "version": __version__}
     if app.access.check_operator(request) is None:
         details |= {"backend": app.backend.name, "data": str(app.settings.data)}
+        details["responses"] = store_name(app.settings)
         details |= {"semantic": app.settings.cache.semantic, "error": broken, "store": lost}
         details["journal"] = app.journal.name
         details["journal_error"] = "records cannot be written: see the log" if app.journal.is_failing else None

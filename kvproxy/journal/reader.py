@@ -65,7 +65,8 @@ class RequestGroup:
         name: the tenant's name, for example; of a prompt, the beginning of its question, or else its number.
         entry: id of the stored response; None if the group is not a prompt.
         cached: number of requests with a cached response.
-        computed, generated: number of prompt tokens and of response tokens that the backend computed.
+        computed: number of prompt tokens that the backend computed, without reused ones.
+        generated: number of response tokens. Both are reported, or else estimated.
         seconds: total duration of the requests to the backend.
         prompt: number of the prompt; None if the group is not a prompt.
         differs_in: names of the request fields in which prompts with the same question differ.
@@ -199,7 +200,7 @@ class JournalReader:
         cached = f"(layer in {CACHES} or layer = 'warming' and reason like 'hit-%')"
         backend = f"(layer in {BACKEND} or {_BEGUN} or layer = 'warming' and status < 400 and reason not like 'hit-%')"
         spent = f"sum(case when {backend} then total_ms else 0 end)"
-        computed = "coalesce(prompt_tokens, 0) - coalesce(reused_tokens, 0)"
+        computed, begun = f"coalesce({PAID_PROMPT}, 0) - coalesce(reused_tokens, 0)", f"({backend} or {PAID})"
         source, group = self._source_of(by)
         name = "coalesce(max(text), 'prompt ' || prompt || ' (no text recorded)')" if by == "prompt" else group
         # The entry of a record may belong to another prompt (semantic hits), or be replaced.
@@ -209,8 +210,8 @@ class JournalReader:
         requests = "count(*)" if by in ("layer", "reason") else "count(*) filter (where layer <> 'revalidated')"
         sql = (
             f"select {name}, {entry}, {requests}, count(*) filter (where {cached}),"
-            f" sum(case when {backend} then {computed} else 0 end),"
-            f" sum(case when {backend} then coalesce(completion_tokens, 0) else 0 end),"
+            f" sum(case when {begun} then {computed} else 0 end),"
+            f" sum(case when {begun} then coalesce({PAID_COMPLETION}, 0) else 0 end),"
             f" {spent} / 1000.0, {'prompt' if by == 'prompt' else 'null'}"
             f" from {source}{condition} and {group} is not null group by {group}"
             f" order by {requests if order == 'requests' else spent} desc, 1{'' if limit is None else f' limit {int(limit)}'}"

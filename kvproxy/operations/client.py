@@ -140,14 +140,18 @@ class ProxyClient:
         return str(explanation["tenant"])
 
     def is_reachable(self) -> bool:
+        return self.health() is not None
+
+    def health(self) -> dict[str, Any] | None:
+        """Return the document of /health, which has details for operators only; None if no proxy answers."""
         if not _is_open_or_remote(self.url):
-            return False
+            return None
         try:
             with self._explained_errors():
-                health = self._client.request("GET", "/health").json()
+                health = self._client.request("GET", "/health", headers=self._token_headers).json()
         except (ProxyUnreachable, ValueError):
-            return False
-        return isinstance(health, dict) and "version" in health
+            return None
+        return health if isinstance(health, dict) and "version" in health else None
 
     def _send(
         self, method: str, path: str, query: Mapping[str, Any], headers: Mapping[str, str] | None = None, **content: Any
@@ -207,11 +211,40 @@ def _is_open_or_remote(url: str) -> bool:
     return True
 
 
-def configured_url(data: Path | None = None) -> str:
+class ConfiguredUrl(str):
+    """The URL of `configured_url`, which no user named.
+
+    Attributes:
+        folder: the data folder of the settings, if they name it and no proxy of this machine has locked it. A proxy of another
+            folder may answer at the URL then.
+    """
+
+    folder: Path | None = None
+
+
+def configured_url(data: Path | None = None) -> ConfiguredUrl:
     """Return the URL of the proxy that uses a data folder; without a proxy, the URL in its settings. Raises SettingsError."""
+    from kvproxy.installation.data_folder import running_proxy_url
     from kvproxy.settings import load_settings
 
-    return _url_of(load_settings(data=data))
+    settings = load_settings(data=data)
+    url = ConfiguredUrl(_url_of(settings))
+    if names_folder(settings) and running_proxy_url(settings.data) is None:
+        url.folder = settings.data
+    return url
+
+
+def client_of_proxy(url: str, token: str | None, timeout: float = 600.0) -> ProxyClient:
+    """Return a client of the proxy at the URL. Raises ProxyUnreachable for a `ConfiguredUrl` if it has another data folder."""
+    client = ProxyClient(url, token, timeout)
+    if isinstance(url, ConfiguredUrl) and url.folder is not None:
+        used = (client.health() or {}).get("data")
+        if used is not None and not _is_same_path(used, url.folder):
+            raise ProxyUnreachable(
+                f"no proxy uses the data folder {url.folder}: the proxy at {client.url} uses {used}; start one with"
+                " 'kvproxy serve', or give --url"
+            )
+    return client
 
 
 def client_of_running_proxy(url: str, token: str | None) -> ProxyClient | None:
@@ -224,18 +257,45 @@ def client_of_running_proxy(url: str, token: str | None) -> ProxyClient | None:
     return None
 
 
-def used_data_folder(data: Path | None) -> Path | None:
-    """Return `data`, or if it is None and KVPROXY_DATA is unset, the data folder of the running proxy at the configured URL.
+def client_of_store(url: str, token: str | None, settings: "Settings") -> ProxyClient | None:
+    """Return a client of the proxy that uses the stored responses of the settings; None if no proxy does.
 
-    None means the default folder. Raises InvalidRequest if the proxy uses a folder of another machine, or hides it.
+    A proxy at a URL that a user named, or at the URL of settings that name neither a data folder nor a store, counts as that
+    proxy. Raises ProxyUnreachable.
+    """
+    if not isinstance(url, ConfiguredUrl) or not settings.model_fields_set & {"data", "store"}:
+        return client_of_running_proxy(url, token)
+    from kvproxy.installation.checks.configured_store import store_name
+
+    client = ProxyClient(url, token)
+    health = client.health()
+    if health is None or not _is_same_path(health.get("data", settings.data), settings.data):
+        return None
+    return client if health.get("responses") == store_name(settings) else None
+
+
+def names_folder(settings: "Settings") -> bool:
+    """Return whether a flag, a variable, or kvproxy.toml names the data folder: no proxy of another folder may be used."""
+    return "data" in settings.model_fields_set
+
+
+def _is_same_path(one: str | Path, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def used_data_folder(data: Path | None) -> Path | None:
+    """Return the data folder that is named, or else that of the running proxy at the configured URL.
+
+    None means the folder of the settings. Raises InvalidRequest if the proxy uses a folder of another machine, or hides it.
     """
     from kvproxy.installation.data_folder import running_proxy_url
     from kvproxy.settings import load_settings
 
-    if data is not None or "KVPROXY_DATA" in os.environ:
+    settings = load_settings(data=data)
+    if names_folder(settings):
         return data
     url = os.environ.get("KVPROXY_URL") or configured_url()
-    settings, client = load_settings(), ProxyClient(url, configured_token(url))
+    client = ProxyClient(url, configured_token(url))
     if url == running_proxy_url(settings.data) or not client.is_reachable():
         return None
     folder = client.get("/health").get("data")

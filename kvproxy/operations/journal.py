@@ -19,7 +19,7 @@ from kvproxy.journal.reader import JournalReader, PromptCount, RequestGroup
 from kvproxy.journal.record import Record, RecordWithQuestions
 from kvproxy.journal.request_regions import request_body_of
 from kvproxy.journal.spending import record_costs, with_costs
-from kvproxy.operations.client import ProxyClient, client_of_running_proxy, configured_url
+from kvproxy.operations.client import ConfiguredUrl, ProxyClient, client_of_running_proxy, configured_url, names_folder
 from kvproxy.operations.operation import Operation, Parameters, Result, RowLimits, operation
 from kvproxy.operations.record_query import RecordQuery
 from kvproxy.providers.prices import ModelPrices
@@ -186,11 +186,13 @@ def open_journal(
 ) -> JournalClient:
     """Open the journal of the data folder `data`, or of the shared store at a URL. Raises ProxyUnreachable or NotFound.
 
-    If `data` is None, open the journal of the proxy at the URL. If the URL is `configured_url` and no proxy answers, open
-    the journal of the default data folder.
+    Settings that name a data folder count as `data`, unless the user named a URL. Without a folder, open the journal of the
+    proxy at the URL. If the URL is `configured_url` and no proxy answers, open the journal of the default data folder.
     """
     if store is not None:
         return DirectJournal(data, format_time, store=store)
+    if data is None and isinstance(url, ConfiguredUrl) and names_folder(load_settings()):
+        return DirectJournal(None, format_time)
     if data is None and _reads_file_of_running_proxy(url):
         return DirectJournal(load_settings().data, format_time)
     if data is None and (client := client_of_running_proxy(url, token)) is not None:

@@ -53,7 +53,7 @@ class ListedClient(LimitedClient):
         spent_today, left_today, spent_this_month, left_this_month: what counts for its budget in this UTC day or month, and what
             is left, in `journal.currency`; None without such a budget.
         requests: number of its requests, also of those that a cache answered.
-        tokens: tokens that the backend read without reuse and generated; estimated if it did not report them.
+        tokens: tokens that quotas count: of prompts, also reused ones, and of responses; estimated if not reported.
         spent: price of its requests in `journal.currency`; None without prices.
         last_used: time of the last request in seconds since the epoch.
     """
@@ -191,7 +191,7 @@ def _usage(settings: Settings, first_day: str | None) -> dict[str, dict[str, Any
                 usage = usages.setdefault(name, {"requests": 0, "tokens": 0})
                 usage["requests"] += row.requests
                 if row.layer not in CACHES:
-                    usage["tokens"] += row.prompt_tokens - row.reused_tokens + row.completion_tokens
+                    usage["tokens"] += row.prompt_tokens + row.completion_tokens
                     usage["tokens"] += row.estimated_prompt_tokens + row.estimated_completion_tokens
         for saving in savings(reader, "tenant", ModelPrices(settings.journal), first_day=first_day):
             name = client_name(saving.name)

@@ -54,7 +54,9 @@ class ClientLimits:
     """The limits of a client, as in `ClientSettings`; None is no limit."""
 
     requests_per_minute: Annotated[int | None, Parameter("Requests per minute; excess receives 429.", least=1)] = None
-    tokens_per_minute: Annotated[int | None, Parameter("Computed tokens per minute; excess gets 429.", least=1)] = None
+    tokens_per_minute: Annotated[
+        int | None, Parameter("Prompt and response tokens per minute; excess gets 429.", least=1)
+    ] = None
     concurrent_requests: Annotated[int | None, Parameter("Requests in flight; excess receives 429.", least=1)] = None
     budget_per_day: Annotated[float | None, _budget("Money per UTC day; excess receives 429.")] = None
     budget_per_month: Annotated[float | None, _budget("Money per UTC month; excess receives 429.")] = None

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from kvproxy.errors import NotFound
-from kvproxy.operations.client import client_of_running_proxy
+from kvproxy.operations.client import ConfiguredUrl, client_of_store
 
 if TYPE_CHECKING:
     from kvproxy.index.entry_redaction import Redactor
@@ -36,18 +36,20 @@ def open_cache(
 ) -> Iterator[CacheClient]:
     """Open the stored responses of `store`, or of the data folder `data`. Raises ProxyUnreachable or NotFound.
 
-    If both are None, open the responses of the proxy at the URL. If the URL is `configured_url` and no proxy answers, open
-    the configured store. `create` creates a missing store of `store` or `data`.
+    A running proxy performs the operations if the user named its URL, or if it uses the data folder and the store of the
+    settings. Settings that name neither accept any proxy at `configured_url`. `create` creates a missing store that is named.
     """
-    is_named = store is not None or data is not None
-    if not is_named and (client := client_of_running_proxy(url, token)) is not None:
+    from kvproxy.settings import load_settings
+
+    settings = load_settings(store=store, data=data)
+    reads_files = store is not None or (data is not None and not isinstance(url, ConfiguredUrl))
+    if not reads_files and (client := client_of_store(url, token, settings)) is not None:
         yield client
         return
     from kvproxy.installation.checks.configured_store import open_configured_store, store_exists
     from kvproxy.operations.direct_cache import DirectCache
-    from kvproxy.settings import load_settings
 
-    settings = load_settings(store=store, data=data)
+    is_named = bool(settings.model_fields_set & {"data", "store"})
     if not store_exists(settings) and not (create and is_named):
         missing = f"there is no store {settings.store_path}"
         if is_named:

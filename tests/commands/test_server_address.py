@@ -1,6 +1,7 @@
 """Commands find the proxy by the settings; a data folder allows one proxy."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,10 +12,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kvproxy.errors import SettingsError
+from kvproxy.http.services import Services
+from kvproxy.index.store import EntryFilter
 from kvproxy.installation.data_folder import locked_folder
 from kvproxy.settings import load_settings
 from tests.commands.run import NOWHERE, Demo, kvproxy, result
-from tests.servers import run_proxy, run_upstream
+from tests.commands.test_cache import SERVABLE, stored
+from tests.index.entries import make_entry
+from tests.servers import run_front, run_proxy, run_upstream
 
 
 def test_commands_find_the_proxy_that_uses_the_data_folder(demo: Demo, tmp_path: Path) -> None:
@@ -105,6 +110,51 @@ def test_commands_take_the_admin_token_from_the_settings_of_the_proxy_only(tmp_p
         with run_upstream(answer) as other:
             assert kvproxy("warm", "--cache", "--from", other, "--data", tmp_path, url="").returncode == 3
         assert asked == [None]
+
+
+def entry_count(services: Services) -> int:
+    return len(services.cache.store.list_entries(EntryFilter()))
+
+
+@pytest.mark.parametrize("way", ["flag", "variable", "file"])
+def test_a_named_data_folder_excludes_the_proxy_of_another_folder(tmp_path: Path, way: str) -> None:
+    used, other, file = tmp_path / "used", tmp_path / "other", tmp_path / "kvproxy.toml"
+    for folder in (used, other):
+        folder.mkdir()
+        stored(folder / "responses.db", make_entry("a question", created=time.time(), response=SERVABLE))
+    with run_front(used, NOWHERE) as (url, services):
+        more = {"KVPROXY_PORT": str(urlsplit(url).port)}
+        if way == "file":
+            file.write_text(f'data = "{other}"\n')
+            more["KVPROXY_CONFIG"] = str(file)
+        elif way == "variable":
+            more["KVPROXY_DATA"] = str(other)
+        named = ("--data", other) if way == "flag" else ()
+        assert len(result("cache", "ls", *named, url="", **more)) == 1
+        assert kvproxy("cache", "rm", "--all", "--yes", *named, url="", **more).stdout == "removed 1 response\n"
+        assert result("cache", "ls", *named, url="", **more) == []
+        assert entry_count(services) == 1
+        no_journal = kvproxy("log", *named, url="", **more)
+        assert (no_journal.returncode, str(other) in no_journal.stderr) == (3, True), no_journal
+        for command in (("upstreams",), ("top", "--once"), ("reload",)):
+            done = kvproxy(*command, *named, url="", **more)
+            assert (done.returncode, f"no proxy uses the data folder {other}: " in done.stderr) == (4, True), done
+            assert f"the proxy at {url} uses {used}" in done.stderr
+
+
+@pytest.mark.parametrize("way", ["flag", "variable"])
+def test_a_named_store_excludes_the_proxy_of_another_store(tmp_path: Path, way: str) -> None:
+    other = tmp_path / "other.db"
+    for file in (tmp_path / "responses.db", other):
+        stored(file, make_entry("a question", created=time.time(), response=SERVABLE))
+    with run_front(tmp_path, NOWHERE) as (url, services):
+        more = {"KVPROXY_PORT": str(urlsplit(url).port), "KVPROXY_DATA": str(tmp_path)}
+        named = ("--store", other) if way == "flag" else ()
+        changed = more if named else more | {"KVPROXY_STORE": str(other)}
+        assert kvproxy("cache", "rm", "--all", "--yes", *named, url="", **changed).returncode == 0
+        assert entry_count(services) == 1
+        assert kvproxy("cache", "rm", "--all", "--yes", url="", **more).returncode == 0
+        assert entry_count(services) == 0
 
 
 def test_one_proxy_to_a_data_folder(tmp_path: Path) -> None:

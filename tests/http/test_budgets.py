@@ -137,6 +137,9 @@ def test_a_client_spends_what_savings_says_and_then_gets_hits_only(proxy: Proxy)
     until(lambda: list_clients(proxy.settings)[0].spent == pytest.approx(3 * COST))
     listed = list_clients(proxy.settings)[0]
     assert (listed.spent_today, listed.left_today) == (pytest.approx(3 * COST), 0.0)
+    # The list and the metric count the tokens that a quota charges, also reused ones.
+    assert listed.tokens == 3 * 1_100
+    assert 'client_tokens_total{client="one"} 3300.0' in proxy.services.metrics.render().decode()
     assert (listed.budget_per_month, listed.left_this_month, list_clients(proxy.settings)[1].left_today) == (None,) * 3
     set_limits(proxy.settings, "one", {"budget_per_day": 0.6})
     assert proxy.ask(key, "fourth").status_code == 200

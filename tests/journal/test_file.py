@@ -292,6 +292,15 @@ def test_an_interrupted_response_counts_in_each_sum_of_prompt_tokens(journal: St
     assert (group.computed, sum(series.prompt_tokens)) == (ledger["new"], 200)
 
 
+def test_a_broken_response_without_usage_counts_its_estimate(journal: StoredJournal) -> None:
+    facts = ResponseFacts(estimated_usage=(16, 1))
+    journal.add(finished("a", "broken", layer="error", failure="error-broken", facts=facts, arrived=time.time()))
+    journal.flush()
+    with closing(journal.reader()) as reader:
+        (group,) = reader.groups(RecordQuery(), "reason", order="requests", limit=9)
+    assert (group.name, group.computed, group.generated) == ("error-broken", 16, 1)
+
+
 def test_requests_are_grouped_by_client(journal: StoredJournal) -> None:
     for number, tenant in enumerate(("client:team", "client:team/ann", "public")):
         journal.add(finished(f"question {number}", f"r{number}", tenant=tenant))

@@ -1,10 +1,12 @@
 """Opens the configured store directly, without a proxy."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kvproxy.errors import KvproxyError
+from kvproxy.index.store_location import is_url
 from kvproxy.privacy.encryption import load_cipher
 from kvproxy.settings import Settings
 
@@ -14,9 +16,17 @@ if TYPE_CHECKING:
 
 def store_exists(settings: Settings) -> bool:
     """Return whether the configured store exists; always True for a database server."""
-    from kvproxy.index.store_location import is_url
-
     return is_url(settings.store_location) or settings.store_path.is_file()
+
+
+def store_name(settings: Settings) -> str:
+    """Return the file or the URL of the stored responses, without a password."""
+    location = settings.store_location
+    if not is_url(location):
+        return os.path.realpath(location)
+    from kvproxy.index.store.postgres.database import display_name
+
+    return display_name(location)
 
 
 @contextmanager

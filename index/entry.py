@@ -4,6 +4,7 @@ import json
 import math
 import uuid
 from dataclasses import MISSING, dataclass, fields
+from operator import attrgetter
 from typing import Any, Literal
 
 Freshness = Literal["fresh", "stale-while-revalidate", "stale-if-error", "expired"]
@@ -64,10 +65,12 @@ class Entry:
         return "stale-if-error" if self.expires + self.stale_if_error > now else "expired"
 
     def row(self) -> dict[str, Any]:
-        values = {name: getattr(self, name) for name in _NAMES}
+        values: dict[str, Any] = dict(zip(_NAMES, _values(self), strict=True))
         for name in _TOKENS:
             values[name] = _UNKNOWN if values[name] is None else values[name]
-        return values | {"semantic": int(self.semantic), "tags": json.dumps(list(self.tags), ensure_ascii=False)}
+        values["semantic"] = int(self.semantic)
+        values["tags"] = json.dumps(list(self.tags), ensure_ascii=False) if self.tags else _NO_TAGS
+        return values
 
     def summary(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _SUMMARY} | {"tags": list(self.tags)}
@@ -92,7 +95,7 @@ class Entry:
         for name in _TOKENS:
             values[name] = None if values[name] < 0 else values[name]
         values["semantic"], tags = bool(values["semantic"]), values["tags"]
-        values["tags"] = () if tags == "[]" else tuple(json.loads(tags))
+        values["tags"] = () if tags == _NO_TAGS else tuple(json.loads(tags))
         return cls(**values)
 
     @classmethod
@@ -121,8 +124,10 @@ class Entry:
 
 
 _TOKENS = ("prompt_tokens", "completion_tokens")
+_NO_TAGS = "[]"
 _UNKNOWN = -1  # Stores a number of tokens that is not reported, in a column without null.
 _NAMES = tuple(column.name for column in fields(Entry))
+_values = attrgetter(*_NAMES)
 _SUMMARY = tuple(name for name in _NAMES if name not in ("key", "request", "response"))
 _TEXTS = tuple(column.name for column in fields(Entry) if column.type is str)
 _COUNTS = (*(column.name for column in fields(Entry) if column.type is int), *_TOKENS)

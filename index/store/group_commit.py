@@ -23,8 +23,8 @@ class WriteBatcher:
         self._waiting.append((entry, future))
         if self._running is None:
             self._running = asyncio.create_task(self._drain())
-        # Cancelling the caller must not cancel the write.
-        return await asyncio.shield(future)
+        # A cancelled caller cancels the future only: the entry is still written.
+        return await future
 
     async def _drain(self) -> None:
         batch: list[_Pending] = []

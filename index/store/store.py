@@ -37,6 +37,7 @@ _CONDITIONS = {
     "older_than": "created < :before",
     "tenant": "tenant in (:tenant, 'client:' || :tenant) or substr(tenant, 1, length(:tenant) + 8) = 'client:' || :tenant || '/'",
 }
+_FIND = f"select {COLUMNS} from responses where key = :key and {IS_SERVABLE}"
 _IS_OWN_TAG = f"substr(tag, 1, {len(PROVIDER_ID_TAG)}) <> '{PROVIDER_ID_TAG}'"
 _log = logging.getLogger("kvproxy")
 
@@ -49,8 +50,7 @@ class Store(StoreWriter):
 
     def find(self, key: str) -> Entry | None:
         """Return the entry with a key; None if there is no entry, or if it is `expired` (see `Freshness`)."""
-        sql = f"select {COLUMNS} from responses where key = :key and {IS_SERVABLE}"
-        entry = self._first_entry(self.database.query(sql, {"key": key} | self.time_parameters()))
+        entry = self._first_entry(self.database.query(_FIND, {"key": key} | self.time_parameters()))
         # A damaged index can return another entry.
         return entry if entry is None or entry.key == key else None
 
@@ -64,8 +64,10 @@ class Store(StoreWriter):
         return entry if entry is None or entry.id == id else None
 
     def _first_entry(self, rows: list[Row]) -> Entry | None:
+        if not rows:
+            return None
         with self.database.health.watch("read"):
-            return self.codec.entry(rows[0]) if rows else None
+            return self.codec.entry(rows[0])
 
     def _intact_entries(self, rows: list[Row]) -> Iterator[Entry]:
         for row in rows:

@@ -1,7 +1,6 @@
 """The interface to the embedded engine, and to upstreams, as the path of a request uses it."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -16,6 +15,26 @@ Body: TypeAlias = bytes | AsyncIterator[bytes]
 
 def is_stream(headers: Headers) -> bool:
     return any(name == "content-type" and value.startswith("text/event-stream") for name, value in headers)
+
+
+class Callbacks:
+    """Functions that are called once, the last one first, at an event such as the end of a response."""
+
+    def __init__(self) -> None:
+        self._functions: list[Callable[[], object]] = []
+
+    def add(self, function: Callable[[], object]) -> None:
+        self._functions.append(function)
+
+    def run(self) -> None:
+        """Call the functions, all of them also if one raises an exception. Later calls do nothing."""
+        while self._functions:
+            function = self._functions.pop()
+            try:
+                function()
+            except BaseException:
+                self.run()
+                raise
 
 
 async def no_op() -> None:
@@ -99,8 +118,8 @@ class RelayedResponse:
     headers: Headers
     chunks: AsyncIterator[bytes]
     close: Callable[[], Awaitable[None]] = field(default=no_op)
-    on_first_chunk: ExitStack = field(default_factory=ExitStack)
-    on_end: ExitStack = field(default_factory=ExitStack)
+    on_first_chunk: Callbacks = field(default_factory=Callbacks)
+    on_end: Callbacks = field(default_factory=Callbacks)
     served_by: ServingUpstream | None = None
     has_unrequested_usage: bool = False
     lacks_cache_fields: bool = False

@@ -82,8 +82,9 @@ class SharedRequest:
             self._notify_clients()
 
     def _notify_clients(self) -> None:
+        # Wakes all that wait now.
         self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed.clear()
 
     async def _wait_for_clients(self) -> None:
         while self._size > MAX_UNSENT_BYTES:
@@ -149,7 +150,6 @@ class SharedRequest:
         self._read[client] = sent, size
         try:
             while True:
-                changed = self._changed
                 while sent < self._dropped + len(self._chunks):
                     if confirm:
                         await self.wait_until_stored()
@@ -160,8 +160,8 @@ class SharedRequest:
                     self._client_moved.set()
                 if self.ended and sent == self._dropped + len(self._chunks):
                     break
-                if sent == self._dropped + len(self._chunks) and changed is self._changed:
-                    await changed.wait()
+                if sent == self._dropped + len(self._chunks):
+                    await self._changed.wait()
             if self.error is not None:
                 raise self.error
             if confirm:

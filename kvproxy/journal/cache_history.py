@@ -1,8 +1,8 @@
 """Records the prompts of each exact key, and why its response was removed."""
 
 from array import array
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from kvproxy.exchange import Exchange
@@ -16,13 +16,12 @@ _MAX_CHANGES = 2  # Requests that differ in more regions belong to different con
 _MAX_TOMBSTONES = 100_000
 _MAX_CACHED_PROMPTS = 4_096
 _MAX_CACHED_REGIONS = 250_000
-_FIND = (
-    "select p.number, p.entry, p.expires, p.seconds, t.reason, t.time from (select ? as key) k"
-    " left join prompts p on p.key = k.key left join tombstones t on t.key = k.key"
-)
+_FIND = "select key, number, entry, expires, seconds from prompts where key in ({})"
+_FIND_TOMBSTONES = "select key, reason, time from tombstones where key in ({})"
+_MAX_FOUND = 256  # Keys of one query.
 _INSERT = (
-    "insert into prompts (key, question, regions, shape, entry, expires, seconds, text, whole)"
-    " values (?, ?, ?, ?, ?, ?, ?, ?, ?) returning number"
+    "insert into prompts (key, question, regions, shape, entry, expires, seconds, last, text, whole)"
+    " values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) returning number"
 )
 Tombstone: TypeAlias = tuple[str, float]
 """Reason, such as `expired`, and time (seconds since the epoch) of the removal of a stored response."""
@@ -90,15 +89,45 @@ class CacheHistory:
         self._strings = strings
         self._regions: dict[int, Regions] = {}
         self._num_cached = 0
+        self._found: dict[bytes, tuple[PromptRecord | None, Tombstone | None]] = {}
+        """The rows of the batch's keys, with the changes of this batch."""
+        self._sizes: list[tuple[int, bytes]] = []  # Rows of `prompt_sizes` that are not inserted yet.
+        self._last_records: dict[int, int] = {}
+
+    def begin_batch(self, keys: Iterable[bytes]) -> None:
+        """Read the rows of the `short_key`s of a batch at once, for `find`."""
+        self._found = dict.fromkeys(keys, (None, None))
+        missing = list(self._found)
+        for start in range(0, len(missing), _MAX_FOUND):
+            self._read(missing[start : start + _MAX_FOUND])
+
+    def _read(self, keys: Sequence[bytes]) -> None:
+        # Powers of two bound the number of prepared statements.
+        padded = [*keys, *[keys[-1]] * ((1 << (len(keys) - 1).bit_length()) - len(keys))]
+        marks = ", ".join("?" * len(padded))
+        for key, *values in self._database.rows(_FIND.format(marks), padded):
+            self._found[key] = PromptRecord(*values), None
+        for key, reason, time in self._database.rows(_FIND_TOMBSTONES.format(marks), padded):
+            self._found[key] = self._found[key][0], (reason, time)
+
+    def end_batch(self) -> None:
+        """Write the last records of the prompts since `begin_batch`."""
+        self._insert_sizes()
+        sql = "update prompts set last = ? where number = ?"
+        self._database.executemany(sql, [(record, prompt) for prompt, record in self._last_records.items()])
+        self._last_records.clear()
+        self._found.clear()
 
     def find(self, key: bytes) -> tuple[PromptRecord | None, Tombstone | None]:
         """Return the prompt of a `short_key`, and the last removal of its response."""
-        ((number, entry, expires, seconds, reason, time),) = self._database.rows(_FIND, [key])
-        prompt = None if number is None else PromptRecord(number, entry, expires, seconds)
-        return prompt, None if reason is None else (reason, time)
+        if key not in self._found:
+            self._found[key] = None, None
+            self._read([key])
+        return self._found[key]
 
     def regions(self, prompt_number: int) -> Regions | None:
         if prompt_number not in self._regions:
+            self._insert_sizes()
             sql = (
                 "select p.regions, p.shape, s.sizes from prompts p left join prompt_sizes s on s.prompt = p.number"
                 " where p.number = ? and p.regions is not null"
@@ -118,6 +147,13 @@ class CacheHistory:
 
     def on_rollback(self) -> None:
         self._regions.clear()
+        self._found.clear()
+        self._sizes.clear()
+        self._last_records.clear()
+
+    def _insert_sizes(self) -> None:
+        rows, self._sizes = self._sizes, []
+        self._database.insert("prompt_sizes", ("prompt", "sizes"), rows)
 
     def add(
         self,
@@ -127,8 +163,9 @@ class CacheHistory:
         contents: bytes | None,
         stored: ResponseStored | None = None,
         seconds: float | None = None,
+        record: int | None = None,
     ) -> PromptRecord:
-        """Insert a prompt, with its stored response and the seconds of its computation.
+        """Insert a prompt, with its stored response, the seconds of its computation, and the number of its record.
 
         `text` is the beginning of the question, and `contents` the compressed JSON of all regions; None does not store them.
         No regions are stored if they have too many names (see `StringIds.shape_id`).
@@ -136,12 +173,15 @@ class CacheHistory:
         shape = self._strings.shape_id(regions)
         entry, expires = (None, None) if stored is None else (stored.id, stored.expires)
         own = (None, None) if shape is None else (regions.question_digest, b"".join(regions.digests))
-        ((number,),) = self._database.rows(_INSERT, [key, *own, shape, entry, expires, seconds, text, contents])
+        values = [key, *own, shape, entry, expires, seconds, record, text, contents]
+        ((number,),) = self._database.rows(_INSERT, values)
         if shape is not None:
             sizes = array("I", [min(size, 2**32 - 1) for size in regions.sizes]).tobytes()
-            self._database.execute("insert into prompt_sizes (prompt, sizes) values (?, ?)", [number, sizes])
+            self._sizes.append((number, sizes))
             self._cache_regions(number, regions)
-        return PromptRecord(int(number), entry, expires, seconds)
+        prompt = PromptRecord(int(number), entry, expires, seconds)
+        self._found[key] = prompt, self.find(key)[1]
+        return prompt
 
     def add_text(self, number: int, text: str) -> None:
         """Store the beginning of the question of the prompt with this number, unless the prompt already has one."""
@@ -154,30 +194,42 @@ class CacheHistory:
             " on conflict (key) do update set text = excluded.text, last = excluded.last"
         )
         self._database.execute(sql, [short_key(entry_id), text, record_number])
+        self._found.pop(short_key(entry_id), None)
 
     def set_seconds(self, key: bytes, seconds: float) -> None:
         self._database.execute("update prompts set seconds = ? where key = ?", [seconds, key])
+        prompt, tombstone = self.find(key)
+        if prompt is not None:
+            self._found[key] = replace(prompt, seconds=seconds), tombstone
 
     def set_entry(self, stored: ResponseStored) -> None:
-        sql = "update prompts set entry = ?, expires = ? where key = ?"
-        self._database.execute(sql, [stored.id, stored.expires, short_key(stored.key)])
+        sql, key = "update prompts set entry = ?, expires = ? where key = ?", short_key(stored.key)
+        self._database.execute(sql, [stored.id, stored.expires, key])
+        prompt, tombstone = self.find(key)
+        if prompt is not None:
+            self._found[key] = replace(prompt, entry=stored.id, expires=stored.expires), tombstone
 
     def remove_tombstone(self, stored: ResponseStored) -> None:
         """Forget the removal of a response that was stored earlier than `stored`."""
-        sql = "delete from tombstones where key = ? and time <= ?"
-        self._database.execute(sql, [short_key(stored.key), stored.time])
+        sql, key = "delete from tombstones where key = ? and time <= ?", short_key(stored.key)
+        self._database.execute(sql, [key, stored.time])
+        prompt, tombstone = self.find(key)
+        if tombstone is not None and tombstone[1] <= stored.time:
+            self._found[key] = prompt, None
 
-    def set_last_records(self, record_numbers: Mapping[int, int]) -> None:
-        """Set the last record of each prompt in `record_numbers`, which maps prompt numbers to record numbers."""
-        sql = "update prompts set last = ? where number = ?"
-        self._database.executemany(sql, [(record, prompt) for prompt, record in record_numbers.items()])
+    def set_last_record(self, prompt: int, record: int) -> None:
+        """Set the last record of a prompt at the end of the batch."""
+        self._last_records[prompt] = record
 
     def add_removal(self, removal: ResponseRemoved) -> None:
         sql = (
             "insert into tombstones (key, reason, time) values (?, ?, ?)"
             " on conflict (key) do update set reason = excluded.reason, time = excluded.time"
         )
-        self._database.execute(sql, [short_key(removal.key), removal.reason, removal.time])
+        key = short_key(removal.key)
+        prompt, _ = self.find(key)
+        self._database.execute(sql, [key, removal.reason, removal.time])
+        self._found[key] = prompt, (str(removal.reason), removal.time)
 
     @staticmethod
     def last_removal(

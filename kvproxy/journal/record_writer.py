@@ -29,7 +29,7 @@ from kvproxy.journal.exchange_record import (
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import Regions, regions_as_json, regions_of
 from kvproxy.journal.saving_groups import counted_tags
-from kvproxy.journal.schema import StringIds, record_row, short_key
+from kvproxy.journal.schema import StringIds, record_row, short_key, stored_column
 from kvproxy.journal.sessions.turn_writer import TurnWriter
 from kvproxy.settings.journal import JournalSettings
 
@@ -65,6 +65,7 @@ class RecordWriter:
         self._settings = settings
         self._clock = clock
         self._strings = StringIds(database)
+        self._columns = tuple(map(stored_column, database.stored))
         self._history = CacheHistory(database, self._strings)
         self._totals = DailySums(database, "totals", ("tenant", "model", "layer", "tag"), _SUMS)
         self._turns = TurnWriter(database, self._strings, self._history, settings.prices)
@@ -90,6 +91,7 @@ class RecordWriter:
                     self._strings.on_rollback()
                     self._version = version
                 self._turns.begin_batch()
+                self._history.begin_batch({short_key(key) for event in events if (key := _key_of(event)) is not None})
                 times = [event.arrived for event in events if isinstance(event, Exchange)]
                 first = self._database.reserve_numbers(times) if times else None
                 self._write(events, first or 0)
@@ -122,11 +124,11 @@ class RecordWriter:
             else:
                 self._write_change(event, records)
         self._turns.end_batch()
-        self._history.set_last_records(
-            {record.prompt: number for number, record in records.items() if record.prompt is not None}
-        )
-        self._database.insert_records(
-            [record_row(record, self._database, self._strings) for record in records.values()]
+        self._history.end_batch()
+        self._database.insert(
+            "records",
+            self._columns,
+            [record_row(record, self._database, self._strings) for record in records.values()],
         )
         self._totals.write()
 
@@ -164,7 +166,7 @@ class RecordWriter:
         key = cache_key.exact
         prompt = self._prompts.get(key)
         if prompt is not None and exchange.layer == "exact":
-            record.prompt = prompt.number
+            self._set_prompt(record, prompt.number)
             self._turns.add_hit(record, None)
             return
         short = short_key(key)
@@ -189,18 +191,24 @@ class RecordWriter:
             stored, _ = self._stored_responses.get(key, (None, None))
             if stored is not None and tombstone is not None:
                 self._history.remove_tombstone(stored)
-            prompt = self._history.add(short, regions, text, whole, stored, seconds)
+            prompt = self._history.add(short, regions, text, whole, stored, seconds, record.number)
+            record.prompt = prompt.number
         elif seconds is not None and (prompt.seconds is None or seconds < prompt.seconds):
             self._history.set_seconds(short, seconds)
             prompt = replace(prompt, seconds=seconds)
         if len(self._prompts) >= _MAX_CACHED_PROMPTS:
             self._prompts.clear()
         self._prompts[key] = prompt
-        record.prompt = prompt.number
+        if record.prompt is None:
+            self._set_prompt(record, prompt.number)
         self._turns.add_hit(record, None if was_sent else regions)
         self._turns.add(exchange, record, regions)
         if record.entry is None:
             self._set_or_defer_entry(key, exchange, record)
+
+    def _set_prompt(self, record: Record, prompt: int) -> None:
+        record.prompt = prompt
+        self._history.set_last_record(prompt, record.number)
 
     def _explain_miss(
         self,
@@ -287,6 +295,13 @@ class RecordWriter:
         if count:
             self._prompts.clear()
         return count
+
+
+def _key_of(event: Event) -> str | None:
+    """Return the exact key of an event whose prompt `CacheHistory.find` is asked for."""
+    if isinstance(event, Exchange):
+        return None if event.key is None else event.key.exact
+    return event.key if isinstance(event, ResponseStored | ResponseRemoved) else None
 
 
 def _stored_texts(

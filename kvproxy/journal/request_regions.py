@@ -1,16 +1,18 @@
 """Divides a request into the regions in which it can differ from another."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import zip_longest
 
-from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps, field
+from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps
 
 DIGEST_BYTES = 8
 _LISTS = ("messages", "input")
 QUESTIONS = ("messages", "input", "prompt")
+_LAST = ("tools", "system", "instructions", *QUESTIONS)
+_LAST_FIELDS = frozenset(_LAST)
 _LONGEST_NAME = 80
 _OUTSIDE_BODY = ("tenant", "backend", "namespace", "query", "fields", "api")
 
@@ -65,31 +67,33 @@ class Regions:
         return None if self.question is None else self.digests[self.question]
 
 
-def region_items(key_parts: JsonObject) -> Iterator[tuple[str, Json]]:
-    """Yield the name and the content of each region (field, header, or message) of a request, from `CacheKey.parts`."""
+def region_items(key_parts: JsonObject) -> list[tuple[str, Json]]:
+    """Return the name and the content of each region (field, header, or message) of a request, from `CacheKey.parts`."""
+    items: list[tuple[str, Json]] = []
     for name, value in key_parts.items():
         if name == "headers" and isinstance(value, dict):
-            yield from ((f"header {header}", text) for header, text in sorted(value.items()))
+            items += [(f"header {header}", text) for header, text in sorted(value.items())]
         elif name not in ("body", "endpoint"):
-            yield name, value
-    yield "api", key_parts.get("endpoint")
+            items.append((name, value))
+    items.append(("api", key_parts.get("endpoint")))
     body = key_parts.get("body")
-    if isinstance(body, dict):
-        yield from _body_items(body)
+    return items + _body_items(body) if isinstance(body, dict) else items
 
 
-def _body_items(body: JsonObject) -> Iterator[tuple[str, Json]]:
-    last = ("tools", "system", "instructions", *QUESTIONS)
-    for name in sorted(body.keys() - set(last)):
-        yield name[:_LONGEST_NAME], body[name]
-    for name in last:
+def _body_items(body: JsonObject) -> list[tuple[str, Json]]:
+    items: list[tuple[str, Json]] = [(name[:_LONGEST_NAME], body[name]) for name in sorted(body.keys() - _LAST_FIELDS)]
+    for name in _LAST:
         value = body.get(name)
         if name in _LISTS and isinstance(value, list):
-            for place, item in enumerate(value):
-                role = field(item, "role") if isinstance(item, dict) else None
-                yield f"{name}[{place}]" + (f" {role[:16]}" if isinstance(role, str) else ""), item
+            items += [(f"{name}[{place}]{_role_suffix(item)}", item) for place, item in enumerate(value)]
         elif name in body:
-            yield name, value
+            items.append((name, value))
+    return items
+
+
+def _role_suffix(item: Json) -> str:
+    role = item.get("role") if isinstance(item, dict) else None
+    return f" {role[:16]}" if isinstance(role, str) else ""
 
 
 def request_body_of(parts: JsonMap) -> JsonObject:
@@ -112,17 +116,14 @@ def regions_of(
 
     `collect` receives the digest and the JSON of each region.
     """
-    names, digests, sizes, question = [], [], [], None
-    for place, (name, value) in enumerate(region_items(key_parts)):
-        content = dumps(value, sort_keys=True)
-        digest = hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+    items = region_items(key_parts)
+    contents = [dumps(value, sort_keys=True) for _, value in items]
+    digests = tuple(hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest() for content in contents)
+    for digest, content in zip(digests, contents, strict=True):
         collect(digest, content)
-        names.append(name)
-        digests.append(digest)
-        sizes.append(len(content))
-        if name.partition("[")[0] in QUESTIONS:
-            question = place
-    return Regions(tuple(names), tuple(digests), question, tuple(sizes))
+    names = tuple(name for name, _ in items)
+    questions = (place for place in reversed(range(len(names))) if names[place].partition("[")[0] in QUESTIONS)
+    return Regions(names, digests, next(questions, None), tuple(map(len, contents)))
 
 
 def regions_as_json(key_parts: JsonObject) -> bytes:

@@ -160,7 +160,7 @@ class UpstreamClient:
         except BaseException:
             self.admission.leave()
             raise
-        reply.on_end.callback(self.admission.leave)
+        reply.on_end.add(self.admission.leave)
         return reply
 
     async def send_unqueued(

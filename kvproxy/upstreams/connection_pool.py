@@ -9,7 +9,6 @@ import asyncio
 import io
 import os
 from collections.abc import AsyncIterator, Iterable
-from contextlib import ExitStack
 from functools import partial
 from typing import Any, cast
 
@@ -19,7 +18,7 @@ from aiohttp.http import RawResponseMessage
 from aiohttp.streams import StreamReader
 from yarl import URL
 
-from kvproxy.backends.protocol import Body, Headers, RelayedResponse
+from kvproxy.backends.protocol import Body, Callbacks, Headers, RelayedResponse
 from kvproxy.errors import InvalidRequest, UpstreamError, UpstreamProtocolError, UpstreamTimeout, UpstreamUnreachable
 from kvproxy.optional_packages import require_names
 
@@ -132,8 +131,10 @@ def _cause(error: OSError) -> str:
 def end_to_end_headers(headers: Iterable[tuple[str, str]]) -> Headers:
     """Return the headers with names in lower case, without hop-by-hop headers."""
     lower = [(name.lower(), value) for name, value in headers]
-    named = {option.strip().lower() for name, value in lower if name == "connection" for option in value.split(",")}
-    dropped = _HOP_BY_HOP | (named - _ALWAYS_END_TO_END)
+    dropped = _HOP_BY_HOP
+    if connection := [value for name, value in lower if name == "connection"]:
+        named = {option.strip().lower() for option in ",".join(connection).split(",")}
+        dropped = dropped | (named - _ALWAYS_END_TO_END)
     return [(name, value) for name, value in lower if name not in dropped and not name.startswith(_PROXY)]
 
 
@@ -173,13 +174,13 @@ async def _verify_content_length(body: AsyncIterator[bytes], headers: Headers) -
 def _to_relayed_response(response: aiohttp.ClientResponse) -> RelayedResponse:
     raw = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in response.raw_headers]
     headers = end_to_end_headers(raw)
-    if any(name.lower() == "transfer-encoding" for name, _ in raw):
+    if "transfer-encoding" in response.headers:
         headers = [(name, value) for name, value in headers if name != "content-length"]
 
-    on_first_chunk, on_end = ExitStack(), ExitStack()
+    on_first_chunk, on_end = Callbacks(), Callbacks()
 
     async def close() -> None:
-        on_end.close()
+        on_end.run()
         # A response that was read to its end has already returned its connection.
         response.close()
 
@@ -189,7 +190,7 @@ def _to_relayed_response(response: aiohttp.ClientResponse) -> RelayedResponse:
 
 
 async def _chunks(
-    response: aiohttp.ClientResponse, on_first_chunk: ExitStack, on_end: ExitStack
+    response: aiohttp.ClientResponse, on_first_chunk: Callbacks, on_end: Callbacks
 ) -> AsyncIterator[bytes]:
     content = response.content
     protocol = response.connection.protocol if response.connection is not None else None
@@ -203,13 +204,13 @@ async def _chunks(
         closed.add_done_callback(wake)
     try:
         async for chunk in content.iter_any():
-            on_first_chunk.close()
+            on_first_chunk.run()
             yield chunk
         if (
             closed is not None
-            and not _has_message_framing(response)
             and closed.done()
             and closed.exception() is not None
+            and not _has_message_framing(response)
         ):
             raise UpstreamProtocolError("the upstream broke its response off")
     except TimeoutError:
@@ -220,7 +221,7 @@ async def _chunks(
             yield chunk
         raise UpstreamProtocolError(f"the upstream broke its response off: {error or type(error).__name__}") from None
     finally:
-        on_end.close()
+        on_end.run()
         if closed is not None:
             # Callbacks must not accumulate on the connection.
             closed.remove_done_callback(wake)

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from random import random
 from typing import TYPE_CHECKING
 
@@ -266,8 +267,8 @@ class Fleet:
                 routed = with_engine_hints(routed, self._settings.hints, metrics.kind if metrics is not None else None)
             is_measured = request.body.get("stream") is True and destination.predicted_tokens is not None
             reply = await engine.refused_fields.send(routed, send)
-            reply.on_first_chunk.callback(computation.on_first_chunk, is_measured and reply.status == 200)
-            reply.on_end.callback(computation.finish)
+            reply.on_first_chunk.add(partial(computation.on_first_chunk, is_measured and reply.status == 200))
+            reply.on_end.add(computation.finish)
             if reply.status == 200 and not is_last:
                 # Before the first chunk, another engine can take the request.
                 await reply.wait_for_first_chunk()

@@ -106,7 +106,8 @@ def _journal(path: Path, records: int) -> tuple[SqliteJournalDatabase, list[tupl
     columns = database.rows("pragma table_info(records)")
     with database.transaction():
         database.execute("insert into names (number, name) values (1, 'name')", [])
-        database.insert_records([_record(columns, database, number) for number in range(1, records + 1)])
+        rows = [_record(columns, database, number) for number in range(1, records + 1)]
+        database.insert("records", [stored_column(name) for name in database.stored], rows)
     return database, columns
 
 
@@ -127,7 +128,7 @@ def _commits(folder: Path, records: int) -> dict[str, Callable[[], float]]:
 
     def by_kvproxy() -> None:
         with database.transaction():
-            database.insert_records([_record(columns, database, next(own)) for _ in range(_BATCH)])
+            database.insert("records", names, [_record(columns, database, next(own)) for _ in range(_BATCH)])
 
     def by_core() -> None:
         with engine.begin() as connection:

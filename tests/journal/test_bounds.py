@@ -17,6 +17,7 @@ from kvproxy.journal.journal import StoredJournal, _JournalEventQueue, open_stor
 from kvproxy.journal.record_writer import RecordWriter
 from kvproxy.journal.request_regions import Regions
 from kvproxy.journal.savings import savings
+from kvproxy.journal.schema import stored_column
 from kvproxy.journal.sessions import session_matching, turn_writer
 from kvproxy.journal.sessions.marked_regions import MAX_MARKS
 from kvproxy.journal.sessions.session_matching import KnownTurn, SessionIndex, chain_of
@@ -223,9 +224,9 @@ def test_batches_of_all_sizes_prepare_few_statements(tmp_path: Path, monkeypatch
     monkeypatch.setattr(SqliteJournalDatabase, "execute", record)
     numbers = iter(range(10_000))
     for size in range(130):
-        database.insert_records(
-            [[next(numbers) if name == "number" else 1 for name in database.stored] for _ in range(size)]
-        )
+        columns = [stored_column(name) for name in database.stored]
+        rows = [[next(numbers) if name == "number" else 1 for name in columns] for _ in range(size)]
+        database.insert("records", columns, rows)
     assert database.rows("select count(*), max(number) from records") == [(8_385, 8_384)]
     # SQLite keeps each of the last 128 statements prepared, with memory for its rows.
     assert len(statements) == 7

@@ -31,7 +31,7 @@ journal/cache_history: _regions
 journal/daily_sums: _values _rows
 journal/journal: _events
 journal/sessions/session_matching: _contents
-journal/sessions/turn_writer: _roots reuse_curves _block_sizes _numbers
+journal/sessions/turn_writer: _roots reuse_curves _block_sizes _limits _numbers
 flow/tenants: _digests
 upstreams/mirror/apply_events: blocks _children _by_content pools _pools_by_place unknown_names
 upstreams/mirror/sequencer: _fingerprints _held
@@ -94,6 +94,7 @@ engine/models/lora: _slices by_name
 http/metrics: _values descriptions
 upstreams/fleet_engine: _problems
 upstreams/client: _refuse_usage
+backends/protocol: _functions
 index/store/database: _failures _logs
 index/store/writer: removal_listeners
 # Tasks, connections, files, and slots of this process.
@@ -104,6 +105,8 @@ upstreams/llama/slot_files: _writing
 http/proxy_server: _listeners _connecting
 http/services: _tasks uncached_paths
 journal/journal: _idle_readers _batch
+journal/cache_history: _found _sizes _last_records
+journal/sessions/turn_writer: _rows
 journal/databases/postgres: _days _pending
 index/store/sqlite/database: _readers
 engine/chunk_transfer: _free _slabs

@@ -83,7 +83,7 @@ class SqliteDatabase:
         self._write_lock = threading.RLock()
         self._readers: deque[sqlite3.Connection] = deque()
         self._is_durable = True
-        self._is_closed = False
+        self.is_closed = False
         try:
             make_files_private(path)
             with contextlib.ExitStack() as opened:
@@ -165,33 +165,51 @@ class SqliteDatabase:
         return int(self.query("select count(*) as entries from responses")[0]["entries"])
 
     def close(self) -> None:
-        self._is_closed = True
+        self.is_closed = True
         self._writer.close()
         while self._readers:
             self._readers.pop().close()
 
-    @contextlib.contextmanager
-    def converting_errors(self, operation: Operation, *, check_now: bool = False) -> Iterator[None]:
+    def converting_errors(self, operation: Operation, *, check_now: bool = False) -> "_ConvertingErrors":
         """Raise a CacheStoreError for an error of SQLite, or if the files were replaced (see `DatabaseFiles.were_replaced`)."""
-        if self._is_closed:
-            raise CacheStoreError(f"the store {self.path} is closed")
+        return _ConvertingErrors(self, operation, check_now=check_now)
+
+    def check_files(self, *, check_now: bool) -> None:
+        """Raise a CacheStoreError if the files were replaced."""
+        if self._files.were_replaced(check_now=check_now):
+            with self._write_lock:
+                self._files.checkpoint()
+            raise CacheStoreError(f"the store {self.path} was deleted or replaced: restart to use what is there now")
+
+
+class _ConvertingErrors:
+    """The context manager of `SqliteDatabase.converting_errors`. A generator would take as long as a statement."""
+
+    def __init__(self, database: SqliteDatabase, operation: Operation, *, check_now: bool) -> None:
+        self._database = database
+        self._operation: Operation = operation
+        self._check_now = check_now or operation == "write"
+
+    def __enter__(self) -> None:
+        database = self._database
+        if database.is_closed:
+            raise CacheStoreError(f"the store {database.path} is closed")
         try:
-            if self._files.were_replaced(check_now=check_now or operation == "write"):
-                with self._write_lock:
-                    self._files.checkpoint()
-                raise CacheStoreError(
-                    f"the store {self.path} was deleted or replaced: restart to use what is there now"
-                )
-            try:
-                yield
-            except (sqlite3.Error, UnicodeDecodeError) as error:
-                raise CacheStoreError(
-                    f"the store {self.path} failed ({error}): check the disk, and kvproxy doctor"
-                ) from error
+            database.check_files(check_now=self._check_now)
         except CacheStoreError as error:
-            self.health.failed(operation, error)
+            database.health.failed(self._operation, error)
             raise
-        self.health.worked(operation)
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        database = self._database
+        if error is None:
+            database.health.worked(self._operation)
+        elif isinstance(error, CacheStoreError):
+            database.health.failed(self._operation, error)
+        elif isinstance(error, sqlite3.Error | UnicodeDecodeError):
+            failure = CacheStoreError(f"the store {database.path} failed ({error}): check the disk, and kvproxy doctor")
+            database.health.failed(self._operation, failure)
+            raise failure from error
 
 
 class _SqliteTransaction:
@@ -206,8 +224,10 @@ class _SqliteTransaction:
 
 
 def _rows(cursor: sqlite3.Cursor) -> list[Row]:
-    names = [column[0] for column in cursor.description or ()]
-    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+    rows = cursor.fetchall()
+    # Most queries for exact hits find no row.
+    names = [column[0] for column in cursor.description] if rows else []
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def _cannot_open(path: Path, reason: str) -> CacheStoreError:

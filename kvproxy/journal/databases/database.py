@@ -33,8 +33,8 @@ class JournalDatabase(Protocol):
 
     def executemany(self, sql: str, rows: Sequence[Sequence[object]]) -> None: ...
 
-    def insert_records(self, rows: Sequence[Sequence[object]]) -> None:
-        """Insert rows into `records`, with a value for each field in the attribute `stored`."""
+    def insert(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """Insert rows into a table, with a value for each of the columns."""
 
     def transaction(self) -> AbstractContextManager[int]:
         """Open a transaction, which blocks other writers. Yield a number; after it changed, cached prompt numbers are invalid."""

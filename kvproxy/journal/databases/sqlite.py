@@ -17,7 +17,6 @@ from kvproxy.journal.schema import (
     VERSION,
     entry_blob,
     short_key,
-    stored_column,
     stored_fields,
     unused_names_condition,
     view_sql,
@@ -49,16 +48,21 @@ class SqliteJournalDatabase:
         with _journal_errors:
             self._connection.executemany(sql, rows)
 
-    def insert_records(self, rows: Sequence[Sequence[object]]) -> None:
+    def insert(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         # One statement takes the GIL once; with one per row, the event loop and this thread would alternate.
-        names, marks = ", ".join(map(stored_column, self.stored)), f"({', '.join('?' * len(self.stored))})"
         start = 0
         while start < len(rows):
             # The connection keeps prepared statements, of 2 KiB per row. Powers of two bound their number.
             count = min(_MAX_INSERTED, 1 << (len(rows) - start).bit_length() - 1)
-            values = [value for row in rows[start : start + count] for value in row]
-            self.execute(f"insert into records ({names}) values {', '.join([marks] * count)}", values)
+            self._insert(table, columns, rows[start : start + count])
             start += count
+
+    def _insert(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        # Python takes longer to pass a null than SQLite to store the row, and many columns are null in most rows.
+        used = [place for place in range(len(columns)) if any(row[place] is not None for row in rows)]
+        names, marks = ", ".join(columns[place] for place in used), f"({', '.join('?' * len(used))})"
+        values = [row[place] for row in rows for place in used]
+        self.execute(f"insert into {table} ({names}) values {', '.join([marks] * len(rows))}", values)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[int]:

@@ -1,10 +1,9 @@
 """Finds the earlier turn that a request continues, and its longest common prefix with an earlier request."""
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 from kvproxy.journal.request_regions import QUESTIONS, Regions
@@ -19,8 +18,52 @@ _HEAD = (
     *("tools", "system", "instructions", "tool_choice", "thinking"),
 )
 _INSTRUCTIONS = ("system", "developer")
+_TEXTS = ("tools", "system", "instructions", *QUESTIONS)
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptShape:
+    """What the names of a request's regions (see `Regions`) say about its prompt.
+
+    Attributes:
+        order: indexes of the prompt's regions, in the order of a chat template. The other attributes follow this order.
+        first: index of the first message that is not a system message.
+        assistants: indexes of the assistant's messages.
+        texts: indexes of regions with text; the others only select how a text is read.
+    """
+
+    order: tuple[int, ...]
+    names: tuple[str, ...]
+    first: int
+    assistants: tuple[int, ...]
+    texts: tuple[int, ...]
+
+    def has_text(self, num_regions: int) -> bool:
+        return bool(self.texts) and self.texts[0] < num_regions
+
+    def text_bytes(self, sizes: Sequence[int]) -> int:
+        return sum(sizes[index] for index in self.texts)
+
+
+@lru_cache(maxsize=256)
+def prompt_shape(names: tuple[str, ...]) -> PromptShape:
+    """Return the shape of a prompt, which the requests of a client have in common."""
+    by_name = {name: index for index, name in enumerate(names)}
+    kinds = [name.partition("[")[0] for name in names]
+    head = [by_name[name] for name in _HEAD if name in by_name]
+    order = (*head, *(index for index, kind in enumerate(kinds) if kind in QUESTIONS))
+    ordered = tuple(names[index] for index in order)
+    roles = [name.partition(" ")[2] for name in ordered]
+    messages = range(len(head), len(order))
+    return PromptShape(
+        order,
+        ordered,
+        next((index for index in messages if roles[index] not in _INSTRUCTIONS), len(order)),
+        tuple(index for index, role in enumerate(roles) if role == "assistant"),
+        tuple(index for index, place in enumerate(order) if kinds[place] in _TEXTS),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +72,24 @@ class PromptChain:
 
     Attributes:
         sizes: bytes of each region.
-        prefixes: for each region, the hash of the prompt up to its end.
+        prefixes: for each region, the hash of the prompt up to its end. Other processes have other hashes.
         conversation: the same for the prompt without the regions before `first`, which have None.
-        first: index of the first message that is not a system message.
     """
 
-    names: tuple[str, ...]
+    shape: PromptShape
     digests: tuple[bytes, ...]
     sizes: tuple[int, ...]
     prefixes: tuple[int, ...]
     conversation: tuple[int | None, ...]
-    first: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.shape.names
+
+    @property
+    def first(self) -> int:
+        """Index of the first message that is not a system message."""
+        return self.shape.first
 
     def estimate_tokens(self, num_regions: int, prompt_tokens: int, known_prefix: tuple[int, int] = (0, 0)) -> int:
         """Estimate the tokens of the first regions by their bytes. `known_prefix` has a number of regions, and their tokens."""
@@ -47,39 +97,23 @@ class PromptChain:
         before, total = sum(self.sizes[regions:num_regions]), sum(self.sizes[regions:])
         return tokens + (max(0, prompt_tokens - tokens) * before // total if total else 0)
 
-    def assistant_indexes(self) -> list[int]:
-        return [index for index, name in enumerate(self.names) if _role_of_region(name) == "assistant"]
-
-
-def prompt_order(regions: Regions) -> list[int]:
-    """Return the indexes of the regions of a prompt, in the order of a chat template."""
-    by_name = {name: index for index, name in enumerate(regions.names)}
-    order = [by_name[name] for name in _HEAD if name in by_name]
-    return order + [index for index, name in enumerate(regions.names) if name.partition("[")[0] in QUESTIONS]
-
 
 def chain_of(regions: Regions, scope: str) -> PromptChain:
     """Return the hash chain of a request's prompt. Chains of different scopes, such as tenants, have no hash in common."""
-    order = prompt_order(regions)
-    names = tuple(regions.names[index] for index in order)
-    digests = tuple(regions.digests[index] for index in order)
-    sizes = tuple(regions.sizes[index] for index in order) if regions.sizes else (1,) * len(order)
-    messages = (index for index, name in enumerate(names) if name.partition("[")[0] in QUESTIONS)
-    first = next((index for index in messages if _role_of_region(names[index]) not in _INSTRUCTIONS), len(names))
-    conversation = (*(None,) * first, *_hashes(digests[first:], f"conversation {scope}"))
-    return PromptChain(names, digests, sizes, tuple(_hashes(digests, scope)), conversation, first)
+    shape = prompt_shape(regions.names)
+    digests = tuple([regions.digests[index] for index in shape.order])
+    sizes = tuple([regions.sizes[index] for index in shape.order]) if regions.sizes else (1,) * len(shape.order)
+    conversation = (*(None,) * shape.first, *_hashes(digests[shape.first :], f"conversation {scope}"))
+    return PromptChain(shape, digests, sizes, tuple(_hashes(digests, scope)), conversation)
 
 
 def _hashes(digests: Sequence[bytes], scope: str) -> list[int]:
-    start = hashlib.blake2b(scope.encode("utf-8", "replace"), digest_size=8).digest()
-    chained = accumulate(
-        digests, lambda before, digest: hashlib.blake2b(before + digest, digest_size=8).digest(), initial=start
-    )
-    return [int.from_bytes(digest) for digest in chained][1:]
-
-
-def _role_of_region(name: str) -> str:
-    return name.partition(" ")[2]
+    # Python seeds the hashes of texts and bytes for each process, so nobody can choose digests with equal hashes.
+    chain, last = list[int](), hash(scope)
+    for digest in digests:
+        last = hash((last, digest))
+        chain.append(last)
+    return chain
 
 
 @dataclass(slots=True, eq=False)
@@ -186,7 +220,7 @@ class SessionIndex:
 
     def _continued_turn(self, chain: PromptChain) -> KnownTurn | None:
         # By the longest equal conversation, the longest equal prefix, the latest equal answer, or the first message.
-        answers = chain.assistant_indexes()
+        answers = chain.shape.assistants
         if not answers:
             return None
         # A repeated request has the same parent as before, so the last region is left out. After several answers, the first turn
@@ -217,7 +251,7 @@ class SessionIndex:
             start, end = chain.conversation[chain.first], chain.conversation[-1]
             if start is not None and end is not None:
                 self._conversations[end], self._latest[start] = turn, turn
-        if answers := chain.assistant_indexes():
+        if answers := chain.shape.assistants:
             self._answers[chain.digests[answers[-1]]] = turn
         if turn.parent is None:
             self._first_turns[tenant] = turn

@@ -20,7 +20,7 @@ from kvproxy.journal.databases.database import JournalDatabase
 from kvproxy.journal.miss_explanation import common_prefix_and_suffix, comparable_texts
 from kvproxy.journal.reader import CACHES
 from kvproxy.journal.record import Record
-from kvproxy.journal.request_regions import QUESTIONS, Regions
+from kvproxy.journal.request_regions import Regions
 from kvproxy.journal.schema import StringIds
 from kvproxy.journal.sessions.ledger import (
     BLOCK,
@@ -40,7 +40,7 @@ from kvproxy.journal.sessions.session_matching import (
     RegionContents,
     SessionIndex,
     chain_of,
-    prompt_order,
+    prompt_shape,
 )
 from kvproxy.providers.prices import CacheLimits, cache_limits, shortest_cached_prefix
 from kvproxy.settings.journal import PriceSettings
@@ -51,13 +51,12 @@ _HOUR = 3_600.0
 _MAX_RESTORED = 1_000
 _MAX_ROOTS = 4_096
 _MAX_CURVES = 64
-_MAX_BLOCK_SIZES = 1_024
+_MAX_MODELS = 1_024
 _MAX_REQUEST_IDS = 4_096
 _MIN_PROMPT = 20
-_TEXTS = ("tools", "system", "instructions", *QUESTIONS)  # Other regions only select how a text is read.
-_INSERT = (
-    "insert into turns (number, session, turn, parent, name, pause, written_5m, written_1h, region, place, diagnosis, agrees,"
-    f" {', '.join(CAUSES)}) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?{', ?' * len(CAUSES)})"
+_COLUMNS = (
+    *("number", "session", "turn", "parent", "name", "pause", "written_5m", "written_1h", "region", "place"),
+    *("diagnosis", "agrees", *CAUSES),
 )
 # The first eleven columns are the first fields of KnownTurn.
 _LATEST = (
@@ -102,6 +101,8 @@ class TurnWriter:
         """Reuse by pool size for the prompts of each upstream; a size is in bytes of prompts."""
         self._tokens = DailySums(database, "prompt_tokens", ("tenant", "model", "result"), ("tokens",))
         self._block_sizes: dict[str, int] = {}  # Of engines, by model; `BLOCK` if the engine does not report it.
+        self._limits: dict[str, CacheLimits] = {}
+        self._rows: list[Sequence[object]] = []  # Turns of the batch that are not inserted yet.
         self._numbers: OrderedDict[str, int] = OrderedDict()  # Of the last turns, by the id of their request.
         self._newest: int | None = None
         self._is_current = False
@@ -111,7 +112,8 @@ class TurnWriter:
         self._is_current = False
 
     def end_batch(self) -> None:
-        """Write the sums of tokens of all turns since `begin_batch`."""
+        """Write the turns since `begin_batch`, and the sums of their tokens."""
+        self._insert_rows()
         self._tokens.write()
 
     def fold_old_days(self, now: float) -> None:
@@ -119,6 +121,7 @@ class TurnWriter:
 
     def on_rollback(self) -> None:
         self._newest, self._is_current = None, False
+        self._rows.clear()
         self._tokens.clear()
 
     def add(self, exchange: Exchange, record: Record, regions: Regions) -> None:
@@ -132,16 +135,20 @@ class TurnWriter:
         chain = chain_of(regions, tenant)
         self._add_to_curve(chain, record.upstream, prompt_tokens, record.reused_tokens, exchange.facts.block_size)
         if exchange.facts.is_engine:
-            if len(self._block_sizes) >= _MAX_BLOCK_SIZES:
+            if len(self._block_sizes) >= _MAX_MODELS:
                 self._block_sizes.clear()
             size = exchange.facts.block_size or self._block_sizes.get(record.model, BLOCK)
             self._block_sizes[record.model] = size
-        limits = cache_limits(record.model, self._prices)
+        limits = self._limits_of(record.model)
         parent, session = self._index.find_parent(chain, tenant, name)
         known = self._index.find_longest_prefix(chain, prompt_tokens)
         is_keep_warm = KEEP_WARM_TAG in (record.tags or "").split(",")
         closest = parent or self._index.latest_session_start(tenant)
-        if known is not None and known.regions > (0 if parent is None else chain.first) and _has_text(chain, known):
+        if (
+            known is not None
+            and known.regions > (0 if parent is None else chain.first)
+            and chain.shape.has_text(known.regions)
+        ):
             closest = known.turn
         change = self._prompt_change(chain, closest, record)
         diagnosis = exchange.facts.diagnosis
@@ -209,12 +216,19 @@ class TurnWriter:
             self._read_turns()
             chain = chain_of(regions, record.tenant)
             known = self._index.find_longest_prefix(chain, prompt_tokens)
-            common = known.tokens if known is not None and _has_text(chain, known) else 0
+            common = known.tokens if known is not None and chain.shape.has_text(known.regions) else 0
         block_size = self._block_sizes.get(record.model)
         if block_size is None and common < shortest_cached_prefix(record.model, self._prices):
             return
         reusable = reusable_tokens(common, prompt_tokens, block_size or BLOCK)
         self._add_tokens(record, {REUSABLE + record.layer: reusable})
+
+    def _limits_of(self, model: str) -> CacheLimits:
+        if model not in self._limits:
+            if len(self._limits) >= _MAX_MODELS:
+                self._limits.clear()
+            self._limits[model] = cache_limits(model, self._prices)
+        return self._limits[model]
 
     def _add_to_curve(
         self, chain: PromptChain, upstream: str | None, tokens: int, reused: int | None, block_tokens: int = 0
@@ -229,16 +243,20 @@ class TurnWriter:
     def set_keep_warm(self, request_id: str, text: str) -> None:
         """Record what became of the keep-warm requests after a turn."""
         if (number := self._numbers.get(request_id)) is not None:
+            self._insert_rows()
             sql = "update turns set keep_warm = ? where number = ?"
             self._database.execute(sql, [self._strings.id_of(text), number])
+
+    def _insert_rows(self) -> None:
+        rows, self._rows = self._rows, []
+        self._database.insert("turns", _COLUMNS, rows)
 
     def _insert_turn(self, turn: KnownTurn, request_id: str, values: Sequence[object], lost: Mapping[str, int]) -> None:
         self._numbers[request_id] = turn.number
         if len(self._numbers) > _MAX_REQUEST_IDS:
             self._numbers.popitem(last=False)
         stored = [self._strings.id_of(value) if isinstance(value, str) else value for value in values]
-        row = [turn.number, turn.session, turn.turn, turn.parent, *stored, *(lost.get(cause) for cause in CAUSES)]
-        self._database.execute(_INSERT, row)
+        self._rows.append([turn.number, turn.session, turn.turn, turn.parent, *stored, *map(lost.get, CAUSES)])
 
     def _add_tokens(self, record: Record, tokens: Mapping[str, int | None]) -> None:
         for result, count in tokens.items():
@@ -255,11 +273,11 @@ class TurnWriter:
         limits: CacheLimits,
     ) -> tuple[ExpectedReuse, str | None]:
         minimum = 0 if exchange.facts.is_engine else limits.minimum_tokens
-        if common_prefix is None or not _has_text(chain, common_prefix):
+        if common_prefix is None or not chain.shape.has_text(common_prefix.regions):
             return ExpectedReuse(minimum=minimum, step=limits.step_tokens), None
         turn, answer, region = common_prefix.turn, 0, None
         is_whole_turn = turn.prompt_hash == chain.prefixes[common_prefix.regions - 1]
-        follows = is_whole_turn and common_prefix.regions in chain.assistant_indexes()
+        follows = is_whole_turn and common_prefix.regions in chain.shape.assistants
         if exchange.facts.is_engine and follows:
             answer = turn.completion_tokens
             returned = part_digests(self._content(chain.digests[common_prefix.regions]))
@@ -297,26 +315,27 @@ class TurnWriter:
         regions = None if earlier is None else self._history.regions(earlier.prompt)
         if regions is None or record.prompt_tokens is None:
             return _PromptChange(is_known=False)
-        order = prompt_order(regions)
-        names, digests = [regions.names[index] for index in order], [regions.digests[index] for index in order]
+        before_shape = prompt_shape(regions.names)
+        names, digests = before_shape.names, tuple([regions.digests[index] for index in before_shape.order])
+        texts = chain.shape.texts
         shared = common_prefix_length(chain.digests, digests)
         if shared in (len(chain.names), len(names)):
             return _PromptChange()
         sent, place, region, beginning = set(digests[shared:]), None, chain.names[shared], 0.0
-        later = zip(chain.names[shared:], chain.digests[shared:], chain.sizes[shared:], strict=True)
-        repeated: float = sum(size for name, digest, size in later if digest in sent and _is_text(name))
+        later = [index for index in texts if index >= shared and chain.digests[index] in sent]
+        repeated: float = sum(chain.sizes[index] for index in later)
         if names[shared] not in chain.names and chain.digests[shared] in sent:
             # The request lacks a region before an equal one, such as the tools.
             region = names[shared]
         elif region in names and chain.digests[shared] not in sent:
             before = digests[names.index(region)]
             start, equal_start, equal_end = self._difference_and_equal_shares(before, chain.digests[shared])
-            place, beginning = (start if _is_text(region) else None), equal_start * chain.sizes[shared]
+            place, beginning = (start if shared in texts else None), equal_start * chain.sizes[shared]
             repeated += equal_end * chain.sizes[shared] if shared < len(chain.names) - 1 else 0.0
         # The bytes of a transcript lack tools and system prompt, so a whole repeated prompt has the tokens that it had before.
-        before_sizes = [regions.sizes[index] for index in order] if regions.sizes else []
+        before_sizes = [regions.sizes[index] for index in before_shape.order] if regions.sizes else []
         tokens = record.prompt_tokens if earlier is None or not before_sizes else earlier.prompt_tokens
-        whole = _text_bytes(names, before_sizes) if before_sizes else _text_bytes(chain.names, chain.sizes)
+        whole = before_shape.text_bytes(before_sizes) if before_sizes else chain.shape.text_bytes(chain.sizes)
         repeated_tokens, equal = (round(tokens * min(1.0, size / max(1, whole))) for size in (repeated, beginning))
         return _PromptChange(region, place, repeated_tokens, equal)
 
@@ -342,10 +361,11 @@ class TurnWriter:
                     self._roots.popitem(last=False)
             return
         start = 0 if common_prefix is None else common_prefix.regions
-        for index in chain.assistant_indexes():
+        for index in chain.shape.assistants:
             for text in call_arguments(self._content(chain.digests[index])) if index >= start else ():
                 root = self._roots.pop(_digest(text.strip()), None)
                 if root is not None and root != turn.session:
+                    self._insert_rows()
                     sql = "update turns set parent = ? where number = ? and parent is null"
                     self._database.execute(sql, [turn.parent, root])
 
@@ -378,18 +398,6 @@ def _digest(text: str) -> bytes:
 def _is_turn(exchange: Exchange, record: Record) -> bool:
     reached = exchange.hit is None and not exchange.was_collapsed and record.layer != "revalidated"
     return reached and record.status == 200 and bool(record.prompt_tokens)
-
-
-def _has_text(chain: PromptChain, prefix: CommonPrefix) -> bool:
-    return any(_is_text(name) for name in chain.names[: prefix.regions])
-
-
-def _text_bytes(names: Sequence[str], sizes: Sequence[int]) -> int:
-    return sum(size for name, size in zip(names, sizes, strict=True) if _is_text(name))
-
-
-def _is_text(region: str) -> bool:
-    return region.partition("[")[0] in _TEXTS
 
 
 def _prefix_ttl(use: PrefixReuse, common_prefix: CommonPrefix | None, lifetime: float) -> float:

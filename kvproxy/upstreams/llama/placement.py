@@ -88,7 +88,7 @@ class Placement(PlacedRequest):
     def record_response(self, reply: RelayedResponse) -> None:
         """Capture the response while the client receives it; release the slot after the response."""
         reply.chunks = self._capture(reply.chunks)
-        reply.on_end.callback(lambda: self._server.start_task(self._finish(reply)))
+        reply.on_end.add(lambda: self._server.start_task(self._finish(reply)))
 
     async def _capture(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async for chunk in chunks:

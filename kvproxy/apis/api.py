@@ -143,9 +143,9 @@ def last_turn_question(
     `turn_text` returns the text of a turn, or None if the turn has other content.
     """
     turns = body.get(turns_field)
-    if not isinstance(turns, list) or not turns or len(objects(turns)) < len(turns):
+    if not isinstance(turns, list) or not turns or len(known := objects(turns)) < len(turns):
         return None
-    turn, texts = objects(turns)[-1], list(map(turn_text, objects(turns)))
+    turn, texts = known[-1], list(map(turn_text, known))
     *earlier, text = texts
     if text is None or not text.strip() or turn.get("role") != "user":
         return None

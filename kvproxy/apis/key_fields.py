@@ -36,7 +36,8 @@ class KeyFields:
 
     def never_cached_field(self, body: JsonMap) -> str | None:
         """Return the first field in the body that forbids caching; None if the request may be cached."""
-        return next((path for path in sorted(self.never_cached) if _is_set(value_at(body, path))), None)
+        names = sorted(path for path in self.never_cached if path.partition(".")[0] in body)
+        return next((path for path in names if _is_set(value_at(body, path))), None)
 
     def relevant_items(self, body: JsonMap) -> Iterator[tuple[str, Json]]:
         """Yield the fields of a body that are in the key."""

@@ -218,6 +218,11 @@ def tokens_used(response: JsonMap) -> tuple[int, int] | None:
 
 def usage_problem(response: JsonMap, limits: UsageLimits = UsageLimits()) -> str | None:
     """Return why the usage in a response is impossible, such as `prompt_tokens is -1`; None if it is possible."""
+    return _checked_reuse(response, limits)[0]
+
+
+def _checked_reuse(response: JsonMap, limits: UsageLimits) -> tuple[str | None, PrefixReuse | None]:
+    """Return `usage_problem`, and the prefix reuse that a response without a problem reports."""
     usage = usage_of(response)
     if isinstance(usage, dict):
         checked = [(usage, _PROMPT_NAMES, limits.prompt), (usage, _COMPLETION, limits.completion)]
@@ -228,12 +233,11 @@ def usage_problem(response: JsonMap, limits: UsageLimits = UsageLimits()) -> str
                 if name not in names or not isinstance(value, (int, float)):
                     continue
                 if (count := as_token_count(value)) is None or count > most:
-                    return f"{name} is {_short(value)}, which is not a whole number from 0 to {most:,}"
+                    return f"{name} is {_short(value)}, which is not a whole number from 0 to {most:,}", None
     try:
-        _read_reuse(response)
+        return None, _read_reuse(response)
     except _ContradictionError as problem:
-        return str(problem)
-    return None
+        return str(problem), None
 
 
 def _short(value: float) -> str:
@@ -246,13 +250,15 @@ class UsageLog:
     def __init__(self) -> None:
         self._logged: set[str] = set()
 
-    def check(self, response: JsonMap, upstream: str, limits: UsageLimits = UsageLimits()) -> bool:
-        """Whether the usage in a response is possible."""
-        problem = usage_problem(response, limits)
+    def check(
+        self, response: JsonMap, upstream: str, limits: UsageLimits = UsageLimits()
+    ) -> tuple[bool, PrefixReuse | None]:
+        """Return whether the usage in a response is possible, and the prefix reuse that it reports."""
+        problem, reuse = _checked_reuse(response, limits)
         if problem is not None and upstream not in self._logged:
             self._logged.add(upstream)
             _log.warning("%s reports an impossible usage, which counts as unknown: %s", upstream, problem)
-        return problem is None
+        return problem is None, reuse
 
 
 class ReuseReader:

@@ -40,6 +40,8 @@ _CHANGE_NO_CONTENT = frozenset(
     " access-control-request-method access-control-request-headers".split()
 )
 
+_STORING_HEADERS = ("cache-control", "vary", "content-encoding")
+
 
 class ResponseReader(Protocol):
     """Reads the chunks of a backend's response, to store the response and to find its usage.
@@ -128,6 +130,9 @@ def why_headers_forbid_storing(headers: Headers, rule: RuleSettings, keyed: Set[
     `keyed` are the headers that the cache key contains. Other headers that `Vary` names matter even if the request has none of
     them, since the next request may have them.
     """
+    headers = [header for header in headers if header[0] in _STORING_HEADERS]
+    if not headers:
+        return None
     directives = parse_cache_control(value for name, value in headers if name == "cache-control")
     for cause in (Cause.NO_STORE, Cause.PRIVATE):
         if cause.value in directives and cause.value not in rule.store_despite:

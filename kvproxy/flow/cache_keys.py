@@ -23,6 +23,7 @@ _PLAIN_TURN = frozenset({"role", "content", "type"})
 # The same body may mean something else in another version.
 _VERSIONS = ("anthropic-version", "anthropic-beta", "openai-beta")
 # Their items and contents may have markers for prefix caching.
+_MARKERS = tuple(name.encode() for name in MARKER_FIELDS)
 _MARKED = ("messages", "system", "tools", "input")
 _CONTENTS = ("content", "output")
 _TEXT_BLOCKS = ("messages", "system")
@@ -83,16 +84,15 @@ def _can_have_semantic_hits(text: str) -> bool:
 
 def _comparable_turns(question: Question) -> list[str]:
     """Return the earlier turns of the user and the assistant; empty if they must be equal, because they cannot be compared."""
-    roles = [turn.get("role") for turn in objects(question.rest[question.turns_field])] if question.turns_field else []
+    turns = objects(question.rest[question.turns_field]) if question.turns_field else []
+    roles = [turn.get("role") for turn in turns]
     count = next((place for place, role in enumerate(reversed(roles)) if role not in _ROLES), len(roles))
-    turns = objects(question.rest[question.turns_field])[len(roles) - count :] if count else []
-    texts = [text or "" for text in question.earlier_texts[len(roles) - count :]]
-    is_plain = all(turn.keys() <= _PLAIN_TURN and turn.get("type", "message") == "message" for turn in turns)
-    alternates = [turn.get("role") for turn in turns] == [*_ROLES] * (count // 2)
-    if (
-        not (is_plain and alternates)
-        or sum(len(text.encode("utf-8", "replace")) for text in texts) > _MAX_EARLIER_BYTES
-    ):
+    start = len(roles) - count
+    if roles[start:] != [*_ROLES] * (count // 2):
+        return []
+    texts = [text or "" for text in question.earlier_texts[start:]]
+    is_plain = all(turn.keys() <= _PLAIN_TURN and turn.get("type", "message") == "message" for turn in turns[start:])
+    if not is_plain or len("".join(texts).encode("utf-8", "replace")) > _MAX_EARLIER_BYTES:
         return []
     if any(not text.strip() or SEPARATOR in text or has_hidden_text(text) for text in texts):
         return []
@@ -107,7 +107,7 @@ def _without_turns(question: Question, count: int) -> JsonObject:
 def _relevant_fields(request: ApiRequest) -> JsonObject:
     body: JsonObject = {}
     ignored = request.control.rule.ignore
-    marked = _may_contain(request.raw, MARKER_FIELDS)
+    marked = _may_contain(request.raw, _MARKERS)
     sent = request.body if request.unmarked_body is None else request.unmarked_body
     whole = _without_paths(sent, ignored) if ignored else sent
     for name, value in request.api.fields.relevant_items(whole):
@@ -180,6 +180,6 @@ def _digest(value: JsonObject) -> str:
         raise InvalidRequest("the body is nested too deeply, or has half of a surrogate pair") from None
 
 
-def _may_contain(raw: bytes, words: Sequence[str]) -> bool:
+def _may_contain(raw: bytes, words: Sequence[bytes]) -> bool:
     # An escape sequence could hide a word.
-    return not raw or b"\\u" in raw or any(word.encode() in raw for word in words)
+    return not raw or b"\\u" in raw or any(word in raw for word in words)

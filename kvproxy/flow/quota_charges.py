@@ -11,7 +11,6 @@ from kvproxy.apis.reported_usage import (
     UsageLimits,
     UsageLog,
     possible_tokens,
-    reported_reuse,
     tokens_used,
 )
 from kvproxy.backends.protocol import Body, RelayedResponse
@@ -248,9 +247,9 @@ class UnparsedRequestCharge:
                 response = {}
             sent = max(self._uploaded, BYTES_PER_TOKEN * self._reserved)
             limits = UsageLimits(possible_tokens(sent), possible_tokens(self._size))
-            is_possible = self._log.check(response, "the upstream", limits)
+            is_possible, reuse = self._log.check(response, "the upstream", limits)
             if is_possible and (used := tokens_used(response)) is not None:
-                tokens, (prompt, completion), prefix, is_reported = sum(used), used, reported_reuse(response), True
+                tokens, (prompt, completion), prefix, is_reported = sum(used), used, reuse, True
                 prompt = prompt if prefix is None else prefix.prompt_tokens
         if self._price is None:
             return tokens, 0.0

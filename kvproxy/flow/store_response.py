@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from secrets import token_hex
+from os import urandom
 
 from kvproxy.apis.api import TokenCounts
 from kvproxy.apis.api_request import ApiRequest
@@ -15,7 +15,7 @@ from kvproxy.apis.cache_diagnoses import reported_diagnosis
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.message_parts import answer_digests
 from kvproxy.apis.not_stored import Cause, NotStored, UnstorableResponse
-from kvproxy.apis.reported_usage import UsageLog, reported_prefill_seconds, reported_reuse, usage_limits
+from kvproxy.apis.reported_usage import UsageLog, reported_prefill_seconds, usage_limits
 from kvproxy.apis.request_directives import (
     MAX_TAG_LENGTH,
     MAX_TAGS,
@@ -41,6 +41,7 @@ PARSE_STEP_BYTES = 4 * 1024  # Parsed before other tasks may run: about 25 event
 _END_SECONDS = 0.25  # Maximum time from a stream's final event until its end.
 _MAX_TTL = 30 * 86_400.0
 _SURROGATE_KEY = "surrogate-key"
+_DIRECTIVE_HEADERS = ("cache-control", TAGS_HEADER, _SURROGATE_KEY)
 _NEVER_STALE = ("must-revalidate", "proxy-revalidate")
 _log = logging.getLogger("kvproxy")
 
@@ -55,7 +56,13 @@ class ResponseDirectives:
     tags: tuple[str, ...] = ()
 
 
+_NO_DIRECTIVES = ResponseDirectives()
+
+
 def read_response_directives(headers: Headers) -> ResponseDirectives:
+    headers = [header for header in headers if header[0] in _DIRECTIVE_HEADERS]
+    if not headers:
+        return _NO_DIRECTIVES
     directives = parse_cache_control(value for name, value in headers if name == "cache-control")
     tags: set[str] = set()
     for name, value in headers:
@@ -99,7 +106,7 @@ class ResponseWriter:
         self._journal = journal
         self.usage_log = UsageLog()
 
-    def lifetime(self, request: ApiRequest, directives: ResponseDirectives = ResponseDirectives()) -> float:
+    def lifetime(self, request: ApiRequest, directives: ResponseDirectives = _NO_DIRECTIVES) -> float:
         """Return the TTL in seconds: of the request, else of its rule, else of the upstream's `max-age`, else of the settings.
 
         The limit of the request's TTL is the setting `max_ttl`, else the rule's TTL, else `max-age`.
@@ -199,7 +206,7 @@ class ResponseWriter:
         prompt_tokens, completion_tokens = facts.usage
         tags = (*request.control.tags, *provider_id_tags(request, body))
         entry = Entry(
-            id=facts.planned_id or token_hex(16),
+            id=facts.planned_id or urandom(16).hex(),
             key=key.exact,
             namespace=key.semantic.namespace,
             tenant=request.tenant,
@@ -329,10 +336,11 @@ class ResponseRecorder:
         request, facts = self._exchange.api_request, response.facts
         url = facts.served_by.url if facts.served_by is not None else "the backend"
         limits = usage_limits(request.body, len(request.raw), response.reader.size)
-        if not self._writer.usage_log.check(body, url, limits):
+        is_possible, reuse = self._writer.usage_log.check(body, url, limits)
+        if not is_possible:
             facts.prefix = None
             return None, None
-        facts.prefix = facts.prefix or reported_reuse(body)
+        facts.prefix = facts.prefix or reuse
         return request.api.prompt_and_completion_tokens(body)
 
     def _report_reuse(self, response: BackendResponse) -> None:

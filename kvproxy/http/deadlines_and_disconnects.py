@@ -213,7 +213,9 @@ class RelayResponse(Response):
 
 class WholeResponse(Response):
     def __init__(self, body: bytes, status: int, headers: Headers) -> None:
-        super().__init__(body, status)
+        self.status_code = status
+        self.background = None
+        self.body = body
         self.raw_headers = _encode_headers(headers)
         if status not in BODILESS and not any(name == "content-length" for name, _ in headers):
             self.raw_headers.append((b"content-length", str(len(body)).encode()))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from email.utils import formatdate
 from functools import lru_cache
-from secrets import token_hex
+from os import urandom
 from time import time
 
 from starlette.requests import Request
@@ -70,7 +70,7 @@ class ExchangeMiddleware:
         api = PATHS.get(scope["path"])
         exchange = Exchange(
             api.name if api is not None and scope["method"] == "POST" else None,
-            headers.get(b"x-request-id", b"").decode("latin-1") or token_hex(16),
+            headers.get(b"x-request-id", b"").decode("latin-1") or urandom(16).hex(),
             arrived=self._clock(),
             traceparent=None if traceparent is None else traceparent.decode("latin-1"),
         )

@@ -1,8 +1,7 @@
 """Reads request bodies with limits, and parses large bodies in a thread."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -34,22 +33,25 @@ class BodyBudget:
         self.bytes = 0
         self.items = 0
 
-    @contextmanager
-    def reservation(self) -> Iterator["BodyReservation"]:
-        reservation = BodyReservation(self)
-        try:
-            yield reservation
-        finally:
-            self.bytes -= reservation.bytes
-            self.items -= reservation.items
+    def reservation(self) -> "BodyReservation":
+        return BodyReservation(self)
 
 
 class BodyReservation:
+    """The bytes and JSON items of one body in the budget, as a context manager that releases them."""
+
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
         self._size = 0
         self.bytes = 0
         self.items = 0
+
+    def __enter__(self) -> "BodyReservation":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._budget.bytes -= self.bytes
+        self._budget.items -= self.items
 
     def reserve_bytes(self, size: int) -> None:
         self._size += size

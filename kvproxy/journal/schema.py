@@ -97,6 +97,7 @@ class StringIds:
         self._database = database
         self._numbers: dict[str, int] = {}
         self._shapes: dict[int, tuple[tuple[str, ...], int | None]] = {}
+        self._shape_texts: dict[tuple[int | None, tuple[str, ...]], str] = {}
         self._cached_letters = 0
         self._count: int | None = None
         self._count_after_prune = 0
@@ -112,8 +113,15 @@ class StringIds:
 
         Return None if the names exceed `MAX_SHAPE`, or the table `MAX_NAMES`.
         """
-        shape = json.dumps([regions.question, *regions.names])
-        return self._id(shape) if len(shape) <= MAX_SHAPE else None
+        key = regions.question, regions.names
+        shape = self._shape_texts.get(key)
+        if shape is None:
+            shape = json.dumps([regions.question, *regions.names])
+            if len(shape) > MAX_SHAPE:
+                return None
+            self._make_room(len(shape))
+            self._shape_texts[key] = shape
+        return self._id(shape)
 
     def _id(self, text: str) -> int | None:
         if text not in self._numbers:
@@ -143,9 +151,11 @@ class StringIds:
 
     def _make_room(self, letters: int) -> None:
         self._cached_letters += letters
-        if len(self._numbers) + len(self._shapes) >= _MAX_CACHED or self._cached_letters > _MAX_CACHED_LETTERS:
+        num_cached = len(self._numbers) + len(self._shapes) + len(self._shape_texts)
+        if num_cached >= _MAX_CACHED or self._cached_letters > _MAX_CACHED_LETTERS:
             self._numbers.clear()
             self._shapes.clear()
+            self._shape_texts.clear()
             self._cached_letters = letters
 
     def prune(self, deleted_records: int) -> None:

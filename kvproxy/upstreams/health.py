@@ -102,11 +102,13 @@ class Health:
             self._unreachable = 0
         self._failed_requests = 0
         self._has_responded = True
-        if not self.ejected:
+        is_ejected = self.ejected
+        if not is_ejected:
             self._ejection_seconds = EJECTION_SECONDS
             if self.failures == 0:
                 self.error = None
-        self.log_changes()
+        if is_ejected != self._ejection_logged:
+            self.log_changes()
 
     def record_failure(self, error: str) -> None:
         """Record a connection that failed."""

@@ -26,7 +26,7 @@ upstreams/refused_cache_fields: _models
 flow/prepare/history_repair: _originals
 flow/compare_responses: _queue _warned
 journal/record_writer: _prompts _stored_responses _without_entry
-journal/schema: _numbers _shapes
+journal/schema: _numbers _shapes _shape_texts
 journal/cache_history: _regions
 journal/daily_sums: _values _rows
 journal/journal: _events

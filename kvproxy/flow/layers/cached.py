@@ -2,8 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
 from kvproxy.apis.api import response_for_client
@@ -93,18 +92,25 @@ def _body_for(request: ApiRequest, entry: Entry) -> bytes:
     return b"".join(request.api.replay(as_object(loads(response)), request.body))
 
 
-@contextmanager
-def _logging_failures(exchange: Exchange) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        exchange.lookup_failed = True
+class _LoggingFailures:
+    """Logs an exception of a lookup, so that the request is forwarded. A generator would take several times as long."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._exchange.lookup_failed = True
         if isinstance(error, EmbedderError | RedactionFailed):
             _log.error("lookup failed, the request is forwarded: %s", error)
         # The store logs its own failure once for all requests.
         elif not isinstance(error, CacheStoreError):
             # An imported response may be invalid, and a user's verifier may fail.
-            _log.exception("lookup failed, the request is forwarded")
+            _log.error("lookup failed, the request is forwarded", exc_info=error)
+        return True
 
 
 class ExactHits(Layer):
@@ -127,7 +133,7 @@ class ExactHits(Layer):
         return await with_timeout(left, self._serve(exchange), "the store did not answer")
 
     async def _serve(self, exchange: Exchange) -> Answer | None:
-        with _logging_failures(exchange):
+        with _LoggingFailures(exchange):
             entry = await self._find(exchange)
             if entry is not None:
                 return await self._responses.replay(exchange, entry)
@@ -163,7 +169,7 @@ class StaleHits(Layer):
     async def answer(self, exchange: Exchange, rest: Rest) -> Answer:
         entry = self._find(exchange)
         if entry is not None:
-            with _logging_failures(exchange):
+            with _LoggingFailures(exchange):
                 answer = await self._responses.replay(exchange, entry, stale="stale-while-revalidate")
                 self.count("stale", "stale-while-revalidate")
                 return answer
@@ -209,7 +215,7 @@ class SemanticHits(Layer):
     async def serve(self, exchange: Exchange, *, failed: bool = False) -> Answer | None:
         """Serve the response to a similar question; if the backend has `failed`, also in its stale-if-error period."""
         is_first, semantic = exchange.lookup is None, self._cache.semantic
-        with _logging_failures(exchange):
+        with _LoggingFailures(exchange):
             hit, lookup = await self._find(exchange, failed=failed, explore=not failed), exchange.lookup
             if lookup is not None and is_first and not exchange.is_warming:
                 exchange.is_shadow_hit = hit is not None and is_shadow(exchange.api_request, self._settings)
@@ -310,7 +316,7 @@ class StaleIfError(Layer):
         entry = self._stale_entry(exchange)
         if entry is None:
             return await self._similar.serve(exchange, failed=True)
-        with _logging_failures(exchange):
+        with _LoggingFailures(exchange):
             answer = await self._responses.replay(exchange, entry, stale="stale-if-error")
             self.count("stale", "stale-if-error")
             return answer

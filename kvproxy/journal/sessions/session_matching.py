@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from kvproxy.journal.request_regions import QUESTIONS, Regions
 
 _MAX_HASHES = 30_000
+_MAX_CACHED_NAMES = 256  # Regions of a prompt whose shape stays in memory.
 _MAX_CONTENT_BYTES = 16 * 2**20
 _CONTENT_OVERHEAD = 200  # Bytes of memory for each content.
 _MAX_CONTENT = 256 * 1024
@@ -47,9 +48,13 @@ class PromptShape:
         return sum(sizes[index] for index in self.texts)
 
 
-@lru_cache(maxsize=256)
 def prompt_shape(names: tuple[str, ...]) -> PromptShape:
     """Return the shape of a prompt, which the requests of a client have in common."""
+    return _prompt_shape(names) if len(names) <= _MAX_CACHED_NAMES else _prompt_shape.__wrapped__(names)
+
+
+@lru_cache(maxsize=256)
+def _prompt_shape(names: tuple[str, ...]) -> PromptShape:
     by_name = {name: index for index, name in enumerate(names)}
     kinds = [name.partition("[")[0] for name in names]
     head = [by_name[name] for name in _HEAD if name in by_name]

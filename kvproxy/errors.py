@@ -106,6 +106,10 @@ class NotCached(KvproxyError, status=504, type="invalid_request_error", code="no
 class Overloaded(KvproxyError, status=503, code="overloaded", reason="refused-busy"): ...
 
 
+class ProxyOverloaded(Overloaded, reason="refused-overload"):
+    """The event loop lags (`limits.max_lag`), and too many cache misses wait."""
+
+
 class UpstreamsDraining(Overloaded):
     """An operator drains all upstreams."""
 

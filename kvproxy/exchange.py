@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import cached_property
 from time import perf_counter, time
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from kvproxy.apis.api import TokenCounts
 from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest, requests_sampling
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvproxy.index.search.lookup_result import Candidate, Lookup
     from kvproxy.settings.access import ClientSettings
 
+T = TypeVar("T")
 Stale = Literal["stale-while-revalidate", "stale-if-error"]
 """Reason to serve an expired response (RFC 5861)."""
 ForwardReason = Literal["uri-miss", "request", "stale", "bypass"]
@@ -106,7 +107,9 @@ class Answer:
     is_broken: bool = False
 
 
-Watch: TypeAlias = Callable[[Coroutine[Any, Any, Answer]], Awaitable[Answer]]
+class Watch(Protocol):
+    def __call__(self, work: Coroutine[Any, Any, T], /) -> Awaitable[T]:
+        """Return the result of `work`; cancel it when the client disconnects or its deadline passes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -204,6 +207,7 @@ class Exchange:
         bypass_reason: reason token (see `journal/reasons.py`) if the lookups were skipped.
         stored_entry: the stored response to an equal request, which may have expired. `finish` removes it.
         is_entry_refused: a fresh response is stored, but the request's `no-cache` or `max-age` rejects it.
+        was_queued: the event loop lagged, so the request waited, and has no semantic lookup.
         is_shadow_hit: in shadow mode, the response to a similar question would have been served. The request warms no cache.
         lookup_failed: the store or the embedder failed.
         requested_ttl: seconds to store the response; None uses the settings.
@@ -246,6 +250,8 @@ class Exchange:
     stored_entry: Entry | None = None
     is_entry_refused: bool = False
     exact_done: float = 0.0
+    # LimitLoad
+    was_queued: bool = False
     # SemanticHits, and StaleIfError
     lookup: "Lookup | None" = None
     semantic_done: float = 0.0

@@ -10,7 +10,7 @@ from kvproxy.index.policies.policy import LearningRecord, Limits, PolicyName, Ve
 # States in which an entry may be served while the backend works, and after it failed.
 FRESH: tuple[Freshness, ...] = ("fresh", "stale-while-revalidate")
 SERVABLE_AFTER_ERROR: tuple[Freshness, ...] = (*FRESH, "stale-if-error")
-SkipReason = Literal["queue-full", "timeout"]
+SkipReason = Literal["queue-full", "timeout", "overload"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from kvproxy.flow.layers.cached import (
 )
 from kvproxy.flow.layers.forwarded import CallBackend, ChargeQuota, JoinOrForward, Lease, StoreResponse
 from kvproxy.flow.layers.layer import Layer, Metric, PathContext, PluginLayer, Prediction, SendingLayer
+from kvproxy.flow.layers.load_limit import LimitLoad
 from kvproxy.flow.layers.renewal import Renewal
 from kvproxy.flow.prepare.diagnoses import PreviousResponses
 from kvproxy.flow.prepare.history_repair import HistoryRepair
@@ -55,6 +56,7 @@ from kvproxy.journal.journal import Journal
 from kvproxy.settings import CacheSettings
 from kvproxy.settings.access import AccessSettings
 from kvproxy.settings.journal import PriceSettings
+from kvproxy.settings.limits import LimitSettings
 from kvproxy.settings.path import PathSettings
 from kvproxy.telemetry.process_log import log_access
 
@@ -99,6 +101,7 @@ class RequestPath:
         count_request: Observer = lambda exchange: None,
         export_spans: Observer = lambda exchange: None,
         trace_sample_rate: float | None = None,
+        limits: LimitSettings = LimitSettings(),
         plugins: PathSettings = PathSettings(),
         resolve_model: Callable[[ApiRequest], ApiRequest] | None = None,
     ) -> None:
@@ -142,8 +145,9 @@ class RequestPath:
             *(PluginLayer(name, LAYERS.create(name, context)) for name in plugins.layers),
             renewal := Renewal(background),
             ExactHits(cache, responses),
-            UntilDisconnect(),
             StaleHits(responses),
+            load := LimitLoad(limits),
+            UntilDisconnect(),
             similar := SemanticHits(cache, settings, responses),
             OnlyIfCached(),
             StaleIfError(backend, responses, similar),
@@ -160,6 +164,7 @@ class RequestPath:
         )
         self._answer = _compose([layer.answer for layer in self._layers])
         self.renewals = renewal
+        self.load = load
         self._similar = similar
         self.requests_in_flight = forward.requests
 
@@ -230,6 +235,7 @@ class RequestPath:
         exchange.stored_entry = exchange.watch = None
         if not exchange.ended and exchange.layer not in ("exact", "semantic"):
             exchange.ended = time.perf_counter()
+        self.load.finish(exchange)
         self._similar.finish(exchange)
         for observer in self._observers:
             try:
@@ -242,6 +248,7 @@ class RequestPath:
         return sum((layer.counts[metric] for layer in self._layers if metric in layer.counts), Counter())
 
     async def close(self) -> None:
+        self.load.close()
         await self.renewals.close()
         await self.keep_warm.close()
         await self.requests_in_flight.close()

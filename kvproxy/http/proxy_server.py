@@ -30,8 +30,6 @@ _UNSENT_BYTES = 128 * 1024
 """Maximum bytes per connection that the kernel buffers before it sends them."""
 ACCEPTS_PER_TURN = 64
 """Maximum connections of one listening socket that a turn of the event loop accepts."""
-BUSY_REQUESTS = 256
-"""Requests in flight above which a turn accepts one connection, so that a proxy at full load ends its requests first."""
 OVERRIDDEN = "handle_exit", "main_loop", "shutdown", "startup"
 """Methods of uvicorn's server that `ProxyServer` overrides."""
 USED = "_captured_signals", "config", "force_exit", "server_state"
@@ -108,7 +106,7 @@ class ProxyServer(uvicorn.Server):
             asyncio.get_running_loop().add_reader(copy, self._accept_waiting, copy)
 
     def _accept_waiting(self, listener: socket.socket) -> None:
-        for _ in range(min(ACCEPTS_PER_TURN, BUSY_REQUESTS - len(self.server_state.tasks))):
+        for _ in range(ACCEPTS_PER_TURN):
             try:
                 connection = listener.accept()[0]
             except OSError:

@@ -312,6 +312,7 @@ async def _forward(request: Request, body: bytes | None) -> Response:
     app = services(request)
     model = check_model_of_body(request, exchange_of(request.scope).client, body)
     deadline = Deadline(app.deadlines)
+    await app.path.load.enter(exchange_of(request.scope))
     query = query_of(request)
     raw_path: bytes = request.scope["raw_path"]
     if raw_path.startswith(_DOUBLED):
@@ -324,9 +325,9 @@ async def _forward(request: Request, body: bytes | None) -> Response:
         upload_done.set()
     # During the upload, only the upload reads from the client, and notices a disconnection.
     sent = stream_upload(request, upload_done, app.settings.limits.body_seconds) if body is None else body
-    exchange_of(request.scope).layer = "bypass"
     if spending is not None:
         sent = spending.charge_upload(sent)
+    exchange_of(request.scope).layer = "bypass"
     forwarding = forwarder.forward(request.method, path, request.headers, sent, _tenant(request))
     try:
         reply = await deadline.cancel_when_over(request.receive, forwarding, upload_done)

@@ -226,6 +226,7 @@ def build_services(settings: Settings, clock: Callable[[], float] = time.time) -
         prices=prices,
         shared=shared,
         pin=None if built.worker is None else built.prefix.pin,
+        limits=settings.limits,
         plugins=settings.path,
         resolve_model=None if built.fleet is None or built.fleet.routes is None else built.fleet.routes.resolve,
     )

@@ -71,6 +71,7 @@ flow/layers/forwarded: _equal_requests
 flow/single_flight: _joinable _in_flight
 flow/layers/forwarded: _releases
 flow/layers/renewal: _in_flight
+flow/layers/load_limit: _in_flight _waiting
 http/deadlines_and_disconnects: _running
 flow/prepare/keep_warm: _digests_by_request
 index/store/group_commit: _waiting

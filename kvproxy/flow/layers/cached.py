@@ -19,7 +19,7 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.entry_redaction import RedactionFailed
 from kvproxy.index.errors import CacheStoreError, EmbedderError
 from kvproxy.index.response_cache import ResponseCache
-from kvproxy.index.search.lookup_result import FRESH, SERVABLE_AFTER_ERROR, Candidate
+from kvproxy.index.search.lookup_result import FRESH, SERVABLE_AFTER_ERROR, Candidate, Lookup
 from kvproxy.index.store import Store
 from kvproxy.settings import CacheSettings
 
@@ -244,6 +244,9 @@ class SemanticHits(Layer):
             return None
         key = exchange.cache_key.semantic
         if key.text is None or not await self._cache.is_unchanged_by_redaction(key.text):
+            return None
+        if exchange.was_queued and not request.control.only_if_cached:
+            exchange.lookup = Lookup(None, (), namespace=key.namespace, question=key.text, skip_reason="overload")
             return None
         is_limited = explore and not failed and not request.control.only_if_cached
         lookup = await semantic.lookup(

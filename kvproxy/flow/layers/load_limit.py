@@ -1,0 +1,182 @@
+"""The layer that queues cache misses while the event loop lags, so that hits stay fast."""
+
+import asyncio
+import math
+
+from kvproxy.backends.overload_log import RETRY_SECONDS, OverloadLog
+from kvproxy.errors import ProxyOverloaded
+from kvproxy.exchange import Answer, Exchange
+from kvproxy.flow.layers.layer import Layer, Rest
+from kvproxy.settings.limits import LimitSettings
+
+MEASURED_FROM = 64
+"""Misses in flight from which the lag is measured: fewer misses cause no lag for long."""
+LEAST_LIMIT = 32
+"""Misses that may be in flight at any lag."""
+LAGGING_SECONDS = 0.5
+"""Time in which each turn of the event loop must lag before misses are limited, so that a single stall limits none."""
+MIN_QUEUE = 256
+"""Misses that may wait at any rate of completed misses."""
+UNLIMITED_SECONDS = 5.0
+"""Time without waiting misses until the limit ends."""
+_TICK_SECONDS = 0.02
+_RATE_SECONDS = 1.0
+_LEAST_FACTOR = 0.5
+_INCREASE = 1.1
+
+
+class ConcurrencyLimit:
+    """A limit on the misses in flight, computed from the lag of the event loop, and one on the misses that wait.
+
+    The limit falls in proportion to the lag, as Envoy's gradient controller does with latencies. Misses that wait for a slow
+    upstream cause no lag, and are not limited.
+
+    Args:
+        max_lag: in seconds.
+        max_wait: seconds that a miss may wait. If misses wait for twice as long, they do not cause the lag: the limit rises.
+        now: in seconds.
+    """
+
+    def __init__(self, max_lag: float, max_wait: float, now: float = 0.0) -> None:
+        self._max_lag = max_lag
+        self._max_wait = max_wait
+        self._lagging_since: float | None = None
+        self._last_wait = self._last_update = now
+        self._rate = 0.0
+        self.value = math.inf
+
+    @property
+    def max_waiting(self) -> float:
+        """Number of misses that are completed within `max_wait` at the present rate, and at least `MIN_QUEUE`."""
+        return max(MIN_QUEUE, self._max_wait * self._rate)
+
+    def update(self, now: float, lag: float, in_flight: int, completed: int, oldest_wait: float) -> None:
+        """Adapt the limits to a turn of the event loop.
+
+        Args:
+            lag: of this turn, in seconds.
+            completed: misses that were completed since the last call.
+            oldest_wait: seconds that the oldest waiting miss has waited; 0 if no miss waits.
+        """
+        passed, self._last_update = max(_TICK_SECONDS, now - self._last_update), now
+        self._rate += (completed / passed - self._rate) * -math.expm1(-passed / _RATE_SECONDS)
+        is_lagging = lag > self._max_lag
+        if not is_lagging:
+            self._lagging_since = None
+        elif self._lagging_since is None:
+            self._lagging_since = now
+        if oldest_wait:
+            self._last_wait = now
+        if self.value == math.inf:
+            if self._lagging_since is not None and now - self._lagging_since >= LAGGING_SECONDS:
+                self._last_wait = now
+                self._reduce(lag, in_flight)
+        elif oldest_wait > 2 * self._max_wait:
+            self.value *= _INCREASE
+        elif is_lagging:
+            # Until enough of the misses in flight end, the lag is that of an earlier limit.
+            if in_flight <= self.value:
+                self._reduce(lag, in_flight)
+        elif now - self._last_wait >= UNLIMITED_SECONDS:
+            self.value = math.inf
+        elif lag < self._max_lag / 2 and in_flight >= self.value / _INCREASE:
+            self.value *= _INCREASE
+
+    def _reduce(self, lag: float, in_flight: int) -> None:
+        factor = max(_LEAST_FACTOR, self._max_lag / lag)
+        self.value = max(LEAST_LIMIT, min(self.value, in_flight) * factor)
+
+
+class LimitLoad(Layer):
+    """Queues misses beyond a `ConcurrencyLimit`, without a semantic lookup. Refuses misses that would wait for too long.
+
+    `finish` must receive each exchange.
+    """
+
+    def __init__(self, limits: LimitSettings) -> None:
+        super().__init__()
+        self._max_wait = limits.overload_seconds
+        self._limit = ConcurrencyLimit(limits.max_lag, limits.overload_seconds)
+        self._log = OverloadLog()
+        self._in_flight: set[Exchange] = set()
+        self._waiting: dict[Exchange, _Place] = {}
+        self._completed = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+
+    async def answer(self, exchange: Exchange, rest: Rest) -> Answer:
+        await self.enter(exchange)
+        return await rest(exchange)
+
+    async def enter(self, exchange: Exchange) -> None:
+        """Wait in FIFO order until the miss may be in flight, or until its client disconnects. Raises ProxyOverloaded."""
+        if exchange in self._in_flight:
+            # The path refused it as invalid, and it is forwarded unread.
+            return
+        if not self._waiting and len(self._in_flight) < self._limit.value:
+            self._admit(exchange)
+            return
+        if len(self._waiting) >= self._limit.max_waiting:
+            self._log.log("overload_seconds", f"{len(self._waiting)} cache misses wait, because the event loop lags")
+            # Without a key, the journal does not store the prompt, which takes as long as the rest of a refusal.
+            exchange.key, exchange.failure = None, ProxyOverloaded.reason
+            message = f"the proxy is overloaded (limits.overload_seconds): retry after {RETRY_SECONDS:g} s"
+            raise ProxyOverloaded(message, limit="overload_seconds", retry_after=RETRY_SECONDS)
+        exchange.was_queued = True
+        waiting = self._wait(exchange)
+        await (waiting if exchange.watch is None else exchange.watch(waiting))
+
+    async def _wait(self, exchange: Exchange) -> None:
+        place = self._waiting[exchange] = _Place(asyncio.get_running_loop())
+        try:
+            await place.admitted
+        finally:
+            self._waiting.pop(exchange, None)
+
+    def finish(self, exchange: Exchange) -> None:
+        """Remove an ended exchange, and admit the next one."""
+        if exchange in self._in_flight:
+            self._in_flight.remove(exchange)
+            self._completed += 1
+            self._admit_waiting()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _admit(self, exchange: Exchange) -> None:
+        self._in_flight.add(exchange)
+        if self._timer is None and len(self._in_flight) >= MEASURED_FROM:
+            self._schedule(asyncio.get_running_loop())
+
+    def _admit_waiting(self) -> None:
+        while self._waiting and len(self._in_flight) < self._limit.value:
+            exchange = next(iter(self._waiting))
+            admitted = self._waiting.pop(exchange).admitted
+            if not admitted.done():
+                self._admit(exchange)
+                admitted.set_result(None)
+
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._due = loop.time() + _TICK_SECONDS
+        self._timer = loop.call_at(self._due, self._tick, loop)
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        now, in_flight = loop.time(), len(self._in_flight)
+        completed, self._completed = self._completed, 0
+        oldest_wait = now - next(iter(self._waiting.values())).since if self._waiting else 0.0
+        self._limit.update(now, now - self._due, in_flight, completed, oldest_wait)
+        self._admit_waiting()
+        if in_flight >= MEASURED_FROM or self._limit.value < math.inf:
+            self._schedule(loop)
+        else:
+            self._timer = None
+
+
+class _Place:
+    """A place in the queue."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.since = loop.time()
+        self.admitted = loop.create_future()

@@ -89,6 +89,7 @@ def main() -> None:
         errors = Counter(
             f"{reply.status} {reply.error}" for reply in [*replies, *hits] if reply.status not in (200, 503)
         )
+        served = [hit for hit in hits if "hit" in hit.cache]
         skipped = sum("skipped" in reply.cache for reply in answered)
         found = [line for line in httpx.get(f"{server.url}/metrics").text.splitlines() if not line.startswith("#")]
         counts = [line for line in found if "lost_records" in line or "skipped" in line]
@@ -97,8 +98,8 @@ def main() -> None:
             f" {len(refused)} refused with Retry-After, {len(replies) - len(answered) - len(refused)} errors,"
             f" {skipped} lookups skipped\n"
             f"ms, p50 and p99: first third {milliseconds(answered[:third])}; last third {milliseconds(answered[-third:])};"
-            f" refused {milliseconds(refused)}; exact hits"
-            f" {milliseconds([hit for hit in hits if 'hit' in hit.cache])}\n"
+            f" refused {milliseconds(refused)}; exact hits {milliseconds(served)},"
+            f" last two thirds {milliseconds(served[len(served) // 3 :])}\n"
             + "\n".join([*counts, *(f"{count} x {error}" for error, count in errors.items())])
         )
 

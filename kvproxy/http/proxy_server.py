@@ -28,7 +28,7 @@ _ERROR_SECONDS = 1.0
 """At shutdown, time for sending errors to the remaining requests before their connections are aborted."""
 _UNSENT_BYTES = 128 * 1024
 """Maximum bytes per connection that the kernel buffers before it sends them."""
-ACCEPTS_PER_TURN = 64
+ACCEPTS_PER_TURN = 256
 """Maximum connections of one listening socket that a turn of the event loop accepts."""
 OVERRIDDEN = "handle_exit", "main_loop", "shutdown", "startup"
 """Methods of uvicorn's server that `ProxyServer` overrides."""

@@ -8,12 +8,11 @@ from typing import Any
 
 import uvloop
 
-from kvproxy.http.proxy_server import ACCEPTS_PER_TURN
 from kvproxy.http.serve import make_server
 from kvproxy.http.services import build_services
 from kvproxy.settings import load_settings
 
-_BURST = ACCEPTS_PER_TURN
+_BURST = 64
 
 
 def test_a_turn_of_the_event_loop_accepts_all_connections_that_wait(tmp_path: Path) -> None:

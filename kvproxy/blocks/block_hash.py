@@ -18,12 +18,21 @@ _MIN_VECTOR_TOKENS = 64  # Below, numpy's fixed cost exceeds the cost of a loop.
 _CBOR_NULL = b"\xf6"
 
 
+def check_token(token: object) -> None:
+    if not isinstance(token, int):
+        raise TypeError(
+            f"tokens must be integers, not {type(token).__name__}: give the ids of a tokenizer, or .tolist() of an array"
+        )
+
+
 def encode_as_cbor(tokens: Sequence[int], block_size: int) -> list[bytes]:
     if len(tokens) > _MIN_VECTOR_TOKENS:
         try:
             return _encode_with_numpy(array("I", tokens), block_size)
-        except OverflowError:
-            pass  # An id exceeds 32 bits.
+        except (OverflowError, TypeError):
+            pass  # An id exceeds 32 bits, or is no integer.
+    for token in tokens:
+        check_token(token)
     starts = range(0, len(tokens), block_size)
     return [_cbor(tuple(tokens[start : start + block_size])) + _CBOR_NULL for start in starts]
 
@@ -109,7 +118,10 @@ class BlockHasher:
                 digests.append(parent)
             return digests
         for begin, key in zip(starts, keys or [None] * len(starts), strict=True):
-            content = (parent, tuple(tokens[begin : begin + block_size]), key)
+            block_tokens = tuple(tokens[begin : begin + block_size])
+            for token in block_tokens:
+                check_token(token)
+            content = (parent, block_tokens, key)
             parent = digest(pickle.dumps(content, pickle.HIGHEST_PROTOCOL))
             digests.append(parent)
         return digests

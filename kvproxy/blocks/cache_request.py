@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvproxy.blocks.block_hash import BlockHasher, ExtraKeys
+from kvproxy.blocks.block_hash import BlockHasher, ExtraKeys, check_token
+
+MAX_PRIORITY = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class CacheRequest:
         salt: part of the first block's hash, so that tenants share no blocks.
         lora: name and digest of the LoRA adapter; part of every block's hash.
         mm: multimodal items; part of the hashes of blocks with their placeholders.
+        priority: 0 to 9; a manager with `priorities` evicts blocks of a higher priority later.
         skip_read: use no cached blocks, because prompt log-probabilities need the logits of every token.
         client: name of the client, for the eviction policy `sessions`; None if unknown.
         lora_id: number of the LoRA adapter, for KV events.
@@ -47,6 +50,10 @@ class CacheRequest:
     ) -> None:
         self.id = id
         self.tokens = list(tokens)
+        if self.tokens:
+            check_token(self.tokens[0])
+        if not 0 <= priority <= MAX_PRIORITY:
+            raise ValueError(f"priority is {priority}: use 0 to {MAX_PRIORITY}")
         self.salt = salt
         self.lora = lora
         self.mm = tuple(mm)
@@ -68,6 +75,7 @@ class CacheRequest:
         return len(self.tokens)
 
     def append(self, token: int) -> None:
+        """Add a generated token. Its block is cached when it is full and computed."""
         self.tokens.append(token)
 
     def copy_from(self, parent: "CacheRequest") -> None:

@@ -33,7 +33,12 @@ class KVCacheManager:
 
     Args:
         num_blocks: includes the null block.
+        hasher: computes block hashes; by default with `sha256_cbor`.
         groups: KV cache groups of a hybrid model; one group with full attention by default.
+        policy: name of the eviction policy: `lru`, `s3fifo`, `sessions`, or a plugin's.
+        record_events: record the changes of the cache for `take_events`.
+        priorities: evict blocks of requests with a lower `priority` first; otherwise priorities have no effect.
+        residency: measures how long blocks stay in the cache.
         alignment_tokens: the length of a hit is a multiple of this and of all block sizes.
         hash_block_size: number of tokens per block hash, a divisor of all block sizes; by default their greatest
             common divisor. vLLM's `prefix_match_unit`.
@@ -58,6 +63,8 @@ class KVCacheManager:
         hash_block_size: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if isinstance(hasher, str):
+            raise TypeError(f"hasher must be a BlockHasher: write BlockHasher({hasher!r})")
         self.hasher = hasher or BlockHasher()
         self.pool = BlockPool(
             num_blocks,
@@ -68,8 +75,10 @@ class KVCacheManager:
         specs = tuple(groups) if groups else (GroupSpec("full", block_size),)
         sizes = [spec.block_size for spec in specs]
         self.hash_block_size, self._block_alignment = hash_block_size or gcd(*sizes), lcm(*sizes)
-        if any(size % self.hash_block_size for size in sizes):
+        if self.hash_block_size < 1 or any(size % self.hash_block_size for size in sizes):
             raise ValueError(f"hash_block_size is {self.hash_block_size}: use a divisor of all block sizes {sizes}")
+        if alignment_tokens < 1:
+            raise ValueError(f"alignment_tokens is {alignment_tokens}: use 1 or more")
         for spec in specs:
             if spec.retention_interval and spec.retention_interval % self._block_alignment:
                 raise ValueError(
@@ -190,6 +199,10 @@ class KVCacheManager:
             record(chain, CacheUse(self._clock(), request.client, request.awaits_user))
 
     def cache_blocks(self, request: CacheRequest, num_computed_tokens: int) -> None:
+        """Cache the full blocks of a request's first `num_computed_tokens` tokens, whose keys and values are computed.
+
+        `allocate_slots` does it, except with `delay_cache_blocks`.
+        """
         request.update_hashes(self.hasher, self.hash_block_size)
         if len(self.groups) > 1:
             # No hit of a hybrid model ends after this token.
@@ -198,12 +211,17 @@ class KVCacheManager:
             group.cache_blocks(request, num_computed_tokens)
 
     def evict_blocks(self, block_ids: Collection[int]) -> None:
-        """Remove blocks from the cache, for example because their content is damaged. Uncached blocks are skipped."""
+        """Remove blocks from the cache, for example because their content is damaged. Uncached blocks are skipped.
+
+        Raises ValueError if the pool has no block with an id.
+        """
+        if unknown := [id for id in block_ids if not 0 <= id < self.pool.num_blocks]:
+            raise ValueError(f"there is no block {unknown[0]}: ids are 1 to {self.pool.num_blocks - 1}")
         blocks = [self.pool.blocks[id] for id in block_ids]
         self.pool.evict_blocks([block for block in blocks if block.hash is not None])
 
     def free(self, request: CacheRequest) -> None:
-        """Cached blocks stay in the cache until their eviction."""
+        """Release the blocks of a request. Cached blocks stay in the cache until their eviction."""
         if self.requests.pop(request.id, None) is not None:
             self._update_session_policy(request, ended=True)
         for group in self.groups:
@@ -255,9 +273,11 @@ class KVCacheManager:
         return tuple([block.id for block in group.tables.get(request_id, ())] for group in self.groups)
 
     def max_blocks_in_use(self, num_tokens: int, max_step_tokens: int) -> int:
+        """Return the number of blocks that a request of `num_tokens` holds at most, in steps of `max_step_tokens`."""
         return sum(group.max_blocks_in_use(num_tokens, max_step_tokens) for group in self.groups)
 
     def max_request_tokens(self, max_step_tokens: int) -> int:
+        """Return the length of the longest request that fits in the pool, in tokens."""
         # A request with sliding windows only has no limit.
         lengths = range(1, 1 << 40)
         num_blocks = self.pool.num_blocks - 1
@@ -279,6 +299,7 @@ class KVCacheManager:
         return self.pool.reset_prefix_cache()
 
     def take_events(self) -> list[KVEvent]:
+        """Return and clear the changes of the cache since the last call, with `record_events`; see `kvproxy.blocks.events`."""
         return self.pool.take_events()
 
     def snapshot(self) -> list[BlockStored]:
@@ -294,6 +315,7 @@ class KVCacheManager:
         return [event for _, event in sorted(events, key=itemgetter(0))]
 
     def stats(self) -> PoolStats:
+        """Return the state of the pool, and its numbers of tokens and evictions since it was created."""
         pool = self.pool
         return PoolStats(
             num_blocks=pool.num_blocks,

@@ -83,16 +83,28 @@ class KVCacheGroupMatch:
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """Statistics of a pool since its start."""
+    """Statistics of a pool since its start.
 
-    num_blocks: int  # Includes the null block.
+    Attributes:
+        num_blocks: includes the null block, so it is `free` + `used` + 1.
+        block_size: tokens.
+        free: blocks that no request uses, including `cached`.
+        cached: cached blocks that no request uses. Cached blocks in use count in `used`.
+        usage: `used` as a share of the blocks, 0 to 1.
+        queries: prompt tokens looked up.
+        hits: prompt tokens found.
+        hit_rate: `hits` / `queries`; 0 without queries.
+        evictions: cached blocks whose content was replaced.
+    """
+
+    num_blocks: int
     block_size: int
     free: int
-    cached: int  # Number of cached blocks that are not in use; `free` includes them.
+    cached: int
     used: int
-    usage: float  # Share of the blocks in use, 0 to 1.
-    queries: int  # Number of prompt tokens looked up.
-    hits: int  # Number of prompt tokens found.
+    usage: float
+    queries: int
+    hits: int
     hit_rate: float
     evictions: int
 

@@ -38,6 +38,8 @@ class GroupSpec:
     retention_interval: int | None = None
 
     def __post_init__(self) -> None:
+        if self.kind not in VLLM_KINDS:
+            raise ValueError(f"unknown kind of group {self.kind!r}: use {', '.join(VLLM_KINDS)}")
         if self.block_size < 1:
             raise ValueError(f"block_size is {self.block_size}: use 1 or more")
         if self.kind != "full" and self.window < 1:

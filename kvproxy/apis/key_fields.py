@@ -6,6 +6,7 @@ names stays in the key.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 
 from kvproxy.apis.json import Json, JsonMap, JsonObject
@@ -36,8 +37,7 @@ class KeyFields:
 
     def never_cached_field(self, body: JsonMap) -> str | None:
         """Return the first field in the body that forbids caching; None if the request may be cached."""
-        names = sorted(path for path in self.never_cached if path.partition(".")[0] in body)
-        return next((path for path in names if _is_set(value_at(body, path))), None)
+        return next((path for path in _sorted(self.never_cached) if _is_set(value_at(body, path))), None)
 
     def relevant_items(self, body: JsonMap) -> Iterator[tuple[str, Json]]:
         """Yield the fields of a body that are in the key."""
@@ -58,6 +58,11 @@ def value_at(body: JsonMap, path: str) -> Json:
     for inner in rest.split(".") if rest else ():
         value = value_of(value, inner)
     return value
+
+
+@lru_cache(maxsize=16)
+def _sorted(paths: frozenset[str]) -> tuple[str, ...]:
+    return tuple(sorted(paths))
 
 
 def _is_set(value: Json) -> bool:

@@ -72,10 +72,11 @@ NO_DIRECTIVES = RequestDirectives()
 
 def read_directives(headers: Mapping[str, str]) -> RequestDirectives:
     """Parse a request's headers. Raises InvalidDirective for an invalid value or an unknown `x-kvproxy-*` header."""
-    for name in headers:
-        if name.startswith(HEADER_PREFIX) and name not in _KNOWN:
+    own = [name for name in headers if name.startswith(HEADER_PREFIX)]
+    for name in own:
+        if name not in _KNOWN:
             raise _unknown_header(name)
-    if not any(name == "cache-control" or name.startswith(HEADER_PREFIX) for name in headers):
+    if not own and "cache-control" not in headers:
         return NO_DIRECTIVES
     directives = parse_cache_control([headers.get("cache-control", "")])
     return RequestDirectives(

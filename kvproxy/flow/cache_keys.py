@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 from kvproxy.apis.api import Api, Question
 from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest, is_large
@@ -58,12 +58,17 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False, conver
         _add_rule_fields(parts, versions, request)
     if versions:
         parts["headers"] = versions
-    names = frozenset((*_VERSIONS, *request.control.rule.key_headers, *(() if shared else request.tenant_headers)))
+    names = _keyed_headers(request.control.rule.key_headers, () if shared else tuple(request.tenant_headers))
     key = CacheKey(_digest(parts), parts, names, partial(_semantic_key, api, body, conversations))
     if is_large(len(request.raw)):
         # Compute it in this thread, although an exact hit does not need it.
         _ = key.semantic
     return key
+
+
+@lru_cache(maxsize=64)
+def _keyed_headers(of_rule: tuple[str, ...], of_tenant: tuple[str, ...]) -> frozenset[str]:
+    return frozenset((*_VERSIONS, *of_rule, *of_tenant))
 
 
 def _semantic_key(api: Api, body: JsonObject, conversations: bool, key: CacheKey) -> SemanticKey:

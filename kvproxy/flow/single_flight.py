@@ -138,8 +138,9 @@ class SharedRequest:
                         await self._changed.wait()
         return self.ended and self.error is None
 
-    async def body(self) -> bytes:
-        return b"".join([chunk async for chunk in self.chunks()])
+    def body(self) -> bytes:
+        """Return the whole response, which must be complete. Nothing is dropped before this client has received it."""
+        return b"".join(self._chunks)
 
     async def chunks(self, *, confirm: bool = False) -> AsyncIterator[bytes]:
         """Yield the whole response to one client. Raises the error that ended the response.

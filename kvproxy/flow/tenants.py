@@ -39,8 +39,10 @@ def tenant_of(
 
 
 def _tenant(client: str | None, identity: Mapping[str, Json]) -> str:
-    user = hashlib.sha256(dumps(identity, sort_keys=True)).hexdigest()[:16] if identity else None
-    return "/".join(part for part in (client, user) if part is not None) or PUBLIC_TENANT
+    if not identity:
+        return client or PUBLIC_TENANT
+    user = hashlib.sha256(dumps(identity, sort_keys=True)).hexdigest()[:16]
+    return user if client is None else f"{client}/{user}"
 
 
 class Tenants:
@@ -99,7 +101,8 @@ class Tenants:
 
     def _claimed_user(self, headers: Mapping[str, str]) -> Json:
         """Return issuer and claim of a token that the upstream has accepted; None without one."""
-        name, token = self._settings.tenant_claim, _token_of(headers)
+        name = self._settings.tenant_claim
+        token = None if name is None else _token_of(headers)
         if name is None or token is None or token not in self._accepted_tokens:
             return None
         claims = _claims(token)

@@ -19,7 +19,6 @@ from kvproxy.settings.limits import LimitSettings
 
 FREE_BYTES = 64 * 1024
 """Bytes of each body that `BodyBudget` ignores, so that small requests are admitted even if large bodies use the whole budget."""
-_SEPARATORS = (b",", b"{", b"[")
 _ENCODING_HEADERS = ("content-encoding", "content-digest", "repr-digest", "digest", "content-md5")
 """Headers that describe the encoded body, which is forwarded decoded."""
 
@@ -67,7 +66,7 @@ class BodyReservation:
         """Add the number of JSON items in a body to the budget, because each parsed item occupies about 250 bytes."""
         limits = self._budget.limits
         # An upper bound: separators in texts count, too.
-        items = sum(raw.count(separator) for separator in _SEPARATORS)
+        items = raw.count(b",") + raw.count(b"{") + raw.count(b"[")
         if items > limits.items:
             raise RequestTooLarge(
                 f"the body has more than {limits.items:,} items (commas, braces, and brackets):"
@@ -173,7 +172,8 @@ def _parse_and_check(raw: bytes, api: Api, check_fields: bool) -> JsonObject:
 def joined_headers(request: Request) -> dict[str, str]:
     """Return the headers by lower-case name. Join the values of a repeated header with commas."""
     headers: dict[str, str] = {}
-    for name, value in request.headers.items():
+    for raw_name, raw_value in request.scope["headers"]:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     return headers
 

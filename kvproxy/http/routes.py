@@ -50,7 +50,7 @@ from kvproxy.http.request_bodies import (
     read_body,
     stream_upload,
 )
-from kvproxy.http.services import services
+from kvproxy.http.services import Services, services
 from kvproxy.http.tokenize import detokenize_tokens, tokenize_prompt
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.installation.checks.configured_store import store_name
@@ -78,21 +78,23 @@ class CachedApi:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, exchange = Request(scope, receive, send), exchange_of(scope)
-        with services(request).bodies.reservation() as reservation:
+        app = services(request)
+        with app.bodies.reservation() as reservation:
             try:
-                response = await _answer(request, exchange, self._api, reservation)
+                response = await _answer(app, request, exchange, self._api, reservation)
             except KvproxyError as error:
                 record_failure(exchange, error)
-                services(request).metrics.count_error(error)
-                response = error_response(services(request).access.visible_error(request, error), scope)
+                app.metrics.count_error(error)
+                response = error_response(app.access.visible_error(request, error), scope)
             except BaseException as error:
                 record_failure(exchange, asyncio.CancelledError() if isinstance(error, ClientDisconnect) else error)
                 raise
             await response(scope, receive, send)
 
 
-async def _answer(request: Request, exchange: Exchange, api: Api, reservation: BodyReservation) -> Response:
-    app = services(request)
+async def _answer(
+    app: Services, request: Request, exchange: Exchange, api: Api, reservation: BodyReservation
+) -> Response:
     forwarder = app.backend.forwarder
     limits, deadline = app.settings.limits, Deadline(app.deadlines)
     await app.journal.wait_for_space()

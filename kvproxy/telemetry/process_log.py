@@ -46,26 +46,45 @@ def log_access(exchange: Exchange) -> None:
         layer = layer_of(exchange, reason)
     if reason == "miss-new":
         reason = reason_of_unexplained_miss(exchange, asked_before=False, computed_before=False)
-    method, status, tenant = exchange.method, exchange.status, exchange.tenant
-    # The path is decoded, and could contain escape sequences.
-    path = exchange.path if exchange.path.isprintable() else ascii(exchange.path)[1:-1]
-    ms, request_id = round(total_milliseconds(exchange) or 0.0, 1), exchange.request_id[:MAX_REQUEST_ID]
-    line = f"{method} {path} {status} {layer} {reason} {ms} ms {tenant} {request_id}"
-    # Logger.info would search the stack for the place of this call, which no format shows.
-    record = logging.LogRecord(_access.name, logging.INFO, "", 0, line, None, None)
-    record.fields = {
-        "method": method,
-        "path": path,
-        "status": status,
-        "layer": layer,
-        "reason": reason,
-        "ms": ms,
-        "tenant": tenant,
-        "client": client_name(tenant),
-        "model": model_of(exchange) or None,
-        "request_id": request_id,
-    }
-    _access.handle(record)
+    _access.handle(_AccessRecord(exchange, layer, reason))
+
+
+@lru_cache(maxsize=1)
+def _common_attributes() -> dict[str, object]:
+    return vars(logging.LogRecord(_access.name, logging.INFO, "", 0, "", None, None))
+
+
+class _AccessRecord(logging.LogRecord):
+    """A finished request. Thread and process, which `LogRecord` would look up each time, are those of the first record."""
+
+    def __init__(self, exchange: Exchange, layer: str, reason: str) -> None:
+        self.__dict__.update(_common_attributes())
+        # The path is decoded, and could contain escape sequences.
+        path = exchange.path if exchange.path.isprintable() else ascii(exchange.path)[1:-1]
+        self._ms = round(total_milliseconds(exchange) or 0.0, 1)
+        self._exchange, self._path, self._layer, self._reason = exchange, path, layer, reason
+        self.created = time.time()
+        self.msecs = self.created % 1 * 1000
+        self.msg = (
+            f"{exchange.method} {path} {exchange.status} {layer} {reason} {self._ms} ms"
+            f" {exchange.tenant} {exchange.request_id[:MAX_REQUEST_ID]}"
+        )
+
+    @property
+    def fields(self) -> dict[str, object]:
+        exchange = self._exchange
+        return {
+            "method": exchange.method,
+            "path": self._path,
+            "status": exchange.status,
+            "layer": self._layer,
+            "reason": self._reason,
+            "ms": self._ms,
+            "tenant": exchange.tenant,
+            "client": client_name(exchange.tenant),
+            "model": model_of(exchange) or None,
+            "request_id": exchange.request_id[:MAX_REQUEST_ID],
+        }
 
 
 @lru_cache(maxsize=1)

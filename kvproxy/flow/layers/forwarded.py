@@ -124,7 +124,7 @@ class JoinOrForward(Layer):
             chunks = shared.chunks(confirm=confirm)
             end = partial(end_response, exchange, shared)
             return Answer(response.status, response.headers, chunks, end, is_broken=shared.error is not None)
-        body = await shared.body()
+        body = shared.body()
         end_response(exchange, shared)
         return Answer(response.status, response.headers, body)
 

@@ -20,6 +20,7 @@ from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.journal.spending import PaidRequest
 from kvproxy.journal.token_estimates import estimate_prompt_tokens, most_output_tokens
+from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings.journal import PriceSettings
 
 _READ_BYTES = 2**20
@@ -74,9 +75,11 @@ async def reserve(account: Account, tokens: int, output: int, model: str, arrive
         await account.reserve(tokens)
         return None
     price = RequestPrice(account.prices, model, arrived)
-    # The first call for a model reads the price list.
     compute = price.reservation if account.client.has_budget else price.cost
-    cost = await asyncio.to_thread(compute, tokens, output)
+    if isinstance(account.prices, ModelPrices) and not account.prices.is_found_at_once(model, arrived):
+        cost = await asyncio.to_thread(compute, tokens, output)
+    else:
+        cost = compute(tokens, output)
     if cost is None and account.client.has_budget:
         raise Forbidden(
             f"the client {account.client.name} has a budget, and the model {model[:100]!r} has no price: ask the operator to set"

@@ -14,6 +14,7 @@ from kvproxy.settings.journal import LIST_CURRENCY, JournalSettings, PriceSettin
 
 _FIRST_PRICES = datetime(2020, 1, 1, tzinfo=UTC).timestamp()
 _NOON = time(12)
+_MAX_SEARCHED = 4_096  # Models and half hours.
 _PRICED = ("input_mtok", "cache_read_mtok", "cache_write_mtok", "cache_write_1h_mtok", "output_mtok")
 # From this day on, DeepSeek bills V4 at the lower price on weekends in Beijing. Source: api-docs.deepseek.com, October 2026.
 _FIRST_WEEKEND = datetime(2026, 8, 22, 16, tzinfo=UTC)
@@ -38,6 +39,7 @@ class ModelPrices(Mapping[str, PriceSettings]):
         self._configured = settings.prices
         self._has_list_prices = settings.currency == LIST_CURRENCY
         self.price_list = settings.price_list
+        self._searched: set[tuple[str, int]] = set()
 
     def __getitem__(self, model: str) -> PriceSettings:
         price = self.at(model)
@@ -52,7 +54,16 @@ class ModelPrices(Mapping[str, PriceSettings]):
             return _with_published_ratios(model, price)
         if not self._has_list_prices:
             return None
-        return list_price(model, moment, prompt_tokens, self.price_list)
+        listed = list_price(model, moment, prompt_tokens, self.price_list)
+        if moment is not None:
+            if len(self._searched) >= _MAX_SEARCHED:
+                self._searched.clear()
+            self._searched.add((model, _half_hour(moment.timestamp())))
+        return listed
+
+    def is_found_at_once(self, model: str, seconds: float) -> bool:
+        """Whether the price of a request at a time does not require a search of the price list, which may take half a second."""
+        return (model, _half_hour(seconds)) in self._searched or self.is_configured(model)
 
     def is_configured(self, model: str) -> bool:
         """Whether the settings have a price of the model, which does not depend on the request."""
@@ -184,6 +195,10 @@ def price_at(
         moment = datetime.fromtimestamp(seconds, UTC) if seconds > _FIRST_PRICES else None
         return prices.at(model, moment, prompt_tokens)
     return price_of(model, prices)
+
+
+def _half_hour(seconds: float) -> int:
+    return int(seconds // 1800)
 
 
 def price_on(model: str, prices: Mapping[str, PriceSettings], day: str) -> PriceSettings | None:

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from genai_prices import Usage, calc_price
 
+from kvproxy.providers import prices
 from kvproxy.providers.prices import ModelPrices, cache_limits, list_price, price_at
 from kvproxy.settings.journal import MILLION, JournalSettings, PriceSettings, input_price, price_of
 
@@ -133,3 +134,22 @@ def test_missing_prices_of_the_settings_have_the_published_ratios() -> None:
     assert (claude.cached, claude.write_5m, claude.write_1h) == (pytest.approx(0.3), 3.75, 5)
     assert (gpt.cached, gpt.write_5m) == (pytest.approx(0.3), 3.75)
     assert (local.cached, local.write_5m) == (None, None)
+
+
+def test_a_price_of_the_list_is_found_at_once_until_the_next_half_hour() -> None:
+    known, arrived = ModelPrices(JournalSettings()), datetime(2026, 11, 20, 9, 10, tzinfo=UTC).timestamp()
+    assert not known.is_found_at_once("claude-sonnet-4-5", arrived)
+    assert price_at("claude-sonnet-4-5", known, arrived, 100) is not None
+    assert known.is_found_at_once("claude-sonnet-4-5", arrived + 1_199)
+    assert not known.is_found_at_once("claude-sonnet-4-5", arrived + 1_200)
+    configured = ModelPrices(JournalSettings(prices={"own-*": PriceSettings(input=1.0, output=1.0)}))
+    assert configured.is_found_at_once("own-model", arrived)
+
+
+def test_known_prices_are_kept_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prices, "_MAX_SEARCHED", 4)
+    known, moment = ModelPrices(JournalSettings()), datetime(2026, 11, 20, 9, tzinfo=UTC)
+    for number in range(20):
+        known.at(f"claude-{number}", moment)
+    assert known.is_found_at_once("claude-19", moment.timestamp())
+    assert len(known._searched) <= 4

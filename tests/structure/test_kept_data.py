@@ -25,6 +25,7 @@ flow/prepare/diagnoses: _ids
 upstreams/refused_cache_fields: _models
 flow/prepare/history_repair: _originals
 flow/compare_responses: _queue _warned
+providers/prices: _searched
 journal/record_writer: _prompts _stored_responses _without_entry
 journal/schema: _numbers _shapes _shape_texts
 journal/cache_history: _regions
@@ -138,6 +139,7 @@ journal.record_writer:_MAX_STORED_RESPONSES
     journal/test_bounds.py::test_stored_responses_are_kept_to_the_bound_until_their_requests_are_recorded
 journal.record_writer:_MAX_WITHOUT_ENTRY journal/test_bounds.py::test_prompts_in_memory_are_kept_to_the_bounds
 journal.record_writer:_MAX_CACHED_PROMPTS journal/test_bounds.py::test_prompts_in_memory_are_kept_to_the_bounds
+providers.prices:_MAX_SEARCHED providers/test_prices.py::test_known_prices_are_kept_to_the_bound
 journal.cache_history:_MAX_CACHED_PROMPTS journal/test_bounds.py::test_prompts_in_memory_are_kept_to_the_bounds
 journal.schema:MAX_NAMES journal/test_bounds.py::test_names_are_pruned_and_bounded
 journal.schema:MAX_SHAPE

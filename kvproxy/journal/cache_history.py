@@ -2,7 +2,8 @@
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 from kvproxy.exchange import Exchange
@@ -19,10 +20,8 @@ _MAX_CACHED_REGIONS = 250_000
 _FIND = "select key, number, entry, expires, seconds from prompts where key in ({})"
 _FIND_TOMBSTONES = "select key, reason, time from tombstones where key in ({})"
 _MAX_FOUND = 256  # Keys of one query.
-_INSERT = (
-    "insert into prompts (key, question, regions, shape, entry, expires, seconds, last, text, whole)"
-    " values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) returning number"
-)
+_COLUMNS = ("key", "question", "regions", "shape", "entry", "expires", "seconds", "last", "text", "whole")
+
 Tombstone: TypeAlias = tuple[str, float]
 """Reason, such as `expired`, and time (seconds since the epoch) of the removal of a stored response."""
 _SLACK = 1.0  # Seconds between the creation of an entry and of its record.
@@ -174,7 +173,10 @@ class CacheHistory:
         entry, expires = (None, None) if stored is None else (stored.id, stored.expires)
         own = (None, None) if shape is None else (regions.question_digest, b"".join(regions.digests))
         values = [key, *own, shape, entry, expires, seconds, record, text, contents]
-        ((number,),) = self._database.rows(_INSERT, values)
+        # Python takes long to pass a null.
+        used = [(name, value) for name, value in zip(_COLUMNS, values, strict=True) if value is not None]
+        sql = _insert_sql(tuple([name for name, _ in used]))
+        ((number,),) = self._database.rows(sql, [value for _, value in used])
         if shape is not None:
             sizes = array("I", [min(size, 2**32 - 1) for size in regions.sizes]).tobytes()
             self._sizes.append((number, sizes))
@@ -200,14 +202,14 @@ class CacheHistory:
         self._database.execute("update prompts set seconds = ? where key = ?", [seconds, key])
         prompt, tombstone = self.find(key)
         if prompt is not None:
-            self._found[key] = replace(prompt, seconds=seconds), tombstone
+            self._found[key] = PromptRecord(prompt.number, prompt.entry, prompt.expires, seconds), tombstone
 
     def set_entry(self, stored: ResponseStored) -> None:
         sql, key = "update prompts set entry = ?, expires = ? where key = ?", short_key(stored.key)
         self._database.execute(sql, [stored.id, stored.expires, key])
         prompt, tombstone = self.find(key)
         if prompt is not None:
-            self._found[key] = replace(prompt, entry=stored.id, expires=stored.expires), tombstone
+            self._found[key] = PromptRecord(prompt.number, stored.id, stored.expires, prompt.seconds), tombstone
 
     def remove_tombstone(self, stored: ResponseStored) -> None:
         """Forget the removal of a response that was stored earlier than `stored`."""
@@ -268,3 +270,8 @@ class CacheHistory:
         last = "select time, key from tombstones order by time desc, key desc limit 1 offset ?"
         sql = f"delete from tombstones where (time, key) < ({last})"
         self._database.execute(sql, [_MAX_TOMBSTONES - 1])
+
+
+@lru_cache(maxsize=64)
+def _insert_sql(columns: tuple[str, ...]) -> str:
+    return f"insert into prompts ({', '.join(columns)}) values ({', '.join('?' * len(columns))}) returning number"

@@ -118,10 +118,10 @@ def regions_of(
     """
     items = region_items(key_parts)
     contents = [dumps(value, sort_keys=True) for _, value in items]
-    digests = tuple(hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest() for content in contents)
+    digests = tuple([hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest() for content in contents])
     for digest, content in zip(digests, contents, strict=True):
         collect(digest, content)
-    names = tuple(name for name, _ in items)
+    names = tuple([name for name, _ in items])
     questions = (place for place in reversed(range(len(names))) if names[place].partition("[")[0] in QUESTIONS)
     return Regions(names, digests, next(questions, None), tuple(map(len, contents)))
 

@@ -153,12 +153,13 @@ class TurnWriter:
         change = self._prompt_change(chain, closest, record)
         diagnosis = exchange.facts.diagnosis
         agrees = agrees_with(diagnosis, change.region) if diagnosis is not None and change.is_known else None
-        earlier, region = self._expected_reuse_and_region(exchange, record, chain, known, limits)
-        if region is not None:
-            change = replace(change, region=region, place=None)
         use, marked = exchange.facts.prefix or PrefixReuse(0, 0), marked_regions(exchange.request, chain)
         missing = None if exchange.facts.is_engine else missing_mark(exchange.request, marked, use)
-        earlier = replace(earlier, repeated=change.repeated, beginning=change.beginning, unmarked=missing is not None)
+        earlier, region = self._expected_reuse_and_region(
+            exchange, record, chain, known, limits, change, unmarked=missing is not None
+        )
+        if region is not None:
+            change = replace(change, region=region, place=None)
         lost = lost_tokens(prompt_tokens, record.reused_tokens, earlier)
         turn = KnownTurn(
             number=record.number,
@@ -271,10 +272,19 @@ class TurnWriter:
         chain: PromptChain,
         common_prefix: CommonPrefix | None,
         limits: CacheLimits,
+        change: _PromptChange,
+        *,
+        unmarked: bool,
     ) -> tuple[ExpectedReuse, str | None]:
         minimum = 0 if exchange.facts.is_engine else limits.minimum_tokens
         if common_prefix is None or not chain.shape.has_text(common_prefix.regions):
-            return ExpectedReuse(minimum=minimum, step=limits.step_tokens), None
+            return ExpectedReuse(
+                minimum=minimum,
+                step=limits.step_tokens,
+                repeated=change.repeated,
+                beginning=change.beginning,
+                unmarked=unmarked,
+            ), None
         turn, answer, region = common_prefix.turn, 0, None
         is_whole_turn = turn.prompt_hash == chain.prefixes[common_prefix.regions - 1]
         follows = is_whole_turn and common_prefix.regions in chain.shape.assistants
@@ -309,6 +319,9 @@ class TurnWriter:
             minimum=minimum,
             block=exchange.facts.block_size,
             step=limits.step_tokens,
+            repeated=change.repeated,
+            beginning=change.beginning,
+            unmarked=unmarked,
         ), region
 
     def _prompt_change(self, chain: PromptChain, earlier: KnownTurn | None, record: Record) -> _PromptChange:

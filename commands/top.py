@@ -38,6 +38,9 @@ def top(
     *,
     interval: Annotated[float, duration_option(help="Time between updates.", show_default="1s")] = 1.0,
     once: Annotated[bool, Option("--once", help="Print one update, then exit.")] = False,
+    also: Annotated[
+        list[str] | None, Option("--also", metavar="URL", help="Add the requests of another proxy; repeat for several.")
+    ] = None,
     proxy: ProxyOptions,
     as_json: Json = False,
 ) -> None:
@@ -48,21 +51,22 @@ def top(
 
     Example: kvproxy top --once
     """
+    others = [ProxyClient(url, proxy.token, timeout=_TIMEOUT) for url in also or ()]
     try:
         if sys.stdout.isatty() and not once and not as_json:
-            _show_live(proxy.client(_TIMEOUT), interval)
+            _show_live([proxy.client(_TIMEOUT), *others], interval)
         else:
-            _print_update(proxy.client(), interval, as_json)
+            _print_update([proxy.client(), *others], interval, as_json)
     except KeyboardInterrupt:
         raise typer.Exit from None
 
 
-def _print_update(client: ProxyClient, interval: float, as_json: bool) -> None:
+def _print_update(clients: Sequence[ProxyClient], interval: float, as_json: bool) -> None:
     from kvproxy.operations.proxy_statistics import rates_between, take_snapshot
 
-    before = take_snapshot(client)
+    before = take_snapshot(*clients)
     time.sleep(interval)
-    traffic = rates_between(before, take_snapshot(client))
+    traffic = rates_between(before, take_snapshot(*clients))
     if as_json:
         typer.echo(json_text(traffic.document(), indent=None))
     elif (console := Console(file=sys.stdout)).is_terminal:
@@ -87,7 +91,7 @@ def _layer_rows(traffic: "TrafficStatistics") -> Iterator[Row]:
         }
 
 
-def _show_live(client: ProxyClient, interval: float) -> None:
+def _show_live(clients: Sequence[ProxyClient], interval: float) -> None:
     from rich.live import Live
 
     from kvproxy.operations.journal import list_records
@@ -96,15 +100,15 @@ def _show_live(client: ProxyClient, interval: float) -> None:
     from kvproxy.operations.upstreams import list_upstreams
 
     console = Console()
-    before = take_snapshot(client)
+    before = take_snapshot(*clients)
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(interval)
             page: RenderableType
             try:
-                now = take_snapshot(client)
-                upstreams = perform_optional(client, list_upstreams, NoParameters()) or []
-                requests = perform_optional(client, list_records, RecordQuery(limit=_REQUESTS)) or []
+                now = take_snapshot(*clients)
+                upstreams = perform_optional(clients[0], list_upstreams, NoParameters()) or []
+                requests = perform_optional(clients[0], list_records, RecordQuery(limit=_REQUESTS)) or []
                 page = live_page(rates_between(before, now), upstreams, requests, console.width)
                 before = now
             except ProxyUnreachable as error:

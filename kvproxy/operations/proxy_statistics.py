@@ -61,6 +61,16 @@ class Snapshot:
     first_byte_seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     totals: Totals = field(default_factory=Totals)
 
+    def add_proxy(self, other: "Snapshot") -> None:
+        """Add the requests of another proxy. The stored responses and the savings are those of one journal and store."""
+        self.requests += other.requests
+        self.errors += other.errors
+        for layer, seconds in other.first_byte_seconds.items():
+            self.first_byte_seconds[layer] += seconds
+        for name, _ in _COUNTS.values():
+            counts = Counter(getattr(self.totals, name)) + Counter(getattr(other.totals, name))
+            setattr(self.totals, name, dict(counts))
+
 
 @dataclass(frozen=True, slots=True)
 class TrafficStatistics:
@@ -96,7 +106,8 @@ def is_error(layer: str, status: str) -> bool:
     return layer == "error" or (status.startswith("5") and (layer != "refused" or status == "503"))
 
 
-def take_snapshot(client: ProxyClient) -> Snapshot:
+def take_snapshot(client: ProxyClient, *others: ProxyClient) -> Snapshot:
+    """Return the statistics of a proxy, with the requests of other proxies on its store."""
     from prometheus_client.parser import text_string_to_metric_families
 
     page = client.get_text("/metrics")
@@ -121,6 +132,8 @@ def take_snapshot(client: ProxyClient) -> Snapshot:
             totals.saved.setdefault(labels["layer"], {})[name.removeprefix(_SAVINGS)] = value
     totals.blocks = perform_optional(client, block_statistics, NoParameters())
     totals.tiers = perform_optional(client, list_tiers, NoParameters()) or []
+    for other in others:
+        snapshot.add_proxy(take_snapshot(other))
     return snapshot
 
 

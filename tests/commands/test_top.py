@@ -76,6 +76,20 @@ def test_top_counts_the_errors_of_the_upstream(tmp_path: Path) -> None:
     assert re.search(r"^Failed\t.*since the start 3 with status 500$", page, re.M), page
 
 
+def test_top_sums_the_requests_of_several_proxies(tmp_path: Path) -> None:
+    with (
+        run_plain_upstream() as upstream,
+        run_front(tmp_path / "a", upstream) as (one, _),
+        run_front(tmp_path / "b", upstream) as (other, _),
+    ):
+        for url, questions in ((one, "aab"), (other, "aabbb")):
+            for question in questions:
+                ask(url, question)
+        proxies = result("top", "--also", other, "--interval", 0.1, url=one)
+        assert (proxies["requests"]["exact"], proxies["requests"]["forward"]) == (4, 4)
+        assert proxies["entries"] == 2
+
+
 class Terminal:
     """`kvproxy top` at an emulated terminal of 200 columns and 50 lines."""
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from kvproxy.index.entry import Entry, new_id
 from kvproxy.index.response_cache import ResponseCache
-from kvproxy.index.search.lookup_result import Lookup
 from kvproxy.index.store import EntryFilter
 from kvproxy.library.arguments import (
     Seconds,
@@ -93,9 +92,7 @@ class AsyncCache:
         check_question(question, namespace)
         entry, similarity = await self._find_equal(question, namespace), None
         if entry is None:
-            lookup = await self._find_similar(question, namespace)
-            if lookup is not None and not self._settings.shadow:
-                entry, similarity = lookup.entry, lookup.similarity
+            entry, similarity = await self._find_similar(question, namespace)
         self._gets["miss" if entry is None else "exact" if similarity is None else "semantic"] += 1
         if entry is None:
             return None
@@ -282,14 +279,19 @@ class AsyncCache:
         entry = await self._cache.find(_digest(namespace, question))
         return entry if entry is not None and entry.expires > self._clock() else None
 
-    async def _find_similar(self, question: str, namespace: str) -> Lookup | None:
+    async def _find_similar(self, question: str, namespace: str) -> tuple[Entry | None, float | None]:
+        """Return the stored answer to serve for a similar question, and the cosine of both questions."""
         semantic = self._cache.semantic
         if semantic is None or not await self._cache.is_unchanged_by_redaction(question):
-            return None
+            return None, None
         lookup = await semantic.lookup(_digest(namespace), question, seconds=self._lookup_timeout)
-        is_shadow_hit = lookup.entry is not None and self._settings.shadow
-        self._lookups["shadow" if is_shadow_hit else lookup.outcome] += 1
-        return lookup
+        if lookup.entry is not None and self._settings.shadow:
+            self._lookups["shadow"] += 1
+            return None, None
+        self._lookups[lookup.outcome] += 1
+        if lookup.entry is not None and semantic.learning is not None:
+            semantic.learning.record_served(lookup)
+        return lookup.entry, lookup.similarity
 
     def _entry(self, question: str, answer: str, namespace: str, ttl: Seconds | None, tags: Sequence[str]) -> Entry:
         check_question(question, namespace)

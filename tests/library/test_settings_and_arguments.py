@@ -232,3 +232,15 @@ def test_refusals_can_be_unlimited(tmp_path: Path) -> None:
             for word in ("red", "blue"):
                 assert cache.get(f"{LONG} purple {word}") is None
             assert cache.explain(f"{LONG} now").reason == reason
+
+
+def test_the_policy_counts_the_hits_that_a_library_serves(tmp_path: Path) -> None:
+    with open_cache(tmp_path / "r.db") as cache:
+        question = "How can I reset my password?"
+        cache.set("How do I reset my password?", "Open the settings.")
+        hit = cache.get(question)
+        assert hit is not None
+        assert hit.similarity is not None
+        cache.feedback(hit, True, question)
+        learning = cache.stats()["semantic"]["learning"]
+        assert (learning["observations"], learning["served"]) == (1, 1)

@@ -153,7 +153,8 @@ def _describe_unknown(file: Path, content: FileRows, formats: Sequence[LogFormat
     number, value = content.rows[0]
     fields = ", ".join(list(value)[:_SHOWN_FIELDS]) + (", ..." if len(value) > _SHOWN_FIELDS else "")
     if content.is_table:
-        return f"{file} is a table with the columns {fields}: convert its rows to JSON lines with model and messages (for warm, see docs/recipes/warming.md)"
+        fix = "convert its rows to JSON lines with model and messages (for warm, see docs/recipes/warming.md)"
+        return f"{file} is a table with the columns {fields}: {fix}"
     if _TRACE_FIELDS & set(value):
         return f"{file} is a trace, its fields are {fields}: kvproxy simulate reads traces"
     nearest = min(

@@ -1,6 +1,5 @@
 """Checks the arguments of the library."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any, get_args
 
 from kvproxy.errors import SettingsError
 from kvproxy.index.policies.policy import Policy
-from kvproxy.index.store_location import is_url
+from kvproxy.index.store_location import is_url, location_error
 from kvproxy.settings.cache import CacheSettings, PolicyName
 from kvproxy.units import MAX_SECONDS, parse_seconds
 
@@ -26,7 +25,6 @@ _PROXY_FIELDS = {
     "stale_if_error": "give a longer ttl",
     "shared": "put the user into the namespace to separate users",
 }
-_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 
 
 def check_type(name: str, value: object, expected: type | tuple[type, ...], fix: str = "") -> None:
@@ -93,18 +91,13 @@ def checked_lifetimes(ttls: Mapping[str, Seconds]) -> dict[str, float]:
 def check_location(where: object) -> None:
     check_type("where", where, (str, Path))
     text = str(where)
+    if (error := location_error(text)) is not None:
+        raise SettingsError(error)
     if is_url(text):
         return
     path = Path(text)
-    scheme = _SCHEME.match(text)
-    if scheme is not None:
-        # The rest of a URL may contain a password.
-        file = text[scheme.end() :].removeprefix("/")
-        fix = f"give the path {file}" if scheme[1] == "sqlite" and file else "give a path, or postgresql://..."
-        raise SettingsError(f"{scheme[0]} is no store of kvproxy: {fix}")
-    if text in ("", ".") or ":memory:" in text:
-        cause = "a store needs a name" if ":memory:" not in text else "a store in memory is not supported"
-        raise SettingsError(f"{cause}: give a path, for example in a tempfile.TemporaryDirectory()")
+    if path == Path():
+        raise SettingsError("a store needs a name: give a path, for example answers.db")
     if not path.parent.is_dir():
         raise SettingsError(f"there is no folder {path.parent}: create it, or name another file")
     if path.is_dir():

@@ -13,6 +13,7 @@ import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from kvproxy.errors import SettingsError
+from kvproxy.index.store_location import location_error
 from kvproxy.settings.access import AccessSettings, ClientSettings
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.engine import EngineSettings, TierSettings
@@ -108,6 +109,13 @@ class Settings(BaseModel):
     @classmethod
     def _path_to_text(cls, value: object) -> object:
         return str(value) if isinstance(value, Path) else value
+
+    @field_validator("store")
+    @classmethod
+    def _check_store(cls, value: str | None) -> str | None:
+        if value is not None and (error := location_error(value)) is not None:
+            raise ValueError(error)
+        return value
 
     @model_validator(mode="before")
     @classmethod

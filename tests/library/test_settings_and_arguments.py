@@ -99,7 +99,7 @@ def test_settings_for_proxies_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        (":memory:", "a store in memory is not supported: give a path, for example in a tempfile.Temporary"),
+        (":memory:", "a store in memory is not supported: give a path, for example in a temporary folder"),
         ("file::memory:?cache=shared", "a store in memory"),
         ("redis://:secret@localhost", r"^redis:// is no store of kvproxy: give a path, or postgresql://\.\.\.$"),
         ("sqlite:///x.db", "sqlite:// is no store of kvproxy: give the path x.db"),

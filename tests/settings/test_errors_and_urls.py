@@ -234,6 +234,20 @@ def test_a_key_in_the_url_overrides_the_common_key() -> None:
         load_settings(upstreams=[{"url": "http://one@a", "api_key": "two"}])
 
 
+@pytest.mark.parametrize(
+    ("store", "fix"),
+    [
+        ("redis://:SECRET@h", r"redis:// is no store of kvproxy: give a path, or postgresql://\.\.\."),
+        ("sqlite:///x.db", "sqlite:// is no store of kvproxy: give the path x.db"),
+        (":memory:", "a store in memory is not supported: give a path"),
+    ],
+)
+def test_a_store_is_a_file_or_in_postgres(store: str, fix: str) -> None:
+    with pytest.raises(SettingsError, match=f"setting store: {fix}") as raised:
+        load_settings(store=store)
+    assert "SECRET" not in raised.value.message
+
+
 def test_the_repr_of_settings_contains_no_secret() -> None:
     settings = load_settings(
         forward={"api_key": "SECRET"},

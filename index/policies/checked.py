@@ -8,7 +8,7 @@ import numpy as np
 from kvproxy.index.models.verifier import Verifier
 from kvproxy.index.policies.guards import ADDITIONS, GUARDS, Guard
 from kvproxy.index.policies.policy import Decision, Limits, Neighbour, PolicyResult, find_rejection
-from kvproxy.index.policies.wording import correct_spelling, normal_wording
+from kvproxy.index.policies.wording import are_equal_wordings, correct_spelling
 
 _STOP_SHARE = 0.55
 
@@ -36,7 +36,9 @@ class CheckedPolicy:
         for place, neighbour in enumerate(neighbours):
             asked = correct_spelling(question, neighbour.prompt)
             stored = correct_spelling(neighbour.prompt, asked)
-            refusal = find_rejection(asked, replace(neighbour, prompt=stored), floor, self._guards)
+            # Questions in equal wordings add nothing to each other.
+            guards = self._guards[:-1] if are_equal_wordings(asked, stored) else self._guards
+            refusal = find_rejection(asked, replace(neighbour, prompt=stored), floor, guards)
             if refusal is not None:
                 decisions[place] = refusal
                 continue
@@ -51,6 +53,6 @@ class CheckedPolicy:
 
     def probability(self, question: str, other: str, cosine: float) -> float:
         """Return the verifier's probability that one answer fits both questions; 1 if their normal wordings are equal."""
-        if normal_wording(question) == normal_wording(other) != "":
+        if are_equal_wordings(question, other):
             return 1.0
         return float(self._verifier.score([(question, other)], np.array([cosine]))[0])

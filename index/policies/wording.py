@@ -17,16 +17,19 @@ def correct_spelling(question: str, other: str) -> str:
     from a common word that only the other question has.
     """
     ours, theirs = set(words(question)), set(words(other))
+    owners = {word.replace("'", ""): word for word in theirs - ours if "'" in word}
     known = [word for word in theirs - ours if len(word) >= _MIN_LENGTH and is_english_word(word)]
 
     def correct(match: re.Match[str]) -> str:
         word = match.group()
+        if word in owners:
+            return owners[word]  # `childs` for `child's`
         if len(word) < _MIN_LENGTH or not word.islower() or word in theirs or is_english_word(word):
             return word
         near = [candidate for candidate in known if _is_near(word, candidate)]
         return near[0] if len(near) == 1 else word
 
-    return WORD.sub(correct, question) if known else question
+    return WORD.sub(correct, question) if known or owners else question
 
 
 def _is_near(word: str, known: str) -> bool:
@@ -49,27 +52,60 @@ def _edits(word: str, other: str) -> int:
     return row[-1]
 
 
-_FORMS = (
-    (re.compile(r"\b(what|who|where|when|how|why|that|it|there)'s\b"), r"\1 is"),
-    (
-        re.compile(
-            r"^(?:(?:can|could|would|will) you (?:please )?(?:tell|explain|show|help) me|do you know|i(?: would|'d) like to know"
-            r"|i (?:want|need) to know|(?:please )?tell me|let me know)[ ,:]+(?=what|who|where|when|how|why|if|whether)"
+_MAKERS = (
+    "author wrote|writer wrote|inventor invented|founder founded|creator created|composer composed|painter painted"
+    "|designer designed|builder built|discoverer discovered|publisher published|producer produced"
+)
+_MEASURES = "height tall|length long|duration long|size big|age old|depth deep|width wide|speed fast"
+_ASKING = r"(?:can|could|should|might|would|do)"
+_FORMS = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\bcan(?:'t| not)\b", "cannot"),
+        (r"\bwon't\b", "will not"),
+        (r"n't\b", " not"),
+        (r"\bi'm\b", "i am"),
+        (r"\b(you|we|they)'re\b", r"\1 are"),
+        (r"'ve\b", " have"),
+        (r"'ll\b", " will"),
+        (r"\b(what|who|where|when|how|why|that|it|there)'s\b", r"\1 is"),
+        (r"'", ""),
+        (
+            r"^(?:(?:can|could|would|will) you (?:please )?(?:tell|explain|show|help) me|do you know|i(?: would|d) like to know"
+            r"|i (?:want|need) to know|(?:please )?tell me|let me know)[ ,:]+(?=what|who|where|when|how|why|if|whether)",
+            "",
         ),
-        "",
-    ),
-    (
-        re.compile(
-            r"\b(how|where)((?: \w+){0,2}?) (?:can|could|should|might|would|do)"
-            r" (?=i |we |you |one )"
+        (rf"\b(how|where)((?: \w+){{0,2}}?) {_ASKING} (?=i |we |you |one )", r"\1\2 do "),
+        (rf"\bwho {_ASKING} (?=i |we |one )", "who do "),
+        (
+            r"^what (?:is|are) the (?:(?:best|easiest|right|correct|proper) )?(?:ways?|steps|procedure|process) to\b",
+            "how do i",
         ),
-        r"\1\2 do ",
-    ),
-    (re.compile(r"\bhow to\b"), "how do i"),
-    (re.compile(r"\bis it possible (?:for me )?to\b"), "can i"),
-    (re.compile(r"^(?:do|does|if|whether)\b"), ""),
-    (re.compile(r"\b(?:please|exactly|actually|just)\b"), ""),
-    (re.compile(r"\b(do|can) (?:we|one)\b"), r"\1 i"),
+        (r"\bhow to\b", "how do i"),
+        (r"\bis it possible (?:for me )?to\b|\bis there (?:a|any) way to\b", "can i"),
+        (r"^(?:at )?what time\b", "when"),
+        (r"^what is the (deadline|date|time) (?=for|of)", r"when is the \1 "),
+        (r"^what (?:is|are) the (?:price|cost)s? (?:of|for)\b|^how much are\b", "how much is"),
+        (r"^(?:what|how much) (?:does|do|would|will) (.+) cost$", r"how much is \1"),
+        (r"^what do you charge\b", "how much do you charge"),
+        (r"^where (is|are) (.+) (?:located|situated)$", r"where \1 \2"),
+        (r"^what is the location of\b", "where is"),
+        (r"^what is the (?:meaning|definition) of (.+)$", r"what does \1 mean"),
+        (r"^which (?=is|are)", "what "),
+        (r"^how large\b", "how big"),
+        (r"^how high (?=is|are|was)", "how tall "),
+        *((rf"^who (?:is|was) the {maker.split()[0]} of\b", f"who {maker.split()[1]}") for maker in _MAKERS.split("|")),
+        *(
+            (rf"^what (is|was) the {measure.split()[0]} of\b", rf"how {measure.split()[1]} \1")
+            for measure in _MEASURES.split("|")
+        ),
+        (r"^(?:do|does|if|whether)\b", ""),
+        (r"\b(?:please|exactly|actually|just|usually|normally|typically|generally)\b", ""),
+        (r"\b(do|can) (?:we|one)\b", r"\1 i"),
+        (r"\b(cent|met|lit|theat|fib|calib)re(s?)\b", r"\1er\2"),
+        (r"\b(\w{3,})our(s?|ed|ing|ite|ites)\b", r"\1or\2"),
+        (r"\b(\w{3,})(?:is|iz)(e[sd]?|ing|ation|ations)\b", r"\1iz\2"),
+    )
 )
 _NOISE = re.compile(r"[\W_]+")
 
@@ -77,7 +113,12 @@ _NOISE = re.compile(r"[\W_]+")
 @cached_by_text
 def normal_wording(question: str) -> str:
     """Return a question in a normal form: `how do i pay` for `Can you tell me how I could pay?`. Only for comparisons."""
-    plain = without_fillers(question).lower().replace("’", "'").strip()
+    plain = without_fillers(question).lower().replace("’", "'").strip(" ?!.")
     for form, replacement in _FORMS:
         plain = form.sub(replacement, plain).strip()
     return _NOISE.sub(" ", plain).strip()
+
+
+def are_equal_wordings(question: str, other: str) -> bool:
+    """Whether two questions differ in the form of asking only."""
+    return normal_wording(question) == normal_wording(other) != ""

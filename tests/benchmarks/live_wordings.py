@@ -2,7 +2,7 @@
 
 Sends questions of eight intents through `kvproxy serve` with default settings. The upstream answers each intent with one fixed
 text, or with one of five wordings of the same facts, as a sampled model does. A hit is wrong if its answer is that of another
-intent. `--model URL` uses a real server as the upstream instead, with `--temperature` and `--max_tokens`. A hit is then wrong if
+intent. `--model URL` uses a real server as the upstream instead, with `--temperature` and `--max-tokens`. A hit is then wrong if
 its answer was generated for a question of another intent. `--answers FILE` writes the upstream's answers, one JSON object a line.
 """
 

@@ -7,10 +7,12 @@ from kvproxy.index.policies.guards.words import cached_by_text
 _BREAK = r"[\s,.!:;–—-]*"
 _OPENING = re.compile(
     r"^\W*(?:(?:hi|hello|hey|hiya|howdy|greetings)(?: there| all| everyone| team| guys| folks)?"
-    r"|good (?:morning|afternoon|evening|day)|u+[mh]+|er+m*|hm+|ah+|oh|well|so|ok(?:ay)?|right|sorry|excuse me|pardon me"
+    r"|good (?:morning|afternoon|evening|day)|u+[mh]+|er+m*|hm+|ah+|oh|well|so|ok(?:ay)?|right|excuse me|pardon me"
+    r"|(?:morning|afternoon|evening)(?=[!,.])"
+    r"|sorry(?: (?:to|for) (?:bother(?:ing)?|troubl(?:e|ing)|disturb(?:ing)?|interrupt(?:ing)?)(?: you)?)?|but"
     r"|ye(?:ah|p|s)"
     r"|i(?: am|'m) (?:new|a beginner)(?: (?:to|at|with) (?:this|it|all this))?(?: here)?(?=[.,;!])"
-    r"|(?:just )?(?:a |one |another )?(?:quick |short |small |simple )?question(?: for you)?"
+    r"|(?:just )?(?:a |one |another )?(?:(?:quick|short|small|simple|silly|stupid|dumb|basic|random) )?question(?: for you)?"
     r"|(?:i(?: am|'m| was) )?just (?:wondering|curious)"
     r"|i(?: am|'m| was) (?:wondering|curious)|(?:just )?(?:wondering|curious|checking|asking)|btw|by the way|please|pls|plz)"
     + r"(?:(?=[\s,.!:;?–—-]))" + _BREAK,

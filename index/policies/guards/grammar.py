@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from kvproxy.index.policies.guards.tenses import AUXILIARIES, count_tenses, verb_tenses_differ
-from kvproxy.index.policies.guards.words import FUNCTION_WORDS, NUMBER_WORDS, TIMES, cached_by_text, roots, words
+from kvproxy.index.policies.guards.tenses import AUXILIARIES, count_tenses, verb_roots, verb_tenses_differ
+from kvproxy.index.policies.guards.words import FUNCTION_WORDS, NUMBER_WORDS, TIMES, cached_by_text, words
 
 
 def _groups(*lines: str) -> Mapping[str, str]:
@@ -33,7 +33,7 @@ _CERTAINTY = _groups("will shall", "may might could")
 _MODALS = _groups(
     "must mustn't obliged obligated required forced compelled necessary mandatory compulsory obligatory",
     "can could may might cannot can't couldn't able capable allowed permitted possible optional",
-    "should ought shouldn't supposed advised advisable recommended",
+    "should ought shouldn't supposed expected advised advisable recommended",
     "will shall would",
 )
 _COMPATIBLE_MODALS = {"can", "will"}
@@ -100,6 +100,7 @@ class _Grammar:
     modals: frozenset[str]
     subjects: Counter[str]
     owners: Counter[str]
+    owned: Mapping[str, str]
     content: tuple[str, ...]
     question_word: str
 
@@ -133,6 +134,7 @@ def _grammar(text: str) -> _Grammar:
         frozenset(_MODALS[word] for word in tokens if word in _MODALS),
         Counter(_SUBJECTS[word] for word in tokens if word in _SUBJECTS) + _objects(tokens),
         Counter(filter(None, map(_owner, tokens))),
+        {noun: owner for word, noun in pairwise(tokens) if (owner := _owner(word))},
         tuple(word for word in tokens if word not in FUNCTION_WORDS and word not in _CLOSED),
         "" if choice is None else choice[2] or choice[1],
     )
@@ -149,8 +151,8 @@ def _objects(tokens: tuple[str, ...]) -> Counter[str]:
 
 
 def _other_words(ours: _Grammar, theirs: _Grammar) -> int:
-    known = {root for word in theirs.tokens for root in roots(word)}
-    return sum(known.isdisjoint(roots(word)) for word in ours.content)
+    known = {root for word in theirs.tokens for root in verb_roots(word)}
+    return sum(known.isdisjoint(verb_roots(word)) for word in ours.content)
 
 
 def _exclude_each_other(ours: Counter[str], theirs: Counter[str]) -> bool:
@@ -181,12 +183,14 @@ def _modals_differ(ours: _Grammar, theirs: _Grammar) -> bool:
     if not one or not other or one | other == _COMPATIBLE_MODALS:
         return False
     question_words = {ours.question_word, theirs.question_word} - {""}
-    if question_words & {"how", "why"}:
+    if question_words & {"how", "why"} or (question_words == {"who"} and "1" in ours.subjects & theirs.subjects):
         return False
     return not question_words & _ADVICE or {"must", "can"} <= one | other
 
 
 def _persons_differ(ours: _Grammar, theirs: _Grammar) -> bool:
+    if ours.owned.keys() == theirs.owned.keys() and ours.owners == theirs.owners and ours.owned != theirs.owned:
+        return True  # `my visa .. his trip` and `his visa .. my trip`
     owners, other_owners = ours.owners - theirs.owners, theirs.owners - ours.owners
     changed = {*owners, *other_owners}
     if owners and other_owners and changed not in ({"3", "his"}, {"3", "her"}):

@@ -4,11 +4,13 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache, lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 from kvproxy.index.policies.guards.words import FUNCTION_WORDS, UNITS, base_forms, words
 
 _ARTICLES = frozenset("a an the".split())
+_BEFORE_VERBS = frozenset("i you we they he she can could must should will would may might shall".split())
 _NO_SYNSETS: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
 
 
@@ -59,4 +61,11 @@ def noun_differs(question: str, cached_question: str) -> bool:
     one, other = alone[0], also_alone[0]
     if one in UNITS and other in UNITS:
         return UNITS[one] != UNITS[other]
-    return not {one, other} & FUNCTION_WORDS and are_of_one_kind(one, other)
+    if {one, other} & FUNCTION_WORDS or (_is_verb(one, words(question)) and _is_verb(other, words(cached_question))):
+        return False
+    return are_of_one_kind(one, other)
+
+
+def _is_verb(word: str, tokens: Sequence[str]) -> bool:
+    """Whether a word follows a subject pronoun or a modal verb, as in `can I order it`."""
+    return any(before in _BEFORE_VERBS for before, token in pairwise(tokens) if token == word)

@@ -36,6 +36,12 @@ def count_tenses(tokens: Sequence[str]) -> Counter[str]:
     return tenses
 
 
+def verb_roots(verb: str) -> frozenset[str]:
+    """Return the roots of a verb, and the base form of one with two letters before its ending, such as `used` or `dying`."""
+    stem = verb.removesuffix("ed").removesuffix("ing")
+    return roots(verb) | {f"{stem}e"} if stem != verb and len(stem) == 2 else roots(verb)
+
+
 def verb_tenses_differ(ours: Sequence[str], theirs: Sequence[str]) -> bool:
     """Whether a verb has another tense by its form: `who owns it`, `who owned it`; `I am taking it`, `I took it`."""
     one, other = (
@@ -46,14 +52,8 @@ def verb_tenses_differ(ours: Sequence[str], theirs: Sequence[str]) -> bool:
         {_tense(ours, place), _tense(theirs, other_place)} in ({"past", "present"}, {"past", "future"})
         for verb, place in one
         for other_verb, other_place in other
-        if not _stems(verb).isdisjoint(_stems(other_verb))
+        if not verb_roots(verb).isdisjoint(verb_roots(other_verb))
     )
-
-
-def _stems(verb: str) -> frozenset[str]:
-    """Return the roots of a verb, and the base form of one with two letters before its ending, such as `used` or `dying`."""
-    stem = verb.removesuffix("ed").removesuffix("ing")
-    return roots(verb) | {f"{stem}e"} if stem != verb and len(stem) == 2 else roots(verb)
 
 
 def _is_past_form(word: str) -> bool:

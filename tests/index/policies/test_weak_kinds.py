@@ -5,7 +5,7 @@ import pytest
 from kvproxy.index.policies.guards import ADDITIONS, GUARDS
 from kvproxy.index.policies.guards.fillers import without_fillers
 from kvproxy.index.policies.guards.grammar import grammar_differs
-from kvproxy.index.policies.guards.noun_kinds import are_of_one_kind, are_synonyms
+from kvproxy.index.policies.guards.noun_kinds import are_of_one_kind, are_synonyms, noun_differs
 from tests.index.policies.checklist_pairs import make_checklist_pairs
 from tests.index.policies.directions import read_pairs
 
@@ -65,6 +65,8 @@ def test_guards_accept_rewordings_of_the_weak_kinds() -> None:
         ("hello", "hello"),
         ("Hiking shoes, please", "Hiking shoes"),
         ("Sorry to ask, is it open?", "to ask, is it open?"),
+        ("Sorry, stupid question, but is it open?", "is it open?"),
+        ("Morning shifts start when?", "Morning shifts start when?"),
         ("Okayama is where?", "Okayama is where?"),
     ],
 )
@@ -84,6 +86,11 @@ def test_nouns_of_one_kind_are_no_synonyms() -> None:
     for one, other in (("car", "automobile"), ("doctors", "physicians"), ("gift", "present"), ("house", "home")):
         assert not are_of_one_kind(one, other)
     assert not are_of_one_kind("violin", "violins")
+
+
+def test_verbs_are_no_nouns_of_one_kind() -> None:
+    assert not noun_differs("Can I order a repeat prescription?", "Can I request a repeat prescription?")
+    assert noun_differs("Can I play the clarinet?", "Can I play the oboe?")
 
 
 @pytest.mark.parametrize(

@@ -36,10 +36,10 @@ class CheckedPolicy:
         for place, neighbour in enumerate(neighbours):
             asked = correct_spelling(question, neighbour.prompt)
             stored = correct_spelling(neighbour.prompt, asked)
-            # Questions in equal wordings add nothing to each other.
-            guards = self._guards[:-1] if are_equal_wordings(asked, stored) else self._guards
-            refusal = find_rejection(asked, replace(neighbour, prompt=stored), floor, guards)
-            if refusal is not None:
+            refusal = find_rejection(asked, replace(neighbour, prompt=stored), floor, self._guards)
+            # The last guard vetoes additions, but questions in equal wordings add nothing to each other.
+            adds = refusal is not None and refusal.guard == ADDITIONS.name
+            if refusal is not None and not (adds and are_equal_wordings(asked, stored)):
                 decisions[place] = refusal
                 continue
             score = self.probability(asked, stored, neighbour.similarity)

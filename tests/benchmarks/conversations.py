@@ -111,11 +111,12 @@ async def measure(cases: Sequence[Case], policy: str) -> list[bool]:
         try:
             for number, case in enumerate(cases):
                 stored, asked = (key_of(case, side, number) for side in (0, 1))
-                if stored.text is None or asked.text is None or stored.exact == asked.exact:
+                key, lookup = stored.semantic, asked.semantic
+                if key.text is None or lookup.text is None or stored.exact == asked.exact:
                     served.append(stored.exact == asked.exact)
                 else:
-                    await cache.insert(make_entry(stored.text, namespace=stored.namespace, key=stored.exact))
-                    served.append((await cache.semantic.lookup(asked.namespace, asked.text)).entry is not None)
+                    await cache.insert(make_entry(key.text, namespace=key.namespace, key=stored.exact))
+                    served.append((await cache.semantic.lookup(lookup.namespace, lookup.text)).entry is not None)
         finally:
             cache.close()
     return served

@@ -73,9 +73,10 @@ def key_of(messages: list[JsonObject], case: str) -> CacheKey:
 
 
 async def serve(semantic: SemanticCache, asked: CacheKey) -> str | None:
-    if asked.text is None:
+    key = asked.semantic
+    if key.text is None:
         return None
-    found = await semantic.lookup(asked.namespace, asked.text)
+    found = await semantic.lookup(key.namespace, key.text)
     return None if found.entry is None else found.entry.key
 
 
@@ -91,8 +92,8 @@ async def measure(cases: Sequence[Case], *, mixed: bool) -> list[tuple[bool, boo
         ]
         try:
             for stored, _ in keys:
-                if stored.text is not None:
-                    await cache.insert(make_entry(stored.text, namespace=stored.namespace, key=stored.exact))
+                if (key := stored.semantic).text is not None:
+                    await cache.insert(make_entry(key.text, namespace=key.namespace, key=stored.exact))
             for case, (stored, asked) in zip(cases, keys, strict=True):
                 served = stored.exact if asked.exact == stored.exact else await serve(cache.semantic, asked)
                 results.append((served is not None, served is not None and not (case.same and served == stored.exact)))

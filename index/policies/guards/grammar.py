@@ -53,31 +53,43 @@ _TABLES = (_QUANTIFIERS, _FREQUENCIES, _ASPECTS, _RELATIONS, _CERTAINTY)
 _CLOSED = frozenset({"become"}).union(*_TABLES, _MODALS, _SUBJECTS, _OWNERS, AUXILIARIES)
 _SUBJECT = r"(?:(?!not\b)[\w']+ ){1,4}?"
 _PHRASES = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"'m\b", " am"),
-        (r"'re\b", " are"),
-        (r"'ve\b", " have"),
-        (r"'ll\b", " will"),
-        (r"\b(it|that|there|what|who|where|when|how|why|he|she)'s\b", r"\1 is"),
-        (r"\b(?:can|could|will|would) you\b", "can you"),
-        (r"\blook(s|ed|ing)? after\b", r"tend\1"),
-        (r"\b(have|has) ((?:\w+ )?)got\b", r"\1 \2"),
-        (r"\b(?:prior to|ahead of|in advance(?: of)?)(?!\w)", "before"),
-        (r"(?<!the )\bfollowing |\bonce (?=i|you|we|they|he|she|it|the)\b|\bas soon as\b", "after "),
-        (r"\b(?:have|has|had|need|needs|got) to\b|\bneed(?= (?:i|you|we|they|he|she|it|the)\b)|\bneed(?=s? not\b)", "must"),
-        (rf"\b(?:do|does) ({_SUBJECT})(?:need|must)\b", r"must \1"),
-        (rf"\b(?:am|is|are) ({_SUBJECT})?(?:going|about) to\b", r"will \1"),
-        (rf"\b(?:am|is|are) ({_SUBJECT})?becoming\b", r"will \1become"),
-        (rf"\bdid ({_SUBJECT})use to\b", r"did \1"),
-        (r"(?<!\bis )(?<!\bare )(?<!\bbe )(?<!\bam )\bused to\b", "did"),
-        (r"\bat least one\b|\bmore than (?:one|a)\b|\ba few\b", "several"),
-        (r"\ba (?:lot|couple) of\b", "several"),
-        (r"\b(?:a )?parts? of\b", "partly"),
-        (rf"\bby (?=\d|the (?:time|end)\b|(?:{'|'.join(sorted(TIMES | NUMBER_WORDS.keys()))})\b)", "deadline "),
-        (
-            r"^(\W*(?:how|why|what|where)\b.*?\b(?:can|does|do|should|would|could|must)) (?:one|someone|somebody|a person)\b",
-            r"\1 i",
+    (keyword, re.compile(pattern), replacement)
+    for keyword, pattern, replacement in (
+        ("'m", r"'m\b", " am"),
+        ("'re", r"'re\b", " are"),
+        ("'ve", r"'ve\b", " have"),
+        ("'ll", r"'ll\b", " will"),
+        ("'s", r"\b(it|that|there|what|who|where|when|how|why|he|she)'s\b", r"\1 is"),
+        (" you", r"\b(?:can|could|will|would) you\b", "can you"),
+        ("look", r"\blook(s|ed|ing)? after\b", r"tend\1"),
+        (" got", r"\b(have|has) ((?:\w+ )?)got\b", r"\1 \2"),
+        ("prior to", r"\bprior to\b", "before"),
+        ("ahead of", r"\bahead of\b", "before"),
+        ("in advance", r"\bin advance(?: of)?\b", "before"),
+        ("following", r"(?<!the )\bfollowing ", "after "),
+        ("once ", r"\bonce (?=i|you|we|they|he|she|it|the)\b", "after "),
+        ("as soon as", r"\bas soon as\b", "after "),
+        (" to", r"\b(?:have|has|had|need|needs|got) to\b", "must"),
+        ("need", r"\bneed(?= (?:i|you|we|they|he|she|it|the)\b)|\bneed(?=s? not\b)", "must"),
+        ("do", rf"\b(?:do|does) ({_SUBJECT})(?:need|must)\b", r"must \1"),
+        (" to", rf"\b(?:am|is|are) ({_SUBJECT})?(?:going|about) to\b", r"will \1"),
+        ("becoming", rf"\b(?:am|is|are) ({_SUBJECT})?becoming\b", r"will \1become"),
+        ("use to", rf"\bdid ({_SUBJECT})use to\b", r"did \1"),
+        ("used to", r"(?<!\bis )(?<!\bare )(?<!\bbe )(?<!\bam )\bused to\b", "did"),
+        ("at least one", r"\bat least one\b", "several"),
+        ("more than", r"\bmore than (?:one|a)\b", "several"),
+        ("a few", r"\ba few\b", "several"),
+        ("a lot of", r"\ba lot of\b", "several"),
+        ("a couple of", r"\ba couple of\b", "several"),
+        ("part", r"\b(?:a )?parts? of\b", "partly"),
+        ("by ", rf"\bby (?=\d|the (?:time|end)\b|(?:{'|'.join(sorted(TIMES | NUMBER_WORDS.keys()))})\b)", "deadline "),
+        *(
+            (
+                person,
+                rf"^(\W*(?:how|why|what|where)\b.*?\b(?:can|does|do|should|would|could|must)) {person}\b",
+                r"\1 i",
+            )
+            for person in ("one", "someone", "somebody", "a person")
         ),
     )
 )  # fmt: skip
@@ -88,6 +100,7 @@ _CHOICE = re.compile(
 _ADVICE = frozenset("how what where which why".split())
 _MEASURES = frozenset("how long much".split())
 _MAX_OTHER_WORDS = 1
+_ROOT, _SLACK = 3, 2  # Irregular verbs, and words of phrases, have other first letters.
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +120,8 @@ class _Grammar:
 
 def grammar_differs(question: str, cached_question: str) -> bool:
     """Whether equal content words stand with other function words: `is it open` and `was it open`, `my bill`, `your bill`."""
+    if _have_other_content(question, cached_question):
+        return False
     ours, theirs = _grammar(question), _grammar(cached_question)
     others = max(_other_words(ours, theirs), _other_words(theirs, ours))
     if ours.tokens == theirs.tokens or others > _MAX_OTHER_WORDS:
@@ -123,8 +138,9 @@ def grammar_differs(question: str, cached_question: str) -> bool:
 @cached_by_text
 def _grammar(text: str) -> _Grammar:
     plain = text.lower().replace("’", "'")
-    for pattern, word in _PHRASES:
-        plain = pattern.sub(word, plain)
+    for keyword, pattern, word in _PHRASES:
+        if keyword in plain:
+            plain = pattern.sub(word, plain)
     tokens = words(plain)
     choice = _CHOICE.search(text.lower())
     return _Grammar(
@@ -148,6 +164,20 @@ def _owner(word: str) -> str | None:
 def _objects(tokens: tuple[str, ...]) -> Counter[str]:
     """Count each `her` that is no owner: `sent to her`."""
     return Counter("3" for word, later in pairwise((*tokens, "a")) if word == "her" and later in FUNCTION_WORDS)
+
+
+def _have_other_content(question: str, cached_question: str) -> bool:
+    """Whether many words have no counterpart: a fast check of their first letters, before phrases are replaced."""
+    (content, known), (other_content, other_known) = _first_letters(question), _first_letters(cached_question)
+    return max(len(content - other_known), len(other_content - known)) > _MAX_OTHER_WORDS + _SLACK
+
+
+@cached_by_text
+def _first_letters(text: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the first letters of the content words, and of all words."""
+    tokens = words(text)
+    content = (word[:_ROOT] for word in tokens if word not in FUNCTION_WORDS and word not in _CLOSED)
+    return frozenset(content), frozenset(word[:_ROOT] for word in tokens)
 
 
 def _other_words(ours: _Grammar, theirs: _Grammar) -> int:

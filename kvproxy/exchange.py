@@ -130,6 +130,7 @@ class ResponseFacts:
         estimated_usage: estimated numbers of tokens of a request that was not parsed, if its price matters.
         answer_digests: kind and digest of each part of the answer, which identify the next turn; None for several choices.
         response_id: the backend's id of the response; None if it has none.
+        service_tier: the tier that served the request, see `apis/service_tiers.py`; None for the standard tier.
         diagnosis: the provider's explanation why the prefix was not reused, see `apis/cache_diagnoses.py`.
         planned_id: the id under which the response will be stored, if nothing prevents it.
         entry_id: the stored response; None if it is not stored.
@@ -149,6 +150,7 @@ class ResponseFacts:
     estimated_usage: TokenCounts = (None, None)
     answer_digests: tuple[tuple[str, bytes], ...] | None = None
     response_id: str | None = None
+    service_tier: str | None = None
     diagnosis: str | None = None
     planned_id: str | None = None
     entry_id: str | None = None

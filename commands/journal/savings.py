@@ -226,6 +226,11 @@ def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
         print_text(f"Spent does not include {plural(unreported, 'request')} without reported usage.")
     if has_price and (estimated := sum(row.estimated_requests for row in report.rows)):
         print_text(f"Spent counts {plural(estimated, 'request')} without reported usage by an estimate of the tokens.")
+    if has_price and (standard := sum(row.standard_priced_requests for row in report.rows)):
+        print_text(
+            f"At the price of the standard tier: {plural(standard, 'request')} of service tiers without a known price, or"
+            " without a record."
+        )
     if any(row.uncertain_tokens and not row.unreported_hits for row in report.rows):
         print_text("At most: the share of cached tokens is not reported, or the model has no price of cached tokens.")
     if not has_price:

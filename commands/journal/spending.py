@@ -37,6 +37,11 @@ def _print_spending(report: "SpendingReport", layout: ListLayout) -> None:
             f"not in the money: {plural(report.total.unpriced, 'request')} of models without a price; set"
             ' [journal.prices."MODEL"]'
         )
+    if report.total.standard_priced:
+        print_note(
+            f"at the price of the standard tier: {plural(report.total.standard_priced, 'request')} of the service tiers"
+            f' {", ".join(report.tiers_without_price)}; set service_tiers in [journal.prices."MODEL"]'
+        )
     if report.total.estimated:
         print_note(f"estimated: tokens and money of {plural(report.total.estimated, 'request')} without reported usage")
     if report.total.unreported:

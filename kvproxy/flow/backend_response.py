@@ -15,6 +15,7 @@ from kvproxy.apis.json import JsonObject, as_object, dumps, loads
 from kvproxy.apis.not_stored import Cause, NotStored, UnstorableResponse
 from kvproxy.apis.reported_usage import PrefixReuse, ReuseReader
 from kvproxy.apis.request_directives import parse_cache_control
+from kvproxy.apis.service_tiers import TierReader
 from kvproxy.apis.sse import Event, EventReader
 from kvproxy.apis.stream_usage import UsageFilter
 from kvproxy.backends.protocol import (
@@ -237,6 +238,7 @@ class UpstreamReader:
         self._reuse = ReuseReader()
         self._assembler = api.assembler() if stream else None
         self._failure: NotStored | None = None
+        self._tier = TierReader()
 
     def push(self, chunk: bytes) -> bool:
         self.size += len(chunk)
@@ -258,6 +260,8 @@ class UpstreamReader:
     def _add(self, assembler: Assembler, event: Event) -> None:
         self._reuse.push(event)
         self.facts.prefix, self.facts.prefill_seconds = self._reuse.reuse, self._reuse.prefill_seconds
+        self._tier.push(event)
+        self.facts.service_tier = self._tier.tier
         if self._failure is None:
             # An invalid stream still reaches the client, but it is not stored.
             try:

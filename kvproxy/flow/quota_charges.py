@@ -13,6 +13,7 @@ from kvproxy.apis.reported_usage import (
     possible_tokens,
     tokens_used,
 )
+from kvproxy.apis.service_tiers import requested_tier, served_tier
 from kvproxy.backends.protocol import Body, RelayedResponse
 from kvproxy.clients.quotas import Account
 from kvproxy.errors import Forbidden, KvproxyError
@@ -33,11 +34,17 @@ class RequestPrice:
     prices: Mapping[str, PriceSettings]
     model: str
     arrived: float
+    requested_tier: str | None = None
 
     def cost(
-        self, prompt: int, completion: int, prefix: PrefixReuse | None = None, model: str | None = None
+        self,
+        prompt: int,
+        completion: int,
+        prefix: PrefixReuse | None = None,
+        model: str | None = None,
+        service_tier: str | None = None,
     ) -> float | None:
-        """Return the price of numbers of tokens; None if the model has no price. `model` is the one that answered."""
+        """Return the price of numbers of tokens; None if the model has no price. `model` and its tier answered."""
         reused, short, long = (
             (0, 0, 0) if prefix is None else (prefix.cached_tokens, prefix.written_5m, prefix.written_1h)
         )
@@ -51,20 +58,31 @@ class RequestPrice:
             reused_tokens=reused,
             written_5m=short,
             written_1h=long,
+            service_tier=service_tier,
         )
         cost = paid.cost(self.prices)
         # A fallback without a price costs as much as the requested model, whose price is known.
-        return self.cost(prompt, completion, prefix) if cost is None and model not in (None, self.model) else cost
+        if cost is None and model not in (None, self.model):
+            return self.cost(prompt, completion, prefix, None, service_tier)
+        return cost
 
     def reservation(self, prompt: int, completion: int) -> float | None:
-        """Return the highest price of these tokens: the provider's cache may store the prompt for short or long."""
+        """Return the highest price of these tokens.
+
+        The provider's cache may store the prompt for short or long, and the standard tier may serve the request.
+        """
         writes = None, PrefixReuse(prompt, 0, prompt, 0), PrefixReuse(prompt, 0, 0, prompt)
-        return max(
-            (cost for prefix in writes if (cost := self.cost(prompt, completion, prefix)) is not None), default=None
+        costs = (
+            self.cost(prompt, completion, prefix, None, tier)
+            for prefix in writes
+            for tier in {None, self.requested_tier}
         )
+        return max((cost for cost in costs if cost is not None), default=None)
 
 
-async def reserve(account: Account, tokens: int, output: int, model: str, arrived: float) -> RequestPrice | None:
+async def reserve(
+    account: Account, tokens: int, output: int, model: str, arrived: float, service_tier: str | None = None
+) -> RequestPrice | None:
     """Charge the estimated tokens of a prompt, and reserve their price and that of the most tokens of the response.
 
     Return the price of the request; None if the model has no price, and the client no budget.
@@ -74,9 +92,10 @@ async def reserve(account: Account, tokens: int, output: int, model: str, arrive
     if account.prices is None:
         await account.reserve(tokens)
         return None
-    price = RequestPrice(account.prices, model, arrived)
+    price = RequestPrice(account.prices, model, arrived, service_tier)
     compute = price.reservation if account.client.has_budget else price.cost
-    if isinstance(account.prices, ModelPrices) and not account.prices.is_found_at_once(model, arrived):
+    prices = account.prices
+    if isinstance(prices, ModelPrices) and (service_tier is not None or not prices.is_found_at_once(model, arrived)):
         cost = await asyncio.to_thread(compute, tokens, output)
     else:
         cost = compute(tokens, output)
@@ -97,7 +116,7 @@ async def send_charged(
     request, arrived = exchange.api_request, exchange.arrived
     estimated = await in_thread_if_large(len(request.raw), lambda: estimate_prompt_tokens(request.body))
     output = most_output_tokens(request.api.path, request.body)
-    price = await reserve(account, estimated, output, request.model, arrived)
+    price = await reserve(account, estimated, output, request.model, arrived, requested_tier(request.body))
     try:
         response = await send()
     except BaseException:
@@ -151,7 +170,7 @@ def _money_to_charge(response: BackendResponse, price: RequestPrice, estimated: 
     prompt = estimated if facts.prompt_tokens is None else facts.prompt_tokens
     completion = facts.received_tokens if facts.completion_tokens is None else facts.completion_tokens
     fallback = None if facts.served_by is None else facts.served_by.fallback
-    return price.cost(prompt, completion, facts.prefix, fallback or None) or 0.0
+    return price.cost(prompt, completion, facts.prefix, fallback or None, facts.service_tier) or 0.0
 
 
 class UnparsedRequestCharge:
@@ -242,7 +261,7 @@ class UnparsedRequestCharge:
     def _usage(self) -> tuple[int, float]:
         """Return the used tokens, and their price."""
         prompt, completion, prefix = self._reserved, self._size // BYTES_PER_TOKEN, None
-        tokens, is_reported = prompt + completion, False
+        tokens, is_reported, tier = prompt + completion, False, None
         if 0 < self._size == len(self._body):
             try:
                 response = as_object(loads(bytes(self._body)))
@@ -250,6 +269,7 @@ class UnparsedRequestCharge:
                 response = {}
             sent = max(self._uploaded, BYTES_PER_TOKEN * self._reserved)
             limits = UsageLimits(possible_tokens(sent), possible_tokens(self._size))
+            tier = served_tier(response)
             is_possible, reuse = self._log.check(response, "the upstream", limits)
             if is_possible and (used := tokens_used(response)) is not None:
                 tokens, (prompt, completion), prefix, is_reported = sum(used), used, reuse, True
@@ -261,4 +281,5 @@ class UnparsedRequestCharge:
         self._exchange.facts = (
             ResponseFacts(usage=usage, prefix=prefix) if is_reported else ResponseFacts(estimated_usage=usage)
         )
-        return tokens, self._price.cost(prompt, completion, prefix) or 0.0
+        self._exchange.facts.service_tier = tier
+        return tokens, self._price.cost(prompt, completion, prefix, None, tier) or 0.0

@@ -24,6 +24,7 @@ from kvproxy.apis.request_directives import (
     parse_cache_control,
     parse_delta_seconds,
 )
+from kvproxy.apis.service_tiers import served_tier
 from kvproxy.backends.protocol import Headers
 from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.flow.backend_response import BackendResponse
@@ -314,6 +315,7 @@ class ResponseRecorder:
                 raise UnstorableResponse(Cause.STATUS, str(response.status))
             body = await response.reader.result()
             facts.usage = self._reported_usage(response, body)
+            facts.service_tier = served_tier(body)
             facts.prefill_seconds = facts.prefill_seconds or reported_prefill_seconds(body)
             facts.answer_digests = answer_digests(body)
             response_id = body.get("id")

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from kvproxy.apis.api import TokenCounts
 from kvproxy.apis.json import as_token_count
+from kvproxy.apis.service_tiers import requested_tier
 from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.policy import verdict_token
@@ -70,7 +71,12 @@ def record_of(exchange: Exchange) -> Record:
         not_stored=None if facts.not_stored is None else str(facts.not_stored),
         estimated_prompt_tokens=estimated_prompt,
         estimated_completion_tokens=estimated_completion,
+        service_tier=facts.service_tier if hit is None else _requested_tier(exchange),
     )
+
+
+def _requested_tier(exchange: Exchange) -> str | None:
+    return None if exchange.request is None else requested_tier(exchange.request.body)
 
 
 def _estimated_usage(exchange: Exchange) -> TokenCounts:

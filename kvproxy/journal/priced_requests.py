@@ -1,20 +1,22 @@
-"""Reads recorded requests whose price depends on their hour or on the length of their prompt."""
+"""Reads recorded requests whose price depends on their hour, their service tier, or the length of their prompt."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvproxy.journal.reader import PAID_COMPLETION, PAID_PROMPT, JournalReader
-from kvproxy.providers.prices import ModelPrices, least_priced_otherwise, price_at, price_on
+from kvproxy.providers.prices import ModelPrices, has_tier_price, least_priced_otherwise, price_at, price_on
 from kvproxy.settings.journal import PriceSettings
 from kvproxy.units import start_of_utc_day, utc_day
 
-_MODELS = "select distinct model from totals order by 1"
+_MODELS = "select model, sum(tiered) from totals where tag = '' group by 1 order by 1"
+_LONGEST = 2**62
 _REQUESTS = (
-    f"select r.time, r.layer, r.model, r.tenant, coalesce(r.tags, ''), {PAID_PROMPT}, coalesce({PAID_COMPLETION}, 0),"
+    f"select r.time, r.layer, r.model, r.tenant, coalesce(r.tags, ''), coalesce({PAID_PROMPT}, 0),"
+    f" coalesce({PAID_COMPLETION}, 0),"
     " coalesce(case when r.status = 200 then r.reused_tokens end, 0), coalesce(t.written_5m, 0), coalesce(t.written_1h, 0),"
-    " r.entry"
+    " r.entry, r.service_tier"
     " from requests r left join turns t on t.number = r.number where r.model = ?"
-    f" and {PAID_PROMPT} >= ? and r.time >= ?"
+    f" and ({PAID_PROMPT} >= ? or r.service_tier is not null) and r.time >= ?"
 )
 _UNCOUNTED = ("refused", "revalidated")
 
@@ -34,6 +36,7 @@ class PricedRequest:
     written_5m: int
     written_1h: int
     entry: str | None
+    service_tier: str | None
 
     @property
     def day(self) -> str:
@@ -44,17 +47,21 @@ class PricedRequest:
 def requests_with_other_prices(
     reader: JournalReader, prices: ModelPrices, first_day: str | None
 ) -> Iterator[tuple[PricedRequest, PriceSettings, PriceSettings]]:
-    """Yield recorded requests from a UTC day on with the day's usual price and their own one, if the two differ."""
+    """Yield recorded requests from a UTC day on with the day's usual price and their own one, if the two may differ.
+
+    A request of a service tier is yielded if the price of its tier is known.
+    """
     since = 0.0 if first_day is None else start_of_utc_day(first_day)
-    for (model,) in reader.rows(_MODELS, []):
+    for model, tiered in reader.rows(_MODELS, []):
         least = None if prices.is_configured(model) else least_priced_otherwise(model, prices.price_list)
-        if least is None:
+        if least is None and not tiered:
             continue
-        for row in reader.rows(_REQUESTS, [model, least, since]):
+        for row in reader.rows(_REQUESTS, [model, _LONGEST if least is None else least, since]):
             request = PricedRequest(*row)
-            usual, own = (
-                price_on(model, prices, request.day),
-                price_at(model, prices, request.time, request.prompt_tokens),
-            )
-            if usual is not None and own is not None and usual != own and request.layer not in _UNCOUNTED:
+            tier = request.service_tier
+            usual = price_on(model, prices, request.day)
+            own = price_at(model, prices, request.time, request.prompt_tokens, tier)
+            if usual is None or own is None or request.layer in _UNCOUNTED:
+                continue
+            if usual != own or (tier is not None and has_tier_price(model, prices, request.time, tier)):
                 yield request, usual, own

@@ -137,7 +137,7 @@ class TimeSeries:
 class TotalRow:
     """Sums over the requests of a group with one layer, model, tenant, and UTC day.
 
-    `unreported` requests have unknown tokens, of which `estimated` ones have an estimate.
+    `unreported` requests have unknown tokens, of which `estimated` ones have an estimate. `tiered` ones have a service tier.
     `saved_seconds` is the duration of original responses minus that of their hits.
     """
 
@@ -155,6 +155,7 @@ class TotalRow:
     estimated: int
     estimated_prompt_tokens: int
     estimated_completion_tokens: int
+    tiered: int
 
 
 class JournalReader:
@@ -228,15 +229,18 @@ class JournalReader:
         """Yield the paid requests in groups, given their keys: the key, the time, the model, and numbers of tokens.
 
         The numbers are: prompt, response, reused, and written tokens (for five minutes, for one hour), and the pause in seconds.
+        The service tier follows.
         """
         condition, values = query.sql()
         source, group = self._source_of(by)
-        columns = f"number, time, model, {PAID_PROMPT} as prompt_tokens, {PAID_COMPLETION} as completion_tokens, reused_tokens"
+        columns = f"number, time, model, {PAID_PROMPT} as prompt_tokens, {PAID_COMPLETION} as completion_tokens"
+        columns += ", reused_tokens, service_tier"
         for start in range(0, len(keys), _MAX_SAMPLED):
             part = keys[start : start + _MAX_SAMPLED]
             sql = (
                 "select r.key_of_group, r.time, r.model, r.prompt_tokens, r.completion_tokens, r.reused_tokens,"
-                f" t.written_5m, t.written_1h, t.pause from (select {group} as key_of_group, {columns} from {source}"
+                f" t.written_5m, t.written_1h, t.pause, r.service_tier"
+                f" from (select {group} as key_of_group, {columns} from {source}"
                 f"{_without_warming(condition, query)} and {PAID} and {group} in ({', '.join('?' * len(part))})) r"
                 " left join turns t on t.number = r.number"
             )

@@ -60,6 +60,7 @@ class Record:
     not_stored: str | None = None
     estimated_prompt_tokens: int | None = None
     estimated_completion_tokens: int | None = None
+    service_tier: str | None = None
     proxy: str | None = None
 
 

@@ -41,7 +41,7 @@ _MAX_BEGINNING = 200
 _DAY = 86_400
 _SUMS = (
     *("requests", "prompt_tokens", "completion_tokens", "reused_tokens", "saved_seconds", "unreported"),
-    *("estimated", "estimated_prompt_tokens", "estimated_completion_tokens"),
+    *("estimated", "estimated_prompt_tokens", "estimated_completion_tokens", "tiered"),
 )
 
 
@@ -263,6 +263,7 @@ class RecordWriter:
         is_unreported = record.status == 200 and None in (record.prompt_tokens, record.completion_tokens)
         estimated = record.estimated_prompt_tokens, record.estimated_completion_tokens
         counts = int(is_unreported), int(estimated != (None, None)), *(count or 0 for count in estimated)
+        counts = *counts, int(record.service_tier is not None)
         values = (1, *tokens, self._saved_seconds(exchange, record), *counts)
         tags = () if exchange.request is None else exchange.request.control.tags
         for tag in ("", *counted_tags(tags)):

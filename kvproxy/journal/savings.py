@@ -16,7 +16,7 @@ from kvproxy.journal.sessions.ledger import REPEATED, REUSABLE
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.journal.spending import recorded_requests
 from kvproxy.journal.wrong_hits import recorded_wrong_hits
-from kvproxy.providers.prices import ModelPrices, price_at, price_on
+from kvproxy.providers.prices import ModelPrices, has_tier_price, price_on
 from kvproxy.settings.journal import MILLION, JournalSettings, PriceSettings, hit_price, storage_price
 from kvproxy.units import start_of_utc_day
 
@@ -49,6 +49,8 @@ class Saving:
         unpriced_requests, unreported_requests: such requests of models without a price, and without reported or estimated
             tokens; `spent` excludes them.
         estimated_requests: such requests without reported tokens, which `spent` counts by estimated tokens.
+        standard_priced_requests: requests of service tiers at the price of the standard tier, because that of theirs is
+            unknown, or their records were deleted.
         money: saved money, at least `least_money`; None if no model has a price.
         hit_money: part of `money` from hits; the rest is from the prefix cache of the backend, less the cost of filling it.
         priced_tokens: prompt tokens of hits on models with a price of cached tokens.
@@ -74,6 +76,7 @@ class Saving:
     unpriced_requests: int = 0
     unreported_requests: int = 0
     estimated_requests: int = 0
+    standard_priced_requests: int = 0
     money: float | None = None
     hit_money: float | None = None
     least_money: float | None = None
@@ -199,6 +202,7 @@ def savings(
         # A shared response has reused tokens, but they were reused once.
         reused = 0 if is_hit else row.reused_tokens
         saving.requests += row.requests
+        saving.standard_priced_requests += 0 if price is None else row.tiered
         saving.reused_tokens += reused
         cost = costs.get(row.model, PrefillCost(0.0, 0.0, 0.0))
         saving.seconds += row.saved_seconds + reused * cost.seconds
@@ -300,6 +304,10 @@ def _correct_prices(
         groups = groups_of(request, by)
         for name in groups:
             saving = savings_by_name.setdefault(name, Saving(name))
+            if request.service_tier is not None and request.layer != "warming":
+                saving.standard_priced_requests -= has_tier_price(
+                    request.model, prices, request.time, request.service_tier
+                )
             is_hit = request.layer in CACHES
             saving.add_money(after[0] - before[0], after[1] - before[1], is_hit=is_hit)
             saving.add_spent(_spent_money(request.layer, own, tokens) - _spent_money(request.layer, usual, tokens))
@@ -373,7 +381,7 @@ def _subtract_writes_by_tags(
 ) -> None:
     # The sums of written tokens have no tags, so only requests with a record count.
     for request in recorded_requests(reader, None if since is None else start_of_utc_day(since)):
-        price = price_at(request.model, prices, request.time, request.prompt_tokens or 0)
+        price = request.price(prices)
         paid = 0.0 if price is None else _write_surcharge(price, *request.written) + request.storage_cost(price)
         for name in ([request.project] if by == "project" else request.tags) if paid else ():
             savings_by_name.setdefault(name, Saving(name)).add_cost(paid)

@@ -32,14 +32,14 @@ TABLES = (
     " changed integer,"
     " removed_at float, against integer, near blob, similarity float, score float, error float, guard integer,"
     " predicted_tokens integer, reused_tokens integer, tags integer, not_stored integer,"
-    " estimated_prompt_tokens integer, estimated_completion_tokens integer)",
+    " estimated_prompt_tokens integer, estimated_completion_tokens integer, service_tier integer)",
     "create table tombstones (key blob primary key, reason text not null, time float not null) without rowid",
     "create index tombstones_time on tombstones (time)",
     "create table totals (day text not null, tenant text not null, model text not null, layer text not null,"
     " tag text not null, requests integer not null, prompt_tokens integer not null, completion_tokens integer not null,"
     " reused_tokens integer not null, saved_seconds float not null, unreported integer not null default 0,"
     " estimated integer not null default 0, estimated_prompt_tokens integer not null default 0,"
-    " estimated_completion_tokens integer not null default 0,"
+    " estimated_completion_tokens integer not null default 0, tiered integer not null default 0,"
     " primary key (day, tenant, model, layer, tag)) without rowid",
     "create table turns (number integer primary key, session integer not null, turn integer not null,"
     " parent integer, name integer, pause float, written_5m integer, written_1h integer, region integer, place integer,"
@@ -53,10 +53,12 @@ ADDED_COLUMNS = (
     ("records", "not_stored integer"),
     ("records", "estimated_prompt_tokens integer"),
     ("records", "estimated_completion_tokens integer"),
+    ("records", "service_tier integer"),
     ("totals", "unreported integer not null default 0"),
     ("totals", "estimated integer not null default 0"),
     ("totals", "estimated_prompt_tokens integer not null default 0"),
     ("totals", "estimated_completion_tokens integer not null default 0"),
+    ("totals", "tiered integer not null default 0"),
     ("turns", "diagnosis integer"),
     ("turns", "agrees integer"),
     ("turns", "keep_warm integer"),
@@ -74,6 +76,7 @@ STRINGS = (
     "guard",
     "tags",
     "not_stored",
+    "service_tier",
     "proxy",
 )
 TURN_STRINGS = ("name", "region", "diagnosis", "keep_warm")

@@ -11,7 +11,7 @@ from kvproxy.journal.reader import CACHES, PAID, PAID_COMPLETION, PAID_PROMPT, J
 from kvproxy.journal.record import Record
 from kvproxy.journal.saving_groups import counted_tags, project_of
 from kvproxy.journal.sessions.ledger import CAUSES
-from kvproxy.providers.prices import price_at
+from kvproxy.providers.prices import has_tier_price, price_at
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_lost_per_token, storage_price
 from kvproxy.units import tenant_name
 
@@ -19,7 +19,7 @@ _FREE = ("new", "unreported")
 _REQUESTS = (
     f"select r.time, r.model, r.tenant, r.client, r.tags, r.reused_tokens, {PAID_PROMPT}, {PAID_COMPLETION},"
     " coalesce(r.estimated_prompt_tokens, r.estimated_completion_tokens),"
-    f" t.written_5m, t.written_1h, t.pause, {', '.join(f't.{cause}' for cause in CAUSES)}"
+    f" r.service_tier, t.written_5m, t.written_1h, t.pause, {', '.join(f't.{cause}' for cause in CAUSES)}"
     f" from requests r left join turns t on t.number = r.number where {PAID} and r.number >= ? and r.time >= ? and r.time < ?"
 )
 _OF_TENANT = " and (r.tenant = ? or r.client = ?)"
@@ -39,6 +39,7 @@ class PaidRequest:
         reused_tokens, written_5m, written_1h: tokens read from the provider's cache, and written to it; None counts as 0.
         pause: seconds for which the provider stored the reused tokens; None counts as 0.
         lost: prompt tokens that were not reused, by cause; see `CAUSES`.
+        service_tier: see `apis/service_tiers.py`; None for the standard tier.
     """
 
     time: float
@@ -54,6 +55,7 @@ class PaidRequest:
     lost: Mapping[str, int] = field(default_factory=dict)
     tags: Sequence[str] = ()
     is_estimated: bool = False
+    service_tier: str | None = None
 
     @property
     def reused(self) -> int:
@@ -76,6 +78,9 @@ class PaidRequest:
             case "client":
                 return self.client
 
+    def price(self, prices: Mapping[str, PriceSettings]) -> PriceSettings | None:
+        return price_at(self.model, prices, self.time, self.prompt_tokens or 0, self.service_tier)
+
     def input_cost(self, price: PriceSettings) -> float:
         return input_price(price, self.prompt_tokens or 0, self.reused, *self.written) + self.storage_cost(price)
 
@@ -88,7 +93,7 @@ class PaidRequest:
 
     def cost(self, prices: Mapping[str, PriceSettings]) -> float | None:
         """Return the price of prompt and response; None if the model has no price, or the usage is unknown."""
-        price = price_at(self.model, prices, self.time, self.prompt_tokens or 0)
+        price = self.price(prices)
         if price is None or (self.prompt_tokens is None and self.completion_tokens is None):
             return None
         return self.input_cost(price) + self.output_cost(price)
@@ -110,6 +115,7 @@ class Spending:
         unpriced: number of requests of models without a price, which the money excludes.
         unreported: number of requests without reported or estimated usage, which tokens and money exclude.
         estimated: number of requests whose tokens and money are estimates, in whole or in part.
+        standard_priced: of the total, requests of service tiers without a known price, at the price of the standard tier.
     """
 
     name: str
@@ -126,6 +132,7 @@ class Spending:
     unpriced: int = 0
     unreported: int = 0
     estimated: int = 0
+    standard_priced: int = 0
 
     def add(self, request: PaidRequest, price: PriceSettings | None) -> None:
         self.requests += 1
@@ -153,6 +160,7 @@ class SpendingReport:
 
     Attributes:
         complete_since: time of the oldest record in seconds since the epoch, if older records of the period were removed.
+        tiers_without_price: service tiers whose requests have the price of the standard tier, because theirs is unknown.
     """
 
     by: SpendingGroup
@@ -160,6 +168,7 @@ class SpendingReport:
     total: Spending
     currency: str
     complete_since: float | None = None
+    tiers_without_price: list[str] = field(default_factory=list)
 
 
 def spending_report(
@@ -168,15 +177,20 @@ def spending_report(
     """Sum the requests by group, each at the price of its time and length."""
     rows: dict[str, Spending] = {}
     total = Spending("all")
+    untiered = set[str]()
     for request in requests:
         name = request.group_name(by)
-        price = price_at(request.model, prices, request.time, request.prompt_tokens or 0)
+        price = request.price(prices)
+        tier = request.service_tier
+        if price is not None and tier is not None and not has_tier_price(request.model, prices, request.time, tier):
+            untiered.add(tier)
+            total.standard_priced += 1
         for row in (rows.setdefault(name, Spending(name)), total):
             row.add(request, price)
     ordered = sorted(rows.values(), key=lambda row: row.name)
     if by != "day":
         ordered.sort(key=lambda row: (row.cost or 0.0, row.input_tokens), reverse=True)
-    return SpendingReport(by, ordered, total, currency)
+    return SpendingReport(by, ordered, total, currency, tiers_without_price=sorted(untiered))
 
 
 def recorded_requests(
@@ -190,7 +204,7 @@ def recorded_requests(
     values: list[object] = [first, since or 0.0, math.inf if until is None else until]
     of_tenant, names = ("", []) if tenant is None else (_OF_TENANT, [tenant, tenant])
     for row in reader.rows(_REQUESTS + of_tenant, [*values, *names]):
-        time, model, tenant, client, tags, reused, prompt, completion, estimated, short, long, pause, *lost = row
+        time, model, tenant, client, tags, reused, prompt, completion, estimated, tier, short, long, pause, *lost = row
         yield PaidRequest(
             time=time,
             model=model,
@@ -203,6 +217,7 @@ def recorded_requests(
             written_1h=long,
             pause=pause,
             is_estimated=estimated is not None,
+            service_tier=tier,
             lost={cause: count for cause, count in zip(CAUSES, lost, strict=True) if count},
             tags=counted_tags((tags or "").split(",")),
         )
@@ -219,10 +234,11 @@ def with_costs(
     costs: defaultdict[str | int, float] = defaultdict(float)
     unpriced = Counter[str | int]()
     priced = set[str | int]()
-    for key, time, model, prompt, completion, reused, short, long, pause in reader.paid_rows(
+    for key, time, model, prompt, completion, reused, short, long, pause, tier in reader.paid_rows(
         query, by, [group.key for group in groups]
     ):
-        cost = PaidRequest(time, model, "", "", prompt, completion, reused, short, long, pause).cost(prices)
+        paid = PaidRequest(time, model, "", "", prompt, completion, reused, short, long, pause, service_tier=tier)
+        cost = paid.cost(prices)
         if cost is None:
             unpriced[key] += 1
         else:
@@ -262,6 +278,7 @@ def record_costs(
                 written_5m=short,
                 written_1h=long,
                 pause=pause,
+                service_tier=record.service_tier,
             )
             if (cost := paid.cost(prices)) is not None:
                 costs[record.number] = cost

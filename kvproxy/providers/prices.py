@@ -16,6 +16,10 @@ _FIRST_PRICES = datetime(2020, 1, 1, tzinfo=UTC).timestamp()
 _NOON = time(12)
 _MAX_SEARCHED = 4_096  # Models and half hours.
 _PRICED = ("input_mtok", "cache_read_mtok", "cache_write_mtok", "cache_write_1h_mtok", "output_mtok")
+# Names of a service tier in the price list: of OpenAI and Gemini, of batches, and of Anthropic's fast mode.
+_TIER_FIELDS = ("service_tier", "processing", "speed")
+# Tiers at half of the standard price. Sources: the providers' price pages, November 2026.
+_HALF_PRICE = {"openai": ("flex", "batch"), "anthropic": ("batch",), "google": ("flex", "batch"), "mistral": ("batch",)}
 # From this day on, DeepSeek bills V4 at the lower price on weekends in Beijing. Source: api-docs.deepseek.com, October 2026.
 _FIRST_WEEKEND = datetime(2026, 8, 22, 16, tzinfo=UTC)
 _BEIJING = timezone(timedelta(hours=8))
@@ -47,23 +51,42 @@ class ModelPrices(Mapping[str, PriceSettings]):
             raise KeyError(model)
         return price
 
-    def at(self, model: str, moment: datetime | None = None, prompt_tokens: int = 0) -> PriceSettings | None:
-        """Return the price of a request; see `list_price` for the arguments."""
+    def at(
+        self, model: str, moment: datetime | None = None, prompt_tokens: int = 0, service_tier: str | None = None
+    ) -> PriceSettings | None:
+        """Return the price of a request; see `list_price` for the arguments.
+
+        A service tier without a known price has that of the standard tier; see `tier_factor`.
+        """
         price = price_of(model, self._configured)
-        if price is not None:
-            return _with_published_ratios(model, price)
-        if not self._has_list_prices:
-            return None
-        listed = list_price(model, moment, prompt_tokens, self.price_list)
-        if moment is not None:
-            if len(self._searched) >= _MAX_SEARCHED:
-                self._searched.clear()
-            self._searched.add((model, _half_hour(moment.timestamp())))
-        return listed
+        if price is None:
+            if not self._has_list_prices:
+                return None
+            listed = list_price(model, moment, prompt_tokens, self.price_list, service_tier)
+            if moment is not None and service_tier is None:
+                if len(self._searched) >= _MAX_SEARCHED:
+                    self._searched.clear()
+                self._searched.add((model, _half_hour(moment.timestamp())))
+            return listed
+        price = _with_published_ratios(model, price)
+        factor = None if service_tier is None else self.tier_factor(model, service_tier, moment, prompt_tokens)
+        return price if factor is None else price.scaled(factor)
 
     def is_found_at_once(self, model: str, seconds: float) -> bool:
         """Whether the price of a request at a time does not require a search of the price list, which may take half a second."""
         return (model, _half_hour(seconds)) in self._searched or self.is_configured(model)
+
+    def tier_factor(
+        self, model: str, service_tier: str, moment: datetime | None = None, prompt_tokens: int = 0
+    ) -> float | None:
+        """Return the price of a service tier as a multiple of the standard price: of the settings, else published.
+
+        None if it is unknown.
+        """
+        price = price_of(model, self._configured)
+        if price is not None and service_tier in price.service_tiers:
+            return price.service_tiers[service_tier]
+        return published_tier_factor(model, service_tier, moment, prompt_tokens, self.price_list)
 
     def is_configured(self, model: str) -> bool:
         """Whether the settings have a price of the model, which does not depend on the request."""
@@ -121,7 +144,11 @@ def shortest_cached_prefix(model: str, prices: Mapping[str, PriceSettings]) -> i
 
 
 def list_price(
-    model: str, moment: datetime | None = None, prompt_tokens: int = 0, price_list: Path | None = None
+    model: str,
+    moment: datetime | None = None,
+    prompt_tokens: int = 0,
+    price_list: Path | None = None,
+    service_tier: str | None = None,
 ) -> PriceSettings | None:
     """Return the list price of a model in US dollars per million tokens; None if it is unknown.
 
@@ -131,6 +158,7 @@ def list_price(
         moment: time of the request, because prices change, for some providers by the hour; by default noon UTC of this day.
         prompt_tokens: length of the prompt, because long ones may cost more.
         price_list: file with prices; None for the prices of the package.
+        service_tier: tier that served the request; without a known price it has that of the standard tier, which is None.
     """
     rule = cache_rule(model)
     if rule is None:
@@ -141,7 +169,11 @@ def list_price(
         now = _without_weekend_peaks(now)
     # The hours of a price begin and end at half hours.
     half_hour = now.replace(minute=now.minute // 30 * 30, second=0, microsecond=0)
-    listed = _listed_prices(model, rule, half_hour, price_list)
+    listed = _listed_prices(model, rule, half_hour, price_list, service_tier)
+    if listed is None and service_tier is not None:
+        standard = list_price(model, moment, prompt_tokens, price_list)
+        factor = _half_price(rule, service_tier)
+        return standard if standard is None or factor is None else standard.scaled(factor)
 
     def usd(name: str, ratio: float | None = None) -> float | None:
         value = getattr(listed, name, None)
@@ -162,6 +194,30 @@ def list_price(
         write_5m=usd("cache_write_mtok", rule.default_write_ratio),
         write_1h=usd("cache_write_1h_mtok", rule.write_ratios.get("1h")),
     )
+
+
+def published_tier_factor(
+    model: str,
+    service_tier: str,
+    moment: datetime | None = None,
+    prompt_tokens: int = 0,
+    price_list: Path | None = None,
+) -> float | None:
+    """Return the published price of a service tier as a multiple of the standard price of input; None if unknown."""
+    rule = cache_rule(model)
+    if rule is None:
+        return None
+    now = datetime.now(UTC) if moment is None else moment
+    half_hour = now.replace(minute=now.minute // 30 * 30, second=0, microsecond=0)
+    if _listed_prices(model, rule, half_hour, price_list, service_tier) is None:
+        return _half_price(rule, service_tier)
+    standard, own = (list_price(model, moment, prompt_tokens, price_list, tier) for tier in (None, service_tier))
+    return own.input / standard.input if own is not None and standard is not None and standard.input else None
+
+
+def _half_price(rule: CacheRule, service_tier: str) -> float | None:
+    """Return the factor of a tier of the provider's price page that the list lacks for a model; None without one."""
+    return 0.5 if service_tier in _HALF_PRICE.get(rule.provider, ()) else None
 
 
 def _with_published_ratios(model: str, price: PriceSettings) -> PriceSettings:
@@ -187,18 +243,30 @@ def _without_weekend_peaks(moment: datetime) -> datetime:
 
 
 def price_at(
-    model: str, prices: Mapping[str, PriceSettings], seconds: float, prompt_tokens: int
+    model: str,
+    prices: Mapping[str, PriceSettings],
+    seconds: float,
+    prompt_tokens: int,
+    service_tier: str | None = None,
 ) -> PriceSettings | None:
     """Return the price of a request at a time in seconds since the epoch; see `list_price`."""
     if isinstance(prices, ModelPrices):
-        # Traces may count from their own start.
-        moment = datetime.fromtimestamp(seconds, UTC) if seconds > _FIRST_PRICES else None
-        return prices.at(model, moment, prompt_tokens)
+        return prices.at(model, _moment(seconds), prompt_tokens, service_tier)
     return price_of(model, prices)
 
 
 def _half_hour(seconds: float) -> int:
     return int(seconds // 1800)
+
+
+def has_tier_price(model: str, prices: Mapping[str, PriceSettings], seconds: float, service_tier: str) -> bool:
+    """Whether the price of a service tier is known; else its requests have the price of the standard tier."""
+    return isinstance(prices, ModelPrices) and prices.tier_factor(model, service_tier, _moment(seconds)) is not None
+
+
+def _moment(seconds: float) -> datetime | None:
+    # Traces may count from their own start.
+    return datetime.fromtimestamp(seconds, UTC) if seconds > _FIRST_PRICES else None
 
 
 def price_on(model: str, prices: Mapping[str, PriceSettings], day: str) -> PriceSettings | None:
@@ -243,7 +311,10 @@ def _gateway(model: str) -> str | None:
 
 
 @lru_cache(maxsize=4_096)
-def _listed_prices(model: str, rule: CacheRule, moment: datetime, price_list: Path | None) -> object:
+def _listed_prices(
+    model: str, rule: CacheRule, moment: datetime, price_list: Path | None, service_tier: str | None = None
+) -> object:
+    """Return the list prices; None if the model is unknown, or has no prices of its own for a service tier."""
     from genai_prices.data_snapshot import get_snapshot
 
     snapshot = get_snapshot() if price_list is None else load_price_list(price_list)
@@ -255,7 +326,16 @@ def _listed_prices(model: str, rule: CacheRule, moment: datetime, price_list: Pa
     if _without_revision(model) not in {_without_revision(name) for name in names}:
         # The package also matches by the beginning of a name, so a new model would get the price of an earlier one.
         return None
-    return listed_model.get_prices(moment)
+    if service_tier is None:
+        return listed_model.get_prices(moment)
+    context = dict.fromkeys(_TIER_FIELDS, service_tier)
+    is_priced = any(
+        (variant.constraint is None or variant.constraint.active(moment))
+        and all(context.get(name) == value for name, value in variant.when.items())
+        and any(getattr(variant.prices, name, None) is not None for name in _PRICED)
+        for variant in listed_model.price_variants or ()
+    )
+    return listed_model.get_prices(moment, context) if is_priced else None
 
 
 def relative_prices(model: str) -> PriceSettings:

@@ -39,6 +39,11 @@ class PriceSettings(Section):
         default=0.0, ge=0, description="Price of storing reused prompt tokens for one hour, as in Gemini."
     )
     output: float = Field(default=0.0, ge=0, description="Price of response tokens.")
+    service_tiers: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default={},
+        description="Prices of service tiers as multiples of these, such as { flex = 0.5, priority = 2 }; by default the"
+        " published ones.",
+    )
     least_cached_tokens: int | None = Field(
         default=None,
         ge=0,
@@ -49,6 +54,12 @@ class PriceSettings(Section):
         gt=0,
         description="Time after which the provider drops an unused prefix; by default its published rule.",
     )
+
+    def scaled(self, factor: float) -> "PriceSettings":
+        """Return the prices of a service tier that costs a multiple of the standard one."""
+        names = ("input", "cached", "write_5m", "write_1h", "output")
+        prices = {name: price * factor for name in names if (price := getattr(self, name)) is not None}
+        return self.model_copy(update=prices)
 
     @property
     def price_of_reuse(self) -> float:
@@ -98,8 +109,8 @@ class JournalSettings(Section):
     prices: Annotated[dict[str, Annotated[PriceSettings, _TABLES]], _TABLES] = Field(
         default={},
         description="Prices by model: tables with input, cached, write_5m, write_1h, storage and output per million"
-        " tokens, and with least_cached_tokens and ttl. Names may contain *; the first match applies. By default, the list"
-        " prices of the providers in USD.",
+        " tokens, and with service_tiers, least_cached_tokens and ttl. Names may contain *; the first match applies. By"
+        " default, the list prices of the providers in USD.",
     )
     price_list: Path | None = Field(
         default=None,

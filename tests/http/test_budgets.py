@@ -38,7 +38,11 @@ from tests.requests import chat
 from tests.servers import run_front, run_upstream
 
 USAGE = {"prompt_tokens": 1_000, "completion_tokens": 100, "prompt_tokens_details": {"cached_tokens": 400}}
-PRICES = {"m": {"input": 100.0, "cached": 10.0, "output": 1_000.0}, "n": {"input": 1.0}}
+TIERS = {"flex": 0.5, "priority": 2.0}
+PRICES: dict[str, Any] = {
+    "m": {"input": 100.0, "cached": 10.0, "output": 1_000.0, "service_tiers": TIERS},
+    "n": {"input": 1.0},
+}
 COST = (600 * 100 + 400 * 10 + 100 * 1_000) / 1e6
 """The price of a response with the usage above: 0.164."""
 
@@ -58,17 +62,21 @@ class Upstream:
         self.asked += 1
         if b"wait" in body:
             await asyncio.to_thread(self.gate.wait)
+        named = re.search(rb"served as (\w+)", body)
+        tier = "default" if named is None else named[1].decode()
         if b'"stream":true' in body:
-            return StreamingResponse(self._events(is_endless=b"endless" in body), media_type="text/event-stream")
+            events = self._events(tier, is_endless=b"endless" in body)
+            return StreamingResponse(events, media_type="text/event-stream")
         if b"fail" in body:
             return JSONResponse({"error": {"message": "no"}}, 400)
         message = {"role": "assistant", "content": "Hi"}
-        whole = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+        whole = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "service_tier": tier}
         return JSONResponse(whole if b"silent" in body else {**whole, "usage": USAGE})
 
-    async def _events(self, *, is_endless: bool) -> AsyncIterator[bytes]:
+    async def _events(self, tier: str, *, is_endless: bool) -> AsyncIterator[bytes]:
+        choice = {"index": 0, "delta": {"content": "a"}}
         for _ in range(9):
-            yield b'data: {"choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n'
+            yield b"data: " + json.dumps({"choices": [choice], "service_tier": tier}).encode() + b"\n\n"
         if is_endless:
             await asyncio.Event().wait()
         yield b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n'
@@ -248,6 +256,38 @@ def test_the_budget_the_list_and_the_bill_count_aborted_and_unread_responses_ali
     bill = kvproxy("sessions", "--by", "client", "--json", "--data", data, **{prices[0]: prices[2]})
     row = next(row for row in json.loads(bill.stdout)["rows"] if row["name"] == "aborting")
     assert (row["cost"], row["estimated"], row["unreported"]) == (pytest.approx(sum(costs)), 3, 0)
+
+
+def test_the_service_tier_that_served_a_request_decides_its_price(proxy: Proxy) -> None:
+    key = add_client(proxy.settings, "tiers", budget_per_day=1_000)
+    requests: list[tuple[float, str, dict[str, Any]]] = [
+        (0.5, "served as flex", {"service_tier": "auto"}),
+        (2.0, "served as priority", {"stream": True}),
+        (0.5, "unread, served as flex", {"path": "/v1/rerank"}),
+        # A tier without a known price has the standard price. What was requested does not count.
+        (1.0, "served as scale", {"service_tier": "flex"}),
+        (1.0, "served as default", {"service_tier": "priority"}),
+    ]
+    costs: list[float] = []
+    for factor, question, fields in requests:
+        assert proxy.ask(key, question, **fields).status_code == 200
+        costs.append(factor * COST)
+        until(lambda: proxy.spent("tiers") == pytest.approx(sum(costs)))
+
+    def listed() -> ListedClient:
+        return next(client for client in list_clients(proxy.settings) if client.name == "tiers")
+
+    until(lambda: listed().requests == len(requests))
+    assert listed().spent == pytest.approx(sum(costs)) == listed().spent_today
+    data, prices = proxy.settings.data, {"KVPROXY_JOURNAL__PRICES": json.dumps(PRICES)}
+    log = kvproxy("log", "--where", "client = 'tiers'", "--json", "--data", data, **prices)
+    records = [json.loads(line) for line in log.stdout.splitlines()]
+    assert [record["cost"] for record in records] == pytest.approx(costs)
+    assert [record["service_tier"] for record in records] == ["flex", "priority", "flex", "scale", None]
+    bill = kvproxy("sessions", "--by", "model", "--tenant", "tiers", "--data", data, **prices)
+    assert "at the price of the standard tier: 1 request of the service tiers scale" in bill.stderr
+    saved = kvproxy("savings", "--by", "client", "--data", data, **prices).stdout
+    assert "At the price of the standard tier: 1 request of service tiers" in saved
 
 
 def test_a_model_without_a_price_is_refused(proxy: Proxy) -> None:

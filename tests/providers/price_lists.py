@@ -5,7 +5,7 @@ grades the money that kvproxy reports.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
 
 MILLION = 1_000_000
@@ -39,12 +39,14 @@ class Listed:
         changes: earlier prices with the time of their end, in order.
         long_prompts: the most prompt tokens of the normal price, and the price of longer prompts.
         peak: the price in DeepSeek's peak hours: 01:00 to 04:00 and 06:00 to 10:00 UTC, except on weekends in Beijing.
+        tiers: multiples of the price by service tier.
     """
 
     rates: Rates
     changes: Sequence[tuple[datetime, Rates]] = ()
     long_prompts: tuple[int, Rates] | None = None
     peak: Rates | None = None
+    tiers: Mapping[str, float] = field(default_factory=dict)
 
     def at(self, moment: datetime, prompt_tokens: int) -> Rates:
         for end, rates in self.changes:
@@ -76,8 +78,8 @@ _OCTOBER = datetime(2026, 10, 18, tzinfo=UTC)
 
 PRICES: Mapping[str, Mapping[str, Listed]] = {
     "anthropic": {
-        "claude-opus-5": Listed(_claude(5, 25)),
-        "claude-opus-5-5": Listed(_claude(4, 20, 0.05)),
+        "claude-opus-5": Listed(_claude(5, 25), tiers={"batch": 0.5, "fast": 2}),
+        "claude-opus-5-5": Listed(_claude(4, 20, 0.05), tiers={"batch": 0.5}),
         "claude-fable-5-1": Listed(_claude(10, 50, 0.025)),
         "claude-sonnet-5-5": Listed(_claude(2, 10, 0.05)),
         "claude-haiku-4-5-20251001": Listed(_claude(1, 5)),
@@ -86,10 +88,12 @@ PRICES: Mapping[str, Mapping[str, Listed]] = {
     "bedrock": {"us.anthropic.claude-opus-4-5-20251101-v1:0": Listed(_claude(5.5, 27.5))},
     "vertex": {"claude-opus-4-5@20251101": Listed(_claude(5, 25))},
     "openai": {
-        "gpt-5.6-sol": Listed(_SOL_56, long_prompts=(272_000, _SOL_56.scaled(2, 1.5))),
+        "gpt-5.6-sol": Listed(
+            _SOL_56, long_prompts=(272_000, _SOL_56.scaled(2, 1.5)), tiers={"flex": 0.5, "priority": 2}
+        ),
         "gpt-6.1-sol": Listed(_SOL_61, long_prompts=(272_000, _SOL_61.scaled(2, 1.5))),
-        "gpt-5.1": Listed(Rates(1.25, 0.125, 10)),
-        "gpt-4o": Listed(Rates(2.5, 1.25, 10)),
+        "gpt-5.1": Listed(Rates(1.25, 0.125, 10), tiers={"flex": 0.5, "priority": 2}),
+        "gpt-4o": Listed(Rates(2.5, 1.25, 10), tiers={"priority": 1.7}),
     },
     "google": {
         "gemini-2.5-pro": Listed(_GEMINI_25, long_prompts=(200_000, Rates(2.5, 0.25, 15))),
@@ -127,9 +131,14 @@ class Usage:
         return self.uncached + self.read + self.written_5m + self.written_1h
 
 
-def bill(provider: str, model: str, moment: datetime, usage: Usage) -> tuple[float, float]:
+def bill(
+    provider: str, model: str, moment: datetime, usage: Usage, service_tier: str | None = None
+) -> tuple[float, float]:
     """Return the price of a request, and its price without a prompt cache."""
     rates = PRICES[provider][model].at(moment, usage.prompt)
+    if service_tier is not None:
+        factor = PRICES[provider][model].tiers[service_tier]
+        rates = rates.scaled(factor, factor)
     short, long = (rates.uncached if each is None else each for each in (rates.written_5m, rates.written_1h))
     output = usage.output * rates.output
     paid = (

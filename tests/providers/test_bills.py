@@ -110,16 +110,27 @@ class BillingUpstream:
         body = json.loads(await request.body())
         model = body["model"]
         usage = random_usage(self.provider, model, self.random)
-        paid, uncached = bill(self.provider, model, datetime.fromtimestamp(self.now, UTC), usage)
+        tier = self.random.choice((None, *PRICES[self.provider][model].tiers))
+        paid, uncached = bill(self.provider, model, datetime.fromtimestamp(self.now, UTC), usage, tier)
         self.paid[model] = self.paid.get(model, 0.0) + paid
         self.uncached[model] = self.uncached.get(model, 0.0) + uncached
         report = reported(self.provider, usage, self.random)
         if self.provider in MESSAGES:
             head = {"id": "msg_1", "type": "message", "role": "assistant", "model": model, "stop_reason": "end_turn"}
-            return JSONResponse({**head, "content": [{"type": "text", "text": "Yes."}], **report})
+            named = {"speed": tier} if tier == "fast" else {"service_tier": tier or "standard"}
+            served = {"usage": {**report["usage"], **named}}
+            return JSONResponse({**head, "content": [{"type": "text", "text": "Yes."}], **report, **served})
         choice = {"index": 0, "message": {"role": "assistant", "content": "Yes."}, "finish_reason": "stop"}
         return JSONResponse(
-            {"id": "c", "object": "chat.completion", "created": 1, "model": model, "choices": [choice], **report}
+            {
+                "id": "c",
+                "object": "chat.completion",
+                "created": 1,
+                "model": model,
+                "choices": [choice],
+                "service_tier": tier or "default",
+                **report,
+            }
         )
 
 
@@ -145,7 +156,9 @@ def test_savings_and_sessions_report_what_the_provider_bills(tmp_path: Path, pro
         for number in range(COUNT):
             upstream.now = random.uniform(FIRST, LAST)
             question = {"role": "user", "content": f"question {number}"}
-            body = {"model": random.choice(models), "max_tokens": 9, "messages": [question]}
+            # The tier that served the request counts, not the requested one.
+            tier = random.choice(("auto", "flex", "priority"))
+            body = {"model": random.choice(models), "max_tokens": 9, "messages": [question], "service_tier": tier}
             tags = {"x-kvproxy-tags": f"project:p{number % 3}"} if number % 3 else {}
             client.post(path, json=body, headers=tags).raise_for_status()
         until(lambda: len(journal.latest(COUNT)) == COUNT)

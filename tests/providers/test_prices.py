@@ -9,7 +9,7 @@ import pytest
 from genai_prices import Usage, calc_price
 
 from kvproxy.providers import prices
-from kvproxy.providers.prices import ModelPrices, cache_limits, list_price, price_at
+from kvproxy.providers.prices import ModelPrices, cache_limits, has_tier_price, list_price, price_at
 from kvproxy.settings.journal import MILLION, JournalSettings, PriceSettings, input_price, price_of
 
 
@@ -93,6 +93,44 @@ def test_random_requests_cost_what_the_price_list_calculates(
         assert price is not None
         paid = input_price(price, prompt, cached, short, long) + completion * price.output / MILLION
         assert paid == pytest.approx(float(expected), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("model", "tier", "prices"),
+    [
+        ("gpt-5.1", "flex", (0.625, 0.0625, 5)),
+        ("gpt-5.1", "priority", (2.5, 0.25, 20)),
+        ("gpt-4o-2024-08-06", "priority", (4.25, 2.125, 17)),
+        ("gpt-4.1", "batch", (1, 0.5, 4)),
+        # The list has no price of these: by the providers' rule, half of the standard price.
+        ("gpt-4.1", "flex", (1, 0.25, 4)),
+        ("claude-opus-5", "batch", (2.5, 0.25, 12.5)),
+        ("claude-opus-5", "fast", (10, 1, 50)),
+    ],
+)
+def test_service_tiers_have_their_prices(model: str, tier: str, prices: tuple[float, ...]) -> None:
+    moment = datetime(2026, 11, 28, 12, tzinfo=UTC).timestamp()
+    listed = ModelPrices(JournalSettings())
+    price = price_at(model, listed, moment, 100, tier)
+    assert price is not None
+    assert (price.input, price.cached, price.output) == pytest.approx(prices)
+    assert has_tier_price(model, listed, moment, tier)
+
+
+def test_a_tier_without_a_known_price_has_the_standard_price() -> None:
+    moment = datetime(2026, 11, 28, 12, tzinfo=UTC).timestamp()
+    listed = ModelPrices(JournalSettings())
+    for model, tier in (("claude-opus-5", "priority"), ("gpt-5.1", "scale"), ("gpt-4.1", "new")):
+        assert price_at(model, listed, moment, 100, tier) == price_at(model, listed, moment, 100)
+        assert not has_tier_price(model, listed, moment, tier)
+
+
+def test_prices_of_the_settings_have_factors_of_tiers_or_else_the_published_ones() -> None:
+    own = PriceSettings(input=2, cached=1, output=4, service_tiers={"priority": 3})
+    prices = ModelPrices(JournalSettings(prices={"gpt-5.1": own, "local": own}))
+    costs = [price_at("gpt-5.1", prices, 1.8e9, 0, tier) for tier in ("priority", "flex", "scale")]
+    assert [each and (each.input, each.cached, each.output) for each in costs] == [(6, 3, 12), (1, 0.5, 2), (2, 1, 4)]
+    assert [has_tier_price("local", prices, 1.8e9, tier) for tier in ("priority", "flex")] == [True, False]
 
 
 def test_prices_of_the_settings_win() -> None:

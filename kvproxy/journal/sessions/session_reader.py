@@ -21,6 +21,7 @@ _TURNS = (
     " r.reused_tokens, r.completion_tokens, t.written_5m, t.written_1h, (select name from names where number = t.region),"
     " t.place, (select name from names where number = t.diagnosis), t.agrees,"
     " (select name from names where number = t.keep_warm), case when r.layer = 'warming' then 1 else 0 end,"
+    " r.service_tier,"
     f" {', '.join(f't.{cause}' for cause in CAUSES)} from turns t join requests r on r.number = t.number"
 )
 _IS_HEADLESS = f"case when ',' || coalesce(r.tags, '') || ',' like '%,{HEADLESS_TAG},%' then 1 else 0 end"
@@ -62,6 +63,7 @@ class Turn:
         lost: prompt tokens that were not reused, by cause (see `CAUSES`).
         cost: price of prompt and response; None if the model has no price.
         is_warming: it repeated a turn of the session to keep its prefix cached, or to compute it.
+        service_tier: see `apis/service_tiers.py`; None for the standard tier.
     """
 
     number: int
@@ -89,9 +91,10 @@ class Turn:
     agrees: bool | None = None
     keep_warm: str | None = None
     is_warming: bool = False
+    service_tier: str | None = None
 
     def with_cost(self, prices: Mapping[str, PriceSettings]) -> "Turn":
-        price = price_at(self.model, prices, self.time, self.prompt_tokens)
+        price = price_at(self.model, prices, self.time, self.prompt_tokens, self.service_tier)
         if price is None:
             return self
         written = (self.written_5m or 0, self.written_1h or 0)
@@ -292,12 +295,13 @@ class SessionReader:
         lost = " + ".join(f"coalesce(t.{cause}, 0)" for cause in CAUSES if cause != "new")
         sql = (
             "select r.model, r.time, r.prompt_tokens, coalesce(r.reused_tokens, 0), coalesce(t.written_5m, 0),"
-            f" coalesce(t.written_1h, 0), {', '.join(f't.{cause}' for cause in CAUSES)} from turns t"
+            f" coalesce(t.written_1h, 0), r.service_tier, {', '.join(f't.{cause}' for cause in CAUSES)}"
+            " from turns t"
             f" join requests r on r.number = t.number where r.time >= ? and r.prompt_tokens > 0 and {lost} > 0"
         )
         losses: dict[tuple[str, str], list[RecordedLoss]] = {}
-        for model, time, prompt, reused, short, long, *causes in self._reader.rows(sql, [first]):
-            if (price := price_at(model, self._prices, time, prompt)) is not None:
+        for model, time, prompt, reused, short, long, tier, *causes in self._reader.rows(sql, [first]):
+            if (price := price_at(model, self._prices, time, prompt, tier)) is not None:
                 above = price_lost_per_token(price, prompt, reused, short, long)
                 tokens = {cause: count for cause, count in zip(CAUSES, causes, strict=True) if count}
                 day = utc_day(time)
@@ -330,10 +334,12 @@ class SessionReader:
         return [self._turn(row) for row in rows]
 
     def _turn(self, row: Sequence[Any]) -> Turn:
-        (*values, diagnosis, agrees, keep_warm, is_warming), tokens = row[: -len(CAUSES)], row[-len(CAUSES) :]
+        (*values, diagnosis, agrees, keep_warm, is_warming, tier), tokens = row[: -len(CAUSES)], row[-len(CAUSES) :]
         lost = {cause: count for cause, count in zip(CAUSES, tokens, strict=True) if count}
         agreement = None if agrees is None else bool(agrees)
-        return Turn(*(*values, lost, None, diagnosis, agreement, keep_warm, bool(is_warming))).with_cost(self._prices)
+        return Turn(*(*values, lost, None, diagnosis, agreement, keep_warm, bool(is_warming), tier)).with_cost(
+            self._prices
+        )
 
 
 def turn_tree(turns: Sequence[Turn]) -> list[TreeRow]:

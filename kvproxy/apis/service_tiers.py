@@ -1,0 +1,48 @@
+"""Reads the service tier of a request, such as OpenAI's flex processing, because it decides the price."""
+
+from kvproxy.apis.json import Json, JsonMap, field, loads
+from kvproxy.apis.reported_usage import usage_of
+from kvproxy.apis.sse import Event
+
+_STANDARD = frozenset(("", "auto", "default", "standard", "standard_only", "on_demand"))
+_LONGEST_NAME = 32
+_MARKS = (b'"service_tier"', b'"speed"')
+
+
+def served_tier(response: JsonMap) -> str | None:
+    """Return the tier that served a request, by its response; None for the standard tier, or if it is not reported.
+
+    OpenAI and OpenRouter report `service_tier` beside the usage, and Anthropic in it, with its fast mode as `speed`.
+    """
+    usage = usage_of(response)
+    return _first_tier(response.get("service_tier"), field(usage, "service_tier"), field(usage, "speed"))
+
+
+def requested_tier(body: JsonMap) -> str | None:
+    """Return the tier that a request asks for; None for the standard tier, or if the provider chooses it."""
+    return _first_tier(body.get("service_tier"), body.get("speed"))
+
+
+class TierReader:
+    """Reads the tier from the first event of a stream that names it, since the stream may break off before its end."""
+
+    def __init__(self) -> None:
+        self.tier: str | None = None
+        self._is_known = False
+
+    def push(self, event: Event) -> None:
+        # Each chunk of OpenAI's names the tier.
+        if self._is_known or not any(mark in event.data for mark in _MARKS):
+            return
+        try:
+            part = loads(event.data)
+        except ValueError:
+            return
+        holders = (part, field(part, "message"), field(part, "response"))
+        tiers = (served_tier(holder) for holder in holders if isinstance(holder, dict))
+        self.tier, self._is_known = next((tier for tier in tiers if tier is not None), None), True
+
+
+def _first_tier(*values: Json) -> str | None:
+    names = (value.lower()[:_LONGEST_NAME] for value in values if isinstance(value, str))
+    return next((name for name in names if name not in _STANDARD), None)

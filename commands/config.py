@@ -12,7 +12,7 @@ from typer import Option
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.options import Data, ProxyOptions, load_settings
 from kvproxy.commands.output import Output, print_note, print_text, text_output
-from kvproxy.commands.tables import Column, ListLayout, Row, table_output
+from kvproxy.commands.tables import Column, ListLayout, Row, table_output, text_column
 from kvproxy.errors import InvalidRequest, KvproxyError, ProxyUnreachable
 from kvproxy.operations.client_setup import CachedTokens, ClientName
 from kvproxy.operations.operation import NoParameters, field_names
@@ -68,7 +68,11 @@ def show(
     settings = setting_sources(load_settings(data=data), data)
     settings = [setting for setting in settings if setting.source != "default"] if changed else settings
     rows: list[Row] = [
-        {Column("Setting", field="name"): setting.name, "Value": _format(setting.value), "Source": setting.source}
+        {
+            Column("Setting", field="name"): setting.name,
+            text_column("Value"): _format(setting.value),
+            text_column("Source"): setting.source,
+        }
         for setting in settings
     ]
     empty = "all settings have their defaults"

@@ -5,7 +5,7 @@ import io
 import itertools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
@@ -34,6 +34,7 @@ class Column:
         digits: maximum number of characters at a terminal; None for all.
         is_text: truncate values in a narrow terminal.
         outranks_text: truncate text further rather than omit the column.
+        folds: break its lines instead of truncating it, as a truncated URL is useless.
         is_optional: omit the column in a narrow terminal.
         min_width: characters that stay while optional columns can be omitted instead; at least 20.
         field: name of the value in JSON, in a pipe, and for `--columns`; None derives it from `name`.
@@ -47,6 +48,7 @@ class Column:
     min_width: int = 0
     field: str | None = None
     outranks_text: bool = False
+    folds: bool = False
 
     @property
     def key(self) -> str:
@@ -113,17 +115,15 @@ def print_table(
     if console is None:
         _print_lines([[column.key for column in chosen], *cells])
         return
-    hidden = [] if layout.wide or layout.columns else _columns_to_hide(chosen, cells, console.width)
-    lost = [column for index, column in enumerate(chosen) if column in hidden and _has_value(cells, index)]
-    if hidden:
-        shown = [index for index, column in enumerate(chosen) if column not in hidden]
-        chosen, cells = [chosen[index] for index in shown], [[row[index] for index in shown] for row in cells]
+    fits_all = layout.wide or layout.columns is not None
+    chosen, cells, lost = (chosen, cells, []) if fits_all else _fit_columns(chosen, cells, console.width)
     table, width = _fit_table(chosen, cells, console.width)
-    # Let the terminal wrap a wider table: a truncated URL is useless.
-    console.width = max(console.width, width)
+    # The terminal wraps the lines of a wider table, of which the user selected the columns.
+    console.width = max(console.width, width) if fits_all else console.width
     console.print(table)
     if lost:
-        print_note(f"not shown: {', '.join(column.name for column in lost)} (--wide shows all columns)")
+        hint = "a wider terminal shows them" if layout is _FITTED else "--wide shows all columns"
+        print_note(f"not shown: {', '.join(column.name for column in lost)} ({hint})")
 
 
 def print_rows_without_names(rows: Iterable[Row], layout: Layout) -> None:
@@ -209,7 +209,9 @@ def default_limit(limit: int | None, at_terminal: int) -> int:
 
 
 def build_table(rows: Iterable[Row], width: int) -> "Table":
-    return _fit_table(*_parse_rows(rows), width)[0]
+    """Return a table of at most `width` characters, without the columns that do not fit."""
+    columns, cells, _ = _fit_columns(*_parse_rows(rows), width)
+    return _fit_table(columns, cells, width)[0]
 
 
 def table_texts(rows: Iterable[Row]) -> tuple[list[str], Cells]:
@@ -257,18 +259,36 @@ def _normalize_name(name: str) -> str:
     return "_".join(name.lower().replace("_", " ").replace("-", " ").split())
 
 
-def _columns_to_hide(columns: list[Column], cells: Cells, width: int) -> list[Column]:
-    """Return optional columns that do not fit: first those without a value, then the last ones."""
+def _fit_columns(columns: list[Column], cells: Cells, width: int) -> tuple[list[Column], Cells, list[Column]]:
+    """Return the columns that fit the terminal, their cells, and the omitted columns with a value.
+
+    Optional columns are omitted first: those without a value, then the last ones. If the other ones do not fit with their names
+    and the first column on several lines, all but the first one follow: the last ones, and texts at the end.
+    """
     shown = list(range(len(columns)))
+
+    def used(*min_widths: int) -> int:
+        digits = [[row[place][: columns[place].digits] for place in shown] for row in cells]
+        named = [columns[place] for place in shown]
+        return sum(_column_widths(named, digits, width, *min_widths)) + _GAP * (len(shown) - 1)
+
     optional = [index for index, column in enumerate(columns) if column.is_optional]
     for index in sorted(optional, key=lambda index: (_has_value(cells, index), -index)):
-        used = [columns[place] for place in shown]
-        digits = [[row[place][: columns[place].digits] for place in shown] for row in cells]
-        least = (_MIN_WIDTH, _MIN_WIDTH_OF_OVERFLOW) if columns[index].outranks_text else (_MIN_WIDTH,)
-        if sum(_column_widths(used, digits, width, *least)) + _GAP * (len(used) - 1) <= width:
+        if used(_MIN_WIDTH, *((_MIN_WIDTH_OF_OVERFLOW,) if columns[index].outranks_text else ())) <= width:
             break
         shown.remove(index)
-    return [column for index, column in enumerate(columns) if index not in shown]
+    if used(_MIN_WIDTH, _MIN_WIDTH_OF_OVERFLOW) > width:
+        columns = [replace(column, name=column.name.replace(" ", "\n")) for column in columns]
+        first = columns[0]
+        if not (first.is_number or first.is_text or first.digits):
+            columns[0] = replace(first, is_text=True, folds=True)
+    for index in sorted(shown[1:], key=lambda index: (columns[index].is_text, -index)):
+        if used(_MIN_WIDTH, _MIN_WIDTH_OF_OVERFLOW) <= width:
+            break
+        shown.remove(index)
+    lost = [column for index, column in enumerate(columns) if index not in shown and _has_value(cells, index)]
+    lost = [replace(column, name=column.name.replace("\n", " ")) for column in lost]
+    return [columns[index] for index in shown], [[row[index] for index in shown] for row in cells], lost
 
 
 def _has_value(cells: Cells, index: int) -> bool:
@@ -281,10 +301,19 @@ def _fit_table(columns: list[Column], cells: Cells, width: int) -> "tuple[Table,
 
     cells = [[value[: column.digits] for value, column in zip(row, columns, strict=True)] for row in cells]
     widths = _column_widths(columns, cells, width, _MIN_WIDTH, _MIN_WIDTH_OF_OVERFLOW)
+    if len(widths) == 1 and columns[0].folds:
+        widths = [min(width, *widths)]
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-    for column, width in zip(columns, widths, strict=True):
+    for column, shown in zip(columns, widths, strict=True):
         side: Literal["right", "left"] = "right" if column.is_number else "left"
-        table.add_column(column.name, justify=side, overflow="ellipsis", no_wrap=True, width=width)
+        table.add_column(
+            column.name,
+            justify=side,
+            overflow="fold" if column.folds else "ellipsis",
+            no_wrap=not column.folds,
+            width=shown,
+            vertical="bottom",
+        )
     for row in cells:
         table.add_row(*map(Text, row))
     return table, sum(widths) + _GAP * (len(widths) - 1)
@@ -293,7 +322,7 @@ def _fit_table(columns: list[Column], cells: Cells, width: int) -> "tuple[Table,
 def _column_widths(columns: list[Column], cells: Cells, width: int, *min_widths: int) -> list[int]:
     from rich.cells import cell_len
 
-    names = [column.name for column in columns]
+    names = [max(column.name.split("\n"), key=cell_len) for column in columns]
     widths = [max(map(cell_len, values)) for values in zip(names, *cells, strict=True)]
     for min_width, (index, column) in itertools.product(min_widths, enumerate(columns)):
         if column.is_text:

@@ -120,7 +120,7 @@ def commands() -> str:
         "commands read its files, or exit with 4. `--store` and `KVPROXY_STORE` do the same for stored responses.",
         "With `--json` a command prints one JSON document; `log`, `top`, and `serve` print one a line. Commands",
         "that list rows print them with `--jsonl` as JSON lines, and with `--csv` as CSV, with the fields of `--json`. At a",
-        "terminal a table fits its width, and has a limited number of rows. In a pipe it has all rows, columns are separated",
+        "terminal a table fits its width, if need be without some columns, which a note names, and has a limited number of rows. In a pipe it has all rows, columns are separated",
         "by tabs, nothing is cut, columns have their names in JSON, durations are seconds, sizes bytes, shares numbers from",
         "0 to 1, and unknown values empty. `NO_COLOR` turns colours off.",
         "`kvproxy --install-completion` completes commands, options, and values such as reasons, clients, models, tags, and ids.",

@@ -12,7 +12,7 @@ from kvproxy.commands.formatting import format_duration, money, percent
 from kvproxy.commands.journal.savings import ledger_rows
 from kvproxy.commands.options import load_settings
 from kvproxy.commands.output import print_note, print_text, progress_bar
-from kvproxy.commands.tables import digest_column, print_table, text_column
+from kvproxy.commands.tables import Column, print_table, text_column
 from kvproxy.journal.sessions.ledger import main_cause
 from kvproxy.units import plural
 
@@ -109,7 +109,7 @@ def print_losses(report: "SessionReport", top: int) -> None:
     shown = report.sessions[: top or None]
     print_table(
         {
-            digest_column("Session", 36): session.name or session.id,
+            Column("Session", digits=36, is_text=True): session.name or session.id,
             text_column("Model"): ", ".join(session.models),
             "Turns#": session.turns,
             "Input#": session.prompt_tokens,

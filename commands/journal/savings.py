@@ -143,8 +143,8 @@ def _print_savings(report: "SavingsReport", by: str, since: "float | datetime | 
             number_column("Response tokens", "completion_tokens", optional=True): row.completion_tokens
             if _has_tokens(row)
             else None,
-            "Reused tokens#": row.reused_tokens,
-            "Seconds#": _seconds_text(row),
+            number_column("Reused tokens", "reused_tokens", optional=has_price): row.reused_tokens,
+            number_column("Seconds", "seconds", optional=has_price): _seconds_text(row),
             **({number_column(f"Spent {report.currency}", "spent"): _spent_text(row)} if has_price else {}),
             **({number_column(f"Saved {report.currency}", "money"): _money_text(row)} if has_price else {}),
             **(

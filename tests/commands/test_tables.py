@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from kvproxy.apis.reported_usage import PrefixReuse
+from kvproxy.clients.client_keys import add_client
 from kvproxy.commands.formatting import (
     Formatted,
     escape_controls,
@@ -39,9 +41,11 @@ from kvproxy.commands.tables import (
 )
 from kvproxy.errors import InvalidRequest
 from kvproxy.journal.journal import open_stored_journal
+from kvproxy.settings import load_settings
 from kvproxy.settings.journal import JournalSettings
 from tests.commands.run import kvproxy
 from tests.commands.test_cache import stored
+from tests.index.entries import make_entry
 from tests.journal.test_file import finished
 
 COLUMNS = (digest_column("id", 4), "age#", "name", text_column("prompt"))
@@ -79,20 +83,40 @@ def test_a_pipe_receives_complete_cells(rows: list[tuple[object, ...]]) -> None:
     assert [line.split("\t") for line in lines[1:]] == expected
 
 
+def widest_line(lines: list[str]) -> int:
+    return max(cell_len(re.sub(r"\x1b\[\d*m", "", line)) for line in lines)
+
+
 @given(ROWS, st.integers(20, 200))
-def test_a_terminal_truncates_text_columns_only(rows: list[tuple[object, ...]], width: int) -> None:
+def test_a_table_fits_its_terminal(rows: list[tuple[object, ...]], width: int) -> None:
     with terminal(width):
-        lines, _ = printed(COLUMNS, rows)
+        lines, note = printed(COLUMNS, rows)
+    assert widest_line(lines) <= width
+    assert not any("\x1b[3" in line for line in lines), "NO_COLOR is set"
     widest = max(cell_len(str(row[3])) for row in rows)
     short = [[str(row[0])[:4], f"{row[1]:,}", str(row[2])] for row in rows]
     needed = sum(max(map(cell_len, column)) for column in zip(("id", "age", "name"), *short, strict=True)) + 6
-    room = max(min(12, max(6, widest)), width - needed)
+    room = width - needed
+    assert (note == "") == (room >= min(12, max(6, widest)))
+    if note:
+        return
     for line, cells, row in zip(lines[1:], short, rows, strict=True):
         prompt = str(row[3])
         assert " ".join(line.split()).startswith(" ".join(" ".join(cells).split()))
         assert line.rstrip().endswith(prompt.rstrip() if cell_len(prompt) <= room else "…")
-    assert max(map(cell_len, lines[1:])) <= max(width, needed + room)
-    assert not any("\x1b[3" in line for line in lines), "NO_COLOR is set"
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_columns_without_space_are_omitted_after_names_and_the_first_column_take_several_lines(width: int) -> None:
+    url = "http://a-long-name.example.internal:8000/v1/with/a/path/that/is/long/too"
+    columns = ("upstream", "reused tokens#", "response tokens#", "state of the server", "comment")
+    with terminal(width):
+        lines, note = printed(columns, [(url, 12, 345, "healthy", "c" * 40)])
+    assert widest_line(lines) <= width
+    assert lines[-1].split()[1:] == ["12", "345", "healthy"]
+    start = next(number for number, line in enumerate(lines) if line.startswith("http"))
+    assert "".join(line.split()[0] for line in lines[start:]) == url
+    assert " ".join(note.split()) == "not shown: comment (a wider terminal shows them)"
 
 
 def test_line_ends_and_markup_are_printed_literally() -> None:
@@ -275,3 +299,62 @@ def test_the_log_shows_layer_tokens_and_cost_in_80_columns(tmp_path: Path) -> No
     head = re.sub(r"\x1b\[\d*m", "", done.stdout.splitlines()[0]).split()
     assert head[:7] == ["Time", "Layer", "Reason", "Tokens", "Cost", "ms", "Request"], done
     assert head[-1] == "Question"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder in which all names and numbers are long."""
+    data, name = tmp_path_factory.mktemp("data"), "a-provider/with-a-model-name-of-many-words"
+    entries = [make_entry(f"{number} " + "why " * 50, model=name, created=time.time()) for number in range(3)]
+    stored(data / "responses.db", *entries)
+    add_client(load_settings(data=data), "a-client-with-a-long-name", budget_per_day=1e6, requests_per_minute=10**6)
+    journal = open_stored_journal(data / "journal.db", JournalSettings())
+    for number in range(6):
+        tags = f"project:a-project-with-a-long-name-{number},another-tag-with-a-long-name"
+        usage = {"usage": (10**6, 10**5), "prefix": PrefixReuse(10**6, 10**5)}
+        tenant = "client:a-client-with-a-long-name" if number % 2 else "public"
+        question, hit = "why " * 50 + str(number // 2), bool(number % 2)
+        exchange = finished(question, f"{number}" * 32, hit=hit, tenant=tenant, tags=tags, arrived=time.time(), **usage)
+        journal.add(exchange)
+    journal.close()
+    (data / "log.jsonl").write_text("\n".join(json.dumps({"model": name, "prompt": "why " * 40}) for _ in range(9)))
+    (data / "kvproxy.toml").write_text(
+        '[journal.prices."*"]\ninput = 100.0\noutput = 999.0\n[journal]\nprice_list = "none"'
+    )
+    return data
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "log",
+        "log top",
+        "log top --by client",
+        "sessions",
+        "sessions --by day",
+        "sessions --by model",
+        "savings",
+        "savings --by tag",
+        "savings --by client",
+        "savings --by model",
+        "savings --ledger",
+        "cache ls",
+        "cache queue",
+        "cache usage --by model",
+        "keys ls",
+        "keys history",
+        "prices show",
+        "config show",
+        "config show --changed",
+        "lint FOLDER/log.jsonl",
+        "estimate FOLDER/log.jsonl",
+    ],
+)
+def test_every_table_fits_narrow_terminals(folder: Path, command: str, width: int) -> None:
+    done = kvproxy(*command.replace("FOLDER", str(folder)).split(), "--data", folder, columns=width)
+    assert done.returncode == 0, done
+    lines = done.stdout.splitlines()
+    assert len(lines) > 1
+    # Paths stay on one line.
+    assert widest_line([line for line in lines if str(folder) not in line]) <= width, done.stdout

@@ -65,7 +65,7 @@ def explain(
 
     Nothing is computed or stored. Give the settings that clients send, such as --max-tokens. With --request it explains why an
     earlier request missed the cache; the id is in the response header x-request-id. Each client sees only responses of its own
-    tenant: give its key with --api-key. A request to /v1/messages is looked up with the headers of each version of Anthropic's
+    tenant: give its key with --api-key; the refusal of an unknown key is predicted, too. A request to /v1/messages is looked up with the headers of each version of Anthropic's
     SDKs; --header selects other headers.
 
     Example: kvproxy explain "What is a block?"
@@ -104,7 +104,7 @@ def explain(
         other = client.perform(explain_request, RequestFormat(chosen), body, headers=form)
         if _closeness(other) > _closeness(explanation):
             explanation = other
-    if model is not None and explanation.layer not in ("exact", "semantic"):
+    if model is not None and explanation.layer not in ("exact", "semantic", "refused"):
         _check_model_is_listed(client, model, headers)
     return Output(explanation, lambda: _print_explanation(explanation, layout))
 
@@ -154,7 +154,10 @@ def _print_explanation(explanation: "RequestExplanation", layout: Layout) -> Non
     is_unknown = explanation.layer == "none" and (
         explanation.prefix is None or explanation.prefix.matched_tokens is None
     )
-    print_text(_UPSTREAM_SENTENCE if is_unknown else SENTENCES[explanation.layer])
+    if explanation.refusal is not None:
+        print_text(f"The proxy would refuse the request: {explanation.refusal}.")
+    else:
+        print_text(_UPSTREAM_SENTENCE if is_unknown else SENTENCES[explanation.layer])
     exact, semantic, prefix = explanation.exact, explanation.semantic, explanation.prefix
     stored = "not stored" if exact.id is None else f"stored as {exact.id[:12]}"
     if exact.id is not None and exact.freshness != "fresh":

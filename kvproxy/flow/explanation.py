@@ -90,6 +90,7 @@ class RequestExplanation:
         prefix: None if the backend does not report its prefix cache.
         rule: name of the request's rule.
         route: None if all upstreams serve the same models.
+        refusal: why the proxy would refuse the client or its model; None if it accepts both.
     """
 
     layer: str
@@ -104,3 +105,4 @@ class RequestExplanation:
     prefix: PrefixReport | None
     rule: str | None
     route: ModelRoute | None
+    refusal: str | None = None

@@ -93,6 +93,15 @@ class Clients:
         name = tenant.removeprefix(CLIENT_PREFIX)
         return next((client.stored_bytes for client in self._known.values() if client.name == name), None)
 
+    def check(self, client: ClientSettings | None, headers: Mapping[str, str]) -> None:
+        """Raise the error of a request with these headers, if it has no key of a client, or the client is disabled."""
+        if not self.requires_key:
+            return
+        if client is None:
+            raise _authentication_error(headers)
+        if client.disabled:
+            raise _disabled(client)
+
 
 def _authentication_error(headers: Mapping[str, str]) -> Unauthorized:
     if any(headers.get(name) for name in KEY_HEADERS):

@@ -113,6 +113,9 @@ class RequestReader(Protocol):
 
     def __call__(self, api: str) -> "Awaitable[ApiRequest]": ...
 
+    def refusal(self, model: str) -> str | None:
+        """Return why the proxy would refuse a request of this client to a model; None if the client may send it."""
+
 
 OperationOn: TypeAlias = Operation[Access, Any, Any]
 AsyncOperationOn: TypeAlias = AsyncOperation[Access, Any, Any]

@@ -1,6 +1,6 @@
 """The operations on a running proxy as a whole: explain a request, and reload the rules."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 from kvproxy.apis.api import ApiName
@@ -41,7 +41,10 @@ async def explain_request(proxy: ProxyAccess, format: RequestFormat, read: Reque
     """Predict which layer would answer the request in the body, and why earlier layers would not."""
     from kvproxy.flow.explain import explain
 
-    return await explain(proxy.path, proxy.prefix, await proxy.path.edit(await read(format.api)))
+    request = await read(format.api)
+    explanation = await explain(proxy.path, proxy.prefix, await proxy.path.edit(request))
+    refusal = read.refusal(request.model)
+    return explanation if refusal is None else replace(explanation, layer="refused", refusal=refusal)
 
 
 @async_operation("POST", "/reload")

@@ -11,11 +11,14 @@ import pytest
 from kvproxy.analyse.log_formats.log_format import detect_api
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
+from kvproxy.clients.client_keys import add_client, set_disabled
 from kvproxy.commands.explain import SENTENCES
 from kvproxy.flow.layers.layer import Prediction
 from kvproxy.operations.api_paths import ANTHROPIC_VERSIONS, PATHS, credential_headers
-from tests.commands.run import Demo, ask, kvproxy, result
+from tests.commands.run import NOWHERE, Demo, ask, kvproxy, result
 from tests.commands.upstream import proxied, said
+from tests.polling import until
+from tests.servers import run_front
 
 
 def test_explain_names_the_fields_that_differ_from_the_closest_stored_request(tmp_path: Path) -> None:
@@ -163,6 +166,29 @@ def test_the_admin_token_and_the_api_key_are_separate(tmp_path: Path) -> None:
         assert len(result("cache", "ls", "--token", "secret", url=url)) == 1
         assert "forward" in kvproxy("top", "--interval", 0.1, "--token", "secret", url=url).stdout
         assert kvproxy("top", "--interval", 0.1, url=url).returncode == 1
+
+
+def test_refusals_of_a_clients_key_or_model_are_predicted(tmp_path: Path) -> None:
+    with run_front(tmp_path, NOWHERE) as (url, services):
+        key = add_client(services.settings, "ann", models=("small-*",))
+        disabled = add_client(services.settings, "bob")
+        set_disabled(services.settings, "bob", disabled=True)
+        until(lambda: services.clients.requires_key)
+        for given, model, refusal in (
+            (None, "small-1", "no API key was given"),
+            ("unknown", "small-1", "this proxy does not know the given API key"),
+            (disabled, "small-1", "the client bob is disabled"),
+            (key, "large", "the client ann may not use the model 'large'"),
+            (key, "small-1", None),
+        ):
+            arguments = ("explain", "What?", "--model", model, *(("--api-key", given) if given else ()))
+            headers = {"authorization": f"Bearer {given}"} if given else {}
+            sent = ask(url, "What?", model=model, headers=headers)
+            explained, text = result(*arguments, url=url), kvproxy(*arguments, url=url).stdout
+            assert (explained["layer"] == "refused") == (refusal is not None) == (sent.status_code in (401, 403))
+            if refusal is not None:
+                assert explained["refusal"] == sent.json()["error"]["message"]
+                assert text.startswith(f"The proxy would refuse the request: {refusal}")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import fields
-from functools import partial
 from typing import Annotated, TypeVar
 
 from fastapi import Path, Query
@@ -13,9 +12,12 @@ from pydantic import PlainValidator, TypeAdapter, ValidationError, WithJsonSchem
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kvproxy.errors import InvalidRequest
+from kvproxy.apis.api_request import ApiRequest
+from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.http.admin.declared_route import DeclaredRoute
 from kvproxy.http.admin.replies import read_request, reply
+from kvproxy.http.allowed_models import check_model
+from kvproxy.http.exchange_middleware import exchange_of
 from kvproxy.http.request_bodies import read_body
 from kvproxy.http.services import services
 from kvproxy.operations.operation import AnyOperation, AsyncOperationOn, CountedRows, Method, OperationOn, RequestReader
@@ -64,10 +66,29 @@ def _reply(result: object) -> Response:
     return reply(result)
 
 
+class _ClientRequest:
+    """The `RequestReader` of an admin request, which has the credentials of a client."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    async def __call__(self, api: str) -> ApiRequest:
+        return await read_request(self._request, api)
+
+    def refusal(self, model: str) -> str | None:
+        clients, client = services(self._request).clients, exchange_of(self._request.scope).client
+        try:
+            clients.check(client, self._request.headers)
+            check_model(client, model)
+        except KvproxyError as error:
+            return error.message
+        return None
+
+
 async def _read(request: Request, kind: type) -> object:
     """Read the body: bytes, or JSON with the fields of a dataclass; a `RequestReader` reads it later."""
     if kind is RequestReader:
-        return partial(read_request, request)
+        return _ClientRequest(request)
     limits = services(request).settings.limits
     if kind is bytes:
         return await read_body(request, limits.import_bytes)

@@ -13,7 +13,9 @@ from typer.core import TyperGroup
 
 from kvproxy.commands.options import Json, completion_of, parser_of
 from kvproxy.commands.output import Output, print_charts, print_json, print_note
+from kvproxy.errors import InvalidRequest
 from kvproxy.operations.parameters import DeclaredParameter, declared_parameters
+from kvproxy.telemetry.printable_text import escape_bytes
 
 CommandFunction: TypeAlias = Callable[..., Output | None]
 
@@ -68,6 +70,8 @@ def _command(function: CommandFunction) -> Callable[..., None]:
     def run(context: typer.Context, **values: Any) -> None:
         if context.invoked_subcommand is not None:
             return
+        for name, value in values.items():
+            _check_is_utf8(name, value)
         as_json = prints_json and values.pop("as_json")
         for name, group in groups.items():
             values[name] = group(**{option.name: values.pop(option.name) for option in _options_of_group(group)})
@@ -97,6 +101,15 @@ def _command(function: CommandFunction) -> Callable[..., None]:
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def _check_is_utf8(name: str, value: object) -> None:
+    """Raise InvalidRequest for a text that no store or request can contain. Paths may have any bytes."""
+    for text in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(text, str) and any("\udc80" <= character <= "\udcff" for character in text):
+            raise InvalidRequest(
+                f"{name.replace('_', '-')} '{escape_bytes(text[:80])}' is not UTF-8: encode it as UTF-8"
+            )
 
 
 def _options_of(parameter: Parameter) -> list[Parameter]:

@@ -63,10 +63,10 @@ def explain(
 ) -> Output:
     """Explain which layer would answer a request, and why.
 
-    Nothing is computed or stored. Give the settings that clients send, such as --max-tokens. With --request it explains why an
-    earlier request missed the cache; the id is in the response header x-request-id. Each client sees only responses of its own
-    tenant: give its key with --api-key; the refusal of an unknown key is predicted, too. A request to /v1/messages is looked up with the headers of each version of Anthropic's
-    SDKs; --header selects other headers.
+    Nothing is computed or stored. Give the settings that clients send, such as --max-tokens. With --request it explains why
+    an earlier request missed the cache; the id is in the response header x-request-id. Each client sees only responses of
+    its own tenant: give its key with --api-key. It predicts the refusal of unknown keys, too. A request to /v1/messages is
+    looked up with the headers of each version of Anthropic's SDKs; --header selects other headers.
 
     Example: kvproxy explain "What is a block?"
 

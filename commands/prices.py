@@ -10,6 +10,7 @@ from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.options import Data, JournalOptions, load_settings
 from kvproxy.commands.output import Output, text_output
 from kvproxy.commands.tables import ListLayout, Row, number_column, table_output, text_column
+from kvproxy.errors import NotFound
 
 if TYPE_CHECKING:
     from kvproxy.operations.journal_reports import ModelPrice
@@ -36,9 +37,16 @@ def show(
     Example: kvproxy prices show claude-sonnet-4-6
     """
     from kvproxy.operations.journal_parameters import PriceQuery
-    from kvproxy.operations.journal_reports import list_prices
+    from kvproxy.operations.journal_reports import configured_prices, list_prices
 
-    prices = source.open().perform(list_prices, PriceQuery(model))
+    query = PriceQuery(model)
+    try:
+        journal = source.open()
+    except NotFound:
+        # Before the first start of a proxy there is no journal.
+        prices = configured_prices(load_settings(data=source.data).journal, query)
+    else:
+        prices = journal.perform(list_prices, query)
     rows = [row for price in prices for row in _rows(price)]
     empty = "the journal and the settings have no models: name one"
     return table_output([asdict(price) for price in prices], rows, empty=empty, layout=layout)

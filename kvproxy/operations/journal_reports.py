@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 from kvproxy.errors import InvalidRequest
@@ -27,7 +28,7 @@ from kvproxy.operations.journal_parameters import (
 )
 from kvproxy.operations.operation import NoParameters, operation
 from kvproxy.providers.prices import ModelPrices
-from kvproxy.settings.journal import PriceSettings
+from kvproxy.settings.journal import JournalSettings, PriceSettings
 
 _MAX_SPANS = 1_000
 
@@ -160,12 +161,13 @@ class ModelPrice:
 @operation("GET", "/prices")
 def list_prices(journal: JournalAccess, query: PriceQuery) -> list[ModelPrice]:
     """List the prices that costs and savings use at present, with their sources."""
-    prices = ModelPrices(journal.settings)
-    models = (
-        [query.model]
-        if query.model
-        else sorted({*journal.reader.models(), *(name for name in prices if "*" not in name)})
-    )
+    return configured_prices(journal.settings, query, journal.reader.models())
+
+
+def configured_prices(settings: JournalSettings, query: PriceQuery, models: Iterable[str] = ()) -> list[ModelPrice]:
+    """Return the prices of the model of the query, or else of `models` and those in the settings."""
+    prices = ModelPrices(settings)
+    models = [query.model] if query.model else sorted({*models, *(name for name in prices if "*" not in name)})
     return [
         ModelPrice(model, prices.source_of(model), [PriceTier.of(*tier) for tier in prices.tiers(model)])
         for model in models

@@ -11,6 +11,8 @@ import pytest
 from kvproxy.commands.files import check_writable, checked_plot, explain_write_errors
 from kvproxy.errors import InvalidRequest, KvproxyError, SettingsError
 from kvproxy.index.store import NewEntry, open_store
+from kvproxy.journal.journal import open_stored_journal
+from kvproxy.settings.journal import JournalSettings
 from tests.commands.run import NOWHERE, ROOT, Demo, ask, command, kvproxy, printed_facts, result, variables
 from tests.index.entries import make_entry
 
@@ -186,3 +188,30 @@ def test_a_full_disk_is_reported_in_one_sentence() -> None:
         explain_write_errors(full),
     ):
         full.write_text("x" * 10_000)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("log", "--tag", "x\udce9"),
+        ("log", "--where", "tags = 'x\udce9'"),
+        ("log", "--layer", "x\udce9"),
+        ("log", "--since", "x\udce9"),
+        ("log", "show", "x\udce9"),
+        ("cache", "show", "x\udce9"),
+        ("cache", "rm", "x\udce9"),
+        ("cache", "ls", "--search", "x\udce9"),
+        ("keys", "add", "x\udce9"),
+        ("ask", "x\udce9", "--model", "m"),
+    ],
+)
+def test_arguments_that_are_not_utf8_are_an_error(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    open_stored_journal(tmp_path / "journal.db", JournalSettings()).close()
+    done = kvproxy(*arguments, "--data", tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done
+    assert any(text in done.stderr for text in ("is not UTF-8", "unknown layer", "neither a duration nor a time"))
+
+
+def test_names_of_files_that_are_not_utf8_are_printed(tmp_path: Path) -> None:
+    done = kvproxy("lint", tmp_path / "x\udce9", "--data", tmp_path)
+    assert (done.returncode, "x\\xe9: check the path" in done.stderr) == (3, True), done

@@ -145,3 +145,10 @@ def test_the_prices_in_use_have_a_source(tmp_path: Path) -> None:
     with proxied(tmp_path / "proxy") as url:
         remote = RemoteJournal(ProxyClient(url, None))
         assert [asdict(price) for price in remote.perform(list_prices, PriceQuery("gpt-5.6"))] == [listed]
+
+
+def test_prices_of_the_settings_are_shown_before_the_first_request(tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text("[journal.prices.own]\ninput = 2.0\n")
+    (price,) = result("prices", "show", "--data", tmp_path)
+    assert (price["model"], price["tiers"][0]["input"]) == ("own", 2.0)
+    assert result("prices", "show", "own", "--data", tmp_path) == [price]

@@ -22,11 +22,29 @@ def make_files_private(path: Path) -> None:
             restrict_to_owner(path.with_name(path.name + suffix))
 
 
+def cannot_change(path: Path) -> bool:
+    """Return whether a file is on a read-only file system, and no process has written to it since it was closed."""
+    wal = path.with_name(f"{path.name}-wal")
+    return path.is_file() and bool(os.statvfs(path).f_flag & os.ST_RDONLY) and not wal.exists()
+
+
+def file_uri(path: Path) -> str:
+    """Return the URI from which SQLite reads a file, also on a read-only file system, where it can create no index of a WAL."""
+    return f"{path.absolute().as_uri()}?{'immutable=1' if cannot_change(path) else 'mode=ro'}"
+
+
 def connect(path: Path) -> sqlite3.Connection:
-    """Open a connection with durable commits, for use by any thread; raises a sqlite3.DatabaseError."""
-    connection = sqlite3.connect(path, check_same_thread=False, timeout=_BUSY_TIMEOUT)
+    """Open a connection with durable commits, for use by any thread; raises a sqlite3.DatabaseError.
+
+    If the file `cannot_change`, writes fail.
+    """
+    is_constant = cannot_change(path)
+    place = file_uri(path) if is_constant else path
+    connection = sqlite3.connect(place, uri=is_constant, check_same_thread=False, timeout=_BUSY_TIMEOUT)
     # A damaged character must not fail the whole query.
     connection.text_factory = partial(str, encoding="utf-8", errors="replace")
+    if is_constant:
+        return connection
     try:
         end = time.monotonic() + _BUSY_TIMEOUT
         while True:

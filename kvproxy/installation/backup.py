@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 from kvproxy import __version__
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
+from kvproxy.index.sqlite_files import cannot_change, file_uri
 from kvproxy.installation.data_folder import locked_folder
 from kvproxy.settings import Settings
 from kvproxy.units import format_bytes
@@ -122,10 +123,14 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
         return
     try:
-        with closing(sqlite3.connect(source)) as database, closing(sqlite3.connect(target)) as copy:
+        with closing(_open(source)) as database, closing(sqlite3.connect(target)) as copy:
             database.backup(copy)
     except sqlite3.Error as error:
         raise KvproxyError(f"cannot copy {source}: {error}") from None
+
+
+def _open(source: Path) -> sqlite3.Connection:
+    return sqlite3.connect(file_uri(source), uri=True) if cannot_change(source) else sqlite3.connect(source)
 
 
 def _is_intact(path: Path) -> bool:

@@ -29,8 +29,14 @@ def locked_folder(folder: Path, url: str, journal: str | None = None) -> Iterato
     `journal`: see `RunningProxy`.
     """
     path = folder / _FILE
-    make_private_file(path)
-    with path.open("a+", encoding="utf-8") as file:
+    try:
+        make_private_file(path)
+        opened = path.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(
+            f"cannot write to the data folder {folder} ({error.strerror}): choose another with --data", param="data"
+        ) from None
+    with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -1,17 +1,21 @@
 """Commands with the demo proxy or a store on disk."""
 
+import os
 import re
 import shlex
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kvproxy.clients.client_keys import add_client
 from kvproxy.commands.files import check_writable, checked_plot, explain_write_errors
 from kvproxy.errors import InvalidRequest, KvproxyError, SettingsError
 from kvproxy.index.store import NewEntry, open_store
 from kvproxy.journal.journal import open_stored_journal
+from kvproxy.settings import load_settings
 from kvproxy.settings.journal import JournalSettings
 from tests.commands.run import NOWHERE, ROOT, Demo, ask, command, kvproxy, printed_facts, result, variables
 from tests.index.entries import make_entry
@@ -215,3 +219,28 @@ def test_arguments_that_are_not_utf8_are_an_error(tmp_path: Path, arguments: tup
 def test_names_of_files_that_are_not_utf8_are_printed(tmp_path: Path) -> None:
     done = kvproxy("lint", tmp_path / "x\udce9", "--data", tmp_path)
     assert (done.returncode, "x\\xe9: check the path" in done.stderr) == (3, True), done
+
+
+def test_commands_read_a_data_folder_on_a_read_only_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path / "responses.db")
+    store.put(make_entry("a question"))
+    store.close()
+    open_stored_journal(tmp_path / "journal.db", JournalSettings()).close()
+    add_client(load_settings(data=tmp_path), "ann")
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_RDONLY))
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert len(result("cache", "ls", "--data", tmp_path)) == 1
+    assert result("log", "top", "--data", tmp_path) == []
+    assert [client["requests"] for client in result("keys", "ls", "--data", tmp_path)] == [0]
+    assert kvproxy("backup", f"{tmp_path}.tar", "--data", tmp_path).returncode == 0
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    removed = kvproxy("cache", "rm", "--all", "--yes", "--data", tmp_path)
+    assert (removed.returncode, "attempt to write a readonly database" in removed.stderr) == (1, True)
+
+
+def test_a_data_folder_without_a_lock_file_is_an_error_of_serve(tmp_path: Path) -> None:
+    (tmp_path / "serve.lock").mkdir()
+    done = kvproxy("serve", "--upstream", NOWHERE, "--no-semantic", "--port", 0, "--data", tmp_path)
+    assert (done.returncode, f"cannot write to the data folder {tmp_path} (" in done.stderr) == (2, True), done

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvproxy.errors import KvproxyError, NotFound
-from kvproxy.index.sqlite_files import DatabaseFiles, connect, create_schema, make_files_private
+from kvproxy.index.sqlite_files import DatabaseFiles, connect, create_schema, file_uri, make_files_private
 from kvproxy.journal.databases.database import InvalidQuery, JournalFailed
 from kvproxy.journal.schema import (
     ADDED_COLUMNS,
@@ -178,7 +178,7 @@ def open_to_read(path: Path) -> SqliteJournalDatabase:
         raise NotFound(f"no journal at {path}: kvproxy serve writes one; --data names its folder")
     with contextlib.ExitStack() as opened, _cannot_read(path):
         # The garbage collector may close the connection on another thread.
-        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10.0, check_same_thread=False)
+        connection = sqlite3.connect(file_uri(path), uri=True, timeout=10.0, check_same_thread=False)
         opened.callback(connection.close)
         connection.execute("pragma query_only=on")
         connection.execute("select 1 from requests limit 1").fetchone()

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 from typer import Argument, Option
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from kvproxy.commands.options import Json, completion_of, parser_of
 from kvproxy.commands.output import Output, print_charts, print_json, print_note
@@ -17,7 +17,37 @@ from kvproxy.errors import InvalidRequest
 from kvproxy.operations.parameters import DeclaredParameter, declared_parameters
 from kvproxy.telemetry.printable_text import escape_bytes
 
+_SINGLE_FILTERS = frozenset(
+    ("layer", "reason", "tenant", "model", "tag", "since", "until", "where", "namespace", "key")
+)
+_FILTER_COMMANDS = frozenset(("since", "tenant"))
+"""Options of the commands that filter rows."""
 CommandFunction: TypeAlias = Callable[..., Output | None]
+
+
+class _Command(TyperCommand):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _refuse_repeated_filters(self, ctx, args)
+        return super().parse_args(ctx, args)
+
+
+class _Group(TyperGroup):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _refuse_repeated_filters(self, ctx, args)
+        return super().parse_args(ctx, args)
+
+
+def _refuse_repeated_filters(command: TyperCommand | TyperGroup, context: Any, args: list[str]) -> None:
+    """Fail if a filter is given twice, of which only the last one would count. Other options override those of an alias."""
+    names = {parameter.name for parameter in command.params}
+    if context.resilient_parsing or not names & _FILTER_COMMANDS:
+        return
+    _, _, given = command.make_parser(context).parse_args(args=list(args))
+    for parameter in given:
+        is_single = parameter.name in _SINGLE_FILTERS and not getattr(parameter, "multiple", False)
+        if is_single and given.count(parameter) > 1:
+            advice = "give it once" + (", or several values with 'or' in --where" if "where" in names else "")
+            context.fail(f"{parameter.opts[0]} is given twice: {advice}")
 
 
 class CommandGroup(typer.Typer):
@@ -40,12 +70,12 @@ class CommandGroup(typer.Typer):
     ) -> CommandFunction:
         """Add a command. Its default name is the function's name."""
         name = name or function.__name__.rstrip("_").replace("_", "-")
-        self.command(name, rich_help_panel=panel)(_command(function))
+        self.command(name, cls=_Command, rich_help_panel=panel)(_command(function))
         return function
 
     def default(self, function: CommandFunction) -> CommandFunction:
         """Call the function if no subcommand is given."""
-        self.callback(invoke_without_command=True, no_args_is_help=False)(_command(function))
+        self.callback(cls=_Group, invoke_without_command=True, no_args_is_help=False)(_command(function))
         return function
 
 

@@ -33,12 +33,12 @@ def file_uri(path: Path) -> str:
     return f"{path.absolute().as_uri()}?{'immutable=1' if cannot_change(path) else 'mode=ro'}"
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path, *, accepts_constant: bool = False) -> sqlite3.Connection:
     """Open a connection with durable commits, for use by any thread; raises a sqlite3.DatabaseError.
 
-    If the file `cannot_change`, writes fail.
+    With `accepts_constant`, a file that `cannot_change` is opened, too, and writes to it fail.
     """
-    is_constant = cannot_change(path)
+    is_constant = accepts_constant and cannot_change(path)
     place = file_uri(path) if is_constant else path
     connection = sqlite3.connect(place, uri=is_constant, check_same_thread=False, timeout=_BUSY_TIMEOUT)
     # A damaged character must not fail the whole query.

@@ -15,14 +15,20 @@ _BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _BYTES = {unit.lower(): size for unit, size in (_DECIMAL | _BINARY).items()}
 _LISTED_LINES = 5
 _TIME_FORMS = "90s, 7d, 2026-11-28, 2026-11-28T14:30, today, or yesterday"
+_PARTS = re.compile(r"\s*((?:[0-9]+(?:ms|min|[smhdw]))+)\s*")
+_PART = re.compile(r"([0-9]+)([a-z]+)")
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
 
 
 def parse_seconds(value: object) -> float:
-    """Parse a duration such as 250ms, 90s, 5m, 2h, or 7d, or a timedelta; a number is in seconds. Raises ValueError.
+    """Parse a duration such as 250ms, 90s, 5m, 2h30m, or 7d, or a timedelta; a number is in seconds. Raises ValueError.
 
     A longer duration than `MAX_SECONDS` is shortened to it.
     """
+    if isinstance(value, str) and value.rstrip().endswith("M"):
+        raise ValueError(f"{value[:40]!r} may mean minutes or months: use a form such as 1m or 30d")
+    if isinstance(value, str) and (parts := _PARTS.fullmatch(value)):
+        return min(sum(int(number) * _SECONDS[unit] for number, unit in _PART.findall(parts[1])), MAX_SECONDS)
     number = _parse_quantity(value.total_seconds() if isinstance(value, timedelta) else value, _SECONDS, "s")
     if number is None:
         raise ValueError(f"{str(value)[:40]!r} is not a duration: use a form such as 90s, 5m, 2h or 7d")
@@ -40,6 +46,8 @@ def parse_since(text: str) -> float | datetime:
             return parse_seconds(text)
     except ValueError:
         moment = _parse_date(text)
+        if moment is None and text.rstrip().endswith("M"):
+            raise
     if moment is None:
         raise ValueError(f"{text[:40]!r} is neither a duration nor a time: use a form such as {_TIME_FORMS}")
     return moment

@@ -1,5 +1,6 @@
 """`kvproxy log`: the last requests, and how each was answered."""
 
+import difflib
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -44,6 +45,7 @@ TopGroup = Literal["prompt", "tenant", "client", "model", "tag", "reason", "laye
 _POLL_SECONDS = 0.3
 _LISTED = 20
 _TOP = 10
+_SUGGESTED = 5
 _SHOWN_FIELDS = frozenset(
     "time layer reason model tenant reused_tokens cost total_ms request_id question stored_question".split()
 )
@@ -99,13 +101,28 @@ def log(
         has_matches = any(_matched_question(row) for row in rows)
         print_table(
             (_record_row(row, shows_stored_question=has_matches, layout=layout) for row in rows),
-            empty=EMPTY,
+            empty=_no_match(journal, query) if not rows else "",
             layout=layout,
         )
     if follow:
         _follow(journal, query, rows, layout)
     elif (note := rows_note(len(rows), len(records), is_minimum=True)) is not None:
         print_note(note)
+
+
+def _no_match(journal: "JournalClient", query: RecordQuery, otherwise: str = EMPTY) -> str:
+    """Return a sentence about an empty result: it names similar values of a filter whose value no request has."""
+    from kvproxy.operations.journal import DirectJournal
+
+    if isinstance(journal, DirectJournal):
+        for option in ("model", "tag", "tenant"):
+            value: str | None = getattr(query, option)
+            known = {tenant_name(name) for name in journal.recorded_names(option)} if value else set()
+            if value and tenant_name(value) not in known:
+                similar = difflib.get_close_matches(value, known, n=_SUGGESTED) or sorted(known)[:_SUGGESTED]
+                names = f": there are {', '.join(similar)}{', and more' if len(known) > len(similar) else ''}"
+                return f"no request has the {option} {value!r}{names if similar else ''}"
+    return otherwise
 
 
 def _sort_by_arrival(rows: "list[RecordWithQuestions]") -> "list[RecordWithQuestions]":
@@ -276,7 +293,7 @@ def top(
         for row in listed
     ]
     document = [asdict(row) for row in listed]
-    empty = _NO_CLIENT if by == "client" else EMPTY
+    empty = "" if rows else _no_match(journal, selection, _NO_CLIENT if by == "client" else EMPTY)
     output = table_output(
         document, rows, empty=empty, layout=layout, fields=field_names(RequestGroup), total=len(groups), is_minimum=True
     )

@@ -45,22 +45,28 @@ def open_store(
     clock: Callable[[], float] = time.time,
     capacity: Capacity = Capacity(),
     cipher: EntryCipher | None = None,
+    accepts_constant: bool = False,
 ) -> Store:
     """Open a store, and create it if it does not exist; raises a CacheStoreError.
 
     Args:
         location: a path, or `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`.
         cipher: encrypts texts; None disables encryption.
+        accepts_constant: open a file on a read-only file system, too, for reads.
     """
-    return Store(_open_database(location), clock=clock, capacity=capacity, cipher=cipher)
+    return Store(
+        _open_database(location, accepts_constant=accepts_constant), clock=clock, capacity=capacity, cipher=cipher
+    )
 
 
 def open_observations(location: str | Path) -> Observations:
-    return Observations(_open_database(location))
+    return Observations(_open_database(location, accepts_constant=True))
 
 
-def _open_database(location: str | Path) -> Database:
-    return open_postgres(str(location)) if is_url(str(location)) else SqliteDatabase(Path(location))
+def _open_database(location: str | Path, *, accepts_constant: bool) -> Database:
+    if is_url(str(location)):
+        return open_postgres(str(location))
+    return SqliteDatabase(Path(location), accepts_constant=accepts_constant)
 
 
 def open_postgres(url: str) -> Database:

@@ -101,6 +101,10 @@ class DirectJournal:
         records: list[RecordWithQuestions] = list_records.run(self._access, query)
         return records
 
+    def recorded_names(self, column: Literal["model", "tag", "tenant"]) -> set[str]:
+        """Return the models, tags, or tenants of all requests, also of those whose records are removed."""
+        return {name for (name,) in self.reader.rows(f"select distinct {column} from totals where {column} <> ''", [])}
+
     def record(self, request: str) -> RecordWithQuestions:
         return self._access.find(request)
 

@@ -19,6 +19,7 @@ from kvproxy.settings import load_settings
 from kvproxy.settings.journal import JournalSettings
 from tests.commands.run import NOWHERE, ROOT, Demo, ask, command, kvproxy, printed_facts, result, variables
 from tests.index.entries import make_entry
+from tests.journal.test_file import finished
 
 
 def test_blocks_commands_agree(demo: Demo) -> None:
@@ -244,3 +245,28 @@ def test_a_data_folder_without_a_lock_file_is_an_error_of_serve(tmp_path: Path) 
     (tmp_path / "serve.lock").mkdir()
     done = kvproxy("serve", "--upstream", NOWHERE, "--no-semantic", "--port", 0, "--data", tmp_path)
     assert (done.returncode, f"cannot write to the data folder {tmp_path} (" in done.stderr) == (2, True), done
+
+
+def test_a_repeated_filter_is_an_error_and_other_options_override(tmp_path: Path) -> None:
+    open_stored_journal(tmp_path / "journal.db", JournalSettings()).close()
+    for name in (("log",), ("log", "top"), ("cache", "ls")):
+        done = kvproxy(*name, "--model", "a", "--model", "b", "--data", tmp_path)
+        assert (done.returncode, "--model is given twice: give it once" in done.stderr) == (2, True), done
+    assert "several values with 'or' in --where" in kvproxy("log", "--tag", "a", "--tag", "b").stderr
+    assert kvproxy("log", "--limit", "1", "--limit", "2", "--data", tmp_path).returncode == 0
+
+
+def test_an_unknown_value_of_a_filter_is_named_beside_similar_ones(tmp_path: Path) -> None:
+    journal = open_stored_journal(tmp_path / "journal.db", JournalSettings())
+    journal.add(finished("a", "a" * 32, tenant="client:search-team", tags="project:web"))
+    journal.close()
+    for option, value, known in (
+        ("--tenant", "serch-team", "search-team"),
+        ("--tag", "project:wep", "project:web"),
+        ("--model", "gpt-unknown", "m"),
+    ):
+        for name in (("log",), ("log", "top"), ("log", "top", "--by", "client")):
+            done = kvproxy(*name, option, value, "--data", tmp_path)
+            told = f"no request has the {option[2:]} {value!r}: there are {known}\n"
+            assert (done.returncode, done.stdout, done.stderr) == (0, "", told)
+    assert kvproxy("log", "--model", "m", "--layer", "exact", "--data", tmp_path).stderr == "no request matches\n"

@@ -88,13 +88,17 @@ def test_a_setting_leaves_the_other_settings_of_its_section_unset() -> None:
 
 
 def test_durations_and_sizes() -> None:
-    seconds = [parse_seconds(each) for each in ("90s", "1.5h", "7d", "500ms", "90", " 2 min ", 30, 0.1)]
-    assert seconds == pytest.approx([90, 5_400, 604_800, 0.5, 90, 120, 30, 0.1])
+    seconds = [
+        parse_seconds(each) for each in ("90s", "1.5h", "7d", "500ms", "90", " 2 min ", 30, 0.1, "2h30m", "1m500ms")
+    ]
+    assert seconds == pytest.approx([90, 5_400, 604_800, 0.5, 90, 120, 30, 0.1, 9_000, 60.5])
     sizes = [parse_bytes(each) for each in ("2GiB", "512 MiB", "1.5kb", "2GB", "77", 8)]
     assert sizes == [2 << 30, 512 << 20, 1_500, 2 * 10**9, 77, 8]
 
 
-@pytest.mark.parametrize("text", ["", "1x", "-1s", "s", "1h30", "inf", "nan", True, None, float("inf"), "1_000", "١s"])
+@pytest.mark.parametrize(
+    "text", ["", "1x", "-1s", "s", "1h30", "1M", "2h 3", "inf", "nan", True, None, float("inf"), "1_000", "١s"]
+)
 def test_other_texts_are_refused(text: object) -> None:
     with pytest.raises(ValueError, match="use a form such as"):
         parse_seconds(text)

@@ -71,13 +71,15 @@ _NO_VALUES: Mapping[str, Any] = {}
 class SqliteDatabase:
     """A `Database` in an SQLite file, with a connection for writes, and one for each concurrent read.
 
-    The constructor raises StoreDamaged if the file is not a readable store.
+    The constructor raises StoreDamaged if the file is not a readable store. `accepts_constant` opens files on a read-only file
+    system, too, for reads.
     """
 
     remote = False
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, accepts_constant: bool = False) -> None:
         self.path = path
+        self._accepts_constant = accepts_constant
         self.name = str(path)
         self.health = StoreHealth(self.name)
         self._write_lock = threading.RLock()
@@ -87,7 +89,7 @@ class SqliteDatabase:
         try:
             make_files_private(path)
             with contextlib.ExitStack() as opened:
-                self._writer = connect(path)
+                self._writer = self._connect()
                 opened.callback(self.close)
                 create_schema(self._writer, f"the store {path}", _VERSION, _SCHEMA)
                 with self.reader() as reader:
@@ -133,7 +135,10 @@ class SqliteDatabase:
         try:
             return self._readers.pop()
         except IndexError:
-            return connect(self.path)
+            return self._connect()
+
+    def _connect(self) -> sqlite3.Connection:
+        return connect(self.path, accepts_constant=self._accepts_constant)
 
     def in_list(self, column: str, values: Sequence[str | int]) -> tuple[str, Row]:
         name = list_parameter(column)

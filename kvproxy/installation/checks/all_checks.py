@@ -120,7 +120,7 @@ def _check_store(settings: Settings) -> str:
         return f"{settings.store_path} (does not exist yet)"
     if is_accessible_to_others(settings.store_path):
         raise KvproxyError(f"other users can read {settings.store_path}: chmod go= {settings.store_path}")
-    with open_configured_store(settings) as store:
+    with open_configured_store(settings, accepts_constant=False) as store:
         return f"{store.name}, {plural(store.database.count_intact_responses(), 'response')}"
 
 
@@ -140,7 +140,7 @@ def check_encryption(settings: Settings) -> str:
         raise KvproxyError(f"{chunks:,} chunks in {folder} are unencrypted: kvproxy blocks clear-tier disk")
     by_key: dict[str, int] = {}
     if store_exists(settings):
-        with open_configured_store(settings) as store:
+        with open_configured_store(settings, accepts_constant=False) as store:
             by_key = store.count_by_key_name()
     if by_key.get(""):
         raise KvproxyError(f"{by_key['']:,} responses are stored unencrypted: kvproxy cache encrypt")

@@ -30,13 +30,18 @@ def store_name(settings: Settings) -> str:
 
 
 @contextmanager
-def open_configured_store(settings: Settings) -> "Iterator[Store]":
-    """Open the configured store directly, not through a proxy. Raises KvproxyError if it is damaged or unreachable."""
+def open_configured_store(settings: Settings, *, accepts_constant: bool = True) -> "Iterator[Store]":
+    """Open the configured store directly, not through a proxy. Raises KvproxyError if it is damaged or unreachable.
+
+    `accepts_constant`: open a file on a read-only file system, too, for reads.
+    """
     from kvproxy.index.errors import CacheStoreError
     from kvproxy.index.store import open_store
 
     try:
-        store = open_store(settings.store_location, cipher=load_cipher(settings.encryption))
+        store = open_store(
+            settings.store_location, cipher=load_cipher(settings.encryption), accepts_constant=accepts_constant
+        )
         try:
             yield store
         finally:

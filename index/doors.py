@@ -76,9 +76,9 @@ class Door(Generic[T]):
         if name in self.built_in:
             points.insert(0, EntryPoint(name, self.built_in[name], self.group))
         if not points:
-            use = "".join(f"{known}, " for known in self.names())
+            use = f"use {', '.join(names)}, or " if (names := self.names()) else ""
             raise PluginError(
-                f"unknown {self.part} {name[:80]!r}: use {use}or install a package with the entry point {self.group}"
+                f"unknown {self.part} {name[:80]!r}: {use}install a package with the entry point {self.group}"
             )
         if len(points) > 1:
             owners = " and in ".join(map(_owner, points))

@@ -64,6 +64,7 @@ def positive_seconds(name: str, value: Seconds) -> float:
 def checked_tags(tags: Sequence[str]) -> tuple[str, ...]:
     if isinstance(tags, str):
         raise TypeError(f"tags must be a sequence of strings: write ({tags!r},)")
+    check_type("tags", tags, Iterable)
     check_texts(**{f"tags[{place}]": tag for place, tag in enumerate(tags)})
     return tuple(dict.fromkeys(tags))
 
@@ -71,10 +72,12 @@ def checked_tags(tags: Sequence[str]) -> tuple[str, ...]:
 def checked_questions(questions: Sequence[str]) -> list[str]:
     if isinstance(questions, str):
         raise TypeError(f"questions must be a sequence of strings: write [{questions[:80]!r}]")
+    check_type("questions", questions, Iterable)
     return list(questions)
 
 
 def checked_pairs(answers: Mapping[str, str] | Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    check_type("answers", answers, Iterable)
     pairs = list(answers.items() if isinstance(answers, Mapping) else answers)
     for place, pair in enumerate(pairs):
         if not isinstance(pair, tuple | list) or len(pair) != 2:

@@ -142,7 +142,7 @@ def build_policy(
         return LearnedPolicy(observations, checked, settings.max_error, settings.least_similarity, guards, new_words)
     if checked is None:
         raise SettingsError(
-            "setting cache.verifier: the policy checked needs one; give built-in, or --policy threshold or learned",
+            "setting cache.verifier: the policy checked needs one; give built-in, or use the policy threshold or learned",
             param="cache.verifier",
         )
     return checked

@@ -43,6 +43,7 @@ class Cache:
 
     def __init__(self, cache: AsyncCache) -> None:
         self._cache = cache
+        self._closing = threading.Lock()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kvproxy-cache", daemon=True)
         self._thread.start()
@@ -132,13 +133,18 @@ class Cache:
 
     def close(self) -> None:
         """Store the counts of hits, and close the store; `with` calls it. A second call does nothing."""
-        if self._loop.is_closed() or not self._thread.is_alive():
+        if not self._thread.is_alive():
             # After a fork, only the parent has the thread, and only the parent may close its connections.
             return
-        self._run(self._cache.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        with self._closing:
+            if self._loop.is_closed():
+                return
+            try:
+                asyncio.run_coroutine_threadsafe(self._cache.close(), self._loop).result()
+            finally:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join()
+                self._loop.close()
 
     def __enter__(self) -> "Cache":
         self._cache.check_usable()

@@ -90,6 +90,7 @@ def test_the_synchronous_cache_works_in_threads_and_is_durable(tmp_path: Path) -
         found = list(threads.map(lambda number: cache.get(f"question {number}"), range(101)))
         assert [hit and hit.answer for hit in found] == [*(f"answer {number}" for number in range(100)), None]
         assert [cache.delete("question 1"), cache.delete("question 1")] == [True, False]
+        assert list(threads.map(lambda _: cache.close(), range(8))) == [None] * 8
     cache.close()  # A second time does nothing.
     with pytest.raises(RuntimeError, match="this cache is closed"):
         cache.get("question 1")

@@ -165,7 +165,7 @@ def display_name(url: str) -> str:
     try:
         parts = psycopg.conninfo.conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
-        raise CacheStoreError(f"--store is no URL of PostgreSQL ({first_line(error)}): see docs/store.md") from None
+        raise CacheStoreError(f"the store is no URL of PostgreSQL ({first_line(error)}): see docs/store.md") from None
     port = f":{parts['port']}" if parts.get("port") else ""
     return f"postgresql://{parts.get('host') or 'localhost'}{port}/{parts.get('dbname') or ''}"
 

@@ -285,7 +285,9 @@ def _weka_lines(path: Path, text: str) -> list[_TraceLine]:
 def _block_size(path: Path, lines: list[_TraceLine], requested: int | None) -> int:
     named: set[int] = {line.fields["block_size"] for line in lines if isinstance(line.fields.get("block_size"), int)}
     if len(named) > 1:
-        raise TraceError(f"{path}, line 1: names several block sizes: split the file, or give --block-size")
+        raise TraceError(
+            f"{path}, line 1: names several block sizes: split the file, or give the block size (--block-size)"
+        )
     sizes = (requested,) if requested is not None else tuple(named) or _HASHED_BLOCK_SIZES
     lines = [line for line in lines if not line.fields.get("is_joined")]
     counts = [
@@ -299,7 +301,7 @@ def _block_size(path: Path, lines: list[_TraceLine], requested: int | None) -> i
     tokens, blocks = counts[wrong]
     raise TraceError(
         f"{path}, {lines[wrong].position}: {tokens:,} tokens do not fill {blocks:,} blocks of {sizes[0]:,} tokens:"
-        " give --block-size"
+        " give the block size (--block-size)"
     )
 
 

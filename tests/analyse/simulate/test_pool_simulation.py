@@ -143,7 +143,9 @@ def test_an_agent_trace_of_weka_names_its_block_size(tmp_path: Path) -> None:
 def test_a_block_size_that_contradicts_the_token_counts_is_refused(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text(lines({"input_length": 5000, "hash_ids": [1, 2, 3]}))
-    with pytest.raises(TraceError, match=r"line 1: 5,000 tokens do not fill 3 blocks of 512 tokens: give --block-size"):
+    with pytest.raises(
+        TraceError, match=r"line 1: 5,000 tokens do not fill 3 blocks of 512 tokens: give the block size"
+    ):
         read_chains(trace)
     assert read_chains(trace, 2000)[1] == 2000
     with pytest.raises(TraceError, match="3 blocks of 16 tokens"):

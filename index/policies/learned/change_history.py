@@ -13,6 +13,13 @@ _MAX_CLASSES = 4096
 # The rate of change before any is seen, as changes and requests.
 _PRIOR_CHANGES, _PRIOR_EXPOSURE = 2.0, 25_000.0
 _RATE_DECAY = 1 - 1 / 3000
+# The odds of a change of most answers at once, before a comparison suggests one.
+_COMMON_ODDS = 1e-3
+_DIFFERENCE_IF_COMMON = 0.8
+_ACCEPTED_ODDS = 1000.0
+_CHANGED_TOGETHER = 0.9
+_LEAST_PROBABILITY = 0.002
+_MAX_STARTED = 200
 _LEAST_TOGETHER = 8
 _MAX_CHANGES, _MAX_PERIODS = 64, 500
 
@@ -43,9 +50,19 @@ class Change:
 
         A change of its own is equally probable at any time, but that all contradictions before it are errors.
         """
+        return sum(self._probabilities_after(common_changes))
+
+    def variance_after(self, common_changes: Mapping[int, int]) -> float:
+        """Return the variance of the number of hits after the change."""
+        probabilities = sorted(self._probabilities_after(common_changes))
+        # Hits after a later one are after the change, too.
+        pairs = sum(probability * (2 * later + 1) for later, probability in enumerate(reversed(probabilities)))
+        return max(0.0, pairs - sum(probabilities) ** 2)
+
+    def _probabilities_after(self, common_changes: Mapping[int, int]) -> list[float]:
         common = self.common_change(common_changes)
         if common is not None:
-            return sum(hit > common for hit in self.hits)
+            return [float(hit > common) for hit in self.hits]
         densities = list(accumulate(self.errors[:-1], mul, initial=1.0))
 
         def probability_before(time: int) -> float:
@@ -53,12 +70,69 @@ class Change:
             return sum(density * max(0, min(time, end) - start) for density, (start, end) in periods)
 
         total = probability_before(self.times[-1])
-        return sum(probability_before(hit) / total if total else 0.5 for hit in self.hits)
+        return [probability_before(hit) / total if total else 0.5 for hit in self.hits]
 
     def common_change(self, common_changes: Mapping[int, int]) -> int | None:
         """Return the time of the change of most classes that may have changed this one; None if there is no such change."""
         times = [time for time in common_changes if self.times[0] <= time < self.times[-1]]
         return max(times, key=lambda time: (common_changes[time], -time), default=None)
+
+
+@dataclass(slots=True)
+class CommonChange:
+    """The probability that most answers of a namespace have changed at once, by Bayes' rule (a CUSUM test).
+
+    Attributes:
+        odds: that they have changed since `start`.
+        surprised: classes whose answers differed since the answers last seemed unchanged.
+        started: classes that did not exist then.
+        start: time of the last confirmation of a class that is not in `started`.
+        last: the last time at which most answers were right before they changed; 0 if no such change was found.
+    """
+
+    odds: float = _COMMON_ODDS
+    surprised: list[str] = field(default_factory=list)
+    started: list[str] = field(default_factory=list)
+    start: int = 0
+    last: int = 0
+
+    def probability(self, confirmed: int | None, clock: int) -> float:
+        """Return the probability of a change since the last confirmation of a class; None if it was never confirmed."""
+        if confirmed is None:
+            # It may have started at any time.
+            return _CHANGED_TOGETHER * self.last / max(1, self.last, clock)
+        if confirmed < self.last:
+            return _CHANGED_TOGETHER
+        return self.odds / (1 + self.odds) if self.surprised and confirmed < self.start else 0.0
+
+    def confirm(self, answer_class: str, is_known: bool, clock: int) -> None:
+        if not is_known and len(self.started) < _MAX_STARTED:
+            self.started.append(answer_class)
+        elif not is_known:
+            # Too few old classes were compared to decide.
+            self.odds, self.surprised, self.started, self.start = _COMMON_ODDS, [], [], clock
+        elif not self.surprised:
+            self.start, self.started = clock, []
+        elif answer_class not in self.started:
+            self.start = clock
+
+    def add_comparison(self, answer_class: str, confirmed: int | None, error: float, right: bool) -> None:
+        """Update the odds after a comparison that was to differ with the probability `error` without such a change.
+
+        Classes that started meanwhile say nothing, nor do classes in doubt. Several differences of one class count as one.
+        """
+        is_in_doubt = confirmed is not None and confirmed < self.last
+        if is_in_doubt or answer_class in (self.started if right else [*self.started, *self.surprised]):
+            return
+        if right:
+            self.odds *= min(1.0, (1 - _DIFFERENCE_IF_COMMON) / max(1 - error, 1e-9))
+        else:
+            self.odds *= max(1.0, _DIFFERENCE_IF_COMMON / error)
+            self.surprised.append(answer_class)
+        if self.odds <= _COMMON_ODDS:
+            self.odds, self.surprised = _COMMON_ODDS, []
+        elif self.odds >= _ACCEPTED_ODDS:
+            self.odds, self.last, self.surprised, self.started = _COMMON_ODDS, self.start, [], []
 
 
 @dataclass(slots=True)
@@ -70,9 +144,10 @@ class ChangeHistory:
         hits: times of the hits since the last confirmation, by class.
         num_changes, exposure: changes, and the sum of the ages of classes at their confirmations; both are forgotten slowly.
             Classes that changed together count as one change, because the first of them reveals it.
-        found_wrong: expected number of hits after the changes that were found.
-        old_wrong: the part of `found_wrong` without `changes`.
+        found_wrong, found_variance: expected number of hits after the changes that were found, and its variance.
+        old_wrong, old_variance: the parts of these without `changes`.
         expected_wrong: sum of the probabilities of an unseen change, at each hit.
+        common: whether most answers changed at once.
         changes: the last ones.
         unchanged: periods of the last confirmations.
     """
@@ -82,8 +157,11 @@ class ChangeHistory:
     num_changes: float = 0.0
     exposure: float = 0.0
     found_wrong: float = 0.0
+    found_variance: float = 0.0
     old_wrong: float = 0.0
+    old_variance: float = 0.0
     expected_wrong: float = 0.0
+    common: CommonChange = field(default_factory=lambda: CommonChange())
     changes: list[Change] = field(default_factory=list)
     unchanged: list[Period] = field(default_factory=list)
 
@@ -94,7 +172,28 @@ class ChangeHistory:
 
     def unseen_change(self, answer_class: str, clock: int) -> float:
         """Return the probability that the right answer of a class has changed since its last confirmation."""
-        return min(1.0, self.rate * max(0, clock - self.confirmed.get(answer_class, clock)))
+        confirmed = self.confirmed.get(answer_class)
+        alone = 0.0 if confirmed is None else min(1.0, self.rate * max(0, clock - confirmed))
+        return alone + (1 - alone) * self.common.probability(confirmed, clock)
+
+    @property
+    def unseen_wrong(self) -> float:
+        """The expected number of hits after changes, among the hits since the last confirmation of their class."""
+        rate, wrong = self.rate, 0.0
+        for name, hits in self.hits.items():
+            confirmed = self.confirmed[name]
+            wrong += rate * (sum(hits) - confirmed * len(hits))
+            common = self.common.probability(confirmed, confirmed)
+            if common > _LEAST_PROBABILITY:
+                wrong += common * sum(hit >= self.common.start for hit in hits)
+        return wrong
+
+    def add_comparison(self, answer_class: str, error: float, right: bool, clock: int) -> None:
+        """Update the probability that most answers have changed at once; see `CommonChange.add_comparison`."""
+        confirmed = self.confirmed.get(answer_class)
+        if confirmed is None:
+            error += (1 - error) * self.common.probability(None, clock)
+        self.common.add_comparison(answer_class, confirmed, error, right)
 
     def add_hits(self, hits: Iterable[tuple[str, int]], clock: int) -> None:
         """Count hits by class, which were served until the time `clock`. An unknown class is new."""
@@ -106,11 +205,13 @@ class ChangeHistory:
 
     def confirm(self, answer_class: str, clock: int) -> None:
         """Note that the right answer of a class has not changed until the time `clock`."""
+        is_known = answer_class in self.confirmed
         start = self.confirmed.get(answer_class, clock)
         self.forget(answer_class)
         self.exposure = self.exposure * _RATE_DECAY + clock - start
         self.num_changes *= _RATE_DECAY
         self.unchanged = [*self.unchanged[1 - _MAX_PERIODS :], (start, clock)]
+        self.common.confirm(answer_class, is_known, clock)
         self.confirmed[answer_class] = clock
         self._forget_oldest()
 
@@ -139,9 +240,11 @@ class ChangeHistory:
         time = self.changes[-1].common_change(common)
         self.num_changes += 1.0 if time is None else 1 / common[time]
         wrong = [change.hits_after(common) for change in self.changes]
-        self.found_wrong = self.old_wrong + sum(wrong)
+        variances = [change.variance_after(common) for change in self.changes]
+        self.found_wrong, self.found_variance = self.old_wrong + sum(wrong), self.old_variance + sum(variances)
         if len(wrong) > _MAX_CHANGES:
             self.old_wrong += wrong[0]
+            self.old_variance += variances[0]
             del self.changes[0]
 
     def common_changes(self, changed: Collection[Period]) -> dict[int, int]:
@@ -163,8 +266,11 @@ class ChangeHistory:
             self.num_changes,
             self.exposure,
             self.found_wrong,
+            self.found_variance,
             self.old_wrong,
+            self.old_variance,
             self.expected_wrong,
+            list(astuple(self.common)),
             [astuple(change) for change in self.changes],
             self.unchanged,
         ]
@@ -172,6 +278,7 @@ class ChangeHistory:
     @classmethod
     def from_document(cls, document: list[Any]) -> "ChangeHistory":
         history = cls(*document)
+        history.common = CommonChange(*document[-3])
         history.changes = [Change(*values) for values in document[-2]]
         history.unchanged = [(start, end) for start, end in document[-1]]
         return history

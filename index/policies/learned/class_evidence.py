@@ -93,6 +93,19 @@ class ClassEvidence:
             expected += contradictions.expected * probability
         return wrong, expected
 
+    @property
+    def wrong_by_change(self) -> tuple[float, float]:
+        """The expected number of hits after changes that were found, suspected, or not seen yet, and its variance."""
+        wrong = unseen = self.changes.unseen_wrong
+        variance = self.changes.found_variance + unseen
+        for name in self.contradictions:
+            count, odds = len(self.changes.hits.get(name, ())), self.odds.get(name, 0.0)
+            # The change is equally probable at any time.
+            suspected = odds / (1 + odds) * count / 2
+            wrong += suspected
+            variance += suspected * (2 * count / 3 - suspected)
+        return self.changes.found_wrong + wrong, variance
+
     def add_comparison(
         self,
         answer_class: str,
@@ -103,6 +116,7 @@ class ClassEvidence:
         joined: str = "",
         is_new: bool = False,
         clock: int = 0,
+        is_near_obsolete: bool = False,
     ) -> tuple[float, float]:
         """Update the odds that the right answer of the class has changed, after a comparison with a fresh answer.
 
@@ -113,6 +127,7 @@ class ClassEvidence:
             joined: class of the fresh answer.
             is_new: the fresh answer starts this class.
             clock: number of the namespace's requests.
+            is_near_obsolete: the question probably belongs to an obsolete class.
 
         Returns:
             Numbers of wrong and expected comparisons that the class contributed to `ServingLevel`, and that its change explains:
@@ -123,8 +138,15 @@ class ClassEvidence:
         if not right and not is_new and joined in self.suspected_successors(answer_class):
             ratio *= _SUCCESSION_RATIO
         was_obsolete = self.is_obsolete(answer_class)
-        prior = max(self.odds.get(answer_class, 0.0), _PRIOR_ODDS, self.changes.unseen_change(answer_class, clock))
-        self._set_odds(answer_class, prior * ratio)
+        odds = max(self.odds.get(answer_class, 0.0), _PRIOR_ODDS)
+        unseen = min(self.changes.unseen_change(answer_class, clock), 0.99)
+        if not is_near_obsolete:
+            self.changes.add_comparison(answer_class, expected + (1 - expected) * odds / (1 + odds), right, clock)
+        if not right:
+            odds = max(odds, unseen / (1 - unseen))
+        is_first = not right and not was_obsolete and answer_class not in self.contradictions
+        # Several contradictions show the successor.
+        self._set_odds(answer_class, min(odds * ratio, _OBSOLETE_ODDS / 2) if is_first else odds * ratio)
         if right:
             self.confirm(answer_class, clock)
             self._end_probation(answer_class, 1)

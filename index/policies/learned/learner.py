@@ -23,16 +23,14 @@ from kvproxy.index.policies.learned.surprises import Surprise, Surprises
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.store.observations import Observation
 
-_VERSION = 5
+_VERSION = 6
 MIN_EXPECTED_ERRORS = 8.0
 """The policy decides without `checked` once the sum of the estimated errors of compared answers reaches this number."""
 _EXPLORED = 0.2
 _LEAST_EXPLORED = 0.01
 _KNOWN_ERRORS = 50.0
 _OBSOLETE_MARGIN = 0.05
-_MAX_CHANGE = 1.0  # Of `max_error`.
 _PROBABLE_CHANGE = 0.4
-_DOUBTED_ODDS = 0.1
 _MIN_COMPARISONS = 50
 _CHECKED_EXPLORED, _CHECKED_LEAST = 0.2, 0.05
 _MIN_CHECKED = 30
@@ -119,9 +117,8 @@ class Learner:
         return ErrorEstimate(index, features, similarity, score_error, change, classes.count(classes[0]) == 1)
 
     def is_within_limits(self, estimate: ErrorEstimate) -> bool:
-        change = estimate.change * self.level.recent_factor
-        is_recent = change <= _MAX_CHANGE * self.level.max_error
-        return is_recent and estimate.score_error + change <= self.level.error_limit
+        is_recent = estimate.change <= self.level.max_error
+        return is_recent and estimate.score_error + estimate.change <= self.level.error_limit
 
     @property
     def decides_without_checked(self) -> bool:
@@ -192,10 +189,14 @@ class Learner:
         # If a veto counts, the answer is not served, so its error does not matter.
         if counted:
             self._add_counted(observation, features, expected)
-        self.level.changed_wrong, self.level.changed_expected = evidence.changed_wrong
-        self.level.found_by_change = evidence.changes.found_wrong
-        self.level.expected_by_change = evidence.changes.expected_wrong
+        self._update_changes()
         self.class_evidence.update_guards(observation.answer, observation.vetoes, observation.right)
+
+    def _update_changes(self) -> None:
+        level, evidence = self.level, self.class_evidence
+        level.changed_wrong, level.changed_expected = evidence.changed_wrong
+        level.wrong_by_change, level.change_variance = evidence.wrong_by_change
+        level.expected_by_change = evidence.changes.expected_wrong
 
     def _add_counted(self, observation: Observation, features: np.ndarray, expected: float) -> None:
         evidence, level, model = self.class_evidence, self.level, self.error_model
@@ -203,9 +204,7 @@ class Learner:
         # The answer was probably obsolete, or the question seemed to belong to an obsolete class, so it was not to be served.
         change = max(0.0, (observation.error or 0.0) - expected) / (1 - expected)
         is_counted = change < _PROBABLE_CHANGE and level.add_comparison(expected, right)
-        if is_counted and (right or evidence.odds.get(answer, 0.0) < _DOUBTED_ODDS):
-            junk = model.junk_probability(expected) if observation.is_new else 0.0
-            level.add_recent(expected, 0.0 if right else 1 - junk)
+        known = evidence.change_probability(answer, self.clock)
         contradictions = evidence.contradictions.get(answer)
         explained_wrong, explained = evidence.add_comparison(
             answer,
@@ -215,11 +214,12 @@ class Learner:
             joined=observation.joined,
             is_new=observation.is_new,
             clock=self.clock,
+            is_near_obsolete=change - known > _PROBABLE_CHANGE * (1 - known),
         )
         level.wrong = max(0.0, level.wrong - explained_wrong)
         level.expected = max(0.0, level.expected - explained)
         if right or not is_counted:
-            changed = 0.0 if right else max(change, evidence.change_probability(answer))
+            changed = 0.0 if right else max(change, evidence.change_probability(answer, self.clock))
             model.learn(features, right, 1 - changed, observation.chance, answer)
         else:
             surprise = Surprise(answer, tuple(features.tolist()), observation.chance, self.num_comparisons)
@@ -255,7 +255,6 @@ class Learner:
                 "risk": level.risk,
                 "seen": [level.wrong, level.expected],
                 "compared": level.num_compared,
-                "recent": [level.recent_wrong, level.recent_expected],
                 "repeats": [level.num_repeats, level.num_judged_different],
                 "spread": level.error_histogram.tolist(),
                 "classes": errors.document(),
@@ -280,7 +279,6 @@ class Learner:
             return None
         level = ServingLevel(max_error, state["served"], state["risk"], *state["seen"], *state["repeats"])
         level.num_compared = state["compared"]
-        level.recent_wrong, level.recent_expected = state["recent"]
         level.error_histogram, level.audits = np.array(state["spread"]), np.array(state["audits"])
         effects = {name: (mean, variance) for name, (mean, variance) in state["effects"].items()}
         model = ErrorModel(np.array(state["weights"]), np.array(state["covariance"]), *state["shares"])
@@ -288,8 +286,6 @@ class Learner:
         errors = ClassEvidence.from_document(state["classes"])
         learner = cls(model, level, errors, Surprises.from_document(state["surprises"]), *state["counts"])
         level.checked_risk = learner.served_by_checked * learner.checked_error
-        level.changed_wrong, level.changed_expected = errors.changed_wrong
-        level.found_by_change = errors.changes.found_wrong
-        level.expected_by_change = errors.changes.expected_wrong
+        learner._update_changes()
         level.update()
         return learner

@@ -87,10 +87,8 @@ _MAX_PLANNED_FACTOR = 1.5
 _COUNTED_FACTOR, _MAX_COUNTED_ERROR = 6.0, 0.15
 _LEAST_FACTOR = 0.5
 _EARNED_SHARE = 0.75
-_WRONG_PER_CHANGE = 2.0  # A change makes several hits wrong before it is seen, so their number varies more.
 _HIGHEST = 0.25
 _PRIOR_AUDITS = 20.0
-_RECENT_PRIOR, _RECENT_DECAY = 1.5, 1 - 1 / 25
 _PRIOR_JUDGE_ERRORS, _PRIOR_REPEATS = 1.0, 50.0
 _MAX_LIMIT_FACTOR = 6.0
 
@@ -107,10 +105,8 @@ class ServingLevel:
         num_compared: number of the comparisons that `wrong` and `expected` count.
         audits: numbers of comparisons of facts that a model judged, too, by the results of both, `[2, 2]`.
         changed_wrong, changed_expected: parts of `wrong` and `expected` that are probably due to changed answers.
-        found_by_change: expected number of wrong answers that were served after changes that were found.
-        expected_by_change: expected number of wrong answers that were served after any change, at the rate of changes.
-        recent_wrong, recent_expected: like `wrong` and `expected`, for about the last 25 comparisons; several differences of one
-            class count as one.
+        wrong_by_change, change_variance: expected number of answers that were served after a change, and its variance.
+        expected_by_change: sum of the probabilities of a change that were known when answers were served.
         checked_risk: the same sum for those, at the error of `checked` as it is estimated now.
         wrong, expected: number of wrong answers in comparisons, and the sum of the estimated errors. Only comparisons with an
             estimated error up to `max_counted_error` count: larger errors say little about served answers.
@@ -134,21 +130,15 @@ class ServingLevel:
     checked_risk: float = 0.0
     changed_wrong: float = 0.0
     changed_expected: float = 0.0
-    found_by_change: float = 0.0
+    wrong_by_change: float = 0.0
+    change_variance: float = 0.0
     expected_by_change: float = 0.0
-    recent_wrong: float = 0.0
-    recent_expected: float = 0.0
     num_compared: float = 0.0
     audits: np.ndarray = field(default_factory=lambda: np.zeros((2, 2)))
 
     @property
     def total_risk(self) -> float:
         return self.risk + self.checked_risk + self.wrong_by_change
-
-    @property
-    def wrong_by_change(self) -> float:
-        """Expected number of wrong answers after changes: those that were found, or those at the rate of changes, if more."""
-        return max(self.found_by_change, self.expected_by_change)
 
     @property
     def max_counted_error(self) -> float:
@@ -184,15 +174,6 @@ class ServingLevel:
             self.served += answers
             self.risk += risk
             self._add_requests(risk / answers, answers)
-
-    @property
-    def recent_factor(self) -> float:
-        """A factor of the estimated errors, at least 1: after a change of many answers, it rises within a few comparisons."""
-        return max(1.0, (self.recent_wrong + _RECENT_PRIOR) / (self.recent_expected + _RECENT_PRIOR))
-
-    def add_recent(self, error: float, wrong: float) -> None:
-        self.recent_wrong = self.recent_wrong * _RECENT_DECAY + wrong
-        self.recent_expected = self.recent_expected * _RECENT_DECAY + error
 
     def add_comparison(self, error: float, right: bool) -> bool:
         """Add a comparison of an answer with this estimated error; return whether it counts."""
@@ -247,7 +228,7 @@ class ServingLevel:
         """
         if self.score_expected <= 0:
             return 0.0
-        by_change = self.wrong_by_change + math.sqrt(_WRONG_PER_CHANGE * self.wrong_by_change)
+        by_change = self.wrong_by_change + 2 * math.sqrt(self.change_variance)
         now = self.max_error * max(self.served, MIN_SERVED)
         added = self.max_error * max(self.served + _PLANNED_ANSWERS, MIN_SERVED) - now
         risk = self.risk + self.checked_risk
@@ -267,5 +248,4 @@ class ServingLevel:
         mean = np.cumsum(self.error_histogram * _EDGES) / np.maximum(total, 1e-12)
         within = np.flatnonzero((mean <= self.planned_risk()) & (total > 0))
         highest = min(_HIGHEST, _MAX_LIMIT_FACTOR * self.max_error)
-        limit = min(highest, float(_EDGES[within[-1]])) if len(within) else 0.0
-        self.error_limit = limit / self.recent_factor
+        self.error_limit = min(highest, float(_EDGES[within[-1]])) if len(within) else 0.0

@@ -15,6 +15,7 @@ from kvproxy.index.policies.learned.answer_classes import (
     run_comparisons,
     text_digest,
 )
+from kvproxy.index.policies.learned.change_history import ChangeHistory, CommonChange
 from kvproxy.index.policies.learned.class_evidence import ClassEvidence
 from kvproxy.index.policies.learned.error_model import ErrorModelPrior, compute_features
 from kvproxy.index.policies.learned.learner import Learner
@@ -156,6 +157,87 @@ def test_changes_at_the_same_time_count_as_one_and_hits_before_it_are_right() ->
     assert ClassEvidence.from_document(json.loads(json.dumps(together.document()))) == together
 
 
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["hit", "confirm", "wait"])), max_size=40))
+def test_hits_before_a_confirmation_were_right(steps: list[tuple[str, str]]) -> None:
+    history, events = ChangeHistory(), list[tuple[str, str]]()
+    for name in "abc":
+        history.confirm(name, 0)
+    for clock, (name, event) in enumerate(steps, 1):
+        events.append((name, event))
+        if event == "hit":
+            history.add_hits([(name, 1)], clock)
+        elif event == "confirm":
+            history.confirm(name, clock)
+    ages = 0
+    for name in "abc":
+        confirmed = max((at for at, event in enumerate(events, 1) if event == (name, "confirm")), default=0)
+        ages += sum(at - confirmed for at, event in enumerate(events, 1) if event == (name, "hit") and at > confirmed)
+    assert history.unseen_wrong == pytest.approx(history.rate * ages)
+
+
+def confirmed_classes(number: int) -> ClassEvidence:
+    evidence = ClassEvidence()
+    for clock in range(2 * number):
+        evidence.confirm(f"a{clock % number}", clock)
+    return evidence
+
+
+def test_a_few_comparisons_reveal_that_all_answers_changed() -> None:
+    evidence = confirmed_classes(30)
+    evidence.changes.add_hits([(f"a{name}", 1) for name in range(30)], 61)
+    found = evidence.changes.found_wrong, evidence.wrong_by_change[0]
+    for name in range(3):
+        evidence.add_comparison(f"a{name}", 0.05, right=False, joined=f"b{name}", is_new=True, clock=62 + name)
+    assert evidence.change_probability("a9", 65) > 0.5
+    assert evidence.changes.found_wrong == found[0]
+    assert evidence.wrong_by_change[0] > found[1] + 10, "hits that were served meanwhile were probably wrong"
+    assert evidence.change_probability("b0", 65) == 0, "it is new"
+    for name in range(3, 6):
+        evidence.add_comparison(f"a{name}", 0.05, right=False, joined=f"b{name}", is_new=True, clock=62 + name)
+    assert evidence.changes.common.last > 0
+    # A class that has not changed returns when it is confirmed.
+    assert evidence.change_probability("a9", 70) >= 0.9
+    evidence.add_comparison("a9", 0.05, right=True, clock=70)
+    assert evidence.change_probability("a9", 70) < 0.01
+    assert (
+        0 < evidence.change_probability("never confirmed", 200) < evidence.change_probability("never confirmed", 70) < 1
+    )
+    # Others are obsolete at the second contradiction, which shows the new answer.
+    for _ in range(2):
+        assert not evidence.is_obsolete("a8")
+        evidence.add_comparison("a8", 0.05, right=False, joined="b8", is_new=not evidence.contradictions, clock=71)
+    assert evidence.is_obsolete("a8")
+    assert ClassEvidence.from_document(json.loads(json.dumps(evidence.document()))) == evidence
+
+
+def test_differences_of_one_class_or_among_equal_answers_are_no_change_of_all() -> None:
+    evidence = confirmed_classes(30)
+    for clock in range(70, 75):
+        evidence.add_comparison("a0", 0.05, right=False, clock=clock)
+    assert evidence.change_probability("a9", 75) < 0.02
+    generator, evidence, worst = random.Random(0), confirmed_classes(30), list[float]()
+    for clock in range(70, 2000):
+        error = generator.uniform(0.0, 0.4)
+        right = generator.random() >= error
+        evidence.add_comparison(f"a{generator.randrange(30)}", error, right=right, clock=clock)
+        worst.append(evidence.changes.common.probability(0, clock))
+    assert evidence.changes.common.last == 0
+    assert np.mean(np.array(worst) > 0.01) < 0.1
+
+
+def test_a_suspicion_ends_if_only_new_classes_are_compared() -> None:
+    evidence = confirmed_classes(30)
+    evidence.add_comparison("a0", 0.05, right=False, clock=70)
+    assert evidence.change_probability("a9", 71) > 0.01
+    for clock in range(70, 300):
+        evidence.confirm(f"new{clock}", clock)
+    assert evidence.changes.common.odds == CommonChange().odds
+    assert len(evidence.changes.common.started) <= 200
+    for name in range(4):
+        evidence.add_comparison(f"new{100 + name}", 0.05, right=False, clock=301 + name)
+    assert evidence.change_probability("new150", 310) > 0.5
+
+
 def test_answers_age_at_the_rate_of_changes() -> None:
     evidence = ClassEvidence()
     evidence.confirm("a", 0)
@@ -197,9 +279,12 @@ def test_hits_are_charged_the_changes_that_are_expected_at_their_age() -> None:
     fresh.wrong = fresh.expected = 50.0
     fresh.served, fresh.risk = 2000, 15.0
     planned = fresh.planned_risk()
-    fresh.found_by_change = 10.0
-    assert 0 < fresh.planned_risk() < planned
-    fresh.found_by_change = 100.0
+    fresh.wrong_by_change = 10.0
+    certain = fresh.planned_risk()
+    assert 0 < certain < planned
+    fresh.change_variance = 9.0
+    assert 0 < fresh.planned_risk() < certain
+    fresh.wrong_by_change = 100.0
     assert 0 < fresh.planned_risk() < planned, "hits with smaller errors repay the allowance"
 
 
@@ -324,5 +409,5 @@ def test_a_saved_state_keeps_its_level() -> None:
         assert each.level.error_factor == learner.level.error_factor
     assert again.last_number == 400
     assert 0 <= stricter.level.error_limit < learner.level.error_limit
-    for changed in (('"margin"', '"another"'), ('"version": 5', '"version": 4')):
+    for changed in (('"margin"', '"another"'), ('"version": 6', '"version": 5')):
         assert Learner.from_json(state.replace(*changed), 0.1) is None

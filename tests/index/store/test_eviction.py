@@ -110,6 +110,8 @@ FILTERS = [
     (EntryFilter(tenant="one"), "a"),
     (EntryFilter(tenant="on"), ""),
     (EntryFilter(tenant="0f0f"), "b"),
+    (EntryFilter(endpoint="library"), "c"),
+    (EntryFilter(endpoint="librar", tag="x"), ""),
     (EntryFilter(), "abc"),
 ]
 
@@ -120,7 +122,7 @@ def test_entries_are_listed_and_deleted_by_a_filter(make_store: MakeStore) -> No
     entries = [
         make_entry("What is a?", id="a", key="k01", **one),
         make_entry("What is b?", id="b", key="k11", model="m0", tags=("y",), created=1600.0, tenant="0f0f"),
-        make_entry("Is 100% what?", id="c", key="k12", model="m1", tags=("x",), created=1700.0),
+        make_entry("Is 100% what?", id="c", key="k12", model="m1", tags=("x",), created=1700.0, endpoint="library"),
     ]
     for where, expected in FILTERS:
         store.put_many([NewEntry(entry) for entry in entries])

@@ -25,7 +25,7 @@ def run_nginx(folder: Path, site: str) -> Iterator[Callable[[str], None]]:
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     temporary = "".join(f"{kind}_temp_path {folder}/{kind};\n" for kind in kinds)
     user = "user root;\n" if os.geteuid() == 0 else ""
-    head = f"daemon off;\n{user}pid {folder}/pid;\nerror_log {folder}/error.log notice;\nevents {{}}\n"
+    head = f"daemon off;\n{user}pid {folder}/pid;\nerror_log {folder}/error.log notice;\nevents {{ worker_connections 1024; }}\n"
     configuration, log = folder / "nginx.conf", folder / "error.log"
 
     def write(site: str) -> None:

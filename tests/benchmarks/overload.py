@@ -1,21 +1,25 @@
 """An overloaded proxy: twice as many new questions per second as it can answer, with exact hits beside them.
 
 python -m tests.benchmarks.overload [--times 2] [--seconds 20] [--flags=--no-semantic]
+python -m tests.benchmarks.overload --clients 768 [--seconds 20] [--flags=--no-semantic]
 
 The capacity is the rate of wrk with 64 connections. Then questions arrive at a constant rate (`--times` the capacity), each
 without waiting for the earlier ones, and 20 exact hits per second. The upstream is an nginx that responds at once; load, proxy,
-and upstream share the cores. If requests queued without limit, those of the last third would wait longer than those of the first.
+and upstream share the cores. With `--clients`, this number of clients send new questions, each after its last response, and one
+client sends exact hits. If requests queued without limit, those of the last third would wait longer than those of the first.
 """
 
 import asyncio
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import httpx
 import numpy as np
+import uvloop
 
 from tests.benchmarks.gateways import constant_upstream
 from tests.benchmarks.load import PATH, body, wrk
@@ -66,6 +70,24 @@ async def send_all(url: str, rate: float, seconds: float) -> tuple[list[Reply], 
         return replies, hits
 
 
+def send_in_turn(url: str, clients: int, seconds: float) -> None:
+    """Print the rate of new questions of many clients, and the times of the exact hits of one more client."""
+    with ThreadPoolExecutor(1) as threads, httpx.Client(timeout=300) as client:
+        questions = threads.submit(wrk, url, clients, seconds, "new", 2)
+        times, headers = list[float](), {"content-type": "application/json"}
+        while not questions.done():
+            began = time.perf_counter()
+            client.post(url + PATH, content=body("same"), headers=headers)
+            times.append(1e3 * (time.perf_counter() - began))
+            time.sleep(HIT_SECONDS)
+    p50, p99 = np.percentile(times[1:], (50, 99))
+    new = questions.result()
+    print(
+        f"{clients} clients: {new.rate:.0f} new questions/s, p50 {new.p50:.0f} ms, p99 {new.p99:.0f} ms;"
+        f" exact hits p50 {p50:.0f} ms, p99 {p99:.0f} ms"
+    )
+
+
 def milliseconds(replies: list[Reply]) -> str:
     if not replies:
         return "-"
@@ -74,15 +96,18 @@ def milliseconds(replies: list[Reply]) -> str:
 
 
 def main() -> None:
-    options = read_options(__doc__, times=2.0, seconds=20.0, flags=["--no-semantic"])
+    options = read_options(__doc__, times=2.0, clients=0, seconds=20.0, flags=["--no-semantic"])
     with (
         constant_upstream() as (upstream, _),
         tempfile.TemporaryDirectory() as folder,
         kvproxy(Path(folder), "--upstream", upstream, *options.flags) as server,
     ):
         wrk(server.url, 64, 2, "new", 0)
+        if options.clients:
+            send_in_turn(server.url, options.clients, options.seconds)
+            return
         capacity = wrk(server.url, 64, 5, "new", 1).rate
-        replies, hits = asyncio.run(send_all(server.url, options.times * capacity, options.seconds))
+        replies, hits = uvloop.run(send_all(server.url, options.times * capacity, options.seconds))
         answered = [reply for reply in replies if reply.status == 200]
         refused = [reply for reply in replies if reply.status == 503 and reply.retry_after is not None]
         third = len(answered) // 3

@@ -11,11 +11,11 @@ from kvproxy.settings.limits import LimitSettings
 
 MEASURED_FROM = 64
 """Misses in flight from which the lag is measured: fewer misses cause no lag for long."""
-LEAST_LIMIT = 32
+LEAST_LIMIT = 16
 """Misses that may be in flight at any lag."""
 LAGGING_SECONDS = 0.5
 """Time in which each turn of the event loop must lag before misses are limited, so that a single stall limits none."""
-MIN_QUEUE = 256
+MIN_QUEUE = 1024
 """Misses that may wait at any rate of completed misses."""
 UNLIMITED_SECONDS = 5.0
 """Time without waiting misses until the limit ends."""

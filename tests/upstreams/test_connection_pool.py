@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import aiohttp
 import pytest
 
-from kvproxy.backends.protocol import Body
+from kvproxy.backends.protocol import Body, Callbacks
 from kvproxy.errors import KvproxyError, UpstreamError
 from kvproxy.upstreams.connection_pool import ConnectionPool, end_to_end_headers
 from tests.polling import until_async
@@ -226,3 +226,19 @@ async def test_a_connection_closed_at_its_reuse_fails_no_request(steps: int) -> 
         else:
             assert not isinstance(answer, BaseException)
             assert [part async for part in answer.chunks] == [b"ok"]
+
+
+def test_all_callbacks_run_once_the_last_one_first_even_if_one_fails() -> None:
+    calls: list[str] = []
+
+    def fail() -> None:
+        calls.append("failing")
+        raise ValueError("failed")
+
+    callbacks = Callbacks()
+    for callback in (lambda: calls.append("first"), fail, lambda: calls.append("last")):
+        callbacks.add(callback)
+    with pytest.raises(ValueError, match="failed"):
+        callbacks.run()
+    callbacks.run()
+    assert calls == ["last", "failing", "first"]

@@ -279,9 +279,12 @@ class ResponseRecorder:
                         response.write = await self._finish(response)
                 yield chunk
             if not is_recorded:
+                is_recorded = True
                 response.write = await self._finish(response)
         finally:
             facts.seconds = time.perf_counter() - self._started
+            if not is_recorded and self._exchange.cacheable:
+                facts.not_stored = facts.not_stored or NotStored(Cause.INCOMPLETE)
             if following is not None:
                 following.cancel()
 

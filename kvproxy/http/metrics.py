@@ -84,7 +84,7 @@ class Metrics:
             "status",
         )
         self._not_stored = self._counter(
-            "not_stored", "Successful responses that were not stored, by cause (see docs/http.md).", "cause"
+            "not_stored", "Responses of the backend that were not stored, by cause (see docs/http.md).", "cause"
         )
         first_byte = self._histogram("first_byte", "Time to first byte.", "layer")
         # For each request, `labels` would take as long as a lookup in the cache.
@@ -261,7 +261,7 @@ class Metrics:
         is_failed = exchange.failure is not None and exchange.failure.startswith("error")
         layer = "error" if is_failed else exchange.layer
         self._requests(exchange.api, layer, exchange.status).inc()
-        if exchange.status == 200 and not exchange.was_collapsed:
+        if not exchange.was_collapsed:
             facts = exchange.facts
             if facts.write is None or facts.write.done():
                 self._count_not_stored(facts)

@@ -211,6 +211,7 @@ def test_an_answer_that_breaks_off_and_a_client_that_leaves(running: tuple[str, 
         post(url, "broken", ask("break", stream=True))
     record = last(services, "broken")
     assert (record.layer, record.reason, record.entry) == ("error", "error-broken", None)
+    assert record.not_stored == "incomplete"
     leave(url, "waits", ask("wait"))
     leave(url, "reads", ask("slow", stream=True))
     for id, reason in (("waits", "disconnected-waiting"), ("reads", "disconnected-reading")):
@@ -224,6 +225,8 @@ def test_a_failed_request_shows_its_question(running: tuple[str, Services]) -> N
     for id, question in kept.items():
         post(url, id, ask(question), **headers.get(id, {}))
     assert last(services, "late-question").reason == "error-timeout"
+    assert (last(services, "failed-question").not_stored or "").startswith("status ")
+    assert 'kvproxy_not_stored_total{cause="status"}' in httpx.get(f"{url}/metrics").text
     assert {id: last(services, id).text for id in kept} == {**kept, "unstored-question": None}
     for command in (("log", "show", "late-question"), ("explain", "--request", "late-question")):
         shown = kvproxy(*command, url=url).stdout

@@ -22,6 +22,8 @@ app = CommandGroup("kvproxy", help="A caching reverse proxy for LLMs.", cls=Root
 
 _SIMILARITY = 0.8
 """Ratio of `difflib` from which an option is suggested instead of a wrong one."""
+_SIGPIPE_CODE = 128 + 13
+"""Exit code that shells report for a program that SIGPIPE ended."""
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -63,10 +65,13 @@ def main() -> None:
     except (CacheStoreError, PluginError) as error:
         print_note(f"kvproxy: {error}")
         sys.exit(1)
+    except SystemExit as end:
+        # Typer exits with 1 if the reader of the pipe has exited.
+        sys.exit(_SIGPIPE_CODE if isinstance(end.__context__, BrokenPipeError) else end.code)
     except BrokenPipeError:
-        # The reader of the pipe, such as `head`, has exited.
+        # The reader of the pipe, such as `head`, has exited: as if by the signal SIGPIPE.
         _discard_stdout()
-        sys.exit(1)
+        sys.exit(_SIGPIPE_CODE)
     except Exception as error:
         if os.environ.get("KVPROXY_DEBUG"):
             raise

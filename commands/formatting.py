@@ -1,6 +1,7 @@
 """Formats values: rounded and with units for people, and raw for programs."""
 
 import json
+import math
 import sys
 import time
 from datetime import datetime
@@ -73,7 +74,14 @@ def money(amount: float | None, *, is_bound: bool = False, leaves_out_models: bo
     """Format money, which may be an upper bound, and leave out models without a price."""
     if amount is None:
         return None
-    return Formatted(f"{'at most ' if is_bound else ''}{amount:,.4f}{' (priced)' if leaves_out_models else ''}", amount)
+    text = f"{'at most ' if is_bound else ''}{amount_text(amount)}{' (priced)' if leaves_out_models else ''}"
+    return Formatted(text, amount)
+
+
+def amount_text(amount: float) -> str:
+    """Format money with four decimals, or with two significant digits if it is small."""
+    digits = 4 if not 1e-9 < abs(amount) < 0.001 else 1 - math.floor(math.log10(abs(amount)))
+    return f"{amount:,.{digits}f}"
 
 
 def milliseconds(value: float | None) -> Formatted:

@@ -112,7 +112,8 @@ def serve(
         )
     flags = {*(embedded or {}), *(["model"] if model else []), *(["upstream"] if upstream else [])}
     if demo and flags:
-        raise typer.BadParameter(f"--demo has a model of its own: leave out --{min(flags).replace('_', '-')}")
+        named = ", ".join(f"--{flag.replace('_', '-')}" for flag in sorted(flags))
+        raise typer.BadParameter(f"--demo has a model of its own: leave out {named}")
     load = partial(
         load_settings,
         host=host,

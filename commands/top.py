@@ -13,7 +13,7 @@ from rich.text import Text
 from typer import Option
 
 from kvproxy.commands.blocks.engine_lines import engine_line, prefix_hits, tier_line
-from kvproxy.commands.formatting import decimal, json_text, local_time, milliseconds, money, percent
+from kvproxy.commands.formatting import amount_text, decimal, json_text, local_time, milliseconds, money, percent
 from kvproxy.commands.options import Json, ProxyOptions, duration_option
 from kvproxy.commands.output import print_facts
 from kvproxy.commands.statistics_text import policy_sentences
@@ -202,7 +202,8 @@ def _money_facts(saved: Mapping[str, Mapping[str, float]]) -> list[tuple[str, st
     )
     if not spent:
         return []
-    return [("Money", f"{sum(spent):,.4f} spent, {sum(money):,.4f} saved at known prices, since the journal began")]
+    sums = f"{amount_text(sum(spent))} spent, {amount_text(sum(money))} saved"
+    return [("Money", f"{sums} at known prices, since the journal began")]
 
 
 def _pool_facts(blocks: "PrefixCacheStats | None") -> list[tuple[str, str]]:

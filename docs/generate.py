@@ -115,7 +115,7 @@ def commands() -> str:
         "and has more examples.",
         "",
         "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found (also if a removal matches nothing), 4 no proxy answers,",
-        "130 interrupted by Ctrl-C. Errors are one line on stderr.",
+        "130 interrupted by Ctrl-C, 141 if the reader of the pipe, such as `head`, exits first. Errors are one line on stderr.",
         "A data folder that `--data`, `KVPROXY_DATA`, or kvproxy.toml names excludes proxies of other folders: without a proxy,",
         "commands read its files, or exit with 4. `--store` and `KVPROXY_STORE` do the same for stored responses.",
         "With `--json` a command prints one JSON document; `log`, `top`, and `serve` print one a line. Commands",

@@ -9,7 +9,7 @@ from typer import Option
 
 from kvproxy.analyse.charts import Chart
 from kvproxy.commands.files import save_charts
-from kvproxy.commands.formatting import Formatted, money, percent
+from kvproxy.commands.formatting import Formatted, amount_text, money, percent
 from kvproxy.commands.journal.spending import UNKNOWN_GROUP
 from kvproxy.commands.options import JournalOptions, Plot
 from kvproxy.commands.output import Output, print_text
@@ -111,7 +111,7 @@ def _print_ledger(report: "LedgerReport", since: "float | datetime | None", layo
     sentence += f", {written:,} written to a provider's cache" if written else ""
     if written and report.unread_writes is not None:
         sentence += f" (of which {report.unread_writes:,} were not read so far)"
-    sentence += f", {report.storage:,.4f} {report.currency} for storage" if report.storage else ""
+    sentence += f", {amount_text(report.storage)} {report.currency} for storage" if report.storage else ""
     print_text(sentence)
     if report.loaded:
         parts = ", ".join(f"{tokens:,} from {medium}" for medium, tokens in report.loaded.items())
@@ -214,7 +214,7 @@ def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
         )
     if (total := report.total) is not None and total.answered and total.reused_tokens:
         owed = [] if not _has_seconds(total) else [f"{total.hit_seconds:,.1f} s"]
-        owed += [f"{total.hit_money:,.4f} {report.currency}"] if total.hit_money is not None else []
+        owed += [f"{amount_text(total.hit_money)} {report.currency}"] if total.hit_money is not None else []
         if owed:
             print_text(f"Hits saved {' and '.join(owed)} of all; the backend's own prefix cache saved the rest.")
     if unreported := sum(row.unreported_hits for row in report.rows):

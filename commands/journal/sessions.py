@@ -26,7 +26,7 @@ from kvproxy.commands.tables import (
 from kvproxy.journal.groups import SpendingGroup
 from kvproxy.journal.sessions.ledger import main_cause
 from kvproxy.operations.journal_parameters import SessionName, SessionQuery, SpendingQuery
-from kvproxy.operations.suggestions import request_ids
+from kvproxy.operations.suggestions import session_numbers
 from kvproxy.units import tenant_name
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def show(
         str,
         Argument(
             help="Id or name of a session, or the id of one of its requests.",
-            autocompletion=completion_of(request_ids),
+            autocompletion=completion_of(session_numbers),
         ),
     ],
     layout: ListLayout,

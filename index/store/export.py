@@ -1,6 +1,7 @@
 """Writes entries to JSON lines, and reads them."""
 
 import json
+import time
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -38,10 +39,13 @@ def read_lines(lines: bytes) -> list[Entry]:
 def new_entries(
     store: Store, entries: Iterable[Entry], is_servable: Callable[[Entry], bool] = lambda entry: True
 ) -> list[Entry]:
-    """Return the servable entries whose cache keys are not stored yet. An id that another entry has is replaced."""
-    unstored, ids = [], set[str]()
+    """Return the servable entries that are not expired, and whose cache keys are not stored yet.
+
+    An id that another entry has is replaced.
+    """
+    unstored, ids, now = [], set[str](), time.time()
     for entry in entries:
-        if not store.has_key(entry.key) and is_servable(entry):
+        if entry.freshness(now) != "expired" and not store.has_key(entry.key) and is_servable(entry):
             is_taken = entry.id in ids or store.get(entry.id) is not None
             unstored.append(replace(entry, id=new_id()) if is_taken else entry)
             ids.add(unstored[-1].id)

@@ -83,6 +83,8 @@ class ProxyClient:
             raise InvalidRequest(
                 f"{', '.join(unknown)} is not available over HTTP: run the command beside the proxy's files"
             )
+        if empty := next((name for name in operation.path_names if given[name] == ""), None):
+            raise InvalidRequest(f"{empty} is empty: give one")
         segments = {name: quote_path_segment(str(given.pop(name))) for name in operation.path_names}
         path = "/admin" + operation.path.replace(":path}", "}").format(**segments)
         query = {name: "true" if value is True else value for name, value in given.items()}

@@ -55,6 +55,15 @@ def request_ids(data: Path | None) -> Iterable[Described]:
     return _journal_rows(data, f"select request_id, reason from requests order by number desc limit {_NEWEST}")
 
 
+def session_numbers(data: Path | None) -> Iterable[Described]:
+    """List the numbers of the newest sessions, with the names that their clients gave."""
+    sql = (
+        "select session, coalesce(max(n.name), '') from turns t left join names n on n.number = t.name"
+        f" group by session order by max(t.number) desc limit {_NEWEST}"
+    )
+    return [(str(session), _beginning(name)) for session, name in _journal_rows(data, sql)]
+
+
 def response_ids(data: Path | None) -> Iterable[Described]:
     """List the newest stored responses, with their prompts. Raises KvproxyError."""
     from kvproxy.index.store import EntryFilter

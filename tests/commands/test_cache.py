@@ -305,3 +305,17 @@ def test_limits_in_the_settings_are_written_as_for_people(line: str, expected: o
             load_settings(data=tmp_path)
     else:
         assert getattr(load_settings(data=tmp_path).clients[0], line.split()[0]) == expected
+
+
+def test_expired_entries_are_not_imported(tmp_path: Path) -> None:
+    old = make_entry("old", created=time.time() - 90, expires=time.time() - 30, response=SERVABLE)
+    path = stored(tmp_path / "responses.db", old, make_entry("new", created=time.time(), response=SERVABLE))
+    assert kvproxy("cache", "export", tmp_path / "export.jsonl", "--store", path).returncode == 0
+    done = kvproxy("cache", "import", tmp_path / "export.jsonl", "--store", tmp_path / "other.db")
+    assert done.stdout == "imported 1 response, skipped 1\n"
+
+
+def test_an_empty_name_is_an_error(tmp_path: Path) -> None:
+    with proxied(tmp_path) as url:
+        done = kvproxy("cache", "show", "", url=url)
+    assert (done.returncode, done.stderr) == (2, "kvproxy: id is empty: give one\n")

@@ -270,3 +270,12 @@ def test_an_unknown_value_of_a_filter_is_named_beside_similar_ones(tmp_path: Pat
             told = f"no request has the {option[2:]} {value!r}: there are {known}\n"
             assert (done.returncode, done.stdout, done.stderr) == (0, "", told)
     assert kvproxy("log", "--model", "m", "--layer", "exact", "--data", tmp_path).stderr == "no request matches\n"
+
+
+def test_a_closed_pipe_ends_a_command_as_sigpipe_does(tmp_path: Path) -> None:
+    arguments = command("config", "show", "--json", "--data", tmp_path)
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(arguments, stdout=writing, stderr=subprocess.PIPE, cwd=ROOT, env=variables(NOWHERE, {}))
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")

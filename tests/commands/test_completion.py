@@ -59,8 +59,11 @@ def test_recorded_and_stored_values_are_completed(tmp_path: Path) -> None:
     with open_cache(tmp_path / "responses.db", CacheSettings(semantic=False)) as cache:
         cache.set("What is a block?", "Tokens.", tags=["handbook"])
     (record,) = DirectJournal(tmp_path).records(RecordQuery())
-    for line in ("log show ", "explain --request ", "sessions show "):
+    for line in ("log show ", "explain --request "):
         assert completions(tmp_path, f"kvproxy {line}{record.request_id[:1]}") == [record.request_id]
+    assert completions(tmp_path, "kvproxy sessions show ") == [
+        str(each["id"]) for each in result("sessions", "--data", tmp_path)
+    ]
     assert completions(tmp_path, "kvproxy log --model ") == [record.model]
     (entry,) = result("cache", "ls", "--store", tmp_path / "responses.db")
     for command in ("show", "rm", "pin", "reject"):

@@ -358,3 +358,9 @@ def test_every_table_fits_narrow_terminals(folder: Path, command: str, width: in
     assert len(lines) > 1
     # Paths stay on one line.
     assert widest_line([line for line in lines if str(folder) not in line]) <= width, done.stdout
+
+
+def test_small_amounts_have_two_significant_digits() -> None:
+    amounts = (0.0, 0.00035, 0.000021, -0.00035, 0.0012, 12.5, 1e-12, 1234.5)
+    shown = ["0.0000", "0.00035", "0.000021", "-0.00035", "0.0012", "12.5000", "0.0000", "1,234.5000"]
+    assert list(map(money, amounts)) == shown

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 EMPTY = "no request matches"
 _NO_CLIENT = "no request of a client matches: kvproxy keys add makes clients"
-TopGroup = Literal["prompt", "tenant", "client", "model", "tag", "reason", "layer", "upstream", "proxy"]
+TopGroup = Literal["prompt", "tenant", "client", "model", "tag", "reason", "layer", "upstream", "proxy", "day"]
 _POLL_SECONDS = 0.3
 _LISTED = 20
 _TOP = 10

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-Group = Literal["prompt", "tenant", "client", "model", "tag", "reason", "layer", "api", "upstream", "proxy"]
-"""A field of a record; `proxy` only in a database of several proxies."""
+Group = Literal["prompt", "tenant", "client", "model", "tag", "reason", "layer", "api", "upstream", "proxy", "day"]
+"""A field of a record, or its UTC day; `proxy` only in a database of several proxies."""
 SumsGroup = Literal["layer", "tenant", "model", "tag", "day"]
 SavingsGroup = Literal[SumsGroup, "client", "project"]
 SpendingGroup = Literal["day", "project", "model", "client"]

@@ -223,6 +223,8 @@ class JournalReader:
         """Return the `from` clause and the column of a group's requests. Raises InvalidRequest without the column."""
         if by == "proxy" and by not in self._database.columns:
             raise InvalidRequest("a journal in a file has one proxy: records name theirs in a PostgreSQL store only")
+        if by == "day":
+            return "requests", self._database.utc_day_sql()
         return (self._database.tag_rows_sql(), "value") if by == "tag" else ("requests", by)
 
     def paid_rows(self, query: RecordFilter, by: Group, keys: Sequence[str | int]) -> Iterator[tuple[Any, ...]]:
@@ -424,7 +426,7 @@ class JournalReader:
         except InvalidQuery as error:
             raise InvalidRequest(
                 f"the journal cannot run this query ({error}): --where takes a condition over the columns"
-                f" {', '.join(self._database.columns)}"
+                f" {', '.join(self._database.columns)}; text is the question, and costs are no column: log --csv has them"
             ) from None
         except JournalFailed as error:
             raise StoreUnavailable(f"cannot read the journal {self.name}: {error}") from None

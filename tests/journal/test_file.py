@@ -23,8 +23,10 @@ from kvproxy.journal.journal import StoredJournal, open_stored_journal
 from kvproxy.journal.savings import HitVerdicts, Saving, savings, savings_report
 from kvproxy.journal.schema import ADDED_COLUMNS, FILE
 from kvproxy.journal.sessions.session_reader import SessionReader
+from kvproxy.journal.spending import with_costs
 from kvproxy.operations.record_query import RecordQuery
 from kvproxy.settings.journal import JournalSettings, PriceSettings
+from kvproxy.units import utc_day
 from tests.commands.run import kvproxy, result
 from tests.index.entries import make_entry
 from tests.requests import api_request
@@ -299,6 +301,18 @@ def test_a_broken_response_without_usage_counts_its_estimate(journal: StoredJour
     with closing(journal.reader()) as reader:
         (group,) = reader.groups(RecordQuery(), "reason", order="requests", limit=9)
     assert (group.name, group.computed, group.generated) == ("error-broken", 16, 1)
+
+
+def test_requests_are_grouped_by_utc_day(journal: StoredJournal) -> None:
+    start = time.time() // 86_400 * 86_400
+    for number, arrived in enumerate((start - 1.0, start, start + 1.0)):
+        journal.add(finished(f"question {number}", f"r{number}", arrived=arrived))
+    journal.flush()
+    with closing(journal.reader()) as reader:
+        groups = reader.groups(RecordQuery(), "day", order="requests", limit=9)
+        priced = with_costs(reader, RecordQuery(), "day", groups, {"m": PriceSettings(input=1e6)})
+    assert [(group.name, group.requests) for group in groups] == [(utc_day(start), 2), (utc_day(start - 1), 1)]
+    assert priced[0].cost == pytest.approx(2 * (priced[1].cost or 0.0))
 
 
 def test_requests_are_grouped_by_client(journal: StoredJournal) -> None:

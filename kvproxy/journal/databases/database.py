@@ -53,6 +53,9 @@ class JournalDatabase(Protocol):
 
     def integer_part_sql(self, expression: str) -> str: ...
 
+    def utc_day_sql(self) -> str:
+        """Return an expression for the UTC day of a request, such as 2026-11-21."""
+
     def tag_rows_sql(self) -> str:
         """Return a `from` clause: the view `requests` with a row for each tag of a request, in the column `value`."""
 

@@ -237,6 +237,9 @@ class PostgresJournalDatabase:
     def integer_part_sql(self, expression: str) -> str:
         return f"floor({expression})::bigint"
 
+    def utc_day_sql(self) -> str:
+        return "to_char(to_timestamp(time) at time zone 'UTC', 'YYYY-MM-DD')"
+
     def tag_rows_sql(self) -> str:
         return "requests, unnest(string_to_array(tags, ',')) as value"
 

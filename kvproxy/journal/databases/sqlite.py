@@ -99,6 +99,9 @@ class SqliteJournalDatabase:
     def integer_part_sql(self, expression: str) -> str:
         return f"cast({expression} as integer)"
 
+    def utc_day_sql(self) -> str:
+        return "date(time, 'unixepoch')"
+
     def tag_rows_sql(self) -> str:
         return "requests join json_each('[\"' || replace(tags, ',', '\",\"') || '\"]')"
 

@@ -14,6 +14,7 @@ from kvproxy.analyse.log_formats.log_format import LoggedRequest
 from kvproxy.analyse.log_replay import replay
 from kvproxy.analyse.request_log import read_log
 from kvproxy.blocks.divergence import reusable_tokens
+from kvproxy.commands.formatting import amount_text
 from kvproxy.errors import InvalidRequest, SettingsError
 from kvproxy.journal.sessions.ledger import BLOCK
 from kvproxy.settings import load_settings
@@ -122,7 +123,7 @@ def test_hits_save_tokens_seconds_and_money(tmp_path: Path) -> None:
     assert (name, list(map(float, figures))) == ("Exact hits", pytest.approx(expected))
     assert any(line.startswith("cached anyway: prompt tokens of hits") for line in shown)
     bound = kvproxy(*given, "--price", "2,20", columns=200).stdout
-    assert f"at most {(2 * prompt + 20 * response) / 1e6:.4f}" in bound
+    assert f"at most {amount_text((2 * prompt + 20 * response) / 1e6)}" in bound
     assert "no price of cached tokens is known" in bound
     assert json.loads(kvproxy(*given, "--json").stdout)["exact_savings"]["money"] is None
     for invalid in ("2", "nan,1", "inf,1", "2,-1"):
@@ -252,7 +253,7 @@ def test_hits_of_models_without_a_price_are_not_in_the_money(tmp_path: Path) -> 
     hits = json.loads(kvproxy("estimate", file, "--data", tmp_path, "--json").stdout)["exact_savings"]
     assert (hits["requests"], hits["unpriced"]) == (2, 1)
     shown = kvproxy("estimate", file, "--data", tmp_path, columns=160).stdout
-    assert f"  at most {hits['money']:.4f} (priced)" in shown
+    assert f"  at most {amount_text(hits['money'])} (priced)" in shown
     assert "not in the saved money: 1 hit of models without a price\n" in shown
     assert "no price of cached tokens is known" in shown
 

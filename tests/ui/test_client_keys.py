@@ -41,7 +41,7 @@ def test_the_page_lists_clients_with_their_budgets_and_no_keys(page: Page, tmp_p
         services.journal.latest(1)
         page.until(lambda: rows(page)["one-team"][4].startswith(f"{COST:.4f} of 5"))
         requests, tokens, spent, today, _, shown_limits, models, expires, _ = rows(page)["one-team"]
-        assert (requests, tokens, spent) == ("1", "700", f"{COST:.4f}")
+        assert (requests, tokens, spent) == ("1", "1,100", f"{COST:.4f}")
         assert today == f"{COST:.4f} of 0.1000"
         assert (shown_limits, models, expires) == ("90,000 tokens/min", "m, small-*", "never")
         assert rows(page)["old"][7] == "expired"

@@ -14,10 +14,11 @@ _MAX_CLASSES = 4096
 _PRIOR_CHANGES, _PRIOR_EXPOSURE = 2.0, 25_000.0
 _RATE_DECAY = 1 - 1 / 3000
 # The odds of a change of most answers at once, before a comparison suggests one.
-_COMMON_ODDS = 1e-3
+_COMMON_ODDS = 3e-4
 _DIFFERENCE_IF_COMMON = 0.8
 _ACCEPTED_ODDS = 1000.0
 _CHANGED_TOGETHER = 0.9
+_LEAST_ERROR = 0.05
 _LEAST_PROBABILITY = 0.002
 _MAX_STARTED = 200
 _LEAST_TOGETHER = 8
@@ -127,7 +128,7 @@ class CommonChange:
         if right:
             self.odds *= min(1.0, (1 - _DIFFERENCE_IF_COMMON) / max(1 - error, 1e-9))
         else:
-            self.odds *= max(1.0, _DIFFERENCE_IF_COMMON / error)
+            self.odds *= max(1.0, _DIFFERENCE_IF_COMMON / max(error, _LEAST_ERROR))
             self.surprised.append(answer_class)
         if self.odds <= _COMMON_ODDS:
             self.odds, self.surprised = _COMMON_ODDS, []

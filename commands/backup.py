@@ -33,7 +33,7 @@ def backup(
     settings = load_settings(data=data, store=store)
     summary = write_backup(settings, archive, print_note, replace=force)
     if "://" in settings.store_location:
-        print_note("the responses are in PostgreSQL: save its schema kvproxy with pg_dump")
+        print_note("PostgreSQL is not included: save its schemas kvproxy and kvproxy_journal (requests) with pg_dump")
     if settings.encryption.enabled:
         print_note("the keys of encryption are not included: save them separately")
     return _archive_output(summary, archive)

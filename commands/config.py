@@ -13,7 +13,7 @@ from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.options import Data, ProxyOptions, load_settings
 from kvproxy.commands.output import Output, print_note, print_text, text_output
 from kvproxy.commands.tables import Column, ListLayout, Row, table_output, text_column
-from kvproxy.errors import InvalidRequest, KvproxyError, ProxyUnreachable
+from kvproxy.errors import InvalidRequest, KvproxyError, ProxyUnreachable, Unauthorized
 from kvproxy.operations.client_setup import CachedTokens, ClientName
 from kvproxy.operations.operation import NoParameters, field_names
 from kvproxy.units import plural
@@ -203,6 +203,13 @@ def reload(proxy: ProxyOptions) -> Output:
     """
     from kvproxy.operations.proxy import reload_rules
 
-    done = proxy.client().perform(reload_rules, NoParameters())
+    try:
+        done = proxy.client().perform(reload_rules, NoParameters())
+    except Unauthorized as error:
+        error.message += (
+            ". The file may have another admin token than the running proxy, which takes a new one at its start:"
+            " restart the proxy"
+        )
+        raise
     restart = f"\nrestart the proxy for the changed settings: {', '.join(done.restart)}" if done.restart else ""
     return text_output(done, f"loaded {plural(done.rules, 'rule')}{restart}")

@@ -104,7 +104,8 @@ def explain(
         other = client.perform(explain_request, RequestFormat(chosen), body, headers=form)
         if _closeness(other) > _closeness(explanation):
             explanation = other
-    if model is not None and explanation.layer not in ("exact", "semantic", "refused"):
+    # With routes, the proxy has chosen the upstream, which may serve more models than it lists.
+    if model is not None and not explanation.route and explanation.layer not in ("exact", "semantic", "refused"):
         _check_model_is_listed(client, model, headers)
     return Output(explanation, lambda: _print_explanation(explanation, layout))
 

@@ -20,6 +20,7 @@ class Cause(StrEnum):
         return cause
 
     REQUEST_NO_STORE = "request-no-store", "The request forbids storing (`Cache-Control: no-store`)."
+    RULE = "rule", "The named rule of the operator forbids caching (`cache = false`)."
     NO_STORE = (
         "no-store",
         "The upstream's `Cache-Control: no-store` forbids storing; a rule may override it (`store_despite`).",

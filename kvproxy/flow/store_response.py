@@ -20,6 +20,7 @@ from kvproxy.apis.request_directives import (
     MAX_TAG_LENGTH,
     MAX_TAGS,
     TAGS_HEADER,
+    RequestDirectives,
     ordered_tags,
     parse_cache_control,
     parse_delta_seconds,
@@ -239,6 +240,12 @@ def _serialize(body: JsonObject) -> bytes:
         raise UnstorableResponse(Cause.INVALID, str(error)) from None
 
 
+def _why_request_forbids_storing(control: RequestDirectives) -> NotStored:
+    if control.rule.cache is False:
+        return NotStored(Cause.RULE, control.rule.name)
+    return NotStored(Cause.REQUEST_NO_STORE if control.no_store else Cause.LIFETIME)
+
+
 class ResponseRecorder:
     """Reads the response of one backend request, and starts to store it at its end."""
 
@@ -329,7 +336,7 @@ class ResponseRecorder:
         finally:
             self._report_reuse(response)
         if not self._exchange.storable:
-            forbidden = NotStored(Cause.REQUEST_NO_STORE if request.control.no_store else Cause.LIFETIME)
+            forbidden = _why_request_forbids_storing(request.control)
             facts.not_stored = forbidden if self._exchange.cacheable else None
             return None
         if facts.not_stored is not None or response.entry is not None:

@@ -98,20 +98,25 @@ class Clients:
         if not self.requires_key:
             return
         if client is None:
-            raise _authentication_error(headers)
+            raise self.authentication_error(headers)
         if client.disabled:
             raise _disabled(client)
 
-
-def _authentication_error(headers: Mapping[str, str]) -> Unauthorized:
-    if any(headers.get(name) for name in KEY_HEADERS):
-        return Unauthorized(
-            "this proxy does not know the given API key, or it expired: check it, or ask the operator for"
-            " one (kvproxy keys add)"
+    def authentication_error(self, headers: Mapping[str, str]) -> Unauthorized:
+        """Return the error of a request without a valid key, which says whether the key has expired."""
+        keys = [headers[name] for name in KEY_HEADERS if headers.get(name)]
+        if any(map(self.knows, keys)):
+            return Unauthorized(
+                "the given API key has expired: ask the operator for another one (kvproxy keys rotate NAME), or for a later"
+                " date (kvproxy keys set NAME --expires DATE)"
+            )
+        if keys:
+            return Unauthorized(
+                "this proxy does not know the given API key: check it, or ask the operator for one (kvproxy keys add)"
+            )
+        return MissingKey(
+            "no API key was given: send Authorization: Bearer KEY with a key of this proxy (kvproxy keys add)"
         )
-    return MissingKey(
-        "no API key was given: send Authorization: Bearer KEY with a key of this proxy (kvproxy keys add)"
-    )
 
 
 def _disabled(client: ClientSettings) -> KeyDisabled:
@@ -149,7 +154,7 @@ class ClientGuard:
             await self._app(scope, receive, send)
             return
         if client is None:
-            await error_response(_authentication_error(headers), scope)(scope, receive, send)
+            await error_response(self._clients.authentication_error(headers), scope)(scope, receive, send)
             return
         self._authenticate(scope, client)
         if client.disabled:

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import quote, urlsplit
 
-from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache, NotFound, ProxyUnreachable, SettingsError
+from kvproxy.errors import (
+    InvalidRequest,
+    KvproxyError,
+    NoPrefixCache,
+    NotFound,
+    ProxyUnreachable,
+    SettingsError,
+    Unauthorized,
+)
 from kvproxy.operations.parameters import declared_parameters
 
 if TYPE_CHECKING:
@@ -351,5 +359,10 @@ def response_error(response: AnyResponse) -> KvproxyError:
         message = str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
         message = f"HTTP {response.status_code}: {response.text[:200]}"
-    kinds: dict[int, type[KvproxyError]] = {400: InvalidRequest, 404: NotFound, 409: NoPrefixCache}
+    kinds: dict[int, type[KvproxyError]] = {
+        400: InvalidRequest,
+        401: Unauthorized,
+        404: NotFound,
+        409: NoPrefixCache,
+    }
     return kinds.get(response.status_code, KvproxyError)(message)

@@ -1,6 +1,7 @@
 """The operations on clients and their API keys. Commands work beside the files of a proxy: no route creates a key."""
 
 import csv
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class ListedClient(LimitedClient):
 
     Attributes:
         disabled: whether its requests get 403.
-        previous_key_expires: end of its previous key's validity in seconds since the epoch.
+        previous_key_expires: end of its previous key's validity in seconds since the epoch; None after it.
         spent_today, left_today, spent_this_month, left_this_month: what counts for its budget in this UTC day or month, and what
             is left, in `journal.currency`; None without such a budget.
         requests: number of its requests, also of those that a cache answered.
@@ -163,7 +164,9 @@ def _listed(client: ClientSettings, spent: Spent, usage: Mapping[str, Any]) -> L
     ):
         if budget is not None:
             budgets |= {f"spent_{period}": max(0.0, used), f"left_{period}": max(0.0, budget - used)}
-    state: dict[str, Any] = {"disabled": client.disabled, "previous_key_expires": client.previous_key_expires}
+    expires = client.previous_key_expires
+    is_valid = expires is not None and time.time() < expires
+    state: dict[str, Any] = {"disabled": client.disabled, "previous_key_expires": expires if is_valid else None}
     return ListedClient(name=client.name, **state, **_limits(client), **budgets, **usage)
 
 

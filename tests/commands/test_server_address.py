@@ -90,6 +90,14 @@ def test_a_reload_names_the_settings_that_need_a_restart(tmp_path: Path) -> None
         assert "restart the proxy for the changed settings: cache.ttl, port" in told
 
 
+def test_a_reload_with_another_admin_token_says_that_a_restart_is_needed(tmp_path: Path) -> None:
+    settings = load_settings(data=tmp_path, upstream=NOWHERE, admin_token="running-token", cache={"semantic": False})
+    with run_proxy(settings) as (url, _):
+        refused = kvproxy("reload", "--token", "edited-token", url=url)
+    assert (refused.returncode, "another admin token than the running proxy" in refused.stderr) == (1, True)
+    assert "restart the proxy" in refused.stderr
+
+
 def test_commands_take_the_admin_token_from_the_settings_of_the_proxy_only(tmp_path: Path) -> None:
     more: dict[str, Any] = {"admin_token": "s3cret-token", "cache": {"semantic": False}}
     with run_proxy(load_settings(data=tmp_path, upstream=NOWHERE, **more)) as (url, _):

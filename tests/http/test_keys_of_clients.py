@@ -163,8 +163,10 @@ def test_a_rotated_key_stays_valid_for_the_grace_period(
         newest = rotate_key(found, "one", grace=0)
         until(lambda: post(url, x_api_key=new).status_code == 401)
         assert post(url, x_api_key=newest).status_code == 200
-    used = json.loads(kvproxy("keys", "ls", "--data", tmp_path, "--json").stdout)[0]["last_used"]
-    assert time.time() - 60 < used < time.time()
+    (listed,) = json.loads(kvproxy("keys", "ls", "--data", tmp_path, "--json").stdout)
+    assert time.time() - 60 < listed["last_used"] < time.time()
+    # The end of the previous key is over.
+    assert listed["previous_key_expires"] is None
     assert kvproxy("keys", "rotate", "nobody", "--data", tmp_path).returncode == 3
 
 
@@ -297,7 +299,9 @@ def test_a_client_has_models_and_an_expiry(tmp_path: Path, recorder: Recorder, m
         until(lambda: ask("/v1/chat/completions", "large").status_code == 200)
         set_limits(found, "one", {"expires": time.time() - 1})
         until(lambda: ask("/v1/chat/completions", "large").status_code == 401)
-        assert "expired" in ask("/v1/chat/completions", "large").json()["error"]["message"]
+        assert "the given API key has expired" in ask("/v1/chat/completions", "large").json()["error"]["message"]
+        unknown = httpx.get(f"{url}/v1/models", headers={"x-api-key": "unknown"})
+        assert "does not know the given API key: check it" in unknown.json()["error"]["message"]
 
 
 def test_a_client_is_disabled_and_enabled(tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:

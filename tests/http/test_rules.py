@@ -97,8 +97,7 @@ def test_a_rule_sets_what_holds_for_its_requests_alone(proxy: Proxy) -> None:
     url, services = proxy
     for _ in range(2):
         assert (
-            post(url, fields=SECRET).headers["cache-status"]
-            == 'kvproxy; fwd=bypass; detail="not stored: request-no-store"'
+            post(url, fields=SECRET).headers["cache-status"] == 'kvproxy; fwd=bypass; detail="not stored: rule never"'
         )
     assert services.journal.latest(1)[0].reason == "bypass-rule"
     post(url, "usual")

@@ -17,6 +17,7 @@ from kvproxy.http.services import Services
 from kvproxy.installation.checks.model_routes import check_model_routes
 from kvproxy.installation.checks.servers import CheckWarning
 from kvproxy.settings import load_settings
+from tests.commands.run import result
 from tests.polling import until
 from tests.servers import run_proxy, run_upstream, until_stored
 
@@ -119,6 +120,8 @@ def test_requests_go_to_the_upstream_of_their_model_or_alias(tmp_path: Path) -> 
         assert [row["model"] for row in proxy.records(2, tag="alias:fast")] == [SMALL] * 2
         first, second = proxy.admin("/upstreams")
         assert (first["models"], first["aliases"], second["models"]) == ([LARGE, SMALL], {"fast": SMALL}, ["gpt-*"])
+        # The upstream serves more models than it lists.
+        assert result("explain", "x", "--model", "gpt-unlisted", url=proxy.url)["layer"] == "none"
 
 
 def test_models_of_all_upstreams_are_listed_and_others_refused(tmp_path: Path) -> None:

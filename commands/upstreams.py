@@ -68,6 +68,8 @@ def _upstream_columns(upstreams: "Sequence[EngineStatus]") -> dict[Column | str,
         columns["Weight#?"] = [Formatted(f"{upstream.weight:g}", upstream.weight) for upstream in upstreams]
     if any(upstream.retried for upstream in upstreams):
         columns["Retried#"] = [upstream.retried for upstream in upstreams]
+    if any(upstream.errors for upstream in upstreams):
+        columns["Errors#"] = [upstream.errors for upstream in upstreams]
     if any(upstream.ejections for upstream in upstreams):
         columns["Ejected#"] = [upstream.ejections for upstream in upstreams]
     if any(upstream.streams for upstream in upstreams):

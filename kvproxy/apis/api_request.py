@@ -1,8 +1,10 @@
 """A client's request to a cached API."""
 
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 from typing import TypeVar
 
 from kvproxy.apis.api import Api
@@ -33,6 +35,24 @@ _LEGACY_SESSION = re.compile(r"_session_([0-9a-fA-F-]{36})$")
 T = TypeVar("T")
 
 
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """The last upstream that received a request, also if it sent no response.
+
+    Attributes:
+        upstream: its URL; empty if no upstream received the request.
+        received_at: value of `time.monotonic`; None until the present upstream has received it.
+        fallback: model that the upstream got instead of the requested one; empty for the requested one.
+    """
+
+    upstream: str = ""
+    received_at: float | None = None
+    fallback: str = ""
+
+    def record(self, upstream: str) -> None:
+        self.upstream, self.received_at = upstream, time.monotonic()
+
+
 @dataclass(frozen=True, slots=True)
 class ApiRequest:
     """A request to a cached API.
@@ -47,6 +67,7 @@ class ApiRequest:
         unmarked_body: `body` without the fields that the proxy added for the provider's cache, which the model does not read;
             None if it added no field.
         route: the upstreams of the model; None if all upstreams serve the same models.
+        delivery: the upstream that received the request; all copies of the request share it.
     """
 
     api: Api
@@ -62,6 +83,7 @@ class ApiRequest:
     conversation: Sequence[bytes] = ()
     unmarked_body: JsonObject | None = None
     route: ModelRoute | None = None
+    delivery: Delivery = dataclass_field(default_factory=Delivery, compare=False)
 
     @property
     def model(self) -> str:

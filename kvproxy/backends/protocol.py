@@ -109,6 +109,8 @@ class RelayedResponse:
         close: ends the response; idempotent.
         on_first_chunk: callbacks for the first chunk.
         on_end: callbacks for the end or a failure of the body, or for `close`.
+        on_complete: callbacks for the end of a complete body, before those of `on_end`.
+        on_broken: callbacks for a body that the upstream ended early, before those of `on_end`.
         served_by: the upstream; None if it served a request of an uncached API.
         has_unrequested_usage: the proxy asked for a last chunk with the usage, which the client did not request.
         lacks_cache_fields: the upstream refuses the proxy's fields for its cache, so the request was sent without them.
@@ -120,6 +122,8 @@ class RelayedResponse:
     close: Callable[[], Awaitable[None]] = field(default=no_op)
     on_first_chunk: Callbacks = field(default_factory=Callbacks)
     on_end: Callbacks = field(default_factory=Callbacks)
+    on_complete: Callbacks = field(default_factory=Callbacks)
+    on_broken: Callbacks = field(default_factory=Callbacks)
     served_by: ServingUpstream | None = None
     has_unrequested_usage: bool = False
     lacks_cache_fields: bool = False

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
 
+from kvproxy.apis.api_request import Delivery
 from kvproxy.flow.backend_response import BackendResponse
 
 MAX_UNSENT_BYTES = 256 * 1024  # Read from the backend, but not received by a client yet.
@@ -20,9 +21,13 @@ class SharedRequest:
     Args:
         open: sends the request, and returns when the response begins.
         max_bytes: see "Backpressure" above: the size of a response that is small enough to store.
+        delivery: names the upstream that received the request.
     """
 
-    def __init__(self, open: Callable[[], Awaitable[BackendResponse]], max_bytes: int) -> None:
+    def __init__(
+        self, open: Callable[[], Awaitable[BackendResponse]], max_bytes: int, delivery: Delivery | None = None
+    ) -> None:
+        self.delivery = delivery or Delivery()
         self._open = open
         self._max_bytes = max_bytes
         self._chunks: list[bytes] = []

@@ -149,6 +149,7 @@ class Metrics:
             load="Tokens of work in flight.",
             sent_total="Requests that it received.",
             retried_total="Requests that failed here, and were sent to another upstream.",
+            errors_total="Requests that failed here: no connection or response, a status of 500 or above, or a broken response.",
             ejections_total="Ejections.",
             cached_blocks="Blocks in its prefix cache.",
         )
@@ -310,7 +311,7 @@ class Metrics:
         self._prefix_cache.set(stats)
 
     def set_upstream(self, status: EngineStatus) -> None:
-        names = ("requests", "load", "sent", "retried", "ejections", "cached_blocks")
+        names = ("requests", "load", "sent", "retried", "errors", "ejections", "cached_blocks")
         values = {name: getattr(status, name) for name in names}
         up, draining = not status.ejected, status.state == "draining"
         self._upstreams.set({"up": up, "draining": draining, **values}, status.url)

@@ -1,10 +1,11 @@
 """Sends requests to one upstream."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from kvproxy.apis.api import ApiName
-from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
+from kvproxy.apis.api_request import ApiRequest, Delivery, in_thread_if_large
 from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps, loads
 from kvproxy.apis.request_directives import HEADER_PREFIX
 from kvproxy.apis.stream_usage import body_with_usage, lacks_usage
@@ -30,7 +31,7 @@ class UpstreamClient:
     ) -> None:
         self.url = server.url
         self.sent = 0
-        """Number of clients' requests that it received; a request counts when its response begins, or fails."""
+        """Number of clients' requests that it received; one counts when its response begins or fails, or its client leaves."""
         self._server = server
         self._settings = settings
         limit = settings.max_connections + _PROBE_CONNECTIONS
@@ -127,36 +128,59 @@ class UpstreamClient:
         headers.pop("cache-control", None)  # It addresses this proxy.
         api = request.api.name
         if not self._settings.request_usage or api in self._refuse_usage or not lacks_usage(request):
-            return await self.forward("POST", path, headers, request.raw)
-        reply = await self.forward("POST", path, headers, body_with_usage(request))
+            return await self.forward("POST", path, headers, request.raw, delivery=request.delivery)
+        reply = await self.forward("POST", path, headers, body_with_usage(request), delivery=request.delivery)
         if reply.status not in _INVALID:
             reply.has_unrequested_usage = True
             return reply
         # The request is invalid, or the server does not know the field.
         await reply.close()
-        reply = await self.forward("POST", path, headers, request.raw)
+        reply = await self.forward("POST", path, headers, request.raw, delivery=request.delivery)
         if reply.status not in _INVALID:
             self._refuse_usage.add(api)
         return reply
 
     async def forward(
-        self, method: str, path: str, headers: Mapping[str, str], body: Body, tenant: str | None = None
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: Body,
+        tenant: str | None = None,
+        *,
+        delivery: Delivery | None = None,
     ) -> RelayedResponse:
-        """Queue and send a client's request. Raises InvalidRequest, Overloaded, or UpstreamError."""
+        """Queue and send a client's request. Raises InvalidRequest, Overloaded, or UpstreamError.
+
+        `delivery` records that this upstream received it.
+        """
+        delivery = delivery or Delivery()
+        delivery.received_at = None
         try:
-            reply = await self._enqueue(method, path, headers, body)
+            reply = await self._enqueue(method, path, headers, body, partial(delivery.record, self.url))
         except UpstreamError as error:
             self.sent += not error.unsent
+            raise
+        except asyncio.CancelledError:
+            self.sent += delivery.received_at is not None
             raise
         self.sent += 1
         return reply
 
-    async def _enqueue(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> RelayedResponse:
+    async def _enqueue(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: Body,
+        on_written: Callable[[], object] | None = None,
+    ) -> RelayedResponse:
         if not path.startswith("/"):
             raise InvalidRequest(f"the path {path[:80]!r} does not begin with a slash")
         await self.admission.enter()
         try:
-            reply = await self.send_unqueued(method, path, headers, body, closes=not self.keeps_connections)
+            closes = not self.keeps_connections
+            reply = await self.send_unqueued(method, path, headers, body, closes=closes, on_written=on_written)
         except BaseException:
             self.admission.leave()
             raise
@@ -164,7 +188,14 @@ class UpstreamClient:
         return reply
 
     async def send_unqueued(
-        self, method: str, path: str, headers: Mapping[str, str], body: Body = b"", *, closes: bool = False
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: Body = b"",
+        *,
+        closes: bool = False,
+        on_written: Callable[[], object] | None = None,
     ) -> RelayedResponse:
         """Send a request without the queue of client requests. Raises UpstreamError.
 
@@ -177,7 +208,7 @@ class UpstreamClient:
         retries = self._settings.retries if isinstance(body, bytes) else 0
         while True:
             try:
-                return await self._connections.request(method, path, sent, body)
+                return await self._connections.request(method, path, sent, body, on_written)
             except UpstreamError as error:
                 if not error.unsent or retries == 0:
                     raise

@@ -8,8 +8,9 @@ body shorter than its Content-Length; bytes on an idle connection become the res
 import asyncio
 import io
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
@@ -66,14 +67,25 @@ class ConnectionPool:
             auto_decompress=False,
             max_line_size=_MAX_HEADER_BYTES,
             max_field_size=_MAX_HEADER_BYTES,
+            trace_configs=[_trace_written_requests()],
         )
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
 
-    async def request(self, method: str, path: str, headers: Headers, body: Body) -> RelayedResponse:
-        """Send a request. Raises UpstreamError; `UpstreamError.unsent` is true if no byte was sent, so a retry is safe."""
+    async def request(
+        self,
+        method: str,
+        path: str,
+        headers: Headers,
+        body: Body,
+        on_written: Callable[[], object] | None = None,
+    ) -> RelayedResponse:
+        """Send a request. Raises UpstreamError; `UpstreamError.unsent` is true if no byte was sent, so a retry is safe.
+
+        `on_written` is called when the headers are written to a connection.
+        """
         assert self._session is not None, "call open() first"
         assert path.startswith("/"), "the path needs a leading slash"
         data: bytes | io.BytesIO | AsyncIterator[bytes] | None
@@ -83,7 +95,9 @@ class ConnectionPool:
             data = _verify_content_length(body, headers)
         url = URL(self._base + path, encoded=True)
         try:
-            response = await self._session.request(method, url, headers=headers, data=data, allow_redirects=False)
+            response = await self._session.request(
+                method, url, headers=headers, data=data, allow_redirects=False, trace_request_ctx=on_written
+            )
         except (aiohttp.ClientError, OSError) as error:
             # Cycles through tracebacks, also of a variable for the new error, would keep the body in memory.
             _clear_tracebacks(error)
@@ -114,6 +128,16 @@ class ConnectionPool:
             return failure
         failure.unsent = True
         return failure
+
+
+def _trace_written_requests() -> aiohttp.TraceConfig:
+    async def call(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
+        if context.trace_request_ctx is not None:
+            context.trace_request_ctx()
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_headers_sent.append(call)
+    return trace
 
 
 def _clear_tracebacks(error: BaseException | None) -> None:
@@ -177,20 +201,25 @@ def _to_relayed_response(response: aiohttp.ClientResponse) -> RelayedResponse:
     if "transfer-encoding" in response.headers:
         headers = [(name, value) for name, value in headers if name != "content-length"]
 
-    on_first_chunk, on_end = Callbacks(), Callbacks()
+    on_first_chunk, on_end, on_complete, on_broken = Callbacks(), Callbacks(), Callbacks(), Callbacks()
 
     async def close() -> None:
         on_end.run()
         # A response that was read to its end has already returned its connection.
         response.close()
 
+    chunks = _chunks(response, on_first_chunk, on_end, on_complete, on_broken)
     return RelayedResponse(
-        response.status, headers, _chunks(response, on_first_chunk, on_end), close, on_first_chunk, on_end
+        response.status, headers, chunks, close, on_first_chunk, on_end, on_complete=on_complete, on_broken=on_broken
     )
 
 
 async def _chunks(
-    response: aiohttp.ClientResponse, on_first_chunk: Callbacks, on_end: Callbacks
+    response: aiohttp.ClientResponse,
+    on_first_chunk: Callbacks,
+    on_end: Callbacks,
+    on_complete: Callbacks,
+    on_broken: Callbacks,
 ) -> AsyncIterator[bytes]:
     content = response.content
     protocol = response.connection.protocol if response.connection is not None else None
@@ -213,12 +242,18 @@ async def _chunks(
             and not _has_message_framing(response)
         ):
             raise UpstreamProtocolError("the upstream broke its response off")
+        on_complete.run()
+    except UpstreamProtocolError:
+        on_broken.run()
+        raise
     except TimeoutError:
+        on_broken.run()
         raise UpstreamProtocolError("the upstream stopped sending in the middle of its response") from None
     except (aiohttp.ClientError, OSError, RuntimeError) as error:
         # Forward the bytes before the failure. aiohttp raises RuntimeError for some failures.
         for chunk in list(content._buffer):
             yield chunk
+        on_broken.run()
         raise UpstreamProtocolError(f"the upstream broke its response off: {error or type(error).__name__}") from None
     finally:
         on_end.run()

@@ -251,6 +251,7 @@ class Fleet:
 
     async def _send(self, destination: _Destination, request: ApiRequest, *, is_last: bool) -> RelayedResponse:
         engine, uncached = destination.engine, destination.uncached_tokens
+        request.delivery.received_at = None
         computation = engine.begin(destination.prediction, uncached)
         restored = False
 
@@ -275,9 +276,16 @@ class Fleet:
         except BaseException as error:
             computation.finish()
             if isinstance(error, UpstreamError):
+                engine.errors += 1
                 record = engine.health.record_failure if error.unsent else engine.health.record_failed_request
                 record(error.message)
+            elif isinstance(error, asyncio.CancelledError) and request.delivery.received_at is not None:
+                timeout = request.control.timeout
+                engine.errors += engine.health.record_cancelled_request(request.delivery.received_at, timeout)
             raise
+        engine.errors += reply.status >= 500
+        reply.on_broken.add(engine.record_broken_response)
+        reply.on_complete.add(engine.health.record_complete_response)
         if reply.status in BUSY and (seconds := _retry_after(reply.headers)) is not None:
             engine.health.cool_down(seconds)
         elif reply.status < 500:

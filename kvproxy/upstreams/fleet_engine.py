@@ -106,7 +106,7 @@ class FleetEngine:
         self.client = UpstreamClient(server, settings.forward, settings.limits)
         self.health = Health(self.client, routing.eject_after, routing.health_timeout, routing.health_interval)
         self.load = EngineLoad()
-        self.retried = 0
+        self.retried = self.errors = 0
         self.refused_fields = RefusedCacheFields(self.url)
         self.loaded: Counter[str] = Counter()
         self._pending: dict[int | None, PendingPrefixes] = {}
@@ -170,6 +170,11 @@ class FleetEngine:
         placement.record_response(reply)
         reply.served_by = self.serving_upstream(placement.predicted_tokens, placement.uncached_tokens)
         return reply
+
+    def record_broken_response(self) -> None:
+        """Record a response that broke off after it began, which no other upstream can continue."""
+        self.errors += 1
+        self.health.record_broken_response(f"{self.url} broke off a response that it had begun")
 
     def record_tokenizing(self, failure: str | None) -> None:
         """Record whether the server tokenized a prompt: None for a success."""
@@ -309,6 +314,7 @@ class FleetEngine:
             aliases=dict(self._server.aliases),
             ejected=self.health.ejected,
             retried=self.retried,
+            errors=self.errors,
         )
 
     def _advice(self) -> tuple[str, ...]:

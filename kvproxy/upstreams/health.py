@@ -1,6 +1,7 @@
 """Health of upstreams, by probes and by the requests of clients."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -15,6 +16,9 @@ EJECTION_SECONDS = 10.0
 MAX_EJECTION_SECONDS = 300.0
 MAX_COOLDOWN_SECONDS = 60.0
 """Maximum time of a `Retry-After` that is honoured."""
+HANG_SECONDS = 30.0
+"""Time without a byte of the response after which a request counts as failed when its client leaves."""
+_MIN_HANG_SECONDS = 0.5
 
 
 class Health:
@@ -23,6 +27,7 @@ class Health:
     - Failed probes and connections: a success restores it, but a request's success does not outweigh a probe that was
       answered with an error. Before the first response, one failure ejects it.
     - Failed requests, while probes succeed: it is ejected for a time. Afterwards, one more failed request ejects it again.
+      Responses that break off have a count of their own, because they begin like a success.
 
     An https upstream without `/health`, such as a paid API, is probed only after a failure: regular requests for a missing
     route count as abuse at some providers. Requests of clients report its failures.
@@ -49,6 +54,8 @@ class Health:
         self._unreachable = 0  # Consecutive failed probes and connections.
         self._refuses_probes = False  # `/health` answered with an error.
         self._failed_requests = 0
+        self._broken_responses = 0  # Consecutive ones.
+        self._last_success = -math.inf
         self._ejected_until = 0.0
         self._ejection_seconds = EJECTION_SECONDS
         self._cooldown_until = 0.0
@@ -59,7 +66,7 @@ class Health:
     @property
     def failures(self) -> int:
         """Number of consecutive failures."""
-        return max(self._unreachable, self._failed_requests)
+        return max(self._unreachable, self._failed_requests, self._broken_responses)
 
     @property
     def is_unreachable(self) -> bool:
@@ -97,13 +104,14 @@ class Health:
         return "cooldown" if self.is_cooling_down else "up"
 
     def record_success(self) -> None:
-        """Record a request that it answered."""
+        """Record a response that began with a status below 500."""
+        self._last_success = self._clock()
         if not self._refuses_probes:
             self._unreachable = 0
         self._failed_requests = 0
         self._has_responded = True
         is_ejected = self.ejected
-        if not is_ejected:
+        if not is_ejected and not self._broken_responses:
             self._ejection_seconds = EJECTION_SECONDS
             if self.failures == 0:
                 self.error = None
@@ -120,9 +128,44 @@ class Health:
 
     def record_failed_request(self, error: str) -> None:
         """Record a request that it received and did not answer, or answered with a status of 500 or above."""
-        self.error = error
         self._failed_requests += 1
-        if self.ejected or self._failed_requests < self._eject_after:
+        self._eject_if_failing(error, self._failed_requests)
+
+    def record_broken_response(self, error: str) -> None:
+        """Record a response that broke off after it began."""
+        self._broken_responses += 1
+        self._eject_if_failing(error, self._broken_responses)
+
+    def record_complete_response(self) -> None:
+        """Record a response that it sent to the end."""
+        if self._broken_responses:
+            self._broken_responses = 0
+            if self.failures == 0 and not self.ejected:
+                self.error = None
+
+    def record_cancelled_request(self, received_at: float, timeout: float | None) -> bool:
+        """Record a request whose client left, or whose deadline passed, before the first byte.
+
+        It is a failed request if the upstream had it for half of the client's `timeout`, or for `HANG_SECONDS`, and has begun no
+        other response since: impatient clients must not eject a busy upstream.
+
+        Args:
+            received_at: on the clock.
+            timeout: in seconds, from the client's header; None without one.
+
+        Returns:
+            Whether it counted as failed.
+        """
+        seconds = self._clock() - received_at
+        limit = HANG_SECONDS if timeout is None else min(HANG_SECONDS, max(timeout / 2, _MIN_HANG_SECONDS))
+        if seconds < limit or self._last_success >= received_at:
+            return False
+        self.record_failed_request(f"{self._client.url} sent no byte of a response within {seconds:.1f} s")
+        return True
+
+    def _eject_if_failing(self, error: str, failures: int) -> None:
+        self.error = error
+        if self.ejected or failures < self._eject_after:
             return
         self._ejected_until = self._clock() + self._ejection_seconds
         self._ejection_seconds = min(2 * self._ejection_seconds, MAX_EJECTION_SECONDS)
@@ -173,7 +216,8 @@ class Health:
     def _record_probe(self) -> None:
         if self.is_unreachable:
             # It was restarted, so the failures of its former process do not count.
-            self._failed_requests, self._ejected_until = 0, 0.0
+            self._failed_requests = self._broken_responses = 0
+            self._ejected_until = 0.0
         self._unreachable = 0
         self._has_responded = True
         if self.failures == 0 and not self.ejected:

@@ -121,6 +121,7 @@ class ModelRoutes:
                 cause = f"HTTP {reply.status}"
             _log.warning("%s: %s; trying the fallback %s", attempt.model, cause, name)
             attempt = replace(request.with_fields({"model": name}), route=self.find(name))
+            request.delivery.fallback = name
         return _name_fallback(await send(attempt, True), attempt, request)
 
     def list(self, listings: Sequence[tuple[str, Sequence[JsonObject]]]) -> list[JsonObject]:

@@ -78,3 +78,4 @@ class EngineStatus:
     aliases: dict[str, str] = field(default_factory=dict)
     ejected: bool = False  # Also while it is draining.
     retried: int = 0  # Number of requests that failed here, and were sent to another upstream.
+    errors: int = 0  # Number of requests that failed here, including responses that broke off.

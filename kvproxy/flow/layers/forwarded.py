@@ -10,10 +10,10 @@ from secrets import token_hex
 
 from kvproxy.apis.json import dumps
 from kvproxy.apis.not_stored import Cause, NotStored
-from kvproxy.backends.protocol import Backend, RelayedResponse
+from kvproxy.backends.protocol import Backend, RelayedResponse, ServingUpstream
 from kvproxy.clients.shared_state import SharedState
 from kvproxy.errors import UpstreamProtocolError
-from kvproxy.exchange import Answer, EqualRequests, Exchange, ForwardReason
+from kvproxy.exchange import Answer, EqualRequests, Exchange, ForwardReason, ResponseFacts
 from kvproxy.flow.backend_response import BackendResponse, open_response, stored_response, why_headers_forbid_storing
 from kvproxy.flow.layers.cached import StoredResponses
 from kvproxy.flow.layers.layer import Layer, Prediction, Rest, Send
@@ -76,7 +76,7 @@ class JoinOrForward(Layer):
         if not exchange.is_concurrent:
             equal, running = EqualRequests(), set()
         exchange.equal_requests = equal
-        shared = SharedRequest(lambda: self._send(exchange), self._writer.max_bytes)
+        shared = SharedRequest(lambda: self._send(exchange), self._writer.max_bytes, exchange.api_request.delivery)
         running.add(shared)
         self._equal_requests[key] = equal, running
         shared.task.add_done_callback(lambda _: self._on_ended(key, running, shared))
@@ -102,6 +102,9 @@ class JoinOrForward(Layer):
         try:
             return await self._answer_from(exchange, shared)
         except BaseException:
+            if shared.response is None and shared.delivery.upstream:
+                upstream = ServingUpstream(shared.delivery.upstream, fallback=shared.delivery.fallback)
+                exchange.facts = ResponseFacts(upstream)
             shared.release()
             raise
 

@@ -8,7 +8,7 @@ from time import perf_counter, time
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from kvproxy.apis.api import TokenCounts
-from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest, requests_sampling
+from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest, Delivery, requests_sampling
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.not_stored import NotStored
 from kvproxy.apis.reported_usage import PrefixReuse
@@ -219,6 +219,7 @@ class Exchange:
         stored: the store committed the response before its head was sent, as the directive `confirm` demands.
         facts: the backend's response; empty facts without one.
         unread_model: model of a request that was not parsed; empty if it is unknown.
+        unread_delivery: the upstream that received a request that was not parsed; None for other requests.
         plugin: name of the plugin's layer that answered.
         failure: reason token (see `journal/reasons.py`) of the error that ended the request.
         exact_done, semantic_done: end of each lookup.
@@ -265,6 +266,8 @@ class Exchange:
     plugin: str | None = None
     # UnparsedRequestCharge
     unread_model: str = ""
+    # http/routes.py
+    unread_delivery: Delivery | None = None
     # JoinOrForward
     equal_requests: EqualRequests | None = None
     is_concurrent: bool = False
@@ -285,6 +288,12 @@ class Exchange:
     def backend_started(self) -> float:
         """Start of the backend's response. A client that joins a request in flight did not wait from its start."""
         return max(self.facts.started, self.started) if self.facts.started else 0.0
+
+    @property
+    def was_sent(self) -> bool:
+        """Whether an upstream received the request, so that it may cost money even if no response began."""
+        delivery = self.unread_delivery if self.request is None else self.request.delivery
+        return delivery is not None and delivery.received_at is not None
 
     @property
     def is_shadow_pair(self) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from kvproxy.apis.api_request import ApiRequest
+from kvproxy.apis.api_request import ApiRequest, Delivery
 from kvproxy.apis.codecs.codec import Echo
 from kvproxy.apis.codecs.generation import Delta, Usage
 from kvproxy.apis.json import JsonObject
@@ -158,11 +158,19 @@ Reply: TypeAlias = GeneratedResponse | RelayedResponse
 
 class Forwarder(Protocol):
     async def forward(
-        self, method: str, path: str, headers: Mapping[str, str], body: Body, tenant: str | None = None
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: Body,
+        tenant: str | None = None,
+        *,
+        delivery: Delivery | None = None,
     ) -> RelayedResponse:
         """Forward a request of an uncached API unchanged.
 
         `path` includes the query. `tenant` is the tenant of the request; None if it is unknown.
+        `delivery` records the upstream that received it.
         """
 
 

@@ -16,7 +16,7 @@ from kvproxy.apis.reported_usage import (
 from kvproxy.apis.service_tiers import requested_tier, served_tier
 from kvproxy.backends.protocol import Body, RelayedResponse
 from kvproxy.clients.quotas import Account
-from kvproxy.errors import Forbidden, KvproxyError
+from kvproxy.errors import DeadlineExceeded, Forbidden, KvproxyError
 from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.journal.spending import PaidRequest
@@ -112,13 +112,24 @@ async def reserve(
 async def send_charged(
     exchange: Exchange, account: Account, send: Callable[[], Awaitable[BackendResponse]]
 ) -> BackendResponse:
-    """Send a request, and charge its tokens to the account. A request that fails costs nothing."""
+    """Send a request, and charge its tokens to the account.
+
+    A request that fails costs nothing. One that is cancelled after it was sent, before its response, costs its estimated prompt.
+    """
     request, arrived = exchange.api_request, exchange.arrived
     estimated = await in_thread_if_large(len(request.raw), lambda: estimate_prompt_tokens(request.body))
     output = most_output_tokens(request.api.path, request.body)
     price = await reserve(account, estimated, output, request.model, arrived, requested_tier(request.body))
     try:
         response = await send()
+    except asyncio.CancelledError:
+        if exchange.was_sent:
+            fallback = request.delivery.fallback or None
+            money = None if price is None else price.cost(estimated, 0, None, fallback, price.requested_tier)
+            account.settle(estimated, money or 0.0, fallback or request.model)
+        else:
+            account.settle(0)
+        raise
     except BaseException:
         account.settle(0)
         raise
@@ -231,8 +242,15 @@ class UnparsedRequestCharge:
             yield part
 
     def refund(self, error: BaseException) -> None:
-        """Refund a failed request. If the quota stopped its upload, raise the quota's error from `error`."""
-        self._account.settle(0)
+        """Refund a failed request, except one that was aborted after it was sent: it costs its estimated prompt.
+
+        If the quota stopped its upload, raise the quota's error from `error`.
+        """
+        is_aborted = isinstance(error, DeadlineExceeded) or not isinstance(error, KvproxyError)
+        if is_aborted and self._exchange.was_sent and self._refused is None:
+            self._account.settle(*self._aborted_usage(), self._model or "")
+        else:
+            self._account.settle(0)
         if self._refused is not None:
             # The quota's error is also the cause of `error`, and its traceback refers to this charge.
             error.__context__ = None
@@ -240,6 +258,13 @@ class UnparsedRequestCharge:
                 raise self._refused from error
             finally:
                 self._refused = None
+
+    def _aborted_usage(self) -> tuple[int, float]:
+        if self._price is None:
+            return self._reserved, 0.0
+        self._exchange.unread_model = self._price.model
+        self._exchange.facts = ResponseFacts(estimated_usage=(self._reserved, 0))
+        return self._reserved, self._price.cost(self._reserved, 0) or 0.0
 
     def charge_response(self, reply: RelayedResponse) -> RelayedResponse:
         is_json = any(name == "content-type" and "json" in value for name, value in reply.headers)

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from kvproxy import __version__
 from kvproxy.apis import APIS, MESSAGES, PATHS, normalize_path
 from kvproxy.apis.api import Api
+from kvproxy.apis.api_request import Delivery
 from kvproxy.apis.json import as_object, loads, objects
 from kvproxy.backends.protocol import RelayedResponse
 from kvproxy.errors import (
@@ -330,7 +331,8 @@ async def _forward(request: Request, body: bytes | None) -> Response:
     if spending is not None:
         sent = spending.charge_upload(sent)
     exchange_of(request.scope).layer = "bypass"
-    forwarding = forwarder.forward(request.method, path, request.headers, sent, _tenant(request))
+    delivery = exchange_of(request.scope).unread_delivery = Delivery()
+    forwarding = forwarder.forward(request.method, path, request.headers, sent, _tenant(request), delivery=delivery)
     try:
         reply = await deadline.cancel_when_over(request.receive, forwarding, upload_done)
     except BaseException as error:

@@ -32,6 +32,7 @@ def record_of(exchange: Exchange) -> Record:
         tags = (*tags, f"{FALLBACK_TAG}{request.model}")
     start = exchange.started
     estimated_prompt, estimated_completion = _estimated_usage(exchange)
+    is_unserved = hit is not None or (exchange.status != 200 and estimated_prompt is not None)
     return Record(
         number=0,
         time=exchange.arrived,
@@ -71,8 +72,12 @@ def record_of(exchange: Exchange) -> Record:
         not_stored=None if facts.not_stored is None else str(facts.not_stored),
         estimated_prompt_tokens=estimated_prompt,
         estimated_completion_tokens=estimated_completion,
-        service_tier=facts.service_tier if hit is None else _requested_tier(exchange),
+        service_tier=_requested_tier(exchange) if is_unserved else facts.service_tier,
     )
+
+
+_ABORTED = ("disconnected", "error-timeout", "error-stopped")
+"""Beginnings of the reasons of requests that the client or the proxy aborted."""
 
 
 def _requested_tier(exchange: Exchange) -> str | None:
@@ -82,12 +87,24 @@ def _requested_tier(exchange: Exchange) -> str | None:
 def _estimated_usage(exchange: Exchange) -> TokenCounts:
     """Return the estimated tokens of prompt and response that the backend did not report, such as of an aborted stream."""
     facts = exchange.facts
-    if exchange.hit is not None or exchange.was_collapsed or exchange.status != 200:
+    if exchange.hit is not None or exchange.was_collapsed:
         return None, None
+    if exchange.status != 200:
+        return _estimated_usage_of_aborted(exchange)
     if not facts.started or exchange.request is None:
         return facts.estimated_usage
     prompt = estimate_prompt_tokens(exchange.request.body) if facts.prompt_tokens is None else None
     return prompt, facts.received_tokens if facts.completion_tokens is None else None
+
+
+def _estimated_usage_of_aborted(exchange: Exchange) -> TokenCounts:
+    """Return the estimated tokens of a request that was aborted after it was sent, and before its response began."""
+    if exchange.request is None:
+        return exchange.facts.estimated_usage
+    is_aborted = exchange.failure is not None and exchange.failure.startswith(_ABORTED)
+    if not is_aborted or not exchange.was_sent:
+        return None, None
+    return estimate_prompt_tokens(exchange.request.body), 0
 
 
 def reason_of(exchange: Exchange) -> str:

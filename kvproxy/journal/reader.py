@@ -45,8 +45,9 @@ BACKEND = ("prefix", "forward", "bypass", "revalidated")
 _BEGUN = "layer in ('disconnected', 'error') and status = 200 and reused_tokens is not null"
 """Condition for responses of the backend that began and were not completed."""
 # A stream that broke off was paid, too, if its usage arrived.
-PAID = f"layer in {(*BACKEND, 'warming', 'disconnected', 'error')} and status = 200 and reason not like 'hit-%'"
-"""Condition for requests that the provider bills."""
+PAID = f"layer in {(*BACKEND, 'warming', 'disconnected', 'error')} and reason not like 'hit-%'"
+PAID += " and (status = 200 or estimated_prompt_tokens is not null)"
+"""Condition for requests that the provider bills, also those that were aborted before their response began."""
 PAID_PROMPT = "coalesce(prompt_tokens, estimated_prompt_tokens)"
 PAID_COMPLETION = "coalesce(completion_tokens, estimated_completion_tokens)"
 """Tokens of requests that have a price: reported, or else estimated."""

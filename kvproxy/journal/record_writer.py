@@ -260,8 +260,9 @@ class RecordWriter:
         # The ledger counts the same requests.
         reused = record.reused_tokens if record.status == 200 else None
         tokens = (record.prompt_tokens or 0, record.completion_tokens or 0, reused or 0)
-        is_unreported = record.status == 200 and None in (record.prompt_tokens, record.completion_tokens)
         estimated = record.estimated_prompt_tokens, record.estimated_completion_tokens
+        is_paid = record.status == 200 or estimated != (None, None)
+        is_unreported = is_paid and None in (record.prompt_tokens, record.completion_tokens)
         counts = int(is_unreported), int(estimated != (None, None)), *(count or 0 for count in estimated)
         counts = *counts, int(record.service_tier is not None)
         values = (1, *tokens, self._saved_seconds(exchange, record), *counts)

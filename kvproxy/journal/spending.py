@@ -265,7 +265,7 @@ def record_costs(
     for record in records:
         if record.layer in (*CACHES, "plugin") or record.reason.startswith("hit-"):
             costs[record.number] = 0.0
-        elif record.status == 200:
+        elif record.status == 200 or record.estimated_prompt_tokens is not None:
             short, long, pause = turns.get(record.number, (None, None, None))
             paid = PaidRequest(
                 time=record.time,

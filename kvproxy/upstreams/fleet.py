@@ -10,7 +10,7 @@ from functools import partial
 from random import random
 from typing import TYPE_CHECKING
 
-from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, session_name
+from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, Delivery, session_name
 from kvproxy.apis.json import JsonObject, dumps, field, objects
 from kvproxy.apis.model_route import ModelRoute
 from kvproxy.backends.protocol import Body, Forwarder, Headers, RelayedResponse
@@ -120,7 +120,14 @@ class Fleet:
         return await self.available_engines()[0].client.list_models(query, headers)
 
     async def forward(
-        self, method: str, path: str, headers: Mapping[str, str], body: Body, tenant: str | None = None
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: Body,
+        tenant: str | None = None,
+        *,
+        delivery: Delivery | None = None,
     ) -> RelayedResponse:
         """Forward a request of an uncached API to the first available engine: all uploaded files must be on one engine.
 
@@ -132,7 +139,7 @@ class Fleet:
             body, route = self.routes.resolve_body(body)
         available, stored = self.available_engines(route), self._stored.find_path(tenant, path)
         engine = next((engine for engine in available if engine.url == stored), available[0])
-        return await engine.client.forward(method, path, headers, body)
+        return await engine.client.forward(method, path, headers, body, delivery=delivery)
 
     async def send(self, request: ApiRequest) -> RelayedResponse:
         """Send a request to the best engine, or to the next one if it fails before its first chunk.

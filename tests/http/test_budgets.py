@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import json
 import re
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,15 @@ class Upstream:
             await asyncio.Event().wait()
         yield b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n'
         yield b"data: " + json.dumps({"choices": [], "usage": USAGE}).encode() + b"\n\ndata: [DONE]\n\n"
+
+
+def abort(proxy: "Proxy", path: str, key: str, body: dict[str, Any]) -> None:
+    """Send a request, and close its connection when the upstream has it."""
+    asked = proxy.upstream.asked
+    with contextlib.closing(HTTPConnection(proxy.url.removeprefix("http://"), timeout=60)) as connection:
+        headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+        connection.request("POST", path, json.dumps(body), headers)
+        until(lambda: proxy.upstream.asked == asked + 1)
 
 
 class Proxy:
@@ -288,6 +299,48 @@ def test_the_service_tier_that_served_a_request_decides_its_price(proxy: Proxy) 
     assert "at the price of the standard tier: 1 request of the service tiers scale" in bill.stderr
     saved = kvproxy("savings", "--by", "client", "--data", data, **prices).stdout
     assert "At the price of the standard tier: 1 request of service tiers" in saved
+
+
+def test_a_request_that_is_aborted_before_its_response_costs_its_estimated_prompt(proxy: Proxy) -> None:
+    key, prompt = add_client(proxy.settings, "impatient", budget_per_day=10), "wait" + "x" * 3_996
+    costs: list[float] = []
+    # An unread request is estimated by its bytes.
+    try:
+        for path in ("/v1/chat/completions", "/v1/rerank"):
+            abort(proxy, path, key, chat(prompt))
+            until(lambda: proxy.spent("impatient") > sum(costs))
+            costs.append(proxy.spent("impatient") - sum(costs))
+            assert 1_000 * 100 / 1e6 <= costs[-1] <= 1_100 * 100 / 1e6
+    finally:
+        # The upstream's threads wait for it.
+        proxy.upstream.gate.set()
+
+    def listed() -> ListedClient:
+        return next(client for client in list_clients(proxy.settings) if client.name == "impatient")
+
+    until(lambda: listed().requests == 2)
+    assert listed().spent == pytest.approx(sum(costs)) == listed().spent_today
+    prices = {"KVPROXY_JOURNAL__PRICES": json.dumps(PRICES)}
+    bill = kvproxy("sessions", "--by", "client", "--json", "--data", proxy.settings.data, **prices)
+    row = next(row for row in json.loads(bill.stdout)["rows"] if row["name"] == "impatient")
+    assert (row["cost"], row["estimated"]) == (pytest.approx(sum(costs)), 2)
+    log = kvproxy("log", "--where", "client = 'impatient'", "--json", "--data", proxy.settings.data, **prices)
+    assert [json.loads(line)["cost"] for line in log.stdout.splitlines()] == pytest.approx(costs)
+    proxy.upstream.gate.clear()
+
+
+def test_a_request_that_reached_no_upstream_is_free(tmp_path: Path) -> None:
+    with socket.socket() as unused, pytest.MonkeyPatch.context() as patch:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        with run_front(tmp_path, url, journal={"prices": PRICES}) as (proxy, services):
+            patch.setattr("kvproxy.http.client_authentication._CHECK_SECONDS", 0.0)
+            running = Proxy(proxy, services, Upstream())
+            key = add_client(running.settings, "one", budget_per_day=10)
+            assert running.ask(key).status_code == 502
+            until(lambda: len(services.journal.latest(1)) == 1)
+            assert services.journal.latest(1)[0].estimated_prompt_tokens is None
+            assert running.spent("one") == 0
 
 
 def test_a_model_without_a_price_is_refused(proxy: Proxy) -> None:

@@ -22,14 +22,37 @@ class Transaction(Protocol):
     def executemany(self, sql: str, values: Sequence[Mapping[str, Any]]) -> None: ...
 
 
+class WriteTransaction(Transaction, Protocol):
+    demand: int
+    """Largest `write_demand` of the statements so far."""
+
+
 def list_parameter(column: str) -> str:
     """Return the name of the parameter of `Database.in_list`."""
     return f"{column.rpartition('.')[2]}_list"
 
 
+_VERBS = ("delete", "update", "insert")
+
+
+def write_demand(sql: str) -> int:
+    """Return the demand that a statement makes on the disk, from 0 for reads to 4 for a stored response.
+
+    A full disk may allow transactions without changes, or those that delete rows, but not those that store responses.
+    """
+    verb = sql[:6]
+    return _VERBS.index(verb) + 1 + sql.startswith("insert into responses ") if verb in _VERBS else 0
+
+
 class StoreHealth:
+    """The failures of a store.
+
+    After a failed write, the store counts as failing until a write of at least the same `write_demand` succeeds.
+    """
+
     def __init__(self, name: str) -> None:
         self._name = name
+        self._failed_demand = 0
         self._failures: dict[Operation, str] = {}
         self._is_unreachable = False
         self._logs: dict[Operation, FailureLog] = {"read": FailureLog(), "write": FailureLog()}
@@ -38,17 +61,24 @@ class StoreHealth:
     def failure(self) -> str | None:
         return next(iter(self._failures.values()), None)
 
-    def failed(self, operation: Operation, error: CacheStoreError) -> None:
+    def failed(self, operation: Operation, error: CacheStoreError, demand: int = 0) -> None:
         if isinstance(error, InvalidValue):
             return
         effect = "no response is stored" if operation == "write" else "no stored response is found"
         self._logs[operation].log_failure("%s; until it works again, %s", error, effect)
         self._failures[operation] = str(error)
         self._is_unreachable = isinstance(error, StoreUnreachable)
+        if operation == "write":
+            self._failed_demand = max(self._failed_demand, demand)
 
-    def worked(self, operation: Operation) -> None:
-        if operation in self._failures:
-            self._failures.pop(operation, None)
+    def worked(self, operation: Operation, demand: int = 0) -> None:
+        if operation in self._failures and (operation == "read" or demand >= self._failed_demand):
+            self._recover(operation)
+
+    def _recover(self, operation: Operation) -> None:
+        if self._failures.pop(operation, None) is not None:
+            if operation == "write":
+                self._failed_demand = 0
             done = "written" if operation == "write" else "read"
             self._logs[operation].log_recovery("the store %s can be %s again", self._name, done)
 
@@ -56,16 +86,16 @@ class StoreHealth:
         """Report that a database works which was unreachable for reads and writes."""
         if self._is_unreachable:
             for operation in list(self._failures):
-                self.worked(operation)
+                self._recover(operation)
 
     @contextmanager
-    def watch(self, operation: Operation) -> Iterator[None]:
+    def watch(self, operation: Operation, transaction: WriteTransaction | None = None) -> Iterator[None]:
         try:
             yield
         except CacheStoreError as error:
-            self.failed(operation, error)
+            self.failed(operation, error, 0 if transaction is None else transaction.demand)
             raise
-        self.worked(operation)
+        self.worked(operation, 0 if transaction is None else transaction.demand)
 
 
 class Database(Protocol):

@@ -97,7 +97,6 @@ class SpentMoney:
 
     def _reserve(self, client: ClientSettings, money: float, now: float, id: str) -> None:
         self._pay_debts()
-        self._failures.log_recovery("the spent money of clients is counted in its table again")
         period = period_of(now)
         with self._tables.transaction(durable=False) as run:
             if period["month"] != self._month:
@@ -107,6 +106,7 @@ class SpentMoney:
             reserved = run(_RESERVED, {"client": client.name})[0]["money"]
             _check(client, now, self._last.get(client.name, Spent()), reserved)
             run(_RESERVE, {"id": id, "client": client.name, "money": money, "expires": now + LEASE_SECONDS})
+        self._failures.log_recovery("the spent money of clients is counted in its table again")
         self._month = period["month"]
 
     def charge(self, client: str, money: float, reservation: Reservation) -> None:

@@ -197,9 +197,14 @@ class Metrics:
             "pool",
         )
         self.entries = self._group("cache_entries", "Stored responses; absent while the store cannot be read.")
-        self.store_up = self._group("store_up", "0 while the store's database cannot be read or written, else 1.")
+        self.store_up = self._group(
+            "store_up",
+            "0 while the store's database cannot be read or written, until the next response is stored; else 1.",
+        )
         self.journal_up = self._group(
-            "journal_up", "0 while the journal's database cannot be read or written, else 1; absent without a journal."
+            "journal_up",
+            "0 while the journal's database cannot be read or written, until the next record is written; else 1; absent without"
+            " a journal.",
         )
         self.lost_records = self._group("journal_lost_records_total", "Journal records that could not be written.")
         self._client_requests = self._counter(

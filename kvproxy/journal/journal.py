@@ -85,6 +85,14 @@ class _JournalEventQueue:
         return events
 
 
+def _is_record(event: Event) -> bool:
+    return isinstance(event, Exchange)
+
+
+def _has_record(events: Iterable[Event]) -> bool:
+    return any(map(_is_record, events))
+
+
 def _body_bytes(exchange: Exchange) -> int:
     return 0 if exchange.request is None else len(exchange.request.raw)
 
@@ -102,7 +110,7 @@ class Journal:
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last write failed."""
+        """Whether writes fail; true after a lost record until the next record is written."""
         return False
 
     def add(self, exchange: Exchange) -> None: ...
@@ -156,6 +164,7 @@ class StoredJournal(Journal):
         self._is_shared = is_shared
         self._batch_size = _SHARED_BATCH if is_shared else _BATCH
         self._failures = FailureLog()
+        self._failed_record = False
         self._lost_before = 0
         self._queue = _JournalEventQueue()
         self._idle_readers: deque[JournalReader] = deque()
@@ -241,6 +250,10 @@ class StoredJournal(Journal):
     def _write(self, events: Sequence[Event]) -> bool:
         try:
             self._writer.write(events)
+            # A full disk may allow small changes, but no records.
+            if self._failed_record and not _has_record(events):
+                return True
+            self._failed_record = False
             message = "the journal %s can be written again; %d records were lost"
             if self._failures.log_recovery(message, self.name, self.lost - self._lost_before):
                 self._lost_before = self.lost
@@ -251,6 +264,7 @@ class StoredJournal(Journal):
                 return True
             # The proxy keeps serving, for example with a full disk.
             self._log_failure(error)
+            self._failed_record |= _has_record(events)
             if self._is_shared:
                 return False
             self._count_lost(events)
@@ -265,7 +279,7 @@ class StoredJournal(Journal):
                 _log.error("the journal lost %d records: %s", lost, error or type(error).__name__)
 
     def _count_lost(self, events: Sequence[Event]) -> int:
-        lost = sum(isinstance(event, Exchange) for event in events)
+        lost = sum(map(_is_record, events))
         self.lost += lost
         return lost
 

@@ -36,6 +36,11 @@ def test_a_full_disk_is_told_once_and_that_there_is_room_again(
         lost = journal.lost
         (line,) = told(caplog)
         assert "failed" in line
+        # A change of the store needs less room than a record.
+        journal.record_keep_warm("unknown", "ended")
+        journal.flush()
+        assert journal.is_failing
+        assert len(told(caplog)) == 1
         grow(tmp_path)
         journal.add(finished("with room", "again"))
         journal.flush()

@@ -13,7 +13,7 @@ from psycopg.rows import dict_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from kvproxy.index.errors import CacheStoreError, InvalidValue, StoreDamaged, StoreUnreachable, first_line
-from kvproxy.index.store.database import Row, StoreHealth, Transaction, list_parameter
+from kvproxy.index.store.database import Row, StoreHealth, Transaction, list_parameter, write_demand
 from kvproxy.index.store.postgres.schema import create_schema
 
 _CONNECT_TIMEOUT = 5  # Seconds.
@@ -86,7 +86,9 @@ class PostgresDatabase:
                     f"the store {self.name} cannot compute or store a value: {first_line(error)}"
                 ) from error
             message = f"the store {self.name} failed ({first_line(error)}): check the server, and kvproxy doctor"
-            if isinstance(error, psycopg.OperationalError | PoolTimeout):
+            # With a full disk, the database can still be reached.
+            is_full = isinstance(error, psycopg.errors.DiskFull)
+            if isinstance(error, psycopg.OperationalError | PoolTimeout) and not is_full:
                 self._failed = (time.monotonic() + _RETRY_DELAY, message)
                 raise StoreUnreachable(message) from error
             raise CacheStoreError(message) from error
@@ -100,12 +102,14 @@ class PostgresDatabase:
 
     @contextlib.contextmanager
     def transaction(self, *, durable: bool = True) -> Iterator[Transaction]:
-        with self.health.watch("write"), self.connection() as connection, connection.transaction():
+        transaction = _PostgresTransaction()
+        with self.health.watch("write", transaction), self.connection() as connection, connection.transaction():
+            transaction.connection = connection
             if not durable:
                 connection.execute("set local synchronous_commit = off")
             # This lock allows one writer at a time: there are no deadlocks, and numbers become visible in order.
             connection.execute("select 1 from totals for update")
-            yield _PostgresTransaction(connection)
+            yield transaction
 
     def query(self, sql: str, values: Mapping[str, Any] = _NO_VALUES, *, prepare: bool | None = None) -> list[Row]:
         """Return the rows of a statement. Statements that are executed often are prepared, unless `prepare` is False."""
@@ -148,15 +152,19 @@ class PostgresDatabase:
 
 
 class _PostgresTransaction:
-    def __init__(self, connection: psycopg.Connection[Row]) -> None:
-        self._connection = connection
+    connection: psycopg.Connection[Row]
+
+    def __init__(self) -> None:
+        self.demand = 0
 
     def __call__(self, sql: str, values: Mapping[str, Any] = _NO_VALUES) -> list[Row]:
-        return _rows(self._connection.execute(_placeholders(sql), values))
+        self.demand = max(self.demand, write_demand(sql))
+        return _rows(self.connection.execute(_placeholders(sql), values))
 
     def executemany(self, sql: str, values: Sequence[Mapping[str, Any]]) -> None:
         if values:
-            with self._connection.cursor() as cursor:
+            self.demand = max(self.demand, write_demand(sql))
+            with self.connection.cursor() as cursor:
                 cursor.executemany(_placeholders(sql), values)
 
 

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
 from kvproxy.index.sqlite_files import DatabaseFiles, connect, create_schema, make_files_private
-from kvproxy.index.store.database import Operation, Row, StoreHealth, Transaction, list_parameter
+from kvproxy.index.store.database import (
+    Operation,
+    Row,
+    StoreHealth,
+    Transaction,
+    WriteTransaction,
+    list_parameter,
+    write_demand,
+)
 from kvproxy.index.store.rows import SERVABLE_UNTIL
 
 if TYPE_CHECKING:
@@ -108,12 +116,13 @@ class SqliteDatabase:
 
     @contextlib.contextmanager
     def transaction(self, *, durable: bool = True) -> Iterator[Transaction]:
-        with self._write_lock, self.converting_errors("write"), self._writer:
+        transaction = _SqliteTransaction(self._writer)
+        with self._write_lock, self.converting_errors("write", transaction=transaction), self._writer:
             if durable != self._is_durable:
                 self._writer.execute(f"pragma synchronous={'full' if durable else 'normal'}")
                 self._is_durable = durable
             self._writer.execute("begin immediate")
-            yield _SqliteTransaction(self._writer)
+            yield transaction
 
     @contextlib.contextmanager
     def reader(self) -> Iterator[sqlite3.Connection]:
@@ -175,9 +184,11 @@ class SqliteDatabase:
         while self._readers:
             self._readers.pop().close()
 
-    def converting_errors(self, operation: Operation, *, check_now: bool = False) -> "_ConvertingErrors":
+    def converting_errors(
+        self, operation: Operation, *, check_now: bool = False, transaction: WriteTransaction | None = None
+    ) -> "_ConvertingErrors":
         """Raise a CacheStoreError for an error of SQLite, or if the files were replaced (see `DatabaseFiles.were_replaced`)."""
-        return _ConvertingErrors(self, operation, check_now=check_now)
+        return _ConvertingErrors(self, operation, check_now=check_now, transaction=transaction)
 
     def check_files(self, *, check_now: bool) -> None:
         """Raise a CacheStoreError if the files were replaced."""
@@ -190,8 +201,11 @@ class SqliteDatabase:
 class _ConvertingErrors:
     """The context manager of `SqliteDatabase.converting_errors`. A generator would take as long as a statement."""
 
-    def __init__(self, database: SqliteDatabase, operation: Operation, *, check_now: bool) -> None:
+    def __init__(
+        self, database: SqliteDatabase, operation: Operation, *, check_now: bool, transaction: WriteTransaction | None
+    ) -> None:
         self._database = database
+        self._transaction = transaction
         self._operation: Operation = operation
         self._check_now = check_now or operation == "write"
 
@@ -206,25 +220,29 @@ class _ConvertingErrors:
             raise
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        database = self._database
+        database, transaction = self._database, self._transaction
+        demand = 0 if transaction is None else transaction.demand
         if error is None:
-            database.health.worked(self._operation)
+            database.health.worked(self._operation, demand)
         elif isinstance(error, CacheStoreError):
-            database.health.failed(self._operation, error)
+            database.health.failed(self._operation, error, demand)
         elif isinstance(error, sqlite3.Error | UnicodeDecodeError):
             failure = CacheStoreError(f"the store {database.path} failed ({error}): check the disk, and kvproxy doctor")
-            database.health.failed(self._operation, failure)
+            database.health.failed(self._operation, failure, demand)
             raise failure from error
 
 
 class _SqliteTransaction:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
+        self.demand = 0
 
     def __call__(self, sql: str, values: Mapping[str, Any] = _NO_VALUES) -> list[Row]:
+        self.demand = max(self.demand, write_demand(sql))
         return _rows(self._connection.execute(sql, values))
 
     def executemany(self, sql: str, values: Sequence[Mapping[str, Any]]) -> None:
+        self.demand = max(self.demand, write_demand(sql) if values else 0)
         self._connection.executemany(sql, values)
 
 

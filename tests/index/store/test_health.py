@@ -1,11 +1,15 @@
 """The health of a store and its log."""
 
 import time
+from pathlib import Path
 
 import pytest
 
 from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.store import open_store
 from kvproxy.index.store.database import Operation, StoreHealth
+from kvproxy.index.store.sqlite.database import SqliteDatabase
+from tests.index.entries import make_entry
 
 
 def test_failures_and_recoveries_are_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,3 +53,35 @@ def test_failures_and_recoveries_are_logged(caplog: pytest.LogCaptureFixture, mo
     fail("write")
     work("write")
     assert len(logged()) == 2
+
+
+def test_a_full_store_works_again_with_the_next_stored_response(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(tmp_path / "r.db")
+    database = store.database
+    assert isinstance(database, SqliteDatabase)
+    kept, large = make_entry("kept"), make_entry("large", response=b"x" * 500_000)
+    store.put(kept)
+
+    def limit_pages(count: int) -> None:
+        with database.transaction() as run:
+            run(f"pragma max_page_count = {count}")
+
+    limit_pages(1)
+    with pytest.raises(CacheStoreError, match="full"):
+        store.put(large)
+    # What the maintenance does: none of it shows that a response can be stored.
+    assert store.remove_expired() == []
+    store.record_hit(kept.id)
+    store.flush()
+    assert [gone.id for gone in store.delete([kept.id])] == [kept.id]
+    failure = database.failure()
+    assert failure is not None
+    assert "full" in failure
+    assert not any("can be written again" in line for line in caplog.messages)
+    limit_pages(1_000_000)
+    store.put(large)
+    assert database.failure() is None
+    assert caplog.messages[-1] == f"the store {tmp_path / 'r.db'} can be written again"
+    store.close()

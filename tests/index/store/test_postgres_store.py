@@ -93,6 +93,26 @@ def test_requests_are_answered_without_the_tables(empty_postgres: str, tmp_path:
         assert re.search("^kvproxy_cache_entries [1-9]", metrics, re.M)
 
 
+def test_a_full_disk_is_reported_until_a_response_is_stored(empty_postgres: str, open_file: MakeStore) -> None:
+    store = open_file(empty_postgres)
+    fail = "do $$ begin raise exception 'No space left' using errcode = 'disk_full'; end $$"
+
+    def fill() -> None:
+        with store.database.transaction() as run:
+            run("insert into tags select tag, id from tags")
+            run(fail)
+
+    with pytest.raises(CacheStoreError, match="No space left"):
+        fill()
+    assert store.count() == 0
+    assert store.remove_expired() == []
+    failure = store.database.failure()
+    assert failure is not None
+    assert "No space left" in failure
+    store.put(make_entry())
+    assert store.database.failure() is None
+
+
 def test_broken_connections_are_replaced(
     empty_postgres: str, open_file: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

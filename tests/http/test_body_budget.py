@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from kvproxy.http.request_bodies import FREE_BYTES
 from kvproxy.http.services import Services
+from kvproxy.settings.limits import LimitSettings
 from tests.plain_upstream import run_plain_upstream
 from tests.polling import until
 from tests.requests import chat
@@ -55,6 +57,10 @@ def test_a_body_beyond_the_limit_is_refused(url: str, announced: bool, path: str
     assert answer.status_code == 413
     assert "limits.body_bytes" in answer.json()["error"]["message"]
     assert httpx.get(f"{url}/health").status_code == 200
+    # Each label is the name of a setting.
+    limits = re.findall(r'^kvproxy_limited_total{limit="(\w+)"}', httpx.get(f"{url}/metrics").text, re.MULTILINE)
+    assert "body_bytes" in limits
+    assert set(limits) <= set(LimitSettings.model_fields)
 
 
 def test_a_long_text_is_no_item(url: str) -> None:

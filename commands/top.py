@@ -22,11 +22,12 @@ from kvproxy.errors import ProxyUnreachable
 from kvproxy.operations.client import ProxyClient
 from kvproxy.operations.operation import NoParameters
 from kvproxy.telemetry.printable_text import escape_controls
+from kvproxy.units import plural
 
 if TYPE_CHECKING:
     from kvproxy.backends.reports import PrefixCacheStats
     from kvproxy.journal.record import RecordWithQuestions
-    from kvproxy.operations.proxy_statistics import TrafficStatistics
+    from kvproxy.operations.proxy_statistics import Totals, TrafficStatistics
     from kvproxy.upstreams.status import EngineStatus
 
 _REQUESTS = 10
@@ -172,6 +173,7 @@ def _summary_facts(traffic: "TrafficStatistics") -> list[tuple[str, str]]:
     return [
         ("Forward", "includes reused prefixes, shared responses, and clients that left during a response"),
         *_error_facts(traffic),
+        *_storage_facts(traffic.totals),
         *_format_counts("Lookups", totals.lookups),
         *_format_counts("Not served", totals.compared, " (stored responses compared with fresh ones)"),
         *_format_counts("Limited", totals.limited),
@@ -189,6 +191,18 @@ def _error_facts(traffic: "TrafficStatistics") -> list[tuple[str, str]]:
     rate = "no requests" if traffic.error_rate is None else f"{percent(traffic.error_rate)} of the requests"
     total = ", ".join(f"{count:,} with status {status}" for status, count in traffic.errors.items())
     return [("Failed", f"{rate} now; since the start {total}")]
+
+
+def _storage_facts(totals: "Totals") -> list[tuple[str, str]]:
+    advice, facts = "kvproxy doctor names the cause", []
+    if totals.store_up is False:
+        facts.append(("Store", f"fails: responses cannot be stored or found; {advice}"))
+    if totals.journal_up is False:
+        lost = plural(totals.lost_records, "record")
+        facts.append(
+            ("Journal", f"fails: requests cannot be recorded or listed, {lost} lost since the start; {advice}")
+        )
+    return facts
 
 
 def _format_counts(name: str, counts: Mapping[str, int], note: str = "") -> list[tuple[str, str]]:

@@ -21,6 +21,7 @@ _COUNTS = {
     "kvproxy_comparisons_total": ("compared", "result"),
     "kvproxy_limited_total": ("limited", "limit"),
 }
+_WORKING = {"kvproxy_store_up": "store_up", "kvproxy_journal_up": "journal_up"}
 
 
 @dataclass(slots=True)
@@ -29,6 +30,9 @@ class Totals:
 
     Attributes:
         entries: number of stored responses; None while the store fails.
+        store_up: whether the store can be read and written.
+        journal_up: the same of the journal; None without a journal.
+        lost_records: number of journal records that could not be written.
         lookups, compared, limited: numbers by outcome, result, and limit.
         learned: statistics of the learned policy; empty without it.
         saved: savings by layer.
@@ -36,6 +40,9 @@ class Totals:
     """
 
     entries: int | None = None
+    store_up: bool | None = None
+    journal_up: bool | None = None
+    lost_records: int = 0
     lookups: dict[str, int] = field(default_factory=dict)
     compared: dict[str, int] = field(default_factory=dict)
     limited: dict[str, int] = field(default_factory=dict)
@@ -70,6 +77,10 @@ class Snapshot:
         for name, _ in _COUNTS.values():
             counts = Counter(getattr(self.totals, name)) + Counter(getattr(other.totals, name))
             setattr(self.totals, name, dict(counts))
+        for name in _WORKING.values():
+            if getattr(other.totals, name) is False:
+                setattr(self.totals, name, False)
+        self.totals.lost_records += other.totals.lost_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +134,10 @@ def take_snapshot(client: ProxyClient, *others: ProxyClient) -> Snapshot:
             snapshot.first_byte_seconds[labels["layer"]] += value
         elif name == "kvproxy_cache_entries":
             totals.entries = int(value)
+        elif name in _WORKING:
+            setattr(totals, _WORKING[name], value == 1)
+        elif name == "kvproxy_journal_lost_records_total":
+            totals.lost_records = int(value)
         elif name in _COUNTS:
             total, label = _COUNTS[name]
             getattr(totals, total)[labels[label]] = int(value)

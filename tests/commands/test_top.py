@@ -22,6 +22,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from kvproxy.index.errors import CacheStoreError
 from kvproxy.operations.client import ProxyClient
 from kvproxy.operations.proxy_statistics import Snapshot, rates_between, take_snapshot
 from kvproxy.settings import load_settings
@@ -74,6 +75,35 @@ def test_top_counts_the_errors_of_the_upstream(tmp_path: Path) -> None:
         assert (traffic.error_rate, traffic.errors) == (0.6, {"500": 3})
         page = kvproxy("top", "--once", "--interval", 0.1, url=url).stdout
     assert re.search(r"^Failed\t.*since the start 3 with status 500$", page, re.M), page
+
+
+def test_top_and_doctor_name_a_store_and_a_journal_that_fail(tmp_path: Path) -> None:
+    with run_plain_upstream() as upstream, run_front(tmp_path, upstream) as (url, services):
+
+        def doctor() -> list[str]:
+            done = kvproxy("doctor", "--data", tmp_path, "--upstream", upstream, url=url)
+            (line,) = (line for line in done.stdout.splitlines() if " proxy " in line)
+            return [str(done.returncode), line]
+
+        ask(url, "a")
+        page = kvproxy("top", "--once", "--interval", 0.1, url=url).stdout
+        assert not re.search("^(Store|Journal)\t", page, re.M)
+        assert doctor()[1].startswith("ok ")
+        (tmp_path / "journal.db").rename(tmp_path / "elsewhere.db")
+        ask(url, "b")
+        until(lambda: services.journal.is_failing)
+        code, line = doctor()
+        assert code == "1"
+        assert re.match(r"FAIL .*; the journal .*journal\.db fails: records cannot be written: see the log; free", line)
+        services.cache.store.database.health.failed("write", CacheStoreError("the store is full"), 4)
+        code, line = doctor()
+        assert code == "1"
+        assert re.match(r"FAIL .*; the store is full; the journal .* fails", line)
+        values = result("top", "--interval", 0.1, url=url)
+        assert (values["store_up"], values["journal_up"], values["lost_records"]) == (False, False, 1)
+        page = kvproxy("top", "--once", "--interval", 0.1, url=url).stdout
+        assert "\nStore\tfails: " in page
+        assert "\nJournal\tfails: requests cannot be recorded or listed, 1 record lost" in page
 
 
 def test_top_sums_the_requests_of_several_proxies(tmp_path: Path) -> None:

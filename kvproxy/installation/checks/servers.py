@@ -1,5 +1,6 @@
 """Checks whether upstreams and the proxy answer."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,8 +90,8 @@ def check_proxy(url: str, token: str | None, data_folder: Path | None = None) ->
     ready = _get(f"{url}/ready", _PROXY_SECONDS, headers)
     if ready is not None and ready.status == 503:
         raise KvproxyError(f"{answers}; it is not ready: {_unready_reason(ready)}")
-    if failed_store := health.json().get("store"):
-        raise KvproxyError(f"{answers}; {failed_store}")
+    if failures := _storage_failures(health.json()):
+        raise KvproxyError("; ".join([answers, *failures]))
     upstreams = _get(f"{url}/admin/upstreams", _PROXY_SECONDS, headers)
     wrong, advice = (_upstream_notes(upstreams, kind) for kind in ("notes", "advice"))
     wrong += _upstream_notes(upstreams, "ejected")
@@ -102,6 +103,17 @@ def check_proxy(url: str, token: str | None, data_folder: Path | None = None) ->
     if num_unlearnable := _count_unlearnable(_get(f"{url}/admin/cache/stats", _PROXY_SECONDS, headers)):
         raise CheckWarning(f"{answers}; in {plural(num_unlearnable, 'namespace')}, {NEVER_EQUAL}")
     return answers
+
+
+def _storage_failures(health: Mapping[str, object]) -> list[str]:
+    failed_store, failed_journal = health.get("store"), health.get("journal_error")
+    failures = [str(failed_store)] if failed_store else []
+    if failed_journal:
+        cause = "free space on its disk, or start PostgreSQL; the proxy's log names the cause"
+        failures.append(f"the journal {health.get('journal')} fails: {failed_journal}; {cause}")
+    if not failures and health.get("status") == "degraded":
+        failures.append("its store or its journal fails: give the admin token (--token) to read which")
+    return failures
 
 
 def _get(url: str, seconds: float, headers: dict[str, str]) -> FetchedResponse | None:

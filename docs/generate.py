@@ -241,6 +241,10 @@ def metrics() -> str:
         "`deploy/grafana/kvproxy.json` is a dashboard with at least one query for each section below. It shows the metrics of a",
         "group that are marked; `deploy/queries.toml` lists its queries.",
         "",
+        "On loopback, too, the token is required after the first request that a [reverse proxy](security.md#admin-routes)"
+        " forwarded, until a restart: without it, scrapes get 403, and the alert `KvproxyDown` fires although the proxy works."
+        " Set `admin_token`, and `authorization` in `prometheus.yml`.",
+        "",
         "```promql",
         queries()["kvproxy_requests_total"]["query"],
         "```",

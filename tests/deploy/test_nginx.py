@@ -137,7 +137,7 @@ def test_streams_come_through_as_they_are(site: Site) -> None:
 
 
 def test_the_operators_routes_are_not_for_everybody(site: Site) -> None:
-    for path in ("/admin/cache", "/metrics", "/ui"):
+    for path in ("/admin/cache", "/metrics", "/ui", "/openapi.json"):
         assert site.client.get(f"{site.url}{path}").status_code == 404
     # A proxy that has received one forwarded request keeps them closed, also for requests without the header.
     for headers in ({"x-forwarded-for": "203.0.113.7"}, {}):

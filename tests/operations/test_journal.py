@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from kvproxy.commands.formatting import amount_text
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.operations import journal, journal_reports
 from kvproxy.operations.client import ProxyClient
@@ -73,7 +74,7 @@ def test_top_shows_the_money_of_the_journal(running: Running) -> None:
     spent = sum(row["spent"] for row in result("savings", "--data", running[1])["rows"])
     assert spent > 0
     page = kvproxy("top", "--once", "--interval", 0.1, url=running[0]).stdout
-    assert f"Money\t{spent:,.4f} spent" in page
+    assert f"Money\t{amount_text(spent)} spent" in page
 
 
 def test_http_and_the_file_give_the_same_explanation_and_savings(running: Running) -> None:

@@ -222,7 +222,7 @@ def savings(
         else:
             unknown = row.unreported - row.estimated
             saving.unreported_requests += unknown
-            saving.estimated_requests += row.estimated
+            saving.estimated_requests += 0 if price is None else row.estimated
             saving.unpriced_requests += row.requests - unknown if price is None else 0
         if is_hit and row.unreported == row.requests:
             # Nothing is known about their money.

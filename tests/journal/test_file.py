@@ -303,6 +303,20 @@ def test_a_broken_response_without_usage_counts_its_estimate(journal: StoredJour
     assert (group.name, group.computed, group.generated) == ("error-broken", 16, 1)
 
 
+def test_spent_money_counts_estimates_of_priced_models_only(journal: StoredJournal) -> None:
+    facts = {"usage": (None, None), "prefix": None, "received_tokens": 3}
+    now = time.time()
+    journal.add(finished("a", "priced", arrived=now))
+    broken = finished("b", "broken", layer="error", failure="error-broken", arrived=now, **facts)
+    assert broken.request is not None
+    broken.request = replace(broken.request, body=broken.request.body | {"model": "unpriced"})
+    journal.add(broken)
+    saved = rows_of(journal, "layer", PRICES)
+    assert (saved["error"].estimated_requests, saved["error"].unpriced_requests, saved["error"].spent) == (0, 1, None)
+    journal.add(finished("c", "counted", layer="error", failure="error-broken", arrived=now, **facts))
+    assert rows_of(journal, "layer", PRICES)["error"].estimated_requests == 1
+
+
 def test_requests_are_grouped_by_utc_day(journal: StoredJournal) -> None:
     start = time.time() // 86_400 * 86_400
     for number, arrived in enumerate((start - 1.0, start, start + 1.0)):

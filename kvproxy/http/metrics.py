@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kvproxy.apis.codecs.generation import Delta
+from kvproxy.apis.json import as_token_count
 from kvproxy.blocks.row_types import PoolStats
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange, ResponseFacts
@@ -87,8 +88,18 @@ class Metrics:
             "not_stored", "Responses of the backend that were not stored, by cause (see docs/http.md).", "cause"
         )
         first_byte = self._histogram("first_byte", "Time to first byte.", "layer")
+        duration = self._histogram(
+            "request", "Time to the end of the response.", "layer", buckets=(*_SECONDS, 120.0, 300.0, 600.0)
+        )
+        completion_tokens = self._counter(
+            "completion_tokens",
+            "Response tokens by layer: those that the backend reports, and those of served stored responses. Responses without"
+            " reported tokens are not counted.",
+            "layer",
+        )
         # For each request, `labels` would take as long as a lookup in the cache.
         self._requests, self._first_byte = lru_cache(requests.labels), lru_cache(first_byte.labels)
+        self._duration, self._completion_tokens = lru_cache(duration.labels), lru_cache(completion_tokens.labels)
         self._blocks = self._group("blocks", "Blocks of the pool by state.", "state")
         self._prefix_cache = self._group(
             "prefix_cache",
@@ -101,7 +112,9 @@ class Metrics:
         self._first_token = self._histogram("ttft", "Time to first token of the embedded engine.")
         self._per_token = self._histogram("tpot", "Time per output token after the first.")
         self._tokens = self._counter(
-            "tokens", "Tokens of complete responses: prompt (pool, tier, computed) and generated.", "kind"
+            "tokens",
+            "Tokens of complete responses of the embedded engine: prompt (pool, tier, computed) and generated.",
+            "kind",
         )
         self.tiers = self._group(
             "tier",
@@ -248,9 +261,9 @@ class Metrics:
         self._describe(f"kvproxy_{name}_total", "counter", text, labels)
         return Counter(f"kvproxy_{name}", text, labels, registry=self._registry)
 
-    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
+    def _histogram(self, name: str, text: str, *labels: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
         self._describe(f"kvproxy_{name}_seconds", "histogram", text, labels)
-        return Histogram(f"kvproxy_{name}_seconds", text, labels, buckets=_SECONDS, registry=self._registry)
+        return Histogram(f"kvproxy_{name}_seconds", text, labels, buckets=buckets, registry=self._registry)
 
     def _group(self, name: str, text: str, *labels: str, **members: str) -> MetricGroup:
         kind = "group" if members else "counter" if name.endswith("_total") else "gauge"
@@ -267,8 +280,13 @@ class Metrics:
         is_failed = exchange.failure is not None and exchange.failure.startswith("error")
         layer = "error" if is_failed else exchange.layer
         self._requests(exchange.api, layer, exchange.status).inc()
+        self._duration(layer).observe((exchange.ended or exchange.first_byte) - exchange.started)
         if not exchange.was_collapsed:
-            facts = exchange.facts
+            facts, hit = exchange.facts, exchange.hit
+            # Entries of an import have any numbers.
+            tokens = as_token_count(facts.completion_tokens if hit is None else hit.completion_tokens)
+            if tokens is not None:
+                self._completion_tokens(layer).inc(tokens)
             if facts.write is None or facts.write.done():
                 self._count_not_stored(facts)
             else:

@@ -23,7 +23,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     async def answer(request: Request) -> Response:
         if b"slow" in await request.body():
             await asyncio.sleep(30)
-        return JSONResponse(WHOLE)
+        return JSONResponse(WHOLE | {"usage": {"prompt_tokens": 9, "completion_tokens": 7, "total_tokens": 16}})
 
     data: Path = tmp_path_factory.mktemp("metrics")
     with run_upstream(answer) as upstream, run_front(data, upstream) as (proxy, _):
@@ -48,6 +48,21 @@ def test_a_client_that_hangs_up_is_gone_and_no_error(url: str) -> None:
     until(lambda: ("disconnected", "499") in counted(url))
     assert counted(url)["disconnected", "499"] == 1
     assert not [key for key in counted(url) if key[0] == "error"]
+
+
+def test_response_tokens_and_durations_are_counted_by_layer(url: str) -> None:
+    for _ in range(2):
+        assert httpx.post(f"{url}/v1/chat/completions", json=chat("counted"), timeout=300).status_code == 200
+
+    def lines() -> list[str]:
+        return httpx.get(f"{url}/metrics").text.splitlines()
+
+    # The end of a request is counted a moment after its response.
+    until(lambda: 'kvproxy_completion_tokens_total{layer="exact"} 7.0' in lines())
+    assert 'kvproxy_completion_tokens_total{layer="forward"} 7.0' in lines()
+    assert 'kvproxy_request_seconds_count{layer="exact"} 1.0' in lines()
+    (seconds,) = (line for line in lines() if line.startswith('kvproxy_request_seconds_sum{layer="exact"}'))
+    assert 0 < float(seconds.split()[1]) < 300
 
 
 def test_a_broken_engine_is_told(demo: tuple[str, Services], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,14 +198,15 @@ async def health(request: Request) -> Response:
     store = app.cache.store
     failure = store.database.failure
     lost = await asyncio.to_thread(failure) if store.remote else failure()
-    working = "ok" if lost is None and not app.journal.is_failing else "degraded"
+    working = "ok" if lost is None and app.journal.failure is None else "degraded"
     details: dict[str, object] = {"status": working if broken is None else "failed", "version": __version__}
     if app.access.check_operator(request) is None:
         details |= {"backend": app.backend.name, "data": str(app.settings.data)}
         details["responses"] = store_name(app.settings)
         details |= {"semantic": app.settings.cache.semantic, "error": broken, "store": lost}
         details["journal"] = app.journal.name
-        details["journal_error"] = "records cannot be written: see the log" if app.journal.is_failing else None
+        failure_of_journal = app.journal.failure
+        details["journal_error"] = failure_of_journal and f"records cannot be written: {failure_of_journal}"
         details["outage"] = app.backend.failure() if broken is None else None
     return JSONResponse(
         {name: detail for name, detail in details.items() if detail is not None}, 503 if broken else 200
@@ -261,7 +262,7 @@ async def metrics(request: Request) -> Response:
             proxy_metrics.prompt_tokens.set(row.tokens, row.result)
         is_readable = True
     if app.journal.name is not None:
-        proxy_metrics.journal_up.set(is_readable and not app.journal.is_failing)
+        proxy_metrics.journal_up.set(is_readable and app.journal.failure is None)
     store = app.cache.store
     entries = None
     with contextlib.suppress(CacheStoreError):

@@ -103,15 +103,12 @@ class Journal:
     Attributes:
         name: path, or URL without the password; None if the journal is disabled.
         lost: number of records that could not be written.
+        failure: the error of the last failed write; None again after the next record is written.
     """
 
     name: str | None = None
     lost = 0
-
-    @property
-    def is_failing(self) -> bool:
-        """Whether writes fail; true after a lost record until the next record is written."""
-        return False
+    failure: str | None = None
 
     def add(self, exchange: Exchange) -> None: ...
 
@@ -175,10 +172,6 @@ class StoredJournal(Journal):
         self._pruned = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
-
-    @property
-    def is_failing(self) -> bool:
-        return self._failures.is_failing
 
     def add(self, exchange: Exchange) -> None:
         # A budget counts unread requests, too.
@@ -253,7 +246,7 @@ class StoredJournal(Journal):
             # A full disk may allow small changes, but no records.
             if self._failed_record and not _has_record(events):
                 return True
-            self._failed_record = False
+            self._failed_record, self.failure = False, None
             message = "the journal %s can be written again; %d records were lost"
             if self._failures.log_recovery(message, self.name, self.lost - self._lost_before):
                 self._lost_before = self.lost
@@ -284,6 +277,7 @@ class StoredJournal(Journal):
         return lost
 
     def _log_failure(self, error: JournalFailed) -> None:
+        self.failure = str(error)
         self._failures.log_failure(_BUFFERING if self._is_shared else _FAILURE, self.name, error)
 
     def _prune(self) -> None:

@@ -91,10 +91,10 @@ def test_top_and_doctor_name_a_store_and_a_journal_that_fail(tmp_path: Path) -> 
         assert doctor()[1].startswith("ok ")
         (tmp_path / "journal.db").rename(tmp_path / "elsewhere.db")
         ask(url, "b")
-        until(lambda: services.journal.is_failing)
+        until(lambda: services.journal.failure)
         code, line = doctor()
         assert code == "1"
-        assert re.match(r"FAIL .*; the journal .*journal\.db fails: records cannot be written: see the log; free", line)
+        assert re.match(r"FAIL .*; the journal .*journal\.db fails: records cannot be written: it was deleted", line)
         services.cache.store.database.health.failed("write", CacheStoreError("the store is full"), 4)
         code, line = doctor()
         assert code == "1"

@@ -39,12 +39,13 @@ def test_a_full_disk_is_told_once_and_that_there_is_room_again(
         # A change of the store needs less room than a record.
         journal.record_keep_warm("unknown", "ended")
         journal.flush()
-        assert journal.is_failing
+        assert journal.failure == "database or disk is full"
         assert len(told(caplog)) == 1
         grow(tmp_path)
         journal.add(finished("with room", "again"))
         journal.flush()
         assert told(caplog)[1:] == [f"the journal {journal.name} can be written again; {lost} records were lost"]
+        assert journal.failure is None
         assert journal.latest(1)[0].request_id == "again"
         assert len(journal.latest(10_000)) == number - lost + 1
         journal.close()

@@ -109,8 +109,9 @@ def _storage_failures(health: Mapping[str, object]) -> list[str]:
     failed_store, failed_journal = health.get("store"), health.get("journal_error")
     failures = [str(failed_store)] if failed_store else []
     if failed_journal:
-        cause = "free space on its disk, or start PostgreSQL; the proxy's log names the cause"
-        failures.append(f"the journal {health.get('journal')} fails: {failed_journal}; {cause}")
+        failures.append(
+            f"the journal {health.get('journal')} fails: {failed_journal}; look at its disk, or at PostgreSQL"
+        )
     if not failures and health.get("status") == "degraded":
         failures.append("its store or its journal fails: give the admin token (--token) to read which")
     return failures

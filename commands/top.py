@@ -17,7 +17,7 @@ from kvproxy.commands.formatting import amount_text, decimal, json_text, local_t
 from kvproxy.commands.options import Json, ProxyOptions, duration_option
 from kvproxy.commands.output import print_facts
 from kvproxy.commands.statistics_text import policy_sentences
-from kvproxy.commands.tables import Row, build_table, number_column, print_table, text_column
+from kvproxy.commands.tables import Column, Row, build_table, number_column, print_table, text_column
 from kvproxy.errors import ProxyUnreachable
 from kvproxy.operations.client import ProxyClient
 from kvproxy.operations.operation import NoParameters
@@ -63,15 +63,19 @@ def top(
 
 
 def _print_update(clients: Sequence[ProxyClient], interval: float, as_json: bool) -> None:
-    from kvproxy.operations.proxy_statistics import rates_between, take_snapshot
+    from kvproxy.operations.proxy_statistics import perform_optional, rates_between, take_snapshot
+    from kvproxy.operations.upstreams import list_upstreams
 
     before = take_snapshot(*clients)
     time.sleep(interval)
     traffic = rates_between(before, take_snapshot(*clients))
+    upstreams = perform_optional(clients[0], list_upstreams, NoParameters()) or []
     if as_json:
-        typer.echo(json_text(traffic.document(), indent=None))
+        names = ("url", "state", "requests", "sent", "errors", "error")
+        rows = [{name: getattr(upstream, name) for name in names} for upstream in upstreams]
+        typer.echo(json_text(traffic.document() | {"upstreams": rows}, indent=None))
     elif (console := Console(file=sys.stdout)).is_terminal:
-        console.print(summary_page(traffic))
+        console.print(live_page(traffic, upstreams, [], console.width))
     else:
         print_table(_layer_rows(traffic))
         facts = [
@@ -80,6 +84,8 @@ def _print_update(clients: Sequence[ProxyClient], interval: float, as_json: bool
             ("entries", traffic.totals.entries),
         ]
         print_facts([*facts, *_summary_facts(traffic)])
+        if upstreams:
+            print_table(_upstream_rows(upstreams))
 
 
 def _layer_rows(traffic: "TrafficStatistics") -> Iterator[Row]:
@@ -136,21 +142,25 @@ def live_page(
     """Return `summary_page` with tables of the upstreams and the last requests. `width` is in characters."""
     parts: list[RenderableType] = [summary_page(traffic)]
     if upstreams:
-        has_models = any(upstream.models for upstream in upstreams)
-        rows: list[Row] = [
-            {
-                text_column("Upstream"): upstream.url,
-                "State": upstream.state,
-                "Running#": upstream.requests,
-                "Sent#": upstream.sent,
-                **({"Models": ", ".join(upstream.models) or "all others"} if has_models else {}),
-            }
-            for upstream in upstreams
-        ]
-        parts += ["", build_table(rows, width)]
+        parts += ["", build_table(_upstream_rows(upstreams), width)]
     if records:
         parts += ["", build_table(map(_request_row, records), width)]
     return Group(*parts)
+
+
+def _upstream_rows(upstreams: "Sequence[EngineStatus]") -> list[Row]:
+    has_models = any(upstream.models for upstream in upstreams)
+    return [
+        {
+            Column("Upstream", is_text=True, field="url"): upstream.url,
+            "State": upstream.state,
+            "Running#": upstream.requests,
+            "Sent#": upstream.sent,
+            "Errors#": upstream.errors,
+            **({"Models": ", ".join(upstream.models) or "all others"} if has_models else {}),
+        }
+        for upstream in upstreams
+    ]
 
 
 def _layer_table(traffic: "TrafficStatistics") -> Table:

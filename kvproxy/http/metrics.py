@@ -158,13 +158,21 @@ class Metrics:
             "upstream",
             up="0 while the upstream is ejected, else 1.",
             draining="1 while an operator drains the upstream, else 0.",
+            cooldown="1 while it gets no requests because of its `Retry-After`, else 0.",
             requests="Requests in flight.",
             load="Tokens of work in flight.",
             sent_total="Requests that it received.",
-            retried_total="Requests that failed here, and were sent to another upstream.",
+            retried_total="Requests that failed here, and were sent to another upstream, also of a fallback.",
             errors_total="Requests that failed here: no connection or response, a status of 500 or above, or a broken response.",
             ejections_total="Ejections.",
             cached_blocks="Blocks in its prefix cache.",
+        )
+        self.fallbacks = self._group(
+            "fallback",
+            "Requests for models with fallbacks.",
+            "model",
+            requests_total="Requests for the model that got a response.",
+            answered_total="Those of them that a fallback answered.",
         )
         self._engines = self._group(
             "engine",
@@ -337,7 +345,9 @@ class Metrics:
         names = ("requests", "load", "sent", "retried", "errors", "ejections", "cached_blocks")
         values = {name: getattr(status, name) for name in names}
         up, draining = not status.ejected, status.state == "draining"
-        self._upstreams.set({"up": up, "draining": draining, **values}, status.url)
+        self._upstreams.set(
+            {"up": up, "draining": draining, "cooldown": status.state == "cooldown", **values}, status.url
+        )
         if status.metrics is not None:
             self._engines.set(status.metrics, status.url)
         if status.slots is not None:

@@ -189,7 +189,9 @@ async def detokenize(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """Report the status `ok`, `degraded` if the store or the journal fails, or `failed` if the engine failed.
+    """Report the status `ok`, `failed` if the engine failed, or `degraded`.
+
+    It is degraded if the store or the journal fails, or if a model has no available upstream.
 
     Only the operator receives details.
     """
@@ -198,7 +200,9 @@ async def health(request: Request) -> Response:
     store = app.cache.store
     failure = store.database.failure
     lost = await asyncio.to_thread(failure) if store.remote else failure()
-    working = "ok" if lost is None and app.journal.failure is None else "degraded"
+    fleet = app.built.fleet
+    is_working = lost is None and app.journal.failure is None and not (fleet is not None and fleet.is_degraded)
+    working = "ok" if is_working else "degraded"
     details: dict[str, object] = {"status": working if broken is None else "failed", "version": __version__}
     if app.access.check_operator(request) is None:
         details |= {"backend": app.backend.name, "data": str(app.settings.data)}
@@ -208,6 +212,11 @@ async def health(request: Request) -> Response:
         failure_of_journal = app.journal.failure
         details["journal_error"] = failure_of_journal and f"records cannot be written: {failure_of_journal}"
         details["outage"] = app.backend.failure() if broken is None else None
+        if fleet is not None:
+            details["upstreams"] = [
+                {"url": engine.url, "state": engine.health.state, "error": engine.health.error}
+                for engine in fleet.engines.values()
+            ]
     return JSONResponse(
         {name: detail for name, detail in details.items() if detail is not None}, 503 if broken else 200
     )
@@ -242,6 +251,9 @@ async def metrics(request: Request) -> Response:
     if app.built.fleet is not None:
         for engine in app.built.fleet.engines.values():
             proxy_metrics.set_upstream(engine.status())
+        if app.built.fleet.routes is not None:
+            for name, fallbacks in app.built.fleet.routes.fallback_counts.items():
+                proxy_metrics.fallbacks.set(fallbacks, name)
     compared = {} if app.comparer is None else app.comparer.counts
     lookups, stale = app.path.counts("lookups"), app.path.counts("stale")
     counted = (proxy_metrics.lookups, lookups), (proxy_metrics.compared, compared), (proxy_metrics.stale, stale)

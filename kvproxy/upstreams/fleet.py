@@ -21,6 +21,7 @@ from kvproxy.upstreams.fleet_engine import EnginePrediction, FleetEngine
 from kvproxy.upstreams.mirror.prompt_hashes import HashedPrompt, compute_hashes
 from kvproxy.upstreams.model_routes import BUSY, ModelRoutes, calls_for_retry
 from kvproxy.upstreams.prompt_tokenizer import PromptTokenizer
+from kvproxy.upstreams.retry_log import RetryLog
 from kvproxy.upstreams.routing import engine_order, rank_engines
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Fleet:
         routes: ModelRoutes | None = None,
     ) -> None:
         self.routes = routes
+        self._retry_log = RetryLog()
         self.engines = {engine.url: engine for engine in engines}
         self.tokenizer = tokenizer
         self.name = settings.name or f"upstream:{' '.join(sorted(self.engines))}"
@@ -101,6 +103,15 @@ class Fleet:
         if any(not engine.health.draining and not engine.health.is_unreachable for engine in engines):
             return None
         return "; ".join(engine.health.error or f"{engine.url} is {engine.health.state}" for engine in engines)
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether a configured model has no available upstream: all are ejected, draining, or in a cooldown."""
+        available: dict[str, bool] = {}
+        for engine in self.engines.values():
+            for model in engine.models or ("",):
+                available[model] = available.get(model, False) or engine.health.available
+        return not all(available.values())
 
     async def models(self, headers: Mapping[str, str] | None = None) -> JsonObject:
         """Return the models that clients may name; `headers` has the client's key."""
@@ -152,7 +163,10 @@ class Fleet:
         """
         if self.routes is None:
             return await self._send_to_engines(request, True)
-        return await self.routes.send(request, self._send_to_engines)
+        return await self.routes.send(request, self._send_to_engines, self._has_available_engine)
+
+    def _has_available_engine(self, route: ModelRoute) -> bool:
+        return any(self.engines[url].health.available for url in route.upstreams)
 
     async def _send_to_engines(self, request: ApiRequest, is_final: bool) -> RelayedResponse:
         request = self.with_hints(request)
@@ -167,9 +181,11 @@ class Fleet:
             try:
                 reply = await self._send(destination, request, is_last=is_last and is_final)
             except UpstreamError as error:
-                if is_last or (request.has_side_effects and not error.unsent):
+                is_retryable = error.unsent or not request.has_side_effects
+                if is_last or not is_retryable:
+                    engine.retried += is_retryable and not is_final
                     raise
-                cause = error.message
+                cause, kind = error.message, type(error).__name__
             else:
                 if reply.status < 500:
                     for other, cause in failed:
@@ -177,14 +193,15 @@ class Fleet:
                 is_retryable = calls_for_retry(reply.status, has_side_effects=request.has_side_effects)
                 # Another engine may fail in the same way, after as much work.
                 if is_last or not is_retryable or (has_retried_failure and reply.status not in BUSY):
+                    engine.retried += is_retryable and not is_final
                     return reply
                 has_retried_failure = has_retried_failure or reply.status not in BUSY
-                cause = f"HTTP {reply.status} of {engine.url}"
+                cause, kind = f"HTTP {reply.status} of {engine.url}", str(reply.status)
                 if reply.status >= 500:
                     failed.append((engine, cause))
                 await reply.close()
             engine.retried += 1
-            _log.warning("%s: trying another upstream", cause)
+            self._retry_log.warn(request, kind, f"{cause}: trying another upstream", upstream=engine.url)
         raise AssertionError("a route without an engine")
 
     def with_hints(self, request: ApiRequest) -> ApiRequest:

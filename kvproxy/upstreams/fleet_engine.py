@@ -124,6 +124,11 @@ class FleetEngine:
         self._metrics_timeout = routing.health_timeout
         self._next_metrics = 0.0
 
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names and patterns of its models; empty if it serves all others."""
+        return self._server.models
+
     def _create_kind(self, server: UpstreamServer, settings: Settings) -> UpstreamKind:
         if server.kind is None and self.mirror is not None:
             return UpstreamKind(self.client, settings)
@@ -310,7 +315,7 @@ class FleetEngine:
             offloaded={} if mirror is None else mirror.report().offloaded,
             loaded=dict(self.loaded),
             load_costs=self.load_times.measured(),
-            models=self._server.models,
+            models=self.models,
             aliases=dict(self._server.aliases),
             ejected=self.health.ejected,
             retried=self.retried,

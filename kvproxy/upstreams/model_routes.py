@@ -1,9 +1,8 @@
 """Finds the upstreams that serve a model, if upstreams serve different models."""
 
 import difflib
-import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from kvproxy.apis.api_request import MAX_MODEL_NAME, ApiRequest
@@ -13,6 +12,7 @@ from kvproxy.backends.protocol import RelayedResponse, ServingUpstream
 from kvproxy.errors import InvalidRequest, ModelNotFound, Overloaded, UpstreamError
 from kvproxy.settings import RoutingSettings, UpstreamServer
 from kvproxy.settings.models import is_model_pattern, upstreams_of
+from kvproxy.upstreams.retry_log import RetryLog
 
 ALIAS_TAG = "alias:"
 """Beginning of the tag of requests that named a model by an alias."""
@@ -21,7 +21,16 @@ _UNKNOWN_ROW: JsonObject = {"object": "model", "created": 0, "owned_by": "upstre
 BUSY = (429, 503, 529)
 """Statuses of an upstream that refuses a request without work; 529 is Anthropic's."""
 _NOT_IMPLEMENTED = 501
-_log = logging.getLogger("kvproxy")
+_MAX_COUNTED_MODELS = 256
+_OTHER_MODELS = "(others)"
+
+
+@dataclass(slots=True)
+class FallbackCounts:
+    """Requests for a model with fallbacks, and how many a fallback answered with a status below 400."""
+
+    requests: int = 0
+    answered: int = 0
 
 
 class ModelRoutes:
@@ -30,6 +39,9 @@ class ModelRoutes:
     def __init__(self, servers: Sequence[UpstreamServer], settings: RoutingSettings) -> None:
         self._servers = servers
         self._settings = settings
+        self._retry_log = RetryLog()
+        self.fallback_counts: dict[str, FallbackCounts] = {}
+        """By the requested model; empty until the first request for a model with fallbacks."""
         self._aliases = {alias: model for server in servers for alias, model in server.aliases.items()}
 
     @property
@@ -95,34 +107,59 @@ class ModelRoutes:
         return (body if route.model == name else dumps({**document, "model": route.model})), route
 
     async def send(
-        self, request: ApiRequest, send: Callable[[ApiRequest, bool], Awaitable[RelayedResponse]]
+        self,
+        request: ApiRequest,
+        send: Callable[[ApiRequest, bool], Awaitable[RelayedResponse]],
+        is_available: Callable[[ModelRoute], bool],
     ) -> RelayedResponse:
         """Send a request to its model, or to the model's fallbacks if it fails before its first chunk.
 
-        `send` sends a request to the upstreams of its route; the second argument is whether no fallback follows. Raises
-        Overloaded or UpstreamError.
+        A model without an available upstream is skipped if one of the next models has one. Raises Overloaded or UpstreamError.
+
+        Args:
+            send: sends a request to the upstreams of its route; the second argument is whether no fallback follows.
+            is_available: whether a route has an upstream that is up.
         """
         if request.route is None:
             request = self.resolve(request)
         attempt = request
         # A stored conversation is on the upstreams of its model.
         names = () if request.route is None or request.body.get("previous_response_id") else request.route.fallbacks
-        for name in names:
-            try:
-                reply = await send(attempt, False)
-            except (UpstreamError, Overloaded) as error:
-                if isinstance(error, UpstreamError) and request.has_side_effects and not error.unsent:
-                    raise
-                cause = error.message
+        fallbacks = [(name, self.find(name)) for name in names]
+        for number, (name, route) in enumerate(fallbacks):
+            if not (attempt.route is None or is_available(attempt.route)) and any(
+                is_available(later) for _, later in fallbacks[number:]
+            ):
+                cause = kind = "no upstream is available now"
             else:
-                if not calls_for_retry(reply.status, has_side_effects=request.has_side_effects):
-                    return _name_fallback(reply, attempt, request)
-                await reply.close()
-                cause = f"HTTP {reply.status}"
-            _log.warning("%s: %s; trying the fallback %s", attempt.model, cause, name)
-            attempt = replace(request.with_fields({"model": name}), route=self.find(name))
+                try:
+                    reply = await send(attempt, False)
+                except (UpstreamError, Overloaded) as error:
+                    if isinstance(error, UpstreamError) and request.has_side_effects and not error.unsent:
+                        raise
+                    cause, kind = error.message, type(error).__name__
+                else:
+                    if not calls_for_retry(reply.status, has_side_effects=request.has_side_effects):
+                        return self._name_fallback(reply, attempt, request)
+                    await reply.close()
+                    cause = kind = f"HTTP {reply.status}"
+            self._retry_log.warn(attempt, kind, f"{attempt.model}: {cause}; trying the fallback {name}")
+            attempt = replace(request.with_fields({"model": name}), route=route)
             request.delivery.fallback = name
-        return _name_fallback(await send(attempt, True), attempt, request)
+        return self._name_fallback(await send(attempt, True), attempt, request)
+
+    def _name_fallback(self, reply: RelayedResponse, sent: ApiRequest, request: ApiRequest) -> RelayedResponse:
+        """Name the fallback in a reply, and count the request if its model has fallbacks."""
+        is_fallback = sent is not request
+        if request.route is not None and request.route.fallbacks:
+            # A pattern may match any number of models.
+            is_counted = request.model in self.fallback_counts or len(self.fallback_counts) < _MAX_COUNTED_MODELS
+            counts = self.fallback_counts.setdefault(request.model if is_counted else _OTHER_MODELS, FallbackCounts())
+            counts.requests += 1
+            counts.answered += is_fallback and reply.status < 400
+        if is_fallback:
+            reply.served_by = replace(reply.served_by or ServingUpstream(""), fallback=sent.model)
+        return reply
 
     def list(self, listings: Sequence[tuple[str, Sequence[JsonObject]]]) -> list[JsonObject]:
         """Return a row for each model and alias in OpenAI's format.
@@ -150,9 +187,3 @@ def calls_for_retry(status: int, *, has_side_effects: bool) -> bool:
     if status in BUSY:
         return True
     return status >= 500 and status != _NOT_IMPLEMENTED and not has_side_effects
-
-
-def _name_fallback(reply: RelayedResponse, sent: ApiRequest, request: ApiRequest) -> RelayedResponse:
-    if sent is not request:
-        reply.served_by = replace(reply.served_by or ServingUpstream(""), fallback=sent.model)
-    return reply

@@ -38,6 +38,8 @@ upstreams/mirror/apply_events: blocks _children _by_content pools _pools_by_plac
 upstreams/mirror/sequencer: _fingerprints _held
 upstreams/mirror/replay_backlog: _messages
 upstreams/fleet_engine: reuse _pending _rank_loads _loads loaded
+upstreams/model_routes: fallback_counts
+upstreams/retry_log: _causes
 upstreams/mirror_monitor: _too_high
 upstreams/engine_hints: _urls
 upstreams/pending_prefixes: _by_hash _prompts
@@ -179,6 +181,8 @@ index.search.decider:_MAX_BUDGETS
     index/search/test_judging.py::test_the_refusal_budget_forgets_the_entry_with_the_oldest_refusal
 http.metrics:_MAX_CLIENTS upstreams/test_bounds.py::test_clients_in_metrics_are_summed_beyond_the_bound
 http.metrics:_MAX_PAID_MODELS upstreams/test_bounds.py::test_clients_in_metrics_are_summed_beyond_the_bound
+upstreams.model_routes:_MAX_COUNTED_MODELS upstreams/test_fallbacks.py::test_models_of_a_pattern_are_summed_beyond_the_bound
+upstreams.retry_log:_MAX_CAUSES upstreams/test_fallbacks.py::test_causes_of_retries_are_bounded
 upstreams.fleet_engine:_MAX_MODELS upstreams/test_bounds.py::test_models_of_an_upstream_are_summed_beyond_the_bound
 upstreams.generated_tokens:_MAX_PREFIXES upstreams/test_bounds.py::test_restored_prefixes_are_kept_to_the_bounds
 upstreams.generated_tokens:MAX_PREFIX_TOKENS upstreams/test_bounds.py::test_restored_prefixes_are_kept_to_the_bounds

@@ -29,13 +29,19 @@ def test_the_log_and_ready_report_an_outage_once_per_change(tmp_path: Path, capl
     with caplog.at_level(logging.INFO, "kvproxy"), run_front(tmp_path, url, routing=routing) as (proxy, services):
         until(lambda: httpx.get(f"{proxy}/ready").status_code == 503)
         assert url in httpx.get(f"{proxy}/ready").json()["error"]
-        assert url in httpx.get(f"{proxy}/health").json()["outage"]
+        found = httpx.get(f"{proxy}/health").json()
+        assert url in found["outage"]
+        (upstream,) = found["upstreams"]
+        assert (found["status"], upstream["url"], upstream["state"]) == ("degraded", url, "ejected")
+        assert "Connection refused" in upstream["error"]
         (engine,) = services.built.fleet.engines.values()  # type: ignore[union-attr]
         until(lambda: engine.health.failures > 4)
         assert lines(f"the upstream {url} does not respond") == 1
         with run_plain_upstream(port):
             until(lambda: httpx.get(f"{proxy}/ready").status_code == 200)
-            assert "outage" not in httpx.get(f"{proxy}/health").json()
+            found = httpx.get(f"{proxy}/health").json()
+            assert "outage" not in found
+            assert (found["status"], found["upstreams"][0]["state"]) == ("ok", "up")
         assert lines(f"the upstream {url} responds again") == 1
         until(lambda: lines(f"the upstream {url} does not respond") == 2)
 

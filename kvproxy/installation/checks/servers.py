@@ -112,8 +112,9 @@ def _storage_failures(health: Mapping[str, object]) -> list[str]:
         failures.append(
             f"the journal {health.get('journal')} fails: {failed_journal}; look at its disk, or at PostgreSQL"
         )
-    if not failures and health.get("status") == "degraded":
-        failures.append("its store or its journal fails: give the admin token (--token) to read which")
+    if health.get("status") == "degraded" and "data" not in health:
+        cause = "its store or its journal fails, or a model has no available upstream"
+        failures.append(f"{cause}: give the admin token (--token) to read which")
     return failures
 
 

@@ -61,7 +61,7 @@ def test_savings_and_the_log_are_drawn_and_saved(tmp_path: Path) -> None:
             assert "saved tokens by layer" in shown
             assert "saved USD by layer" in shown
             heads = re.sub(r"\x1b\[[\d;]*m", "", shown).splitlines()[0].split("  ")
-            assert {"Reused tokens", "Saved USD"} <= {head.strip() for head in heads}
+            assert {"Response tokens", "Saved USD"} <= {head.strip() for head in heads}
             assert "saved tokens" not in kvproxy("savings", url=url).stdout
             drawn = kvproxy("log", "--plot", "-", url=url).stdout
             assert all(text in drawn for text in ("requests by layer in each", "exact", "forward"))

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 app = CommandGroup("cache", help="List, show, remove and export stored responses.")
 
-Question = Annotated[str | None, Option(help="Question for which the response was served; the policy learns.")]
+Question = Annotated[str | None, Option(help="The policy also learns from this question; the verdict holds for all.")]
 
 _EMPTY = "no response is stored"
 _NO_MATCH = "no stored response matches these options"
@@ -307,16 +307,17 @@ def _pin_output(response: "PinnedResponse") -> Output:
 
 @app.subcommand
 def reject(*, name: EntryName, question: Question = None, responses: StoreOptions) -> Output:
-    """Stop serving a response for similar questions.
+    """Stop serving a response for all similar questions.
 
-    Identical requests still receive it. Undo this with approve.
+    Identical requests still receive it. --question does not limit the rejection: the policy also learns from this question.
+    Undo this with approve.
     """
     return _send_verdict(name, question, responses, right=False)
 
 
 @app.subcommand
 def approve(*, name: EntryName, question: Question = None, responses: StoreOptions) -> Output:
-    """Undo a rejection.
+    """Undo a rejection, for all similar questions.
 
     With --question, the policy learns that the response was right for this question.
 
@@ -331,7 +332,7 @@ def _send_verdict(name: EntryName, question: str | None, responses: StoreOptions
 
     with responses.open() as cache:
         done = cache.perform(judge_response, name, Verdict(right, question))
-    return text_output(done, f"{'approved' if right else 'rejected'} {done.id[:12]}")
+    return text_output(done, f"{'approved' if right else 'rejected'} {done.id[:12]} for all similar questions")
 
 
 @app.subcommand

@@ -36,6 +36,7 @@ from kvproxy.journal.sessions.session_reader import (
 )
 from kvproxy.journal.spending import PaidRequest, SpendingReport, spending_report
 from kvproxy.providers.cache_policy import PauseTimes
+from kvproxy.providers.cache_rules import cache_rule
 from kvproxy.providers.prices import ModelPrices, RelativePrices, cache_limits, price_at
 from kvproxy.settings.journal import JournalSettings, PriceSettings, input_price, price_lost_per_token, price_of
 
@@ -65,7 +66,7 @@ class SessionReport:
             without a second turn.
         cost, uncached: price of all input, and its price without a provider's cache.
         pause_costs: for each way to keep prefixes during pauses, the cost of the input as a multiple of the cost with
-            five-minute writes.
+            five-minute writes, over the sessions with models whose prompts are marked by `cache_control`.
         without_usage: number of ignored requests whose response does not report its usage.
         is_relative: whether all prices are multiples of the price of a million input tokens, because a model has no price.
         files: number of transcripts and traces; 0 for a log of requests.
@@ -316,8 +317,9 @@ def _pause_costs(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceS
     costs = dict.fromkeys([*writes, _POLICY], 0.0)
     survival = PauseTimes().survival()
     for turns in sessions:
-        price = price_of(turns[0].model, prices)
-        if price is None:
+        rule, price = cache_rule(turns[0].model), price_of(turns[0].model, prices)
+        # The lifetimes and the keep-warm requests are Anthropic's; other providers' rules forbid them, or are unknown.
+        if price is None or rule is None or rule.mark_field != "cache_control":
             continue
         sizes = [(turn.prompt_tokens, _common_prefix_share(turn), turn.pause) for turn in turns]
         steps = [SessionStep(tokens, round(tokens * share), pause) for tokens, share, pause in sizes]

@@ -24,6 +24,7 @@ _PLAIN_TURN = frozenset({"role", "content", "type"})
 _VERSIONS = ("anthropic-version", "anthropic-beta", "openai-beta")
 # Their items and contents may have markers for prefix caching.
 _MARKERS = tuple(name.encode() for name in MARKER_FIELDS)
+_CALLS = (b"tool_calls",)
 _MARKED = ("messages", "system", "tools", "input")
 _CONTENTS = ("content", "output")
 _TEXT_BLOCKS = ("messages", "system")
@@ -113,6 +114,7 @@ def _relevant_fields(request: ApiRequest) -> JsonObject:
     body: JsonObject = {}
     ignored = request.control.rule.ignore
     marked = _may_contain(request.raw, _MARKERS)
+    has_calls = _may_contain(request.raw, _CALLS)
     sent = request.body if request.unmarked_body is None else request.unmarked_body
     whole = _without_paths(sent, ignored) if ignored else sent
     for name, value in request.api.fields.relevant_items(whole):
@@ -120,6 +122,8 @@ def _relevant_fields(request: ApiRequest) -> JsonObject:
             value = _without_markers(value, 3)
         if name in _TEXT_BLOCKS and request.api.name == "messages":
             value = _with_plain_texts(value)
+        elif name == "messages" and has_calls:
+            value = _without_empty_contents(value)
         elif isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_FLOAT:
             value = int(value)
         body[name] = value
@@ -162,6 +166,18 @@ def _without_markers(value: Json, depth: int) -> Json:
         return value
     plain = {name: inner for name, inner in value.items() if name not in MARKER_FIELDS}
     return plain | {name: _without_markers(plain[name], depth) for name in _CONTENTS if name in plain}
+
+
+def _without_empty_contents(value: Json) -> Json:
+    """Return messages in which tool calls without text have no `content`: clients send an empty text, null, or nothing."""
+    if not isinstance(value, list):
+        return value
+    return [
+        {name: inner for name, inner in item.items() if name != "content"}
+        if isinstance(item, dict) and item.get("tool_calls") and item.get("content") in ("", None)
+        else item
+        for item in value
+    ]
 
 
 def _with_plain_texts(value: Json) -> Json:

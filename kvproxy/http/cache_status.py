@@ -54,7 +54,9 @@ def _format_forward(exchange: Exchange) -> str:
         parts.append("collapsed")
     if exchange.requested_ttl is not None and exchange.status == 200:
         parts.append(f"ttl={_integer(exchange.requested_ttl)}")
-    details = [_format_prefix(facts.prefix)] if facts.prefix is not None else []
+    # A stream's upstream reports the reuse in an event, which may arrive before or after the headers are sent.
+    is_late = facts.served_by is not None and exchange.request is not None and exchange.request.stream
+    details = [_format_prefix(facts.prefix)] if facts.prefix is not None and not is_late else []
     details += ["skipped"] if exchange.lookup is not None and exchange.lookup.skip_reason is not None else []
     details += [f"not stored: {facts.not_stored}"] if facts.not_stored is not None and exchange.status == 200 else []
     if details:

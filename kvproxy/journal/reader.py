@@ -189,7 +189,9 @@ class JournalReader:
             values = [value] * condition.count("?")
             if records := self._select(f" where {condition} order by number desc limit 1", values):
                 return records[0]
-        raise NotFound(f"no request {id_or_number[:80]!r} in {self.name}: kvproxy log lists them")
+        # Such ids are Anthropic's, in the header `request-id` of a forwarded response.
+        hint = "give the response header x-request-id" if id_or_number.startswith("req_") else "kvproxy log lists them"
+        raise NotFound(f"no request {id_or_number[:80]!r} in {self.name}: {hint}")
 
     def groups(
         self, query: RecordFilter, by: Group, *, order: Literal["requests", "backend"], limit: int | None

@@ -134,7 +134,8 @@ async def _remove(cache: CacheAccess, ids: list[str], selection: str, *, soft: b
 async def judge_response(cache: CacheAccess, name: EntryName, verdict: Verdict) -> JudgedResponse:
     """Report whether a response was right, so that semantic matching learns. A wrong response is used for exact hits only.
 
-    If the body has the `question` of a semantic hit, the policy `learned` also learns from this hit.
+    The verdict holds for all similar questions. If the body has the `question` of a semantic hit, the policy `learned` also
+    learns from this hit.
     """
     entry = await _find_entry(cache, name.id)
     await cache.judge(entry, verdict)

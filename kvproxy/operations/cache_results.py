@@ -76,7 +76,7 @@ ChangedResponses: TypeAlias = dict[Literal["removed", "expired"], int]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A person's verdict on a response, for a similar `question`; None stands for all similar questions."""
+    """A person's verdict on a response, for all similar questions. The policy also learns from the given `question`."""
 
     right: bool
     question: str | None = None

@@ -218,7 +218,8 @@ def test_reject_and_approve_in_a_file(tmp_path: Path) -> None:
     path = stored(tmp_path / "responses.db", entry)
     assert result("cache", "reject", entry.id[:8], "--store", path) == {"id": entry.id, "right": False}
     assert result("cache", "stats", "--store", path)["semantic"]["learned"]["rejected"] == 1
-    assert "approved" in kvproxy("cache", "approve", entry.id, "--store", path).stdout
+    approved = kvproxy("cache", "approve", entry.id, "--store", path).stdout
+    assert approved == f"approved {entry.id[:12]} for all similar questions\n"
     assert result("cache", "stats", "--store", path)["semantic"]["learned"]["rejected"] == 0
     assert kvproxy("cache", "reject", "nope", "--store", path).returncode == 3
     asked = kvproxy("cache", "reject", entry.id, "--question", "x", "--store", path)

@@ -252,6 +252,20 @@ def test_markers_of_the_prefix_cache_are_no_part_of_an_answer() -> None:
     assert cache_key(call(other), "x").exact != cache_key(call(plain), "x").exact
 
 
+def test_tool_calls_without_text_are_equal() -> None:
+    """A stream's client repeats an empty text; clients of whole responses repeat null, or no content."""
+
+    def digest(turn: dict[str, Any]) -> str:
+        return cache_key(call({"model": "m", "messages": [{"role": "assistant"} | turn]}), "demo").exact
+
+    calls = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    empty: list[dict[str, Any]] = [{"content": ""}, {"content": None}, {}]
+    assert len({digest({"tool_calls": calls} | content) for content in empty}) == 1
+    assert digest({"tool_calls": calls}) != digest({"tool_calls": calls, "content": "x"})
+    # Without calls, templates may distinguish them.
+    assert len({digest(content) for content in empty}) == 3
+
+
 def test_whole_numbers_are_one_as_far_as_floats_are_exact() -> None:
     def exact(name: str, value: object) -> str:
         return cache_key(call({"model": "m", "prompt": "p", name: value}), "x").exact

@@ -38,6 +38,7 @@ def chunk(delta: object, finish_reason: str | None = None) -> bytes:
 STREAM = chunk(MESSAGE) + chunk({}, "stop") + encode_event(b"[DONE]")
 STREAMS = {
     "in small parts": [STREAM[start : start + 7] for start in range(0, len(STREAM), 7)],
+    "reused": [encode_event({**WHOLE, "object": "chat.completion.chunk", "choices": [], "usage": USAGE}) + STREAM],
     "talks of [DONE]": [STREAM.replace(b"Hello there", b"say data: [DONE] now")],
 }
 
@@ -145,3 +146,5 @@ def test_what_an_upstream_reused_is_told(odd: tuple[httpx.Client, Services, Odd]
     assert 'detail="exact"' in post(odd[0], "reused").headers["cache-status"]
     fresh = post(odd[0], "reused", cache_control="no-store, no-cache")
     assert fresh.headers["cache-status"] == 'kvproxy; fwd=request; detail="prefix 645/662 not stored: request-no-store"'
+    stream = post(odd[0], "reused", stream=True, cache_control="no-store, no-cache")
+    assert "prefix" not in stream.headers["cache-status"]

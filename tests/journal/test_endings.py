@@ -231,6 +231,8 @@ def test_a_failed_request_shows_its_question(running: tuple[str, Services]) -> N
     for command in (("log", "show", "late-question"), ("explain", "--request", "late-question")):
         shown = kvproxy(*command, url=url).stdout
         assert re.search(r"^question[\t ]+wait for it$", shown, re.M), shown
+    # The upstream's id, which Anthropic's SDK names, is not in the journal.
+    assert "give the response header x-request-id" in kvproxy("log", "show", "req_011C", url=url).stderr
 
 
 def test_identical_requests_under_way_are_told_apart(running: tuple[str, Services]) -> None:

@@ -7,12 +7,14 @@ from difflib import SequenceMatcher
 from itertools import zip_longest
 
 from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps
+from kvproxy.journal.token_estimates import weighted_size
 
 DIGEST_BYTES = 8
 _LISTS = ("messages", "input")
 QUESTIONS = ("messages", "input", "prompt")
 _LAST = ("tools", "system", "instructions", *QUESTIONS)
 _LAST_FIELDS = frozenset(_LAST)
+_WITH_FILES = ("system", *_LISTS)
 _LONGEST_NAME = 80
 _OUTSIDE_BODY = ("tenant", "backend", "namespace", "query", "fields", "api")
 
@@ -25,7 +27,8 @@ class Regions:
         names: such as `tenant`, `model`, `temperature`, `tools`, `system` and `messages[2] user`.
         digests: digest of each region's content.
         question: index of the last message, the prompt, or the input; None for a request without them.
-        sizes: size of each region in bytes; empty if unknown.
+        sizes: size of each region in bytes, where a file counts as a text with its estimated tokens (see `weighted_size`);
+            empty if unknown.
     """
 
     names: tuple[str, ...]
@@ -123,7 +126,13 @@ def regions_of(
         collect(digest, content)
     names = tuple([name for name, _ in items])
     questions = (place for place in reversed(range(len(names))) if names[place].partition("[")[0] in QUESTIONS)
-    return Regions(names, digests, next(questions, None), tuple(map(len, contents)))
+    sizes = tuple(
+        [
+            weighted_size(value, len(content)) if name.partition("[")[0] in _WITH_FILES else len(content)
+            for (name, value), content in zip(items, contents, strict=True)
+        ]
+    )
+    return Regions(names, digests, next(questions, None), sizes)
 
 
 def regions_as_json(key_parts: JsonObject) -> bytes:

@@ -21,7 +21,7 @@ from kvproxy.settings.journal import MILLION, JournalSettings, PriceSettings, hi
 from kvproxy.units import start_of_utc_day
 
 _NO_SHARES = (0.0, 0.0)
-_LOST_PREFIXES = ("evicted", "expired", "moved", "unmarked", "unreported")
+_LOST_PREFIXES = ("evicted", "expired", "moved", "unreported")
 
 
 @dataclass(frozen=True, slots=True)

@@ -306,6 +306,10 @@ def test_an_estimate_counts_every_field_that_may_reach_the_model_and_no_pictures
     assert estimate_prompt_tokens({"prompt": list(range(1000))}) in range(1000, 1003)
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 10**6}}
     assert estimate_prompt_tokens({"messages": [{"role": "user", "content": [picture]}]}) < 1100
+    linked = {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}
+    assert 1000 <= estimate_prompt_tokens({"messages": [{"role": "user", "content": [linked]}]}) < 1100
+    note = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x" * 20_000}}
+    assert 5000 <= estimate_prompt_tokens({"messages": [{"role": "user", "content": [note]}]}) < 5100
     anthropic = {"type": "image", "source": {"type": "base64", "data": "A" * 10**6}}
     assert estimate_prompt_tokens({"messages": [{"role": "user", "content": [anthropic]}]}) < 1100
     assert estimate_prompt_tokens({"model": "m", "documents": [{"text": "x" * 20_000}]}) >= 5000

@@ -76,7 +76,7 @@ class PromptChain:
     """The regions of a prompt (see `Regions`) in the order of a chat template; equal hashes mean equal prefixes.
 
     Attributes:
-        sizes: bytes of each region.
+        sizes: see `Regions`.
         prefixes: for each region, the hash of the prompt up to its end. Other processes have other hashes.
         conversation: the same for the prompt without the regions before `first`, which have None.
     """
@@ -97,7 +97,7 @@ class PromptChain:
         return self.shape.first
 
     def estimate_tokens(self, num_regions: int, prompt_tokens: int, known_prefix: tuple[int, int] = (0, 0)) -> int:
-        """Estimate the tokens of the first regions by their bytes. `known_prefix` has a number of regions, and their tokens."""
+        """Estimate the tokens of the first regions by their sizes. `known_prefix` has a number of regions, and their tokens."""
         regions, tokens = known_prefix
         before, total = sum(self.sizes[regions:num_regions]), sum(self.sizes[regions:])
         return tokens + (max(0, prompt_tokens - tokens) * before // total if total else 0)
@@ -135,6 +135,7 @@ class KnownTurn:
         prompt_hash: hash of its whole prompt; `SessionIndex.add` sets it.
         cached: prompt tokens that the backend reused.
         unread: tokens of `stored` at its end that no later request has read.
+        lacks_mark: it had no breakpoint, so the provider neither looked for a prefix nor stored one.
         marked_regions: numbers of regions of the prefixes that end at its `cache_control` breakpoints; None if unknown.
     """
 
@@ -155,6 +156,7 @@ class KnownTurn:
     cached: int = 0
     unread: int = 0
     marked_regions: tuple[int, ...] | None = None
+    lacks_mark: bool = False
 
     def count_read(self, tokens: int) -> int:
         """Note that a later request read the first tokens of the prompt; return the number that were unread before."""
@@ -199,6 +201,7 @@ class SessionIndex:
         self._answers: _RecentItems[bytes, KnownTurn] = _RecentItems()
         self._first_turns: _RecentItems[str, KnownTurn] = _RecentItems()
         self._names: _RecentItems[str, KnownTurn] = _RecentItems()
+        self._prompts: _RecentItems[int, KnownTurn] = _RecentItems()
 
     def find_longest_prefix(self, chain: PromptChain, prompt_tokens: int) -> CommonPrefix | None:
         lengths = range(len(chain.prefixes), 0, -1)
@@ -243,12 +246,17 @@ class SessionIndex:
         first = chain.conversation[chain.first] if chain.first < len(chain.conversation) else None
         return None if first is None else self._latest.get(first)
 
+    def latest_turn(self, prompt: int | None) -> KnownTurn | None:
+        """Return the last turn with a prompt, given the prompt's number in the journal."""
+        return None if prompt is None else self._prompts.get(prompt)
+
     def latest_session_start(self, tenant: str) -> KnownTurn | None:
         return self._first_turns.get(tenant)
 
     def add(self, turn: KnownTurn, chain: PromptChain, tenant: str, name: str | None) -> None:
         for key in chain.prefixes:
             self._prefixes[key] = turn
+        self._prompts[turn.prompt] = turn
         if chain.prefixes:
             turn.prompt_hash = chain.prefixes[-1]
             self._tokens[turn.prompt_hash] = turn.prompt_tokens

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from kvproxy.apis.api_request import session_name
 from kvproxy.apis.cache_diagnoses import agrees_with
-from kvproxy.apis.json import Json, field, loads, objects
+from kvproxy.apis.json import Json, dumps, field, loads, objects
 from kvproxy.apis.message_parts import call_arguments, part_digests
 from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.blocks.divergence import common_prefix_length, reusable_tokens
@@ -42,6 +42,7 @@ from kvproxy.journal.sessions.session_matching import (
     chain_of,
     prompt_shape,
 )
+from kvproxy.journal.token_estimates import has_file, weighted_size
 from kvproxy.providers.prices import CacheLimits, cache_limits, shortest_cached_prefix
 from kvproxy.settings.journal import PriceSettings
 
@@ -178,6 +179,7 @@ class TurnWriter:
             cached=use.cached_tokens,
             unread=(use.written_5m or 0) + (use.written_1h or 0),
             marked_regions=marked,
+            lacks_mark=missing is not None,
         )
         pause = None if parent is None else record.time - parent.ended
         where = (change.region, change.place) if "changed" in lost else (None, None)
@@ -208,17 +210,22 @@ class TurnWriter:
     def add_hit(self, record: Record, regions: Regions | None) -> None:
         """Count the tokens of a hit that the backend would have reused.
 
+        A provider reuses none without a breakpoint, and no more than it stored for the last request with the prefix.
         `regions` is None if an equal prompt was sent before.
         """
         if record.layer not in CACHES:
             return
         common = prompt_tokens = record.prompt_tokens or 0
+        earlier = self._index.latest_turn(record.prompt)
         if regions is not None:
             self._read_turns()
             chain = chain_of(regions, record.tenant)
             known = self._index.find_longest_prefix(chain, prompt_tokens)
             common = known.tokens if known is not None and chain.shape.has_text(known.regions) else 0
+            earlier = None if known is None else known.turn
         block_size = self._block_sizes.get(record.model)
+        if block_size is None and earlier is not None:
+            common = 0 if earlier.lacks_mark else min(common, earlier.stored or common)
         if block_size is None and common < shortest_cached_prefix(record.model, self._prices):
             return
         reusable = reusable_tokens(common, prompt_tokens, block_size or BLOCK)
@@ -359,6 +366,9 @@ class TurnWriter:
             return None, 1.0, 0.0
         old, new = comparable_texts(old_content, new_content)
         start, end = common_prefix_and_suffix(old, new)
+        if has_file(new_content):
+            # The characters of a file or of its URL say nothing about its tokens.
+            return start, *_equal_shares_of_parts(old_content, new_content)
         return start, start / max(1, len(new)), end / max(1, len(new))
 
     def _content(self, digest: bytes) -> Json:
@@ -402,6 +412,16 @@ class TurnWriter:
 
     def prune(self, oldest_record: int) -> None:
         self._database.execute("delete from turns where number < ?", [oldest_record])
+
+
+def _equal_shares_of_parts(old: Json, new: Json) -> tuple[float, float]:
+    """Return the shares of a message, by the tokens of its parts, that begin and end as in an earlier message."""
+    before, after = objects(field(old, "content")), objects(field(new, "content"))
+    sizes = [weighted_size(part, len(dumps(part))) for part in after]
+    start = common_prefix_length(after, before)
+    end = common_prefix_length(after[start:][::-1], before[start:][::-1])
+    whole = max(1, sum(sizes))
+    return sum(sizes[:start]) / whole, sum(sizes[len(sizes) - end :]) / whole
 
 
 def _digest(text: str) -> bytes:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvproxy.apis.json import Json, JsonObject
 from kvproxy.backends.protocol import ServingUpstream
-from kvproxy.exchange import Exchange
+from kvproxy.exchange import CacheHit, Exchange
 from kvproxy.journal.miss_explanation import explain_in_sentences, explain_miss
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.savings import savings
@@ -442,3 +442,71 @@ def test_reuse_is_counted_by_medium() -> None:
     counts = ({"reused": 900, "new": 100, "loaded_CPU": 200}, {"reused": 5, "loaded_CPU": 5})
     report = ledger_of([(None, each, ()) for each in counts], "")
     assert (report.prompt_tokens, report.loaded) == (1005, {"CPU": 205})
+
+
+RULES: JsonObject = {
+    "type": "text",
+    "text": "Answer with care. " * 555,
+    "cache_control": {"type": "ephemeral"},
+}
+
+
+def shown(system: JsonObject, *sources: JsonObject, question: str = "What is this?") -> JsonObject:
+    images: list[Json] = [{"type": "image", "source": dict(source)} for source in sources]
+    text: JsonObject = {"type": "text", "text": question, "cache_control": {"type": "ephemeral"}}
+    return {"system": [system], "messages": [{"role": "user", "content": [*images, text]}]}
+
+
+def by_url(name: str) -> list[JsonObject]:
+    return [{"type": "url", "url": f"https://example.com/{name}{number}.png"} for number in range(3)]
+
+
+def screenshot(letter: str) -> JsonObject:
+    return {"type": "base64", "media_type": "image/png", "data": letter * 200_000}
+
+
+def test_new_images_after_a_read_system_prompt_are_new(sessions: Sessions) -> None:
+    hello, first, second = shown(RULES, question="Hello there"), shown(RULES, *by_url("a")), shown(RULES, *by_url("b"))
+    sessions.add(request([], 2_510, 0, 0, written=(2_510, 0), body=hello, api="messages", **provider()))
+    sessions.add(request([], 5_510, 2_499, 60, written=(3_011, 0), body=first, api="messages", **provider()))
+    assert sessions.last().lost == {"new": 3_011}
+    sessions.add(request([], 5_510, 2_499, 120, written=(3_011, 0), body=second, api="messages", **provider()))
+    lost = sessions.last().lost
+    assert lost["new"] > 2_990, lost
+
+
+def test_a_new_screenshot_does_not_hide_that_the_system_prompt_changed(sessions: Sessions) -> None:
+    dated = [{**RULES, "text": f"Today is day {day}. {RULES['text']}"} for day in (1, 2)]
+    first, second = shown(dated[0], screenshot("A")), shown(dated[1], screenshot("B"))
+    sessions.add(request([], 3_520, 0, 0, written=(3_520, 0), body=first, api="messages", **provider()))
+    sessions.add(request([], 3_520, 0, 60, written=(3_520, 0), body=second, api="messages", **provider()))
+    assert 2_350 < sessions.last().lost["changed"] < 2_650
+
+
+def test_the_discount_of_a_hit_follows_the_breakpoints_of_its_own_prompt(tmp_path: Path) -> None:
+    model = "claude-sonnet-4-5"
+    sessions = Sessions(str(tmp_path / "journal.db"))
+
+    def ask(texts: list[str], number: int, reused: int, written: int, *, marked: bool, hit: bool = False) -> None:
+        stored = CacheHit("e", "e", age=1.0, ttl=60.0, prompt_tokens=9_600, completion_tokens=10)
+        more: dict[str, Any] = {"layer": "exact", "hit": stored} if hit else {}
+        asked = request([], 9_600, reused, 60 * number, written=(written, 0), **_messages(texts, marked=marked) | more)
+        sessions.add(asked)
+
+    def cached_tokens() -> int:
+        with closing(JournalReader(sessions.place)) as reader:
+            rows = savings(reader, "layer", {model: PriceSettings(input=3, cached=0.3, output=15)})
+        return next(row.cached_tokens for row in rows if row.name == "exact")
+
+    ask(TALK[:1], 0, 0, 9_600, marked=True)
+    ask(TALK[:1], 1, 9_600, 0, marked=True)
+    ask(TALK[:1], 2, 0, 0, marked=True, hit=True)
+    before = cached_tokens()
+    assert before > 9_500
+    for number in range(3, 6):
+        ask(TALK[1:2], number, 0, 0, marked=False)
+    assert sessions.last().lost["unmarked"] > 9_000
+    assert cached_tokens() == before
+    ask(TALK[1:2], 6, 0, 0, marked=False, hit=True)
+    assert cached_tokens() == before
+    sessions.close()

@@ -61,25 +61,21 @@ class _AccessRecord(logging.LogRecord):
         self.__dict__.update(_common_attributes())
         # The path is decoded, and could contain escape sequences.
         path = exchange.path if exchange.path.isprintable() else ascii(exchange.path)[1:-1]
-        self._ms = round(total_milliseconds(exchange) or 0.0, 1)
-        self._exchange, self._path, self._layer, self._reason = exchange, path, layer, reason
+        milliseconds = round(total_milliseconds(exchange) or 0.0, 1)
         self.created = time.time()
         self.msecs = self.created % 1 * 1000
         self.msg = (
-            f"{exchange.method} {path} {exchange.status} {layer} {reason} {self._ms} ms"
+            f"{exchange.method} {path} {exchange.status} {layer} {reason} {milliseconds} ms"
             f" {exchange.tenant} {exchange.request_id[:MAX_REQUEST_ID]}"
         )
-
-    @property
-    def fields(self) -> dict[str, object]:
-        exchange = self._exchange
-        return {
+        # A handler may keep the record; it must not keep the request.
+        self.fields = {
             "method": exchange.method,
-            "path": self._path,
+            "path": path,
             "status": exchange.status,
-            "layer": self._layer,
-            "reason": self._reason,
-            "ms": self._ms,
+            "layer": layer,
+            "reason": reason,
+            "ms": milliseconds,
             "tenant": exchange.tenant,
             "client": client_name(exchange.tenant),
             "model": model_of(exchange) or None,

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,11 @@ def run_raw_upstream(answer: Callable[[], bytes]) -> contextlib.AbstractContextM
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/other"])
-def test_a_request_whose_upstream_fails_is_freed(upstream: str, path: str, tmp_path: Path) -> None:
+def test_a_request_whose_upstream_fails_is_freed(
+    upstream: str, path: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The fixture keeps the records, among them those of the access log.
+    caplog.set_level(logging.INFO, "kvproxy")
     with run_front(tmp_path, upstream) as (url, _), httpx.Client() as client:
 
         def send(text: str) -> None:

@@ -19,6 +19,7 @@ from tests.polling import until_async
 A, B = b"\x01" * 32, b"\x02" * 32
 STORED = BlockStored((A, B), None, (1, 2, 3, 4), 2)
 LOCAL = "tcp://127.0.0.1:*"
+_PATIENCE_MS = 300_000
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def replay(context: "zmq.Context[Any]", address: str, start: int) -> list[list[b
         dealer.send_multipart([b"", start.to_bytes(8, "big")])
         answer = []
         while not answer or answer[-1][2] != b"\xff" * 8:
-            assert dealer.poll(5000)
+            assert dealer.poll(_PATIENCE_MS)
             answer.append(dealer.recv_multipart())
         return answer
 
@@ -51,7 +52,7 @@ def test_frames_numbers_and_replay(context: "zmq.Context[Any]") -> None:
             publisher.publish([BlockRemoved((A,)), AllBlocksCleared()])
             frames = []
             while len(frames) < 2 or frames[-1][1] != (2).to_bytes(8, "big"):
-                assert socket.poll(5000)
+                assert socket.poll(_PATIENCE_MS)
                 frames.append(socket.recv_multipart())
         topic, number, payload = frames[-2]
         assert (topic, number) == (b"kv", (1).to_bytes(8, "big"))
@@ -80,7 +81,7 @@ def test_frames_numbers_and_replay(context: "zmq.Context[Any]") -> None:
         publisher.close()
 
 
-async def test_a_subscriber_too_late_for_the_buffer_gets_a_snapshot() -> None:
+async def test_a_subscriber_too_late_for_the_buffer_gets_a_snapshot(context: "zmq.Context[Any]") -> None:
     asked = 0
 
     def on_short() -> None:
@@ -94,6 +95,10 @@ async def test_a_subscriber_too_late_for_the_buffer_gets_a_snapshot() -> None:
         publisher.publish([BlockStored((bytes([number]) * 32,), None, (7, number), 2)])
         publisher.publish([BlockRemoved((bytes([number]) * 32,))])
     publisher.publish([BlockStored((bytes(32),), B, (5, 6), 2)])
+    address = publisher.replay
+    assert address is not None
+    # A subscriber is late once the thread has sent the last of the 16 batches.
+    await until_async(lambda: len(replay(context, address, 15)) == 2)
     late = [EventSubscriber(publisher.endpoint, publisher.replay, idle=3.0) for _ in range(2)]
     try:
         for subscriber in late:

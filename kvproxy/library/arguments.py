@@ -65,8 +65,9 @@ def checked_tags(tags: Sequence[str]) -> tuple[str, ...]:
     if isinstance(tags, str):
         raise TypeError(f"tags must be a sequence of strings: write ({tags!r},)")
     check_type("tags", tags, Iterable)
-    check_texts(**{f"tags[{place}]": tag for place, tag in enumerate(tags)})
-    return tuple(dict.fromkeys(tags))
+    names = tuple(tags)
+    check_texts(**{f"tags[{place}]": tag for place, tag in enumerate(names)})
+    return tuple(dict.fromkeys(names))
 
 
 def checked_questions(questions: Sequence[str]) -> list[str]:

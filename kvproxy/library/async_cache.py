@@ -159,7 +159,7 @@ class AsyncCache:
         """Store the answer to each question, see `set`, with few commits; return the number of stored answers."""
         self.check_usable()
         # All arguments are checked before the first answer is stored. The last answer to a question counts.
-        pairs = dict(checked_pairs(answers))
+        pairs, tags = dict(checked_pairs(answers)), checked_tags(tags)
         entries = [self._entry(question, answer, namespace, ttl, tags) for question, answer in pairs.items()]
         entries = [entry for entry in entries if self._is_storable(entry)]
         stored = 0

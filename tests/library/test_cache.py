@@ -153,9 +153,8 @@ async def test_tags_many_answers_and_lifetimes_of_namespaces(tmp_path: Path) -> 
     cache_ = ResponseCache(store, None, clock=lambda: now[0])
     async with AsyncCache(cache_, CacheSettings(ttl=50), clock=lambda: now[0], namespace_ttls={"news": 10.0}) as cache:
         await cache._cache.insert(make_entry("of the proxy", tags=("docs",)))
-        assert (
-            await cache.set_many({f"question {number}": "a" for number in range(2_500)}, tags=["docs", "docs"]) == 2_500
-        )
+        questions, tags = {f"question {number}": "a" for number in range(2_500)}, ["docs", "docs"]
+        assert await cache.set_many(questions, tags=iter(tags)) == 2_500  # type: ignore[arg-type]
         assert await cache.set("weather", "rain", "news", tags=("docs",))
         assert await cache.set("history", "old", "news", ttl=100)
         with pytest.raises(ValueError, match="the question is empty"):

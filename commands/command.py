@@ -38,7 +38,7 @@ class _Group(TyperGroup):
 
 
 def _refuse_repeated_filters(command: TyperCommand | TyperGroup, context: Any, args: list[str]) -> None:
-    """Fail if a filter is given twice, of which only the last one would count. Other options override those of an alias."""
+    """Fail if a filter is given twice, of which only the last one would count. Others may override an alias."""
     names = {parameter.name for parameter in command.params}
     if context.resilient_parsing or not names & _FILTER_COMMANDS:
         return

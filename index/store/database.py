@@ -38,7 +38,7 @@ _VERBS = ("delete", "update", "insert")
 def write_demand(sql: str) -> int:
     """Return the demand that a statement makes on the disk, from 0 for reads to 4 for a stored response.
 
-    A full disk may allow transactions without changes, or those that delete rows, but not those that store responses.
+    On a full disk, transactions that delete rows or change nothing may succeed, while responses cannot be stored.
     """
     verb = sql[:6]
     return _VERBS.index(verb) + 1 + sql.startswith("insert into responses ") if verb in _VERBS else 0

@@ -157,7 +157,7 @@ def ordered_tags(tags: Iterable[str]) -> tuple[str, ...]:
 
 
 def project_tags(tags: Iterable[str]) -> tuple[str, ...]:
-    """Return the tags `project:NAME` in the given order: the first names the project, and the others are mere tags."""
+    """Return the tags `project:NAME` in the given order: only the first names the project."""
     return tuple(tag for tag in tags if tag.startswith(PROJECT_TAG))
 
 

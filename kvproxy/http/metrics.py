@@ -93,8 +93,8 @@ class Metrics:
         )
         completion_tokens = self._counter(
             "completion_tokens",
-            "Response tokens by layer: those that the backend reports, and those of served stored responses. Responses without"
-            " reported tokens are not counted.",
+            "Response tokens by layer, as the backend reports them; a stored response counts each time that it is served."
+            " Responses without reported tokens are not counted.",
             "layer",
         )
         # For each request, `labels` would take as long as a lookup in the cache.

@@ -78,7 +78,7 @@ def _files(content: Json) -> Iterator[tuple[JsonMap, list[str]]]:
 
 
 def _file_fields(part: JsonMap) -> list[str]:
-    """Return the fields of a part that contain a file or refer to one; none for text."""
+    """Return the fields of a part that contain a file or refer to one; text has no such field."""
     kind = part.get("type")
     if not isinstance(kind, str) or kind not in _FILE_FIELDS:
         return []

@@ -56,7 +56,7 @@ class ModelPrices(Mapping[str, PriceSettings]):
     ) -> PriceSettings | None:
         """Return the price of a request; see `list_price` for the arguments.
 
-        A service tier without a known price has that of the standard tier; see `tier_factor`.
+        A service tier without a known price costs as much as the standard tier; see `tier_factor`.
         """
         price = price_of(model, self._configured)
         if price is None:

@@ -17,7 +17,7 @@ _STRUCTURES = (BaseModel, Mapping, tuple, list, set, frozenset)
 def read_environment(model: type[BaseModel]) -> dict[str, Any]:
     """Return the values of variables such as `KVPROXY_PORT` and `KVPROXY_CACHE__TTL`, nested by section.
 
-    A section, a table, or a list is JSON; the variable of a setting overrides that of its section. The case of names does not
+    A section, a table, or a list is JSON; the variable of a setting overrides its section. The case of names does not
     matter. An empty variable counts as unset: `KVPROXY_ADMIN_TOKEN=$UNSET` in a script must not set an empty token. Variables
     that begin with no name of the model are omitted. Raises SettingsError for a variable without the JSON that its setting
     requires.

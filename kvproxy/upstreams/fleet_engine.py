@@ -126,7 +126,7 @@ class FleetEngine:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Names and patterns of its models; empty if it serves all others."""
+        """Names and patterns of its models; without any, it serves all models that no other upstream names."""
         return self._server.models
 
     def _create_kind(self, server: UpstreamServer, settings: Settings) -> UpstreamKind:

@@ -2,8 +2,8 @@
 
 python -m tests.benchmarks.instructions [--checkouts FOLDER ...] [--requests 320]
 
-Each proxy runs in Valgrind without sockets to its clients, and stands in front of an nginx that responds at once. The journal
-writes after the requests, so that its instructions are a column of their own. `floor` is a server of the same packages
+Each proxy runs in Valgrind, receives its requests without sockets, and forwards them to an nginx that responds at once. The
+journal writes after the requests, so that its instructions are a column of their own. `floor` is a server of the same packages
 (uvicorn, httptools, aiohttp) that answers with a constant, or forwards each request and returns the response. Instructions of
 the kernel are not counted. Requires gcc, and Valgrind with its headers.
 """

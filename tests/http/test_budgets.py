@@ -275,7 +275,7 @@ def test_the_service_tier_that_served_a_request_decides_its_price(proxy: Proxy) 
         (0.5, "served as flex", {"service_tier": "auto"}),
         (2.0, "served as priority", {"stream": True}),
         (0.5, "unread, served as flex", {"path": "/v1/rerank"}),
-        # A tier without a known price has the standard price. What was requested does not count.
+        # A tier without a known price has the standard price. The requested tier does not count.
         (1.0, "served as scale", {"service_tier": "flex"}),
         (1.0, "served as default", {"service_tier": "priority"}),
     ]

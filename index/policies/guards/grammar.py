@@ -197,7 +197,7 @@ def _tenses_differ(ours: _Grammar, theirs: _Grammar) -> bool:
 
 
 def _numbers_differ(ours: tuple[str, ...], theirs: tuple[str, ...]) -> bool:
-    """Whether one text has several of what the other has one of: `several visas`, `a visa`."""
+    """Whether one text has the plural and the other the singular of a noun: `several visas`, `a visa`."""
     one, other = set(ours) - set(theirs), set(theirs) - set(ours)
     return any(
         alone & {"several", "multiple", "many"} and others & {"a", "an", "one", "single"}

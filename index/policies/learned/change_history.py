@@ -120,7 +120,7 @@ class CommonChange:
     def add_comparison(self, answer_class: str, confirmed: int | None, error: float, right: bool) -> None:
         """Update the odds after a comparison that was to differ with the probability `error` without such a change.
 
-        Classes that started meanwhile say nothing, nor do classes in doubt. Several differences of one class count as one.
+        Classes that started meanwhile, and classes in doubt, do not count. Several differences of one class count as one.
         """
         is_in_doubt = confirmed is not None and confirmed < self.last
         if is_in_doubt or answer_class in (self.started if right else [*self.started, *self.surprised]):
@@ -190,7 +190,7 @@ class ChangeHistory:
         return wrong
 
     def add_comparison(self, answer_class: str, error: float, right: bool, clock: int) -> None:
-        """Update the probability that most answers have changed at once; see `CommonChange.add_comparison`."""
+        """Update the probability of a change of most answers at once; see `CommonChange.add_comparison`."""
         confirmed = self.confirmed.get(answer_class)
         if confirmed is None:
             error += (1 - error) * self.common.probability(None, clock)

@@ -26,7 +26,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class PromptShape:
-    """What the names of a request's regions (see `Regions`) say about its prompt.
+    """The order and kind of a prompt's regions, by their names (see `Regions`).
 
     Attributes:
         order: indexes of the prompt's regions, in the order of a chat template. The other attributes follow this order.

@@ -71,7 +71,7 @@ def test_a_full_store_works_again_with_the_next_stored_response(
     limit_pages(1)
     with pytest.raises(CacheStoreError, match="full"):
         store.put(large)
-    # What the maintenance does: none of it shows that a response can be stored.
+    # Maintenance may succeed while no response can be stored.
     assert store.remove_expired() == []
     store.record_hit(kept.id)
     store.flush()

@@ -103,7 +103,7 @@ class Clients:
             raise _disabled(client)
 
     def authentication_error(self, headers: Mapping[str, str]) -> Unauthorized:
-        """Return the error of a request without a valid key, which says whether the key has expired."""
+        """Return the error of a request with an expired, an unknown, or no key."""
         keys = [headers[name] for name in KEY_HEADERS if headers.get(name)]
         if any(map(self.knows, keys)):
             return Unauthorized(

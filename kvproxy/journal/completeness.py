@@ -2,12 +2,12 @@
 
 import time
 
-from kvproxy.journal.reader import JournalReader
+from kvproxy.journal.reader import OF_PROXY, JournalReader
 from kvproxy.units import start_of_utc_day, utc_day
 
 _DAY = 86_400
-# Records of revalidations and warming have not always sums.
-_CLIENTS = "layer not in ('revalidated', 'warming')"
+# The sums contain no revalidations, and only a part of warming.
+_CLIENTS = f"layer not in {OF_PROXY}"
 _SUMMED = f"tag = '' and {_CLIENTS}"
 
 
@@ -34,7 +34,7 @@ def _num_summed(reader: JournalReader, day: str) -> int:
 
 
 def _num_recorded(reader: JournalReader, end: float) -> int:
-    """Return the number of requests that arrived before a time, from those that ended within a day after it."""
+    """Return the number of requests that arrived before a time. Those that ended more than a day later are not counted."""
     last = reader.first_number_since(end + _DAY)
     sql = f"select count(*) from requests where number <= ? and time < ? and {_CLIENTS}"
     return int(reader.rows(sql, [last, end])[0][0])

@@ -47,11 +47,11 @@ _BEGUN = "layer in ('disconnected', 'error') and status = 200 and reused_tokens 
 # A stream that broke off was paid, too, if its usage arrived.
 PAID = f"layer in {(*BACKEND, 'warming', 'disconnected', 'error')} and reason not like 'hit-%'"
 PAID += " and (status = 200 or estimated_prompt_tokens is not null)"
-"""Condition for requests that the provider bills, also those that were aborted before their response began."""
+"""Condition for requests that the provider bills, including those that the client aborted before the response."""
 PAID_PROMPT = "coalesce(prompt_tokens, estimated_prompt_tokens)"
 PAID_COMPLETION = "coalesce(completion_tokens, estimated_completion_tokens)"
 """Tokens of requests that have a price: reported, or else estimated."""
-_PROXY = ("revalidated", "warming")
+OF_PROXY = ("revalidated", "warming")
 """Values of `Record.layer` for requests that no client sent."""
 _SPANS = (1, 5, 10, 30, 60, 300, 600, 1_800, 3_600, 10_800, 21_600, 86_400, 604_800)
 _MAX_SPANS = 60
@@ -270,7 +270,7 @@ class JournalReader:
         sql = (
             "select prompt, tenant, api, model, count(*), sum(case when reason in ('asked-sample', 'uncacheable',"
             " 'bypass-rule') then 0 else 1 end) from requests where prompt is not null and status = 200"
-            f" and layer not in {_PROXY} group by prompt, tenant, api, model order by 5 desc, 1"
+            f" and layer not in {OF_PROXY} group by prompt, tenant, api, model order by 5 desc, 1"
         )
         return [PromptCount(*row) for row in self.rows(sql, [])]
 
@@ -288,7 +288,7 @@ class JournalReader:
         """
         begin, end = max(start, period[0]), min(start + step * spans, period[1])
         first, last = self.first_number_since(begin), self.first_number_since(end)
-        condition = f" where number >= ? and time >= ? and time < ? and layer not in {_PROXY}"
+        condition = f" where number >= ? and time >= ? and time < ? and layer not in {OF_PROXY}"
         values: list[object] = [start, step, first, begin, end]
         place_sql = self._database.integer_part_sql("(time - ?) / ?")
         reported = f"(layer in {BACKEND} or {_BEGUN}) and reused_tokens is not null"

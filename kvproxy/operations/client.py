@@ -294,7 +294,7 @@ def _is_same_path(one: str | Path, other: Path) -> bool:
 
 
 def used_data_folder(data: Path | None) -> Path | None:
-    """Return the data folder that is named, or else that of the running proxy at the configured URL.
+    """Return the named data folder. Without a name, return the folder of the running proxy at the configured URL.
 
     None means the folder of the settings. Raises InvalidRequest if the proxy uses a folder of another machine, or hides it.
     """

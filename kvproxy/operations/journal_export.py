@@ -5,12 +5,11 @@ from dataclasses import replace
 
 from kvproxy.apis import APIS
 from kvproxy.apis.json import JsonObject, dumps
-from kvproxy.journal.reader import PromptCount
+from kvproxy.journal.reader import OF_PROXY, PromptCount
 from kvproxy.operations.journal import DirectJournal
 from kvproxy.operations.record_query import RecordQuery
 
 _SUCCESS = 200
-_OF_PROXY = ("revalidated", "warming")
 
 
 def request_lines(journal: DirectJournal, query: RecordQuery) -> Iterator[bytes | None]:
@@ -22,7 +21,7 @@ def request_lines(journal: DirectJournal, query: RecordQuery) -> Iterator[bytes 
     tenants: dict[str, str] = {}
     bodies: dict[tuple[int, str], JsonObject | None] = {}
     for record in reversed(journal.reader.records(replace(query, limit=None))):
-        if record.status != _SUCCESS or record.layer in _OF_PROXY or record.api not in APIS:
+        if record.status != _SUCCESS or record.layer in OF_PROXY or record.api not in APIS:
             continue
         if record.prompt is None:
             yield None

@@ -55,7 +55,7 @@ def _common_attributes() -> dict[str, object]:
 
 
 class _AccessRecord(logging.LogRecord):
-    """A finished request. Thread and process, which `LogRecord` would look up each time, are those of the first record."""
+    """A finished request. `LogRecord` would look up thread and process each time; this copies them from the first record."""
 
     def __init__(self, exchange: Exchange, layer: str, reason: str) -> None:
         self.__dict__.update(_common_attributes())

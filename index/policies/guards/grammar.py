@@ -49,6 +49,7 @@ _OWNERS = _groups(
     "1 my mine our ours", "2 your yours", "3 its their theirs someone's somebody's else's", "his", "her hers"
 )
 _THIRD_PERSONS = {"3", "his", "her"}
+_NO_OWNERS = TIMES | FUNCTION_WORDS | {"one"}
 _TABLES = (_QUANTIFIERS, _FREQUENCIES, _ASPECTS, _RELATIONS, _CERTAINTY)
 _CLOSED = frozenset({"become"}).union(*_TABLES, _MODALS, _SUBJECTS, _OWNERS, AUXILIARIES)
 _SUBJECT = r"(?:(?!not\b)[\w']+ ){1,4}?"
@@ -158,7 +159,7 @@ def _grammar(text: str) -> _Grammar:
 
 def _owner(word: str) -> str | None:
     noun = word.removesuffix("'s")
-    return _OWNERS.get(word) or ("3" if noun != word and noun not in TIMES | FUNCTION_WORDS | {"one"} else None)
+    return _OWNERS.get(word) or ("3" if noun != word and noun not in _NO_OWNERS else None)
 
 
 def _objects(tokens: tuple[str, ...]) -> Counter[str]:
@@ -197,7 +198,7 @@ def _tenses_differ(ours: _Grammar, theirs: _Grammar) -> bool:
 
 
 def _numbers_differ(ours: tuple[str, ...], theirs: tuple[str, ...]) -> bool:
-    """Whether one text has the plural and the other the singular of a noun: `several visas`, `a visa`."""
+    """Whether one text asks for several things, and the other for one: `several visas`, `a visa`."""
     one, other = set(ours) - set(theirs), set(theirs) - set(ours)
     return any(
         alone & {"several", "multiple", "many"} and others & {"a", "an", "one", "single"}

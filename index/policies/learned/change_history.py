@@ -81,7 +81,7 @@ class Change:
 
 @dataclass(slots=True)
 class CommonChange:
-    """The probability that most answers of a namespace have changed at once, by Bayes' rule (a CUSUM test).
+    """The probability of a change of most answers in a namespace, by Bayes' rule (a CUSUM test).
 
     Attributes:
         odds: that they have changed since `start`.
@@ -162,7 +162,7 @@ class ChangeHistory:
     old_wrong: float = 0.0
     old_variance: float = 0.0
     expected_wrong: float = 0.0
-    common: CommonChange = field(default_factory=lambda: CommonChange())
+    common: CommonChange = field(default_factory=CommonChange)
     changes: list[Change] = field(default_factory=list)
     unchanged: list[Period] = field(default_factory=list)
 

@@ -210,7 +210,7 @@ class TurnWriter:
     def add_hit(self, record: Record, regions: Regions | None) -> None:
         """Count the tokens of a hit that the backend would have reused.
 
-        A provider reuses none without a breakpoint, and no more than it stored for the last request with the prefix.
+        A provider reuses no token without a breakpoint, and at most those stored for the last request with the prefix.
         `regions` is None if an equal prompt was sent before.
         """
         if record.layer not in CACHES:

@@ -2,6 +2,7 @@
 
 import sqlite3
 import sys
+import traceback
 import warnings
 from typing import Any
 
@@ -12,10 +13,9 @@ class _Connection(sqlite3.Connection):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._closed = False
-        frame = sys._getframe(1)
-        while frame.f_back and "site-packages" in frame.f_code.co_filename:
-            frame = frame.f_back
-        self._opened_at = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frames = traceback.StackSummary.extract(traceback.walk_stack(None), limit=12, lookup_lines=False)
+        places = [f"{frame.filename}:{frame.lineno}" for frame in frames if frame.filename != __file__]
+        self._opened_at = " < ".join(places)
 
     def close(self) -> None:
         super().close()

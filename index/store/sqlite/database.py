@@ -130,7 +130,7 @@ class SqliteDatabase:
         try:
             yield reader
         finally:
-            self._readers.append(reader)
+            self._give_back(reader)
 
     def query(self, sql: str, values: Mapping[str, Any] = _NO_VALUES) -> list[Row]:
         with self.converting_errors("read"):
@@ -138,13 +138,19 @@ class SqliteDatabase:
             try:
                 return _rows(reader.execute(sql, values))
             finally:
-                self._readers.append(reader)
+                self._give_back(reader)
 
     def _take_reader(self) -> sqlite3.Connection:
         try:
             return self._readers.pop()
         except IndexError:
             return self._connect()
+
+    def _give_back(self, reader: sqlite3.Connection) -> None:
+        self._readers.append(reader)
+        if self.is_closed:
+            # The database was closed during the read.
+            self._close_readers()
 
     def _connect(self) -> sqlite3.Connection:
         return connect(self.path, accepts_constant=self._accepts_constant)
@@ -181,8 +187,13 @@ class SqliteDatabase:
     def close(self) -> None:
         self.is_closed = True
         self._writer.close()
-        while self._readers:
-            self._readers.pop().close()
+        self._close_readers()
+
+    def _close_readers(self) -> None:
+        # Two threads may close at the same time.
+        with contextlib.suppress(IndexError):
+            while True:
+                self._readers.pop().close()
 
     def converting_errors(
         self, operation: Operation, *, check_now: bool = False, transaction: WriteTransaction | None = None

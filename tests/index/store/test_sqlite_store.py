@@ -14,6 +14,7 @@ import pytest
 from kvproxy.index.errors import CacheStoreError, SchemaVersionError, StoreDamaged
 from kvproxy.index.sqlite_files import connect, create_schema
 from kvproxy.index.store import open_observations, open_store
+from kvproxy.index.store.sqlite.database import SqliteDatabase
 from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
 
@@ -21,6 +22,14 @@ from tests.index.entries import make_entry
 def execute(path: Path, sql: str, *values: object) -> list[Any]:
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         return connection.execute(sql, values).fetchall()
+
+
+def test_a_store_that_is_closed_during_a_read_closes_its_connection(tmp_path: Path) -> None:
+    database = SqliteDatabase(tmp_path / "r.db")
+    with database.reader() as reader:
+        database.close()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
+        reader.execute("select 1")
 
 
 @pytest.mark.parametrize("content", [b"this is no database at all, but long enough to be read as one" * 99, None])

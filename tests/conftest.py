@@ -25,7 +25,7 @@ from tests.forked_workers import run_fork_server
 from tests.postgres_server import empty, run_postgres
 from tests.redis_server import RedisServer, run_redis
 from tests.servers import run_proxy
-from tests.unclosed_databases import warn_of_unclosed_databases
+from tests.unclosed_resources import name_openers_of_sockets, warn_of_unclosed_databases
 
 _EXAMPLES = float(os.environ.get("KVPROXY_EXAMPLES", "0.4"))
 # Variables that select tests. A command would refuse them as unknown settings.
@@ -144,6 +144,7 @@ def isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Isolate the tests from the user's settings, data, and models."""
     with pytest.MonkeyPatch.context() as patch:
         warn_of_unclosed_databases(patch)
+        name_openers_of_sockets(patch)
         # Only tests of the timeout set a short one; a busy machine may exceed the default.
         patch.setenv("KVPROXY_CACHE__LOOKUP_TIMEOUT", "30")
         # `auto` depends on the machine, and bfloat16 changes close decisions.

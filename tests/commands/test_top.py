@@ -92,6 +92,7 @@ def test_top_and_doctor_name_a_store_and_a_journal_that_fail(tmp_path: Path) -> 
         page = kvproxy("top", "--once", "--interval", 0.1, url=url).stdout
         assert not re.search("^(Store|Journal)\t", page, re.M)
         assert doctor()[1].startswith("ok ")
+        services.journal.flush()
         (tmp_path / "journal.db").rename(tmp_path / "elsewhere.db")
         ask(url, "b")
         until(lambda: services.journal.failure)

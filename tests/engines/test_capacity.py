@@ -54,7 +54,7 @@ def test_predictions_equal_what_vllm_reports(blocks: int, engines: Path, tmp_pat
             messages = [{"role": "system", "content": system}, *({"role": "user", "content": text} for text in rest)]
             body = {"model": PLAIN.name, "messages": messages, "max_tokens": 1}
             assert httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).is_success
-        until(lambda: httpx.get(f"{url}/admin/blocks/what-if").json()[0]["requests"] == REQUESTS)
+        until(lambda: [row["requests"] for row in httpx.get(f"{url}/admin/blocks/what-if").json()] == [REQUESTS])
         (forecast,) = httpx.get(f"{url}/admin/blocks/what-if").json()
         all_hits, all_queries = read_counters(vllm.url)
     reported, live_reported = hits / queries, (all_hits - hits) / (all_queries - queries)

@@ -300,8 +300,8 @@ class EmbeddedPrefixCache(PrefixCache):
             except PinLimitExceeded as error:
                 needed = pins.pool_blocks + error.missing
                 raise InvalidRequest(
-                    f"{error}, because the longest request needs the other blocks: remove a pin, or start with --num-blocks"
-                    f" {needed} or more"
+                    f"{error}, because a request of {self._worker.max_model_len:,} tokens needs the other blocks: remove a"
+                    f" pin, start with --num-blocks {needed} or more, or lower engine.max_model_len"
                 ) from None
 
         return await self._worker.access_pins(pin)

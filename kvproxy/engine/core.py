@@ -79,8 +79,8 @@ class EngineCore:
             loaded.default_max_tokens,
         )
         self.grammars = GrammarCompiler(loaded.tokenizer, self.limits.vocab_size)
-        # Pins leave enough blocks for the longest request.
-        max_request_blocks = self.manager.max_blocks_in_use(self.limits.token_capacity, max_step_tokens)
+        # Pins leave enough blocks for the model's longest request, which a smaller pool rejects, and so holds no pin.
+        max_request_blocks = self.manager.max_blocks_in_use(self.limits.max_model_len, max_step_tokens)
         self.pins = Pins(self.manager, max_blocks=num_blocks - 1 - max_request_blocks)
         pool = KVPool(shape, num_blocks, block_size, loaded.dtype, loaded.device)
         self.block_bytes = shape.block_bytes(block_size, loaded.dtype)

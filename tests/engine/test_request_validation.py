@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.apis.codecs.generation import GenerationRequest, SamplingParams
+from kvproxy.blocks.cache_request import CacheRequest
+from kvproxy.blocks.pins import PinLimitExceeded
 from kvproxy.engine.request_validation import EngineLimits, validate_sampling
 from kvproxy.errors import ContextTooLong, InvalidRequest
 from tests.engine.driven import Driven
@@ -147,3 +149,23 @@ def test_what_a_model_recommends_beyond_the_limits_is_passed_over(caplog: pytest
         setattr(model.generation_config, name, value)
     assert load(model).default_sampling_params == SamplingParams(temperature=0.3, top_k=40)
     assert "top_p = 1.7" in caplog.text
+
+
+def test_the_pool_size_that_a_refused_pin_names_suffices() -> None:
+    """The pool is smaller than the model's longest sequence (32 blocks), which a larger pool must hold beside the pins."""
+
+    def missing_blocks(num_blocks: int) -> int:
+        engine = Driven(num_blocks=num_blocks, max_model_len=128).engine
+        prompt = CacheRequest("prompt", range(41))
+        engine.manager.allocate_slots(prompt, 41, engine.manager.get_computed_blocks(prompt))
+        engine.manager.free(prompt)
+        try:
+            assert engine.pins.pin("pin", CacheRequest("pin", range(41))) == 40
+        except PinLimitExceeded as error:
+            return error.missing
+        return 0
+
+    needed = 20 + missing_blocks(20)
+    assert needed == 1 + 32 + 10
+    assert missing_blocks(needed) == 0
+    assert missing_blocks(needed - 1) == 1

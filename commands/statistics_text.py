@@ -44,7 +44,7 @@ _LABELS: dict[str, str] = {
     "blocks.free": "Free blocks",
     "blocks.cached": "Cached blocks",
     "blocks.used": "Blocks in use",
-    "blocks.usage": "Share of blocks in use",
+    "blocks.usage": "Share of blocks in use or pinned",
     "blocks.queries": "Prompt tokens looked up",
     "blocks.hits": "Prompt tokens found",
     "blocks.hit_rate": "Share of prompt tokens found",

@@ -13,6 +13,7 @@ from rich.text import Text
 from typer import Option
 
 from kvproxy.commands.blocks.engine_lines import engine_line, prefix_hits, tier_line
+from kvproxy.commands.blocks.picture import SHAPES
 from kvproxy.commands.formatting import amount_text, decimal, json_text, local_time, milliseconds, money, percent
 from kvproxy.commands.options import Json, ProxyOptions, duration_option
 from kvproxy.commands.output import print_facts
@@ -236,14 +237,14 @@ def _pool_facts(blocks: "PrefixCacheStats | None") -> list[tuple[str, str]]:
     if blocks.engines:
         return _upstream_facts(blocks)
     # Only upstreams leave these values out.
-    blocks_in_pool, used_blocks, cached_blocks = blocks.num_blocks or 0, blocks.used or 0, blocks.cached or 0
-    total = blocks_in_pool - 1
-    used, cached = round(_BAR_WIDTH * used_blocks / total), round(_BAR_WIDTH * cached_blocks / total)
-    bar = "█" * used + "▒" * cached
+    total = (blocks.num_blocks or 0) - 1
+    counts = {"used": blocks.used or 0, "pinned": blocks.pinned or 0, "cached": blocks.cached or 0}
+    bar = "".join(SHAPES[state] * round(_BAR_WIDTH * number / total) for state, number in counts.items())
+    parts = [f"{number:,} {state}" for state, number in counts.items() if number or state != "pinned"]
     return [
         ("Pool", f"{bar:·<{_BAR_WIDTH}}"),
         ("Prefix hits", prefix_hits(blocks)),
-        ("Blocks", f"{used_blocks:,} used and {cached_blocks:,} cached, of {total:,}"),
+        ("Blocks", f"{', '.join(parts)}, of {total:,}"),
         ("Evictions", f"{blocks.evictions:,} blocks"),
     ]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvproxy.backends.reports import PrefixCacheStats
     from kvproxy.operations.blocks import ListedBlock, ListedChain
 
-_SHAPES = {"free": "·", "cached": "▒", "used": "█", "pinned": "▓", "null": "0"}
+SHAPES = {"free": "·", "cached": "▒", "used": "█", "pinned": "▓", "null": "0"}
 _COLOURS = {"free": "bright_black", "cached": "cyan", "used": "green", "pinned": "yellow", "null": "bright_black"}
 _PRECEDENCE = ("used", "pinned", "cached", "free")
 _ROWS = 16
@@ -97,7 +97,7 @@ def _draw_pool(states: Sequence[str], stats: "PrefixCacheStats") -> None:
     for start in range(0, len(cells), width):
         line = Text(" ")
         for state in cells[start : start + width]:
-            line.append(_SHAPES[state], _COLOURS[state])
+            line.append(SHAPES[state], _COLOURS[state])
         console.print(line, soft_wrap=True)
     console.print(_legend_text(stats, blocks_per_cell), soft_wrap=True)
     print_text(f" hit rate {prefix_hits(stats)}, {stats.evictions:,} evictions, {stats.block_size} tokens per block")
@@ -108,9 +108,7 @@ def _draw_pool(states: Sequence[str], stats: "PrefixCacheStats") -> None:
 def _legend_text(stats: "PrefixCacheStats", blocks_per_cell: int) -> Text:
     legend = Text(" ")
     counts = asdict(stats)
-    counts["free"] -= counts["cached"]
-    counts["used"] -= counts["pinned"]
     for state in _PRECEDENCE if stats.pinned else ("used", "cached", "free"):
-        legend.append(f"{_SHAPES[state]} {state} ", _COLOURS[state])
+        legend.append(f"{SHAPES[state]} {state} ", _COLOURS[state])
         legend.append(f"{counts[state]:,}   ")
     return legend.append(f"({plural(blocks_per_cell, 'block')} per cell)", "bright_black")

@@ -272,6 +272,10 @@ class KVCacheManager:
         """Return the request's block table of each group. The null block (0) replaces blocks outside the window."""
         return tuple([block.id for block in group.tables.get(request_id, ())] for group in self.groups)
 
+    def ids_in_block_tables(self) -> set[int]:
+        """Return the blocks that requests use, with the null block of windows."""
+        return {block.id for group in self.groups for table in group.tables.values() for block in table}
+
     def max_blocks_in_use(self, num_tokens: int, max_step_tokens: int) -> int:
         """Return the number of blocks that a request of `num_tokens` holds at most, in steps of `max_step_tokens`."""
         return sum(group.max_blocks_in_use(num_tokens, max_step_tokens) for group in self.groups)
@@ -317,12 +321,15 @@ class KVCacheManager:
     def stats(self) -> PoolStats:
         """Return the state of the pool, and its numbers of tokens and evictions since it was created."""
         pool = self.pool
+        cached = sum(1 for block in pool.blocks if block.hash is not None and block.ref_count == 0)
+        used = len(self.ids_in_block_tables() - {pool.null_block.id})
         return PoolStats(
             num_blocks=pool.num_blocks,
             block_size=self.block_size,
-            free=pool.num_free_blocks,
-            cached=sum(1 for block in pool.blocks if block.hash is not None and block.ref_count == 0),
-            used=pool.num_blocks - 1 - pool.num_free_blocks,
+            free=pool.num_free_blocks - cached,
+            cached=cached,
+            used=used,
+            pinned=pool.num_blocks - 1 - pool.num_free_blocks - used,
             usage=1.0 - pool.num_free_blocks / (pool.num_blocks - 1),
             queries=self.num_queried_tokens,
             hits=self.num_hit_tokens,

@@ -106,19 +106,17 @@ def _chain_row(manager: KVCacheManager, by_hash: dict[bytes, KVCacheBlock], leaf
 
 
 def report_pool(manager: KVCacheManager) -> PoolReport:
-    pool, null = manager.pool, manager.pool.null_block
-    ids_in_block_tables = _blocks_in_tables(manager)
+    residency = manager.pool.residency
     return PoolReport(
         **asdict(manager.stats()),
-        pinned=sum(block_state(block, null, ids_in_block_tables) == "pinned" for block in pool.blocks),
-        residency=pool.residency.stats() if pool.residency is not None else None,
+        residency=residency.stats() if residency is not None else None,
         groups=tuple(_group_stats(manager, group) for group in _reported_groups(manager)),
     )
 
 
 def map_pool(manager: KVCacheManager) -> PoolMap:
     blocks, null = manager.pool.blocks, manager.pool.null_block
-    ids_in_block_tables = _blocks_in_tables(manager)
+    ids_in_block_tables = manager.ids_in_block_tables()
     tenants: dict[str, int] = {}
     tenant = [-1] * len(blocks)
     for block in blocks:
@@ -138,10 +136,6 @@ def map_pool(manager: KVCacheManager) -> PoolMap:
 def map_block_rows(rows: Sequence[BlockRow]) -> PoolMap:
     names = [(row.hash or "")[:_NAME_DIGITS] for row in rows]
     return PoolMap(names, "".join(_LETTERS[row.state] for row in rows), None, None, None, None, None)
-
-
-def _blocks_in_tables(manager: KVCacheManager) -> set[int]:
-    return {block.id for group in manager.groups for table in group.tables.values() for block in table}
 
 
 def match_prefix(manager: KVCacheManager, request: CacheRequest) -> PrefixMatch:

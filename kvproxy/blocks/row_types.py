@@ -7,6 +7,7 @@ from kvproxy.blocks.divergence import Divergence
 from kvproxy.blocks.residency import ResidencyStats
 
 BlockState = Literal["null", "used", "pinned", "cached", "free"]
+"""A cached block that a request uses is `used`; one that only pins hold is `pinned`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +87,10 @@ class PoolStats:
     """Statistics of a pool since its start.
 
     Attributes:
-        num_blocks: includes the null block, so it is `free` + `used` + 1.
+        num_blocks: includes the null block, so it is `free` + `cached` + `used` + `pinned` + 1.
         block_size: tokens.
-        free: blocks that no request uses, including `cached`.
-        cached: cached blocks that no request uses. Cached blocks in use count in `used`.
-        usage: `used` as a share of the blocks, 0 to 1.
+        free, cached, used, pinned: blocks in each `BlockState`. The next request can use the free and the cached ones.
+        usage: `used` and `pinned` as a share of the blocks, 0 to 1.
         queries: prompt tokens looked up.
         hits: prompt tokens found.
         hit_rate: `hits` / `queries`; 0 without queries.
@@ -102,6 +102,7 @@ class PoolStats:
     free: int
     cached: int
     used: int
+    pinned: int
     usage: float
     queries: int
     hits: int
@@ -118,12 +119,12 @@ class PoolReport:
     free: int | None = None
     cached: int | None = None
     used: int | None = None
+    pinned: int | None = None
     usage: float | None = None
     queries: int | None = None
     hits: int | None = None
     hit_rate: float | None = None
     evictions: int | None = None
-    pinned: int | None = None
     distinct: int | None = None  # Number of cached blocks with different content.
     residency: ResidencyStats | None = None
     block_bytes: int | None = None

@@ -100,7 +100,12 @@ class Metrics:
         # For each request, `labels` would take as long as a lookup in the cache.
         self._requests, self._first_byte = lru_cache(requests.labels), lru_cache(first_byte.labels)
         self._duration, self._completion_tokens = lru_cache(duration.labels), lru_cache(completion_tokens.labels)
-        self._blocks = self._group("blocks", "Blocks of the pool by state.", "state")
+        self._blocks = self._group(
+            "blocks",
+            "Blocks of the embedded engine's pool by state, as `kvproxy blocks` counts them: used by requests, pinned, cached"
+            " (idle), or free (empty). Each block has one state.",
+            "state",
+        )
         self._prefix_cache = self._group(
             "prefix_cache",
             "The prefix cache of the embedded engine.",
@@ -337,7 +342,7 @@ class Metrics:
             self._first_token.observe(timing.first_token)
 
     def set_pool(self, stats: PoolStats) -> None:
-        for state in ("free", "cached", "used"):
+        for state in ("free", "cached", "used", "pinned"):
             self._blocks.set(getattr(stats, state), state)
         self._prefix_cache.set(stats)
 

@@ -25,7 +25,7 @@ def test_a_pin_protects_its_blocks_until_it_is_removed() -> None:
     assert pins.pin("system prompt", CacheRequest("p", range(17))) == 16
     churn(manager, pins)
     assert hit_tokens(manager, range(17)) == 16
-    assert manager.stats().used == 4
+    assert (manager.stats().pinned, manager.stats().used) == (4, 0)
     assert not manager.reset_prefix_cache()
     assert pins.unpin("system prompt")
     assert not pins.unpin("system prompt")
@@ -43,7 +43,7 @@ def test_a_pin_expires() -> None:
     assert pins.expire() == 0
     clock.now = 10.0
     assert pins.expire() == 1
-    assert (len(pins.list()), manager.stats().used) == (0, 0)
+    assert (len(pins.list()), manager.stats().pinned) == (0, 0)
     check_integrity(manager, pins)
 
 
@@ -56,9 +56,9 @@ def test_pinning_again_renews_and_two_pins_share_blocks() -> None:
     pins.pin("b", CacheRequest("p", range(5)))
     check_integrity(manager, pins)
     pins.unpin("a")
-    assert manager.stats().used == 1
+    assert manager.stats().pinned == 1
     pins.unpin("b")
-    assert manager.stats().used == 0
+    assert manager.stats().pinned == 0
 
 
 def test_the_limit_counts_shared_blocks_once() -> None:
@@ -77,4 +77,4 @@ def test_the_limit_counts_shared_blocks_once() -> None:
     assert pins.pin("a", CacheRequest("p", range(1000, 1009))) == 0
     assert [row.name for row in pins.list()] == ["b"]
     pins.clear()
-    assert (len(pins.list()), manager.stats().used) == (0, 0)
+    assert (len(pins.list()), manager.stats().pinned) == (0, 0)

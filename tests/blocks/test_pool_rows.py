@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,7 +39,10 @@ def test_every_state_of_a_block_has_its_row() -> None:
     assert (shown.block, shown.tokens, shown.text) == (rows[2], (5, 6, 7, 8), "")
     assert pool_rows.read_block(manager, 10) is pool_rows.read_block(manager, -1) is None
     report = pool_rows.report_pool(manager)
-    assert (report.pinned, report.used, report.cached, report.free) == (1, 3, 1, 6)
+    for state in ("free", "cached", "used", "pinned"):
+        assert getattr(report, state) == [row.state for row in rows].count(state)
+    assert (report.pinned, report.used, report.cached, report.free) == (1, 2, 1, 5)
+    assert report.usage == pytest.approx(3 / 9)
     assert report.residency is not None
 
 

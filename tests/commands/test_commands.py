@@ -27,7 +27,7 @@ def test_blocks_commands_agree(demo: Demo) -> None:
     ask(url, "What is the pool?", "You are a helpful assistant. " * 10)
     stats = result("blocks", "stats", url=url)
     assert {"block_size", "used", "queries", "hits", "evictions", "pinned"} <= set(stats)
-    assert stats["free"] == stats["num_blocks"] - 1
+    assert stats["free"] + stats["cached"] == stats["num_blocks"] - 1
     blocks, queue = (result("blocks", name, "--limit", 0, url=url) for name in ("ls", "queue"))
     assert [block["id"] for block in blocks] == list(range(stats["num_blocks"]))
     assert {block["id"] for block in queue} == {block["id"] for block in blocks if block["state"] in ("free", "cached")}
@@ -54,7 +54,7 @@ def test_statistics_for_people_have_labels_and_units(demo: Demo) -> None:
     assert cache["Semantic lookups: no neighbour"] == str(lookups["no neighbour"])
     assert (cache["Shadow mode"], cache["Learned policy: configured bound"][-1]) == ("no", "%")
     assert max(map(len, cache)) <= 42
-    assert (blocks["Tokens per block"], blocks["Share of blocks in use"]) == ("16", "0.0%")
+    assert (blocks["Tokens per block"], blocks["Share of blocks in use or pinned"]) == ("16", "0.0%")
     assert blocks["Memory per block"].endswith("KiB")
 
 

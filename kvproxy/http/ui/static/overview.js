@@ -101,7 +101,7 @@ export function overview(root, params, { api, signal, remember }) {
     const [blocks, entries] = await Promise.all([api.find("blocks/stats", {}, signal), api.get("cache/stats", {}, signal)]);
     put("entries", short(entries.entries), `${count(entries.hits)} hits`);
     const known = (blocks?.num_blocks ?? null) !== null && blocks.used !== null;
-    put("pool", known ? percent(blocks.used / (blocks.num_blocks - 1)) : null, known ? `${count(blocks.used)} of ${count(blocks.num_blocks)} blocks${blocks.cached === null ? "" : `, ${count(blocks.cached)} cached`}` : "");
+    put("pool", known ? percent(blocks.usage) : null, known ? `${count(blocks.used)} used of ${count(blocks.num_blocks)} blocks${blocks.pinned ? `, ${count(blocks.pinned)} pinned` : ""}${blocks.cached === null ? "" : `, ${count(blocks.cached)} cached`}` : "");
   }
 
   const onTotal = (total, currency) => {

@@ -157,7 +157,7 @@ export function pool(root, params, { api, signal, remember }) {
 function figuresOf(stats) {
   const known = [
     ["blocks", count(stats.num_blocks)], ["tokens a block", count(stats.block_size)], ["used", count(stats.used)], ["pinned", count(stats.pinned)],
-    ["cached", count(stats.cached)], ["distinct", count(stats.distinct)], ["prompt tokens reused", percent(stats.hit_rate)], ["plus tokens from tiers", count(stats.tier_hits)], ["evictions", count(stats.evictions)],
+    ["cached", count(stats.cached)], ["free", count(stats.free)], ["distinct", count(stats.distinct)], ["prompt tokens reused", percent(stats.hit_rate)], ["plus tokens from tiers", count(stats.tier_hits)], ["evictions", count(stats.evictions)],
     ["memory used", stats.used_bytes === null ? "–" : bytes(stats.used_bytes)],
     ["cached until evicted, median", duration(stats.residency?.lifetime)], ["unused until evicted, median", duration(stats.residency?.idle)],
     ["evicted and never reused", percent(stats.residency?.never_hit)],

@@ -119,6 +119,7 @@ class FleetEngine:
         self._kind = self._create_kind(server, settings)
         self._monitor = None if self.mirror is None else MirrorMonitor(server, self.mirror)
         self._problems: list[str] = []
+        self._hash_advice: str | None = None
         self._tokenizing = TokenizingFailures(self.url)
         self._metrics: tuple[float, EngineMetrics] | None = None
         self._metrics_timeout = routing.health_timeout
@@ -202,7 +203,9 @@ class FleetEngine:
                 self._next_metrics = 0.0 if metrics is not None else time.monotonic() + self._metrics_retry_seconds()
         if self._monitor is not None:
             up = not self.health.failures
-            self._problems = self._monitor.find_problems(is_up=up, metrics=self.metrics(), reuse=self.reuse)
+            metrics = self.metrics()
+            self._problems = self._monitor.find_problems(is_up=up, metrics=metrics, reuse=self.reuse)
+            self._hash_advice = self._monitor.hash_advice(metrics)
 
     def _metrics_retry_seconds(self) -> float:
         return _MISSING_METRICS_RETRY_SECONDS if self.health.lacks_route else _METRICS_RETRY_SECONDS
@@ -324,7 +327,7 @@ class FleetEngine:
 
     def _advice(self) -> tuple[str, ...]:
         limits = self.reuse_limits()
-        return (*self._kind.advice(), *(() if limits is None else (limits,)))
+        return (*self._kind.advice(), *filter(None, (limits, self._hash_advice)))
 
     def reuse_limits(self) -> str | None:
         """Return which prefixes the model cannot reuse, by its KV events and metrics; None if it can reuse most."""

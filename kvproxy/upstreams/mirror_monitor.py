@@ -105,8 +105,6 @@ class MirrorMonitor:
                 f"the replay port {server.kv_replay} does not respond, so missed events are lost: correct kv_replay, or set"
                 " replay_endpoint in its --kv-events-config"
             )
-        if (problem := self._hash_problem(metrics)) is not None:
-            problems["hashes"] = problem
         if self._restarted is not None and now - self._restarted < RESTART_REPORT_SECONDS:
             problems["restart"] = (
                 f"the engine restarted {now - self._restarted:.0f} s ago with an empty prefix cache: read its log if the"
@@ -166,16 +164,19 @@ class MirrorMonitor:
         if restarts > self._restarts:
             self._restarts, self._restarted = restarts, now
 
-    def _hash_problem(self, metrics: EngineMetrics | None) -> str | None:
-        reported, configured = metrics and metrics.hash_algorithm, self._server.hash_algorithm
-        if reported is not None and reported != configured:
-            return f"the engine hashes blocks with {reported}, not {configured}: set hash_algorithm to {reported}"
+    def hash_advice(self, metrics: EngineMetrics | None) -> str | None:
+        """Return the cost of block hashes that do not match, and the fix; None if they match, or no block is known yet."""
         # SGLang's algorithm has no setting.
         if self._mirror.hashes_match() is not False or (metrics is not None and metrics.kind == "sglang"):
             return None
+        configured = self._server.hash_algorithm
+        engine = (metrics and metrics.hash_algorithm) or "its --prefix-caching-hash-algo"
+        algorithm = "" if engine == configured else f"hash_algorithm to {engine}, and "
         return (
-            f"the engine's block hashes do not match {configured} with the configured seed, so prompts are compared by token:"
-            " set hash_algorithm to its --prefix-caching-hash-algo, and hash_seed to its PYTHONHASHSEED"
+            f"prompts are compared by token, because the engine's block hashes do not match {configured} with the configured"
+            " seed: predictions for the GPU are as good, but take more processor time, and blocks that are published without"
+            f" tokens are unknown. To compare hashes, set {algorithm}hash_seed to its PYTHONHASHSEED; without this variable,"
+            " the engine's seed may be random, so set it there"
         )
 
 

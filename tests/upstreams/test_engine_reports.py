@@ -1,6 +1,8 @@
 """Metrics of engines, and problems of their mirrors."""
 
+import asyncio
 import logging
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -194,21 +196,36 @@ def test_the_reuse_that_an_engine_reports_is_added_for_each_model() -> None:
     assert engine.reuse["others"].reports == 2
 
 
-def test_another_hash_algorithm_or_seed_is_a_problem() -> None:
+def test_another_hash_algorithm_or_seed_is_no_problem_because_prompts_are_compared_by_token() -> None:
     tokens = list(range(16))
     same = Monitored()
+    assert same.monitor.hash_advice(None) is None
     same.publish(same.model.store([event_hash(BlockHasher(seed="0").hash_blocks(tokens, 16)[0])], tokens=tokens))
-    assert same.check() == []
-    same.metrics = replace(READ, hash_algorithm="xxhash_cbor")
-    assert same.check() == [
-        "the engine hashes blocks with xxhash_cbor, not sha256_cbor: set hash_algorithm to xxhash_cbor"
-    ]
+    assert same.monitor.hash_advice(READ) is None
     other = Monitored()
     other.publish(other.model.store([event_hash(BlockHasher(seed="1").hash_blocks(tokens, 16)[0])], tokens=tokens))
-    (problem,) = other.check()
-    assert "hash_seed to its PYTHONHASHSEED" in problem
-    other.metrics = EngineMetrics("sglang")
     assert other.check() == []
+    advice = other.monitor.hash_advice(replace(READ, hash_algorithm="xxhash_cbor")) or ""
+    assert "prompts are compared by token" in advice
+    assert "set hash_algorithm to xxhash_cbor, and hash_seed to its PYTHONHASHSEED; without" in advice
+    # The advice was followed, but the engine has a random seed.
+    advice = other.monitor.hash_advice(READ) or ""
+    assert "set hash_seed to its PYTHONHASHSEED; without" in advice
+    assert "hash_algorithm to its --prefix-caching-hash-algo" in (other.monitor.hash_advice(None) or "")
+    assert other.monitor.hash_advice(EngineMetrics("sglang")) is None
+
+
+def test_doctor_advises_on_other_block_hashes_and_does_not_fail(tmp_path: Path) -> None:
+    server = UpstreamServer(url="http://127.0.0.1:1", kv_events="tcp://127.0.0.1:1", hash_seed="0")
+    engine = FleetEngine(server, load_settings(data=tmp_path, upstreams=[server]))
+    assert engine.mirror is not None
+    other = {"type": "BlockStored", "block_hashes": [9], "parent_block_hash": None, "token_ids": list(range(16))}
+    engine.mirror.state().apply(decode_batch(msgpack.packb([1.0, [other | {"block_size": 16}], 0])))
+    engine._next_metrics = math.inf  # It has no metrics.
+    asyncio.run(engine.monitor())
+    status = engine.status()
+    assert status.notes == ()
+    assert any("prompts are compared by token" in advice for advice in status.advice)
 
 
 def test_a_restart_is_reported_for_a_limited_time() -> None:

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from kvproxy.apis.codecs.generation import Delta
 from kvproxy.apis.json import as_token_count
+from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.blocks.row_types import PoolStats
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange, ResponseFacts
@@ -189,7 +190,14 @@ class Metrics:
             waiting="Waiting requests.",
             queries_total="Prompt tokens that were looked up.",
             hits_total="Prompt tokens that were found.",
-            age="Seconds since the last report.",
+            age_seconds="Seconds since the last report.",
+        )
+        self._mirrors = self._group(
+            "mirror",
+            "Mirrors of upstreams' prefix caches; absent without KV events.",
+            "upstream",
+            connected="1 if all KV event streams are connected, else 0.",
+            complete="1 if no event since the engine's start or last reset is missing, else 0.",
         )
         self._slots = self._group(
             "llama_cpp",
@@ -238,6 +246,14 @@ class Metrics:
         )
         self._client_tokens = self._counter(
             "client_tokens", "Prompt tokens, also reused ones, and response tokens that quotas charged.", "client"
+        )
+        self._client_prompt_tokens = self._counter(
+            "client_reported_prompt_tokens",
+            "Prompt tokens of each client's requests for which the backend reported its prefix reuse.",
+            "client",
+        )
+        self._client_reused_tokens = self._counter(
+            "client_reused_tokens", "Those of them that the backend's prefix cache held.", "client"
         )
         self._client_spent = self._counter(
             "client_spent",
@@ -296,6 +312,8 @@ class Metrics:
         self._duration(layer).observe((exchange.ended or exchange.first_byte) - exchange.started)
         if not exchange.was_collapsed:
             facts, hit = exchange.facts, exchange.hit
+            if hit is None and facts.prefix is not None and exchange.client is not None:
+                self._count_client_reuse(exchange.client.name, facts.prefix)
             # Entries of an import have any numbers.
             tokens = as_token_count(facts.completion_tokens if hit is None else hit.completion_tokens)
             if tokens is not None:
@@ -305,6 +323,11 @@ class Metrics:
             else:
                 facts.write.add_done_callback(lambda _: self._count_not_stored(facts))
         self._first_byte(layer).observe((exchange.first_byte or exchange.ended) - exchange.started)
+
+    def _count_client_reuse(self, name: str, prefix: PrefixReuse) -> None:
+        label = self._client_label(name)
+        self._client_prompt_tokens.labels(label).inc(prefix.prompt_tokens)
+        self._client_reused_tokens.labels(label).inc(prefix.cached_tokens)
 
     def _count_not_stored(self, facts: ResponseFacts) -> None:
         if facts.not_stored is not None:
@@ -354,7 +377,10 @@ class Metrics:
             {"up": up, "draining": draining, "cooldown": status.state == "cooldown", **values}, status.url
         )
         if status.metrics is not None:
-            self._engines.set(status.metrics, status.url)
+            self._engines.set({**asdict(status.metrics), "age_seconds": status.metrics.age}, status.url)
+        if status.streams:
+            connected = all(stream.connected for stream in status.streams)
+            self._mirrors.set({"connected": connected, "complete": status.complete}, status.url)
         if status.slots is not None:
             self._slots.set(status.slots, status.url)
         for model, reuse in status.reuse.items():

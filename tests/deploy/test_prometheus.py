@@ -87,9 +87,12 @@ def prometheus(proxies: list[str], tmp_path_factory: pytest.TempPathFactory) -> 
         process.wait()
 
 
-ELSEWHERE = ("kvproxy_llama_cpp", "kvproxy_stale", "kvproxy_savings_money", "kvproxy_client_spent", "kvproxy_fallback")
-"""No data here: llama.cpp alone has slots, and no such upstream is behind these proxies; nothing is given past its time, and the
-models have no price, and no fallback.
+ELSEWHERE = (
+    *("kvproxy_llama_cpp", "kvproxy_mirror", "kvproxy_stale"),
+    *("kvproxy_savings_money", "kvproxy_client_spent", "kvproxy_fallback"),
+)
+"""No data here: llama.cpp alone has slots, and no such upstream, and none with KV events, is behind these proxies; nothing is
+given past its time, and the models have no price, and no fallback.
 """
 
 

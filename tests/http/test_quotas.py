@@ -52,7 +52,8 @@ class Upstream:
             return StreamingResponse(self._events(), media_type="text/event-stream")
         message = {"role": "assistant", "content": "Hi"}
         whole = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
-        return JSONResponse(whole if b"silent" in body else {**whole, "usage": USED})
+        reuse = {"prompt_tokens_details": {"cached_tokens": 24}} if b"reused" in body else {}
+        return JSONResponse(whole if b"silent" in body else {**whole, "usage": USED | reuse})
 
     async def _events(self) -> AsyncIterator[bytes]:
         for _ in range(9):
@@ -130,6 +131,15 @@ def test_tokens_are_what_was_used_in_the_end(proxy: Proxy) -> None:
     assert remaining(proxy.ask(key, "x" * 400)) == left - estimate_prompt_tokens(body) - len(answer.content) // 4
     assert proxy.metric('kvproxy_client_tokens_total{client="used"}') > 200
     assert proxy.metric('kvproxy_client_requests_total{client="used",status="200"}') > 1
+
+
+def test_reported_reuse_is_counted_for_each_client(proxy: Proxy) -> None:
+    key = proxy.client("team")
+    # The second question is a hit, and the third response reports nothing.
+    for question in ("reused", "reused", "silent about the reuse", "reused again"):
+        proxy.ask(key, question)
+    until(lambda: proxy.metric('kvproxy_client_reported_prompt_tokens_total{client="team"}') == 2 * 30)
+    assert proxy.metric('kvproxy_client_reused_tokens_total{client="team"}') == 2 * 24
 
 
 def test_answers_of_other_routes_cost_their_usage_or_their_bytes(proxy: Proxy) -> None:

@@ -20,6 +20,7 @@ from kvproxy.apis.sse import encode_event
 from kvproxy.backends.reports import EngineMetrics
 from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.errors import KvproxyError
+from kvproxy.http.metrics import Metrics
 from kvproxy.installation.checks.servers import CheckWarning, check_proxy, check_upstream
 from kvproxy.settings import UpstreamServer, load_settings
 from kvproxy.upstreams.engine_metrics import read_metrics
@@ -354,10 +355,33 @@ def test_metrics_are_shown_with_their_age(proxy: str) -> None:
     assert httpx.get(f"{proxy}/admin/blocks").status_code == 409
     metrics = httpx.get(f"{proxy}/metrics").text
     assert "kvproxy_engine_usage{upstream=" in metrics
+    assert "kvproxy_engine_age_seconds{upstream=" in metrics
+    assert "kvproxy_mirror_connected{" not in metrics
     assert 'kvproxy_reported_reuse_cached_tokens_total{model="m"' in metrics
     shown = kvproxy("upstreams", url=proxy).stdout
     assert "\t0.25\t" in shown
     assert "1,500 of 2,000 prompt tokens reused, as reported" in shown
+
+
+def test_metrics_name_the_state_of_a_mirror(tmp_path: Path) -> None:
+    server = UpstreamServer(url="http://127.0.0.1:1", kv_events="tcp://127.0.0.1:1-2")
+    engine = FleetEngine(server, load_settings(data=tmp_path, upstreams=[server]))
+    assert engine.mirror is not None
+
+    def state() -> list[str]:
+        metrics = Metrics()
+        metrics.set_upstream(engine.status())
+        lines = metrics.render().decode().splitlines()
+        return [line.rpartition(" ")[2] for line in lines if line.startswith("kvproxy_mirror_")]
+
+    first, second = engine.mirror.subscribers
+    first.is_connected = True
+    assert state() == ["0.0", "0.0"]
+    second.is_connected = True
+    first.sequencer.complete = second.sequencer.complete = True
+    assert state() == ["1.0", "1.0"]
+    first.sequencer.complete = False
+    assert state() == ["1.0", "0.0"]
 
 
 def test_doctor_reports_problems_of_a_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

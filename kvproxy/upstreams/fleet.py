@@ -14,7 +14,7 @@ from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, Delivery, sess
 from kvproxy.apis.json import JsonObject, dumps, field, objects
 from kvproxy.apis.model_route import ModelRoute
 from kvproxy.backends.protocol import Body, Forwarder, Headers, RelayedResponse
-from kvproxy.errors import KvproxyError, NotFound, UpstreamError, UpstreamsDraining
+from kvproxy.errors import KvproxyError, NotFound, UpstreamError, UpstreamsDraining, UpstreamUnreachable
 from kvproxy.settings import RoutingSettings
 from kvproxy.upstreams.engine_hints import ResponseLocations, with_engine_hints, with_hints
 from kvproxy.upstreams.fleet_engine import EnginePrediction, FleetEngine
@@ -258,20 +258,21 @@ class Fleet:
     async def _tokenize(self, request: ApiRequest, engines: Sequence[FleetEngine]) -> HashedPrompt | None:
         # Ask only mirrored engines: llama.cpp's /tokenize has another format.
         mirrored = [(engine, engine.mirror) for engine in engines if engine.mirror is not None]
-        if not mirrored:
-            return None
-        engine = mirrored[0][0]
-        try:
-            # Each further engine would delay the request by a timeout.
-            prompt = await self.tokenizer.tokenize_request(request, engine.client, TOKENIZE_SECONDS)
-        except KvproxyError as error:
-            if isinstance(error, UpstreamError):
-                engine.record_tokenizing(error.message)
-            _log.debug("routed without tokens: %s", error.message)
-            return None
-        engine.record_tokenizing(None)
-        await compute_hashes(prompt, [mirror for _, mirror in mirrored])
-        return prompt
+        for engine, _ in sorted(mirrored, key=lambda pair: pair[0].health.failures > 0):
+            try:
+                prompt = await self.tokenizer.tokenize_request(request, engine.client, TOKENIZE_SECONDS)
+            except KvproxyError as error:
+                _log.debug("not tokenized: %s", error.message)
+                if isinstance(error, UpstreamError):
+                    engine.record_tokenizing(error.message)
+                if isinstance(error, UpstreamUnreachable):
+                    continue
+                # After a timeout, each further engine could delay the request by another one.
+                return None
+            engine.record_tokenizing(None)
+            await compute_hashes(prompt, [mirror for _, mirror in mirrored])
+            return prompt
+        return None
 
     async def _send(self, destination: _Destination, request: ApiRequest, *, is_last: bool) -> RelayedResponse:
         engine, uncached = destination.engine, destination.uncached_tokens

@@ -312,7 +312,7 @@ class FleetEngine:
             streams=() if mirror is None else tuple(mirror.streams()),
             reuse=self.reuse,
             metrics=self.metrics(),
-            notes=(*self._problems, *self._tokenizing.problems(), *self._kind.problems()),
+            notes=(*self._problems, *self._tokenizing_problems(), *self._kind.problems()),
             advice=self._advice(),
             slots=self._kind.slots(),
             offloaded={} if mirror is None else mirror.report().offloaded,
@@ -324,6 +324,10 @@ class FleetEngine:
             retried=self.retried,
             errors=self.errors,
         )
+
+    def _tokenizing_problems(self) -> list[str]:
+        # A server that does not respond has this problem already.
+        return [] if self.health.failures else self._tokenizing.problems()
 
     def _advice(self) -> tuple[str, ...]:
         limits = self.reuse_limits()

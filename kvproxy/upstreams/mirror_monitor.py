@@ -64,7 +64,10 @@ class TokenizingFailures:
         # A busy server may respond too late now and then.
         if self._failures < (_MAX_TOKENIZING_FAILURES if self._has_succeeded else 1):
             return []
-        return [f"prompts are routed without predictions, because their tokens are unknown: {self._last}"]
+        return [
+            "prompts are routed without predictions, unless another upstream tokenizes them, because their tokens are"
+            f" unknown: {self._last}"
+        ]
 
 
 class MirrorMonitor:

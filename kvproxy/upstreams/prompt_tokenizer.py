@@ -8,7 +8,7 @@ from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.codecs.codec import Conversation, PromptInput
 from kvproxy.apis.json import JsonObject, field
 from kvproxy.blocks.divergence import common_prefix_length
-from kvproxy.errors import InvalidRequest, SettingsError, UpstreamError, UpstreamUnreachable
+from kvproxy.errors import InvalidRequest, SettingsError, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.mirror.prompt_hashes import HashedPrompt
 
@@ -52,17 +52,19 @@ class UpstreamTokenizer:
 async def _post(
     client: UpstreamClient, path: str, body: JsonObject, headers: dict[str, str], seconds: float
 ) -> JsonObject:
+    kind: type[UpstreamError] = UpstreamUnreachable
     try:
         status, reply = await client.call_json("POST", path, body, headers, seconds=seconds)
     except UpstreamError as error:
         failure = error.message
+        kind = UpstreamTimeout if isinstance(error, UpstreamTimeout) else kind
     else:
         if status == 200 and isinstance(reply, dict):
             return reply
         if status in _INVALID or field(field(reply, "error"), "param") == "model":
             raise InvalidRequest(f"{client.url}{path} refuses this prompt with status {status}")
         failure = f"{client.url} answered {status}"
-    raise UpstreamUnreachable(f"{path} failed ({failure}): set forward.tokenizer to the model's tokenizer")
+    raise kind(f"{path} failed ({failure}): set forward.tokenizer to the model's tokenizer")
 
 
 class LocalTokenizer:

@@ -37,6 +37,26 @@ def test_a_hanging_tokenizer_delays_no_request_and_that_of_a_drained_engine_is_n
         assert sum(running.engines[url].tokenized for url in others) == 7
 
 
+def test_another_engine_tokenizes_prompts_for_one_that_fails_to(tmp_path: Path) -> None:
+    with fleet(tmp_path, 2, events=True) as running:
+        failing, other = running.engines
+        running.engines[failing].mood = "old"
+        for number in range(12):
+            running.ask(f"{number}").raise_for_status()
+        assert running.engines[failing].tokenized > 0
+        assert running.engines[other].tokenized == 12
+        assert "unless another upstream tokenizes them" in running.status(failing)["notes"][0]
+        assert running.status(other)["notes"] == []
+        # A server that does not respond has another problem already.
+        running.engines[failing].mood = "sick"
+        until(lambda: running.status(failing)["failures"])
+        asked = running.engines[failing].tokenized
+        assert running.status(failing)["notes"] == []
+        for number in range(12):
+            running.ask(f"again {number}").raise_for_status()
+        assert running.engines[failing].tokenized == asked
+
+
 def test_only_predictable_requests_are_tokenized_with_their_template_fields(tmp_path: Path) -> None:
     template = {"chat_template_kwargs": {"enable_thinking": False}, "add_generation_prompt": False}
     with fleet(tmp_path, 1, events=True, prediction_sample_rate=1.0) as running:

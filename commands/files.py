@@ -45,7 +45,11 @@ def read_text(file: Path) -> str:
             raise InvalidRequest(f"cannot decompress {file}: {error}") from None
     # A small database may be valid UTF-8.
     if content.startswith(b"SQLite format 3"):
-        raise InvalidRequest(f"{file} is a database: simulate and log read a journal, cache export a store")
+        raise InvalidRequest(
+            f"{file} is a database: simulate and log read a journal, cache export a store; kvproxy savings --ledger --data"
+            f" {file.parent} names lost prefixes by cause, and this command reads the stored prompts of a journal from kvproxy"
+            f" log export - --format requests --data {file.parent}"
+        )
     if (kind := describe_binary(content)) is not None:
         raise InvalidRequest(f"{file} {kind}")
     return content.decode("utf-8-sig")

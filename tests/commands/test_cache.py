@@ -41,7 +41,10 @@ def test_cache_of_a_stopped_proxy(tmp_path: Path) -> None:
     assert kvproxy("cache", "usage", "--by", "tag", "--store", path).stderr == "no stored response has a tag\n"
     usage = kvproxy("cache", "usage", "--store", path).stdout.splitlines()[1].split("\t")
     assert (usage[0], usage[-1]) == ("6", "public")
-    assert "is a database: simulate and log read a journal" in kvproxy("lint", path).stderr
+    refused = kvproxy("lint", path).stderr
+    assert "is a database: simulate and log read a journal" in refused
+    assert f"savings --ledger --data {tmp_path} names" in refused
+    assert f"log export - --format requests --data {tmp_path}\n" in refused
     (text := tmp_path / "text.db").write_text("SQLite format 3\0 and nothing that is not UTF-8")
     assert "is a database: simulate and log read a journal" in kvproxy("estimate", text).stderr
     assert result("cache", "rm", "--model", "m1", "--yes", "--store", path) == {"removed": 3}

@@ -29,7 +29,10 @@ def labelled_features(stream: Stream, seed: int, dropped: float) -> tuple[np.nda
         places, cosines = stored.search(line, NUM_NEIGHBOURS)
         is_certain = False
         if places:
-            found = compute_features(cosines, [stored.classes[place] for place in places])
+            classes, questions = zip(
+                *((stored.classes[place], stream.texts[int(stored.lines[place])]) for place in places), strict=True
+            )
+            found = compute_features(cosines, classes, stream.texts[line], questions)
             features.append(found)
             rights.append(stream.answers_equal(int(stored.lines[places[0]]), line))
             is_certain = found[FEATURES.index("rivals")] > 0 and chance() < dropped

@@ -19,6 +19,7 @@ _DIFFERENCE_IF_COMMON = 0.8
 _ACCEPTED_ODDS = 1000.0
 _CHANGED_TOGETHER = 0.9
 _LEAST_ERROR = 0.05
+_FADING = 0.98
 _LEAST_PROBABILITY = 0.002
 _MAX_STARTED = 200
 _LEAST_TOGETHER = 8
@@ -120,12 +121,14 @@ class CommonChange:
     def add_comparison(self, answer_class: str, confirmed: int | None, error: float, right: bool) -> None:
         """Update the odds after a comparison that was to differ with the probability `error` without such a change.
 
-        Classes that started meanwhile, and classes in doubt, do not count. Several differences of one class count as one.
+        Classes that were never confirmed, or are in doubt, do not count. Several differences of one class count as one. A class
+        that started meanwhile only shows that no old class is compared, which lets the suspicion fade.
         """
-        is_in_doubt = confirmed is not None and confirmed < self.last
-        if is_in_doubt or answer_class in (self.started if right else [*self.started, *self.surprised]):
+        if confirmed is None or confirmed < self.last or (answer_class in self.surprised and not right):
             return
-        if right:
+        if answer_class in self.started:
+            self.odds *= _FADING
+        elif right:
             self.odds *= min(1.0, (1 - _DIFFERENCE_IF_COMMON) / max(1 - error, 1e-9))
         else:
             self.odds *= max(1.0, _DIFFERENCE_IF_COMMON / max(error, _LEAST_ERROR))
@@ -189,12 +192,9 @@ class ChangeHistory:
                 wrong += common * sum(hit >= self.common.start for hit in hits)
         return wrong
 
-    def add_comparison(self, answer_class: str, error: float, right: bool, clock: int) -> None:
+    def add_comparison(self, answer_class: str, error: float, right: bool) -> None:
         """Update the probability of a change of most answers at once; see `CommonChange.add_comparison`."""
-        confirmed = self.confirmed.get(answer_class)
-        if confirmed is None:
-            error += (1 - error) * self.common.probability(None, clock)
-        self.common.add_comparison(answer_class, confirmed, error, right)
+        self.common.add_comparison(answer_class, self.confirmed.get(answer_class), error, right)
 
     def add_hits(self, hits: Iterable[tuple[str, int]], clock: int) -> None:
         """Count hits by class, which were served until the time `clock`. An unknown class is new."""

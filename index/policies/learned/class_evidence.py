@@ -141,7 +141,7 @@ class ClassEvidence:
         odds = max(self.odds.get(answer_class, 0.0), _PRIOR_ODDS)
         unseen = min(self.changes.unseen_change(answer_class, clock), 0.99)
         if not is_near_obsolete:
-            self.changes.add_comparison(answer_class, expected + (1 - expected) * odds / (1 + odds), right, clock)
+            self.changes.add_comparison(answer_class, expected + (1 - expected) * odds / (1 + odds), right)
         if not right:
             odds = max(odds, unseen / (1 - unseen))
         is_first = not right and not was_obsolete and answer_class not in self.contradictions

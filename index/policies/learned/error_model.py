@@ -1,30 +1,43 @@
 """Estimates the probability that a neighbour's answer is wrong."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import compress
 
 import numpy as np
 
 # Computed by training/learned_prior.py from Banking77 (Casanueva et al. 2020, CC BY 4.0).
-WEIGHTS = (-1.274, -0.31, 0.966, 0.864, 1.167, 1.125, 1.081)
+WEIGHTS = (-0.599, -0.182, 1.238, 0.509, 1.127, 0.683, 1.045, 1.0, -0.831, -0.307)
 COVARIANCE = (
-    (3.947, 0.184, -0.789, 0.578, -0.17, -0.508, -2.241),
-    (0.184, 3.232, -0.761, -0.103, -2.89, 0.554, 0.194),
-    (-0.789, -0.761, 0.958, -0.454, 0.831, 0.035, -0.451),
-    (0.578, -0.103, -0.454, 0.544, 0.03, -0.299, 0.501),
-    (-0.17, -2.89, 0.831, 0.03, 3.095, -0.576, -0.361),
-    (-0.508, 0.554, 0.035, -0.299, -0.576, 0.714, -0.532),
-    (-2.241, 0.194, -0.451, 0.501, -0.361, -0.532, 3.763),
+    (4.003, 0.097, -0.857, 0.611, -0.123, -0.544, -2.109, 0.047, -0.086, 0.119),
+    (0.097, 3.422, -0.725, -0.173, -2.907, 0.553, 0.221, 0.019, -0.115, -0.125),
+    (-0.857, -0.725, 1.075, -0.538, 0.831, 0.02, -0.47, 0.077, -0.059, -0.02),
+    (0.611, -0.173, -0.538, 0.659, 0.077, -0.318, 0.556, -0.031, 0.085, -0.044),
+    (-0.123, -2.907, 0.831, 0.077, 3.27, -0.632, -0.396, -0.036, -0.021, -0.103),
+    (-0.544, 0.553, 0.02, -0.318, -0.632, 0.781, -0.567, -0.057, 0.041, 0.034),
+    (-2.109, 0.221, -0.47, 0.556, -0.396, -0.567, 3.785, -0.065, -0.033, 0.106),
+    (0.047, 0.019, 0.077, -0.031, -0.036, -0.057, -0.065, 0.445, -0.082, -0.287),
+    (-0.086, -0.115, -0.059, 0.085, -0.021, 0.041, -0.033, -0.082, 0.316, -0.071),
+    (0.119, -0.125, -0.02, -0.044, -0.103, 0.034, 0.106, -0.287, -0.071, 0.628),
 )
 NUM_NEIGHBOURS = 24
-FEATURES = ("constant", "cosine", "margin", "rivals", "density", "votes", "company")
+FEATURES = ("constant", "cosine", "margin", "rivals", "density", "votes", "company", "words", "rival words", "overlap")
 _WEIGHT_DISTANCE = 0.05
 _NEAREST = 5
 _MAX_MARGIN = 5.0
+_COMPARED = 16  # Neighbours whose words are compared.
+_MAX_READ = 2000  # Characters.
+# Each character of Chinese, Japanese, Korean, and Thai is a word.
+_UNSPACED = "\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+_WORD = re.compile(f"[{_UNSPACED}]|[^\\W{_UNSPACED}]+")
 
 
-def compute_features(cosines: Sequence[float], classes: Sequence[str]) -> np.ndarray:
+def compute_features(
+    cosines: Sequence[float], classes: Sequence[str], question: str, stored_questions: Sequence[str]
+) -> np.ndarray:
     """Return the error model's inputs for the nearest of several neighbours, `[len(FEATURES)]`, scaled to about 1:
 
     - `cosine` of the nearest neighbour;
@@ -32,24 +45,54 @@ def compute_features(cosines: Sequence[float], classes: Sequence[str]) -> np.nda
     - `rivals`: negative logarithm of the share of other classes among the neighbours, weighted by closeness;
     - `density`: mean cosine of the nearest five;
     - `votes`: share of the nearest neighbour's class among the nearest five;
-    - `company`: whether another neighbour has the nearest neighbour's class.
+    - `company`: whether another neighbour has the nearest neighbour's class;
+    - `words`: share of the question's words that stored questions of the nearest neighbour's class contain;
+    - `rival words`: the largest such share of another class;
+    - `overlap`: the largest share of common words of the question and a stored one of the nearest neighbour's class.
+
+    `stored_questions` are the neighbours' questions.
     """
-    near = np.asarray(cosines, dtype=np.float64)
-    own = np.fromiter((name == classes[0] for name in classes), bool, len(classes))
-    other = float(near[~own][0]) if not own.all() else float(near[-1])
-    weights = np.exp((near - near[0]) / _WEIGHT_DISTANCE)
-    rivals = float(weights[~own].sum() / weights.sum())
+    nearest, own = cosines[0], [name == classes[0] for name in classes]
+    weights = [math.exp((cosine - nearest) / _WEIGHT_DISTANCE) for cosine in cosines]
+    rivals = 1 - sum(compress(weights, own)) / sum(weights)
+    other = next((cosine for cosine, is_own in zip(cosines, own, strict=True) if not is_own), cosines[-1])
+    near = cosines[:_NEAREST]
+    known, rival_known, overlap = _word_shares(question, stored_questions[:_COMPARED], classes[:_COMPARED])
     return np.array(
         [
             1.0,
-            (near[0] - 0.8) * 5,
-            min((near[0] - other) * 10, _MAX_MARGIN),
-            -np.log(rivals + 0.01) - 2,
-            (near[:_NEAREST].mean() - 0.7) * 5,
-            own[:_NEAREST].mean() * 2,
-            float(own.sum() > 1),
+            (nearest - 0.8) * 5,
+            min((nearest - other) * 10, _MAX_MARGIN),
+            -math.log(max(0.0, rivals) + 0.01) - 2,
+            (sum(near) / len(near) - 0.7) * 5,
+            sum(own[:_NEAREST]) / len(near) * 2,
+            float(sum(own) > 1),
+            known * 4 - 3,
+            rival_known * 4 - 2,
+            overlap * 4 - 2,
         ]
     )
+
+
+def _word_shares(question: str, stored_questions: Sequence[str], classes: Sequence[str]) -> tuple[float, float, float]:
+    """Return the features `words`, `rival words`, and `overlap`, not scaled."""
+    asked, own, overlap = question_words(question), classes[0], 0.0
+    known: dict[str, frozenset[str]] = {}
+    for stored, name in zip(stored_questions, classes, strict=True):
+        other = question_words(stored)
+        shared = asked & other
+        known[name] = known[name] | shared if name in known else shared
+        if name == own and shared:
+            overlap = max(overlap, len(shared) / (len(asked) + len(other) - len(shared)))
+    count = max(1, len(asked))
+    rival = max((len(words) for name, words in known.items() if name != own), default=0)
+    return len(known[own]) / count, rival / count, overlap
+
+
+@lru_cache(maxsize=4096)
+def question_words(text: str) -> frozenset[str]:
+    """Return the words of a question in lower case. Of unspaced scripts, each character is a word."""
+    return frozenset(_WORD.findall(text[:_MAX_READ].lower()))
 
 
 _BISECTIONS = 30

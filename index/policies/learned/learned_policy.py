@@ -16,7 +16,7 @@ import numpy as np
 
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.guards import GUARDS, WORDS, Guard
-from kvproxy.index.policies.learned.error_model import NUM_NEIGHBOURS, ErrorModelPrior
+from kvproxy.index.policies.learned.error_model import FEATURES, NUM_NEIGHBOURS, ErrorModelPrior
 from kvproxy.index.policies.learned.learner import ErrorEstimate, Learner
 from kvproxy.index.policies.policy import Decision, LearningRecord, LearningStatus, Limits, Neighbour, PolicyResult
 from kvproxy.index.store.observations import Observation, Observations
@@ -85,14 +85,14 @@ class LearnedPolicy:
         self, question: str, neighbours: Sequence[Neighbour], limits: Limits = Limits(), namespace: str = ""
     ) -> PolicyResult:
         learner = self.learner(namespace)
-        estimate = learner.estimate(neighbours)
+        estimate = learner.estimate(question, neighbours)
         if estimate is None:
-            return PolicyResult([Decision("uncertain") for _ in neighbours], None)
+            return PolicyResult([Decision("uncertain")] * len(neighbours), None)
         nearest = neighbours[estimate.index]
         if not estimate.similarity >= self.floor:  # A NaN is refused, too.
-            return PolicyResult([Decision("low similarity") for _ in neighbours], None)
+            return PolicyResult([Decision("low similarity")] * len(neighbours), None)
         own = [neighbour.prompt for neighbour in neighbours[estimate.index :] if neighbour.answer == nearest.answer]
-        decisions = [Decision("not compared") for _ in neighbours]
+        decisions = [Decision("not compared")] * len(neighbours)
         has_new_words = self._has_new_words(question, own)
         if has_new_words:
             decisions[estimate.index] = Decision("vetoed", WORDS, error=estimate.error)
@@ -254,7 +254,7 @@ class LearnedPolicy:
                 # Another proxy has deleted the next observations, after it saved a snapshot.
                 learner = self._load(namespace)
                 continue
-            for observation in batch:
+            for observation in map(_without_other_features, batch):
                 learner.add(observation)
                 if observation.features is not None and observation.error is not None and not observation.vetoes:
                     self._prior.learn(
@@ -335,3 +335,9 @@ class LearnedPolicy:
 
 def _max_error(limits: Limits) -> float:
     return math.inf if limits.max_error is None else limits.max_error
+
+
+def _without_other_features(observation: Observation) -> Observation:
+    """Return an observation of another version, which computes other features, without its features."""
+    features = observation.features
+    return observation if features is None or len(features) == len(FEATURES) else replace(observation, features=None)

@@ -23,7 +23,7 @@ from kvproxy.index.policies.learned.surprises import Surprise, Surprises
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.store.observations import Observation
 
-_VERSION = 6
+_VERSION = 7
 MIN_EXPECTED_ERRORS = 8.0
 """The policy decides without `checked` once the sum of the estimated errors of compared answers reaches this number."""
 _EXPLORED = 0.2
@@ -91,7 +91,7 @@ class Learner:
         """Number of the namespace's requests with a neighbour."""
         return self.level.served + self.num_comparisons + self.num_undecided
 
-    def estimate(self, neighbours: Sequence[Neighbour]) -> ErrorEstimate | None:
+    def estimate(self, question: str, neighbours: Sequence[Neighbour]) -> ErrorEstimate | None:
         """Estimate the error of the nearest neighbour whose answer is up to date; None without one.
 
         The questions of an obsolete class count for the class of the new answer, but its answers are not served.
@@ -106,7 +106,10 @@ class Learner:
         if not places:
             return None
         classes = [names[place] for place in places]
-        features = compute_features([neighbours[place].similarity for place in places], classes)
+        near = [neighbours[place] for place in places]
+        features = compute_features(
+            [neighbour.similarity for neighbour in near], classes, question, [neighbour.prompt for neighbour in near]
+        )
         score_error = self.error_model.error_probability(features, classes[0])
         change = evidence.change_probability(classes[0], self.clock)
         index = next(place for place in places if neighbours[place].answer == classes[0])

@@ -37,8 +37,7 @@ def max_risk(allowed_wrong: float, wrong: float, expected: float) -> float:
     """
     if expected <= 0:
         return 0.0
-    true = _possible_events(wrong)
-    needed = _LOG_LIMIT - _log_evidence(true, wrong, *_COMPARED_RATIOS)
+    true, needed = _needed_evidence(wrong)
     return float((_max_expected(allowed_wrong, needed) / true).min() * expected)
 
 
@@ -48,6 +47,12 @@ def max_error_factor(wrong: float, expected: float) -> float:
         return _MOST
     true = np.maximum(_possible_events(wrong), wrong)
     return min(_MOST, float(np.interp(_LOG_LIMIT, _log_evidence(true, wrong, *_COMPARED_RATIOS), true)) / expected)
+
+
+@lru_cache(maxsize=16)
+def _needed_evidence(wrong: float) -> tuple[np.ndarray, np.ndarray]:
+    true = _possible_events(wrong)
+    return true, _LOG_LIMIT - _log_evidence(true, wrong, *_COMPARED_RATIOS)
 
 
 def _possible_events(wrong: float) -> np.ndarray:

@@ -13,15 +13,49 @@ from kvproxy.index.policies.learned.error_model import (
     compute_features,
 )
 
+QUESTIONS = st.sampled_from(["reset my password", "lock my card", "password", "", "¿?"])
 
-@given(st.lists(st.tuples(st.floats(-1, 1), st.sampled_from("abc")), min_size=1, max_size=24))
-def test_features_are_finite_and_rise_with_agreement(near: list[tuple[float, str]]) -> None:
+
+@given(st.lists(st.tuples(st.floats(-1, 1), st.sampled_from("abc"), QUESTIONS), min_size=1, max_size=24))
+def test_features_are_finite_and_rise_with_agreement(near: list[tuple[float, str, str]]) -> None:
     near = sorted(near, key=lambda each: -each[0])
-    cosines, classes = [cosine for cosine, _ in near], [name for _, name in near]
-    mixed, agreed = compute_features(cosines, classes), compute_features(cosines, [classes[0]] * len(near))
-    for feature in ("margin", "rivals", "votes", "company"):
+    cosines, classes = [cosine for cosine, _, _ in near], [name for _, name, _ in near]
+    questions = [words for _, _, words in near]
+    mixed = compute_features(cosines, classes, "reset my password", questions)
+    agreed = compute_features(cosines, [classes[0]] * len(near), "reset my password", questions)
+    for feature in ("margin", "rivals", "votes", "company", "words", "overlap"):
         place = FEATURES.index(feature)
         assert -20 < mixed[place] <= agreed[place] < 20
+    assert -20 < agreed[FEATURES.index("rival words")] <= mixed[FEATURES.index("rival words")] < 20
+
+
+def word_shares(question: str, *stored: tuple[str, str]) -> list[float]:
+    """Return the shares of words; `stored` has the class and the question of each neighbour."""
+    classes, questions = [name for name, _ in stored], [text for _, text in stored]
+    found = compute_features([0.9] * len(stored), classes, question, questions)
+    places = [FEATURES.index(feature) for feature in ("words", "rival words", "overlap")]
+    return [(found[place] + offset) / 4 for place, offset in zip(places, (3, 2, 2), strict=True)]
+
+
+def test_shares_of_words_that_the_questions_of_each_class_contain() -> None:
+    stored = ("a", "Reset it"), ("b", "lock my card"), ("a", "my password?"), ("c", "card")
+    assert word_shares("reset my card", *stored) == pytest.approx([2 / 3, 2 / 3, 1 / 4])
+    assert word_shares("reset it!", *stored) == pytest.approx([1.0, 0.0, 1.0])
+    assert word_shares("?", *stored) == pytest.approx([0.0, 0.0, 0.0])
+    # Of unspaced scripts, each character is a word.
+    assert word_shares("重置卡", ("a", "重置 PIN"), ("b", "锁卡")) == pytest.approx([2 / 3, 1 / 3, 2 / 4])
+
+
+def test_known_words_reduce_the_error() -> None:
+    model = ErrorModelPrior().error_model()
+    cosines, classes = [0.85, 0.8, 0.7], ["a", "a", "b"]
+    known, foreign = (
+        model.error_probability(
+            compute_features(cosines, classes, question, ["lock my card", "lock a card", "order it"])
+        )
+        for question in ("lock the card", "order the thing")
+    )
+    assert known < 0.5 * foreign
 
 
 def test_extreme_odds_do_not_overflow() -> None:
@@ -30,7 +64,7 @@ def test_extreme_odds_do_not_overflow() -> None:
 
 
 def test_one_surprising_comparison_does_not_overshoot() -> None:
-    features = compute_features([0.95, 0.94, 0.93, 0.92, 0.91, 0.4], [*["a"] * 5, "b"])
+    features = compute_features([0.95, 0.94, 0.93, 0.92, 0.91, 0.4], [*["a"] * 5, "b"], "q", ["q"] * 6)
     model = ErrorModelPrior().error_model()
     before = model.error_probability(features)
     assert before < 0.01
@@ -39,7 +73,7 @@ def test_one_surprising_comparison_does_not_overshoot() -> None:
 
 
 def test_old_comparisons_are_forgotten() -> None:
-    features, model = compute_features([0.9, 0.8], ["a", "b"]), ErrorModelPrior().error_model()
+    features, model = compute_features([0.9, 0.8], ["a", "b"], "q", ["q", "q"]), ErrorModelPrior().error_model()
     for _ in range(1000):
         model.learn(features, right=True)
     sure = model.error_probability(features)
@@ -50,7 +84,10 @@ def test_old_comparisons_are_forgotten() -> None:
 
 
 def test_a_class_that_errs_more_often_has_a_larger_error() -> None:
-    features, model = compute_features([0.85, 0.8, 0.7, 0.6], ["a", "a", "b", "b"]), ErrorModelPrior().error_model()
+    features, model = (
+        compute_features([0.85, 0.8, 0.7, 0.6], ["a", "a", "b", "b"], "q", ["q"] * 4),
+        ErrorModelPrior().error_model(),
+    )
     for number in range(100):
         model.learn(features, number % 4 > 0, answer_class="confused")
         model.learn(features, right=True, answer_class="clear")

@@ -33,7 +33,7 @@ def observation(generator: random.Random, namespace: str = "n") -> Observation:
         0.0,
         namespace,
         classes[0],
-        tuple(compute_features(near, classes).tolist()),
+        tuple(compute_features(near, classes, "q", ["q"] * len(near)).tolist()),
         error,
         generator.uniform(0.1, 1.0),
         vetoes,
@@ -156,7 +156,7 @@ def test_across_a_lifted_guard_only_small_errors_are_served(other: float) -> Non
     learner.level.error_limit, learner.level.error_factor = 0.25, 1.0
     near = [Neighbour("port 80", 0.95, "a"), Neighbour("port 81", 0.94, "a")]
     near += [*[Neighbour("port", other, "a" if is_small else "b")] * 3, Neighbour("x", 0.5, "b")]
-    estimate = learner.estimate(near)
+    estimate = learner.estimate("port 8080", near)
     assert estimate is not None
     assert (estimate.error <= 0.25, estimate.error <= 0.04) == (True, is_small)
     assert policy.decide("port 8080", near, namespace="n").decisions[0].guard == "numbers"
@@ -192,7 +192,7 @@ def test_in_a_new_namespace_checked_must_agree() -> None:
     near.append(Neighbour("What is the capital of France?", 0.05, "b"))
     learner = policy.learner("n")
     learner.level.error_limit, learner.level.error_factor = 0.02, 1.0
-    estimate = learner.estimate(near)
+    estimate = learner.estimate("Is the lamp in stock?", near)
     assert estimate is not None
     assert estimate.error < 0.002
     assert policy.decide("Is the lamp in stock?", near, namespace="n").chosen is None

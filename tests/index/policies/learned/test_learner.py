@@ -225,6 +225,24 @@ def test_differences_of_one_class_or_among_equal_answers_are_no_change_of_all() 
     assert np.mean(np.array(worst) > 0.01) < 0.1
 
 
+def test_a_class_that_was_never_confirmed_raises_no_suspicion() -> None:
+    evidence = ClassEvidence()
+    evidence.add_comparison("first", 0.05, right=False, joined="second", is_new=True, clock=1)
+    assert evidence.changes.common == CommonChange()
+
+
+def test_a_suspicion_fades_while_only_a_few_new_classes_are_compared() -> None:
+    evidence = confirmed_classes(1)
+    evidence.add_comparison("a0", 0.05, right=False, clock=70)
+    assert evidence.changes.common.odds > CommonChange().odds
+    for clock in range(71, 300):
+        evidence.add_comparison(f"new{clock % 10}", 0.05, right=True, clock=clock)
+    assert evidence.changes.common.odds == CommonChange().odds
+    for name in range(4):
+        evidence.add_comparison(f"new{name}", 0.05, right=False, clock=300 + name)
+    assert evidence.change_probability("new5", 310) > 0.5
+
+
 def test_a_suspicion_ends_if_only_new_classes_are_compared() -> None:
     evidence = confirmed_classes(30)
     evidence.add_comparison("a0", 0.05, right=False, clock=70)
@@ -265,7 +283,7 @@ def test_the_last_comparison_across_a_guard_decides_about_its_veto(steps: list[t
 
 
 def observation(right: bool = True, **more: object) -> Observation:
-    features = tuple(compute_features([0.95, 0.9, 0.5], ["a", "a", "z"]).tolist())
+    features = tuple(compute_features([0.95, 0.9, 0.5], ["a", "a", "z"], "q r", ["q r", "q", "z"]).tolist())
     return Observation("e", right, "answer", True, 0.0, "n", "a", features, 0.01, 1.0, **more)  # type: ignore[arg-type]
 
 
@@ -329,7 +347,9 @@ def test_the_error_model_does_not_learn_from_a_change() -> None:
 def test_the_nearest_question_of_a_succeeded_class_counts_as_near() -> None:
     learner = Learner.new(ErrorModelPrior(), 0.02)
     learner.class_evidence.successors["old"] = "new"
-    estimate = learner.estimate([Neighbour("q", 0.95, "old"), Neighbour("r", 0.9, "old"), Neighbour("s", 0.5, "new")])
+    estimate = learner.estimate(
+        "q", [Neighbour("q", 0.95, "old"), Neighbour("r", 0.9, "old"), Neighbour("s", 0.5, "new")]
+    )
     assert estimate is not None
     assert (estimate.index, estimate.similarity) == (2, 0.95)
 
@@ -409,5 +429,5 @@ def test_a_saved_state_keeps_its_level() -> None:
         assert each.level.error_factor == learner.level.error_factor
     assert again.last_number == 400
     assert 0 <= stricter.level.error_limit < learner.level.error_limit
-    for changed in (('"margin"', '"another"'), ('"version": 6', '"version": 5')):
+    for changed in (('"margin"', '"another"'), ('"version": 7', '"version": 6')):
         assert Learner.from_json(state.replace(*changed), 0.1) is None

@@ -30,7 +30,7 @@ class CheckedPolicy:
     ) -> PolicyResult:
         if not self._verifier.can_read(question):
             return PolicyResult([Decision("vetoed", "language") for _ in neighbours], None)
-        floor = max(self.floor, limits.min_similarity or 0.0)
+        floor = max(self.floor, limits.least_cosine)
         level = max(self.level, limits.min_probability or 0.0)
         decisions = [Decision("not compared") for _ in neighbours]
         for place, neighbour in enumerate(neighbours):

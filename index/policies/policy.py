@@ -1,5 +1,6 @@
 """The interface of policies, which decide whether to serve a response to a similar question."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -43,6 +44,12 @@ class Limits:
     min_probability: float | None = None
     max_error: float | None = None
 
+    @property
+    def least_cosine(self) -> float:
+        """Infinite if `min_similarity` is 1, because the computed cosine of different questions may be 1 or just above it."""
+        least = self.min_similarity or 0.0
+        return math.inf if least >= 1 else least
+
 
 _MEANINGS: dict[Verdict, str] = {
     "accepted": "one answer fits both",
@@ -66,7 +73,7 @@ def _differences() -> dict[str, str]:
     from kvproxy.index.policies.guards import ADDITIONS, GUARDS
 
     own = {guard.name: guard.difference for guard in (*GUARDS, ADDITIONS)}
-    return own | {"context": "an earlier question has another meaning"}
+    return own | {"context": "the earlier turns may call for another answer"}
 
 
 def verdict_token(verdict: Verdict, guard: str | None) -> str:

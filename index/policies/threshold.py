@@ -19,7 +19,7 @@ class ThresholdPolicy:
     def decide(
         self, question: str, neighbours: Sequence[Neighbour], limits: Limits = Limits(), namespace: str = ""
     ) -> PolicyResult:
-        floor = max(self.floor, limits.min_similarity or 0.0)
+        floor = max(self.floor, limits.least_cosine)
         decisions = [
             find_rejection(question, neighbour, floor, self._guards) or Decision("accepted", score=neighbour.similarity)
             for neighbour in neighbours

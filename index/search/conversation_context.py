@@ -5,7 +5,7 @@ directions, because one may state a fact that the other lacks.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import lru_cache
@@ -16,6 +16,7 @@ from kvproxy.index.policies.guards.question_and_format import named_times
 from kvproxy.index.policies.guards.words import FUNCTION_WORDS, WORD, cached_by_text, roots, words
 from kvproxy.index.policies.learned.answer_classes import text_digest
 from kvproxy.index.policies.learned.answer_facts import answer_facts
+from kvproxy.index.search.told_statements import is_own_case, is_question, told_statements
 
 MAX_TURNS_OF_FREE_WORDING = 15
 _MAX_TURN_BYTES = 800
@@ -47,13 +48,9 @@ _COMPARATIVE = re.compile(r"\binstead of\b|\bat the same time\b|\b(?:to|from) an
 _TOKEN = re.compile(r"[\w'’-]+|[^\w\s]")
 _COMPLEMENTS = frozenset("of for to in at from between on with about than".split())
 _MAX_COMPLEMENT_DISTANCE = 5
-_MIN_WORDS, _MIN_WORDS_WITH_NAME = 5, 2
-_INSTRUCTION = re.compile(
-    r"\b(?:from now on|pretend|act (?:as|like)|imagine|role ?play|you are (?:an?|my|the)|call me|suppose|assume"
-    r"|we are in|(?:answer|reply|respond|speak|talk|write)(?: to me)? (?:in|like|as|only|with)"
-    r"|(?:always|never) \w+|let's (?:play|say|pretend|talk))\b",
-    re.IGNORECASE,
-)
+_EXISTENTIAL = re.compile(r"(?<=\b(?:is|re)) there\b", re.IGNORECASE)
+_COMPLEMENT = re.compile(r"\b(?:for|in|on|from|to|with|between) (?:your )?[a-z]+\W*$", re.IGNORECASE)
+_MIN_WORDS, _MIN_WORDS_WITH_COMPLEMENT, _MIN_WORDS_WITH_NAME = 4, 3, 2
 _SENTENCE_END = re.compile(r"(?<=[.?!;])\s+|\n+")
 _SMALL_TALK = frozenset(
     "hi hello hey hiya thanks thank cheers great ok okay yes no yep yeah sure lol haha nice cool perfect brilliant sorry please"
@@ -71,7 +68,12 @@ _PRONOUN = re.compile(
     r"\b(?:that|this|these|those|them|they)\b(?=\W*$|\s*[?.,!]|\s+(?:up|on|off|out|in|down|back|now|for|to|at|by|with|again)\b)",
     re.IGNORECASE,
 )
-_COVERED, _EQUAL_SHARE = 0.5, 0.8
+_PLEASANTRY = re.compile(
+    r"^\W*(?:(?:oh )?no (?:worries|problem|rush)|oh no|not (?:at all|an? \w+ question)|never mind)\b(?: at all)?[\s,.!;]*"
+    r"|(?<=[,.!] )no (?:worries|problem|rush)[\s,.!;]+",
+    re.IGNORECASE,
+)
+_COVERED, _REPEATED, _EQUAL_SHARE = 0.5, 0.8, 0.8
 _COPY_RATIO = 0.62
 _FEW_WORDS = 4
 _MIN_LENGTH_OF_PREFIX, _MIN_LENGTH_OF_WORD = 4, 3
@@ -79,14 +81,15 @@ _MIN_LENGTH_OF_PREFIX, _MIN_LENGTH_OF_WORD = 4, 3
 
 def is_standalone(question: str) -> bool:
     """Whether a question needs no earlier turns: it refers to nothing, is a whole sentence, and names what it is about."""
-    text = _COMPARATIVE.sub(" ", question)
+    text = _EXISTENTIAL.sub("", _COMPARATIVE.sub(" ", question))
     tokens = set(words(text))
     if _CONTINUATION.search(text) or not _QUESTION.search(text) or not tokens.isdisjoint(_REFERENCES | _OWN):
         return False
     if _DEMONSTRATIVE.search(text) or _OWN_STATE.search(text) or not _all_definite_nouns_are_explained(text):
         return False
     content = {word for word in tokens if word not in FUNCTION_WORDS and len(word) > 2}
-    return len(content) >= (_MIN_WORDS_WITH_NAME if _names(text) else _MIN_WORDS)
+    least = _MIN_WORDS_WITH_COMPLEMENT if _COMPLEMENT.search(text) else _MIN_WORDS
+    return len(content) >= (_MIN_WORDS_WITH_NAME if _names(text) else least)
 
 
 def _all_definite_nouns_are_explained(text: str) -> bool:
@@ -153,16 +156,16 @@ class Context:
         return " ".join(self.turns[:-1])
 
 
-def need_no_context(ours: Context, theirs: Context) -> bool:
-    """Whether both last turns are standalone, and no earlier turn that only one of them has tells how to answer."""
+def need_no_context(ours: Context, theirs: Context, are_alike: Callable[[str, str], bool]) -> bool:
+    """Whether both last turns are standalone, and the earlier turns tell statements of the same meaning, or none."""
     if not (is_standalone(ours.last) and is_standalone(theirs.last)):
         return False
-    changed = set(ours.user_turns) ^ set(theirs.user_turns)
-    return not any(_INSTRUCTION.search(turn) for turn in changed - {ours.last, theirs.last})
+    told, also_told = told_statements(ours.turns), told_statements(theirs.turns)
+    return len(told) == len(also_told) and all(map(are_alike, told, also_told))
 
 
 def have_equal_facts(ours: Context, theirs: Context) -> bool:
-    """Whether the facts of two conversations agree.
+    """Whether the facts of two conversations agree, and both tell the same (see `told_statements`).
 
     One of them may have additional numbers, times, or names, but not both of them. A last turn that only reacts (*yes please*,
     *the second one*) requires equal answers before it. Turns with nearly equal words must not differ in a fact, and a statement
@@ -171,6 +174,8 @@ def have_equal_facts(ours: Context, theirs: Context) -> bool:
     if _disagree(_quantities(ours.text), _quantities(theirs.text)):
         return False
     if _lacked_names(ours, theirs) and _lacked_names(theirs, ours):
+        return False
+    if not (_repeats_statements(ours, theirs) and _repeats_statements(theirs, ours)):
         return False
     is_reaction = not (_asks(ours.last) and _asks(theirs.last))
     if is_reaction and text_digest(ours.turns[-2]) != text_digest(theirs.turns[-2]):
@@ -182,6 +187,23 @@ def have_equal_facts(ours: Context, theirs: Context) -> bool:
         _copies_differ(turn, copy, is_strict=is_strict or is_reaction)
         for turn, copy, is_strict in _near_copies(ours, theirs)
     )
+
+
+def _repeats_statements(ours: Context, theirs: Context) -> bool:
+    """Whether our earlier turns repeat what their earlier turns tell, at least in part if it is about the user."""
+    told = told_statements(theirs.turns, lasting=True)
+    return all(_repeats(ours, statement) for statement in told if not _JOKING.search(statement))
+
+
+def _repeats(ours: Context, statement: str) -> bool:
+    content = _content(statement)
+    if not content:
+        return text_digest(statement) in map(text_digest, ours.user_turns)
+    # A question of the assistant may have the words of each possible reply.
+    answers = (each for turn in ours.turns[1::2] for each in _SENTENCE_END.split(turn) if not each.endswith("?"))
+    known = _roots(" ".join((*ours.user_turns[:-1], *answers)))
+    least = _COVERED if is_own_case(statement) else _REPEATED
+    return len(content) - len(_unknown(content, known)) >= least * len(content)
 
 
 def shared_wording(ours: Context, theirs: Context) -> tuple[str, str]:
@@ -249,7 +271,7 @@ def neutral_references(question: str) -> str:
 
 
 def _states_own_fact(sentence: str) -> bool:
-    return "?" not in sentence and _OWN_FACT.search(sentence) is not None and _JOKING.search(sentence) is None
+    return not is_question(sentence) and _OWN_FACT.search(sentence) is not None and _JOKING.search(sentence) is None
 
 
 def _near_copies(ours: Context, theirs: Context) -> Iterator[tuple[str, str, bool]]:
@@ -284,6 +306,7 @@ def _have_common_content(turn: str, other: str) -> bool:
 
 
 def _copies_differ(turn: str, copy: str, *, is_strict: bool) -> bool:
+    turn, copy = _PLEASANTRY.sub("", turn), _PLEASANTRY.sub("", copy)
     if len(turn.encode()) > _MAX_TURN_BYTES or any(guard.vetoes(turn, copy) for guard in GUARDS):
         return True
     if not is_strict:

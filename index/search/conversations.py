@@ -82,8 +82,8 @@ class EarlierTurns:
     def matches(self, question: str) -> bool:
         """Return whether the earlier turns of a stored `question` call for the same answer.
 
-        They are equal, or have equal answers and questions of the same meaning, or neither last turn needs them, or they state
-        the same facts (see `conversation_context`).
+        They are equal, or have equal answers and questions of the same meaning, or neither last turn needs them and they tell
+        the same, or they state the same facts (see `conversation_context`).
         """
         stored = Context(tuple(question.split(_JOIN)))
         ours, theirs = self._context.turns[:-1], stored.turns[:-1]
@@ -97,7 +97,10 @@ class EarlierTurns:
             and all(map(self._are_alike, ours[::2], theirs[::2]))
         ):
             return True
-        return need_no_context(self._context, stored) or self._has_equal_context(stored)
+        self._num_characters += sum(map(len, stored.turns))
+        if self._num_characters > _MAX_COMPARED_CHARACTERS:
+            return False
+        return need_no_context(self._context, stored, self._are_alike) or self._has_equal_context(stored)
 
     def _are_alike(self, turn: str, stored: str) -> bool:
         if turn == stored:
@@ -122,8 +125,7 @@ class EarlierTurns:
     def _has_equal_context(self, stored: Context) -> bool:
         if len(stored.turns) == 1 or len(self._context.turns) == 1 or not isinstance(self._policy, CheckedPolicy):
             return False
-        self._num_characters += sum(map(len, stored.turns))
-        if self._num_contexts >= _MAX_CONTEXTS or self._num_characters > _MAX_COMPARED_CHARACTERS:
+        if self._num_contexts >= _MAX_CONTEXTS:
             return False
         if not have_equal_facts(self._context, stored):
             return False
@@ -135,6 +137,16 @@ class EarlierTurns:
         if cosine is None or cosine < _MIN_CONTEXT_COSINE:
             return False
         return self._policy.probability(wording, stored_wording, cosine) >= _MIN_CONTEXT_PROBABILITY
+
+
+def describe_match(question: str, stored: str) -> str:
+    """Return why `EarlierTurns` accept a stored conversation whose earlier turns differ, as the end of a sentence."""
+    ours, theirs = (tuple(text.split(_JOIN)) for text in (question, stored))
+    if need_no_context(Context(ours), Context(theirs), are_alike=lambda told, other: True):
+        return "neither question needs its earlier turns"
+    if len(ours) == len(theirs) and ours[1:-1:2] == theirs[1:-1:2]:
+        return "the earlier questions mean the same"
+    return "the earlier turns state the same facts"
 
 
 def uses_own_context(entry: Entry, question: str) -> bool:

@@ -23,7 +23,7 @@ from kvproxy.flow.path import RequestPath
 from kvproxy.index.entry import Entry, Freshness
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.policy import describe_verdict
-from kvproxy.index.search.conversations import earlier_turns
+from kvproxy.index.search.conversations import describe_match, earlier_turns
 from kvproxy.index.search.lookup_result import Candidate
 from kvproxy.index.store import EntryFilter, Store
 from kvproxy.journal.miss_explanation import RegionLoader
@@ -183,7 +183,7 @@ async def _explain_semantic(path: RequestPath, exchange: Exchange, served: Candi
 def _explain_neighbour(candidate: Candidate, question: str, *, served: bool) -> NeighbourExplanation:
     why = describe_verdict(candidate.verdict, candidate.guard)
     if candidate.verdict == "accepted" and earlier_turns(candidate.prompt) != earlier_turns(question):
-        why += ", and the earlier questions mean the same"
+        why += f", and {describe_match(question, candidate.prompt)}"
     return NeighbourExplanation(
         id=candidate.id,
         prompt=candidate.prompt,

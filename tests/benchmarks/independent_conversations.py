@@ -28,7 +28,7 @@ from tests.benchmarks.options import read_options
 from tests.index.entries import make_entry
 from tests.requests import api_request
 
-OWN = Path(__file__).parent.parent / "index" / "data" / "conversations.jsonl"
+_DATA = Path(__file__).parent.parent / "index" / "data"
 _PACKAGE = "fow-cache==0.1.0"
 
 
@@ -40,11 +40,10 @@ class Case:
     asked: list[JsonObject]
 
 
-def read_own() -> list[Case]:
-    lines = map(json.loads, OWN.read_text().splitlines())
-    return [
-        Case(f"own: {each['kind']}", bool(each["same"]), _messages(each["a"]), _messages(each["b"])) for each in lines
-    ]
+def read_own() -> Iterator[Case]:
+    for source, name in (("own", "conversations"), ("told", "told_facts")):
+        for each in map(json.loads, (_DATA / f"{name}.jsonl").read_text().splitlines()):
+            yield Case(f"{source}: {each['kind']}", bool(each["same"]), _messages(each["a"]), _messages(each["b"]))
 
 
 def _messages(turns: Sequence[str]) -> list[JsonObject]:

@@ -77,3 +77,12 @@ def test_the_setting_requires_equal_conversations(tmp_path: Path) -> None:
         for opening in (OPENING, REWORDED):
             httpx.post(f"{url}/v1/chat/completions", json=body(opening, "Press A.", "continue"))
         assert len(model.asked) == 2
+
+
+def test_a_passage_in_an_earlier_turn_decides_the_answer(tmp_path: Path) -> None:
+    question = "Does the Team plan include phone support?"
+    passages = ("Passage: The Team plan includes phone support.", "Passage: The Team plan excludes phone support.")
+    with proxy(tmp_path, checked(0.7), text="Answer {}.") as (url, _, model):
+        for passage in passages:
+            httpx.post(f"{url}/v1/chat/completions", json=body(passage, "Understood.", question))
+        assert len(model.asked) == 2

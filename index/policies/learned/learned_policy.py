@@ -129,7 +129,7 @@ class LearnedPolicy:
         words_are_known: bool,
     ) -> Decision:
         error = estimate.error
-        if not nearest.similarity >= (limits.min_similarity or 0.0):  # A NaN is refused, too.
+        if not nearest.similarity >= limits.least_cosine:  # A NaN is refused, too.
             return Decision("low similarity", error=error)
         if not (
             learner.is_within_limits(estimate) and error * max(learner.level.error_factor, 1.0) <= _max_error(limits)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -130,3 +131,21 @@ def test_checked_decides_in_a_new_namespace() -> None:
     assert result.record.checked
     policy.learner("").num_checked, policy.learner("").num_checked_wrong = 20, 4
     assert policy.decide("how do I open the account", near_class("a")).chosen is None
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        ThresholdPolicy(0.5),
+        CheckedPolicy(Fixed(1.0), 0.5, 0.5),
+        taught(1.0),
+        taught(0.0, CheckedPolicy(Fixed(1.0), 0.5, 0.5)),
+    ],
+    ids=["threshold", "checked", "learned", "learned by checked"],
+)
+def test_a_minimum_similarity_of_1_allows_no_semantic_hit(policy: Policy) -> None:
+    # The cosine of two float32 unit vectors may exceed 1.
+    near = [Neighbour("what is a block?", float(np.float32(1.0000002)), "a"), Neighbour("what is a block", 1.0, "a")]
+    assert policy.decide("What is a block?", near).chosen is not None
+    assert policy.decide("What is a block?", near, Limits(min_similarity=0.9999)).chosen is not None
+    assert policy.decide("What is a block?", near, Limits(min_similarity=1.0)).chosen is None

@@ -2,23 +2,34 @@
 
 import json
 from dataclasses import replace
+from operator import eq
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvproxy.index.search.conversation_context import Context, have_equal_facts, is_standalone, need_no_context
-from kvproxy.index.search.conversations import compared_turn, join_turns, searched_text, uses_own_context
+from kvproxy.index.search.conversations import (
+    compared_turn,
+    describe_match,
+    join_turns,
+    searched_text,
+    uses_own_context,
+)
+from kvproxy.index.search.told_statements import told_statements
 from tests.index.entries import make_entry
 
-CASES = [
-    json.loads(line)
-    for line in (Path(__file__).parent.parent / "data" / "conversations.jsonl").read_text().splitlines()
-]
+
+def read_cases(name: str) -> list[dict[str, Any]]:
+    return [*map(json.loads, (Path(__file__).parent.parent / "data" / name).read_text().splitlines())]
+
+
+CASES, TOLD = read_cases("conversations.jsonl"), read_cases("told_facts.jsonl")
 
 
 def may_match(one: list[str], other: list[str]) -> bool:
     ours, theirs = Context(tuple(one)), Context(tuple(other))
-    return need_no_context(ours, theirs) or have_equal_facts(ours, theirs)
+    return need_no_context(ours, theirs, eq) or have_equal_facts(ours, theirs)
 
 
 def test_no_conversation_with_another_detail_fact_or_proposal_matches() -> None:
@@ -27,9 +38,47 @@ def test_no_conversation_with_another_detail_fact_or_proposal_matches() -> None:
     assert not [case for case in traps if may_match(case["a"], case["b"]) or may_match(case["b"], case["a"])]
 
 
+def test_no_conversation_that_tells_another_fact_matches() -> None:
+    traps = [case for case in TOLD if not case["same"]]
+    assert len(traps) >= 130
+    assert not [case for case in traps if may_match(case["a"], case["b"]) or may_match(case["b"], case["a"])]
+
+
+def test_conversations_that_tell_nothing_match() -> None:
+    cases = [case for case in TOLD if case["same"]]
+    assert sum(may_match(case["a"], case["b"]) for case in cases) >= 0.7 * len(cases)
+
+
+QUESTION = "How many moons does Jupiter have?"
+
+
+@pytest.mark.parametrize(
+    ("turn", "reply", "told"),
+    [
+        ("Our admin blocked exports.", "I see.", ["Our admin blocked exports."]),
+        ("Passage: Jupiter has 97 moons.", "Understood.", ["Passage: Jupiter has 97 moons."]),
+        ("Search for moons.", "Jupiter has 97 moons.", ["Search for moons.", "Jupiter has 97 moons."]),
+        ("hi", "Hello! Your plan is Basic. How can I help?", ["Your plan is Basic."]),
+        ("I'm on the free plan, can I print?", "Yes.", ["I'm on the free plan,"]),
+        ("No, it is not.", "Thanks for the correction.", ["No, it is not."]),
+        ("Good evening!", "Hi, how can I help you today?", []),
+        ("Is the app free?", "Yes, it costs nothing.", []),
+        ("my screen is cracked, what can I do?", "You can book a repair.", []),
+        ("ok thanks, I'll try that", "No problem. Anything else?", []),
+    ],
+)
+def test_a_turn_tells_facts_or_nothing(turn: str, reply: str, told: list[str]) -> None:
+    assert told_statements([turn, reply, QUESTION]) == told
+
+
+def test_a_reply_to_a_question_about_the_user_is_told() -> None:
+    turns = ["hi", "Hello! Do you have an account?", "yes", "Great.", QUESTION]
+    assert told_statements(turns) == ["yes"]
+
+
 def test_a_question_that_depends_on_earlier_turns_needs_them() -> None:
     traps = [case for case in CASES if case["kind"] in ("other topic", "looks standalone")]
-    assert not any(need_no_context(Context(tuple(case["a"])), Context(tuple(case["b"]))) for case in traps)
+    assert not any(need_no_context(Context(tuple(case["a"])), Context(tuple(case["b"])), eq) for case in traps)
 
 
 @pytest.mark.parametrize(
@@ -77,3 +126,15 @@ def test_a_response_that_repeats_its_own_conversation_is_not_served_in_another_o
         served = replace(entry, response=json.dumps({"choices": [{"message": {"content": text}}]}).encode())
         assert uses_own_context(served, question) is uses
         assert not uses_own_context(served, stored)
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored", "why"),
+    [
+        (["hi", "Hello!", QUESTION], [QUESTION], "neither question needs its earlier turns"),
+        (["A car?", "Yes.", "go on"], ["A car, please?", "Yes.", "go on"], "the earlier questions mean the same"),
+        (["A car?", "Yes.", "go on"], ["A car, please?", "Sure.", "go on"], "the earlier turns state the same facts"),
+    ],
+)
+def test_a_match_has_a_reason(asked: list[str], stored: list[str], why: str) -> None:
+    assert describe_match(join_turns(asked), join_turns(stored)) == why

@@ -256,7 +256,8 @@ class LearnedPolicy:
                 continue
             for observation in map(_without_other_features, batch):
                 learner.add(observation)
-                if observation.features is not None and observation.error is not None and not observation.vetoes:
+                is_decided = observation.source != "undecided" and not observation.vetoes
+                if is_decided and observation.features is not None and observation.error is not None:
                     self._prior.learn(
                         np.array(observation.features),
                         observation.error,

@@ -5,8 +5,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from kvproxy.index.entry import Entry
+from kvproxy.index.policies.learned.error_model import ErrorModelPrior
 from kvproxy.index.policies.learned.feedback import FeedbackRecorder
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
+from kvproxy.index.policies.learned.learner import Learner
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Store
 from kvproxy.index.store.observations import Observation
@@ -124,6 +126,9 @@ async def test_an_undecided_comparison_is_counted_and_changes_nothing(shop: Shop
     warning = shop.policy.status("n").warning
     assert warning is not None
     assert 'cache.judge = "model"' in warning
+    other, new = shop.policy.learner("other namespace"), Learner.new(ErrorModelPrior(), shop.policy.max_error)
+    assert other.error_model.weights.tolist() == new.error_model.weights.tolist()
+    assert other.level.wrong == new.level.wrong
 
 
 async def test_a_text_of_the_judged_class_is_right_without_a_decision(shop: Shop) -> None:

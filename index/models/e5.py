@@ -157,9 +157,11 @@ class MultilingualEmbedder(ThreadedEmbedder):
         widths = {matrix: WIDTH * (4 if matrix == "down" else 1) for matrix in MATRICES}
         channels = {f"layer.{layer}.{name}": width for layer in range(LAYERS) for name, width in widths.items()}
         ranges = {name: np.full(width, _RANGE) for name, width in channels.items()} if int8 else None
-        self.name = f"{NAME}-int8.1" if int8 else f"{NAME}.1"
+        self.name = f"{NAME}-int8.2" if int8 else f"{NAME}.1"
         source_digest = content_digest(ranges or {}, PACKAGED, code_digest())
-        self._session = files.open(NAME, source_digest, lambda: embedder_graph(source.weights(), ranges))
+        self._session = files.open(
+            NAME, source_digest, lambda: embedder_graph(source.weights(), ranges), narrow_sums=True
+        )
         self._words = source.packed_matrix("emb.word")
         self._positions = source.tensor("emb.pos").reshape(-1, WIDTH) + source.tensor("emb.type")[:WIDTH]
         self._ids = lru_cache(maxsize=_CACHED_TEXTS)(UnigramTokenizer(source).encode)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvproxy.index.models.verifier import Verifier
+from kvproxy.index.models.verifier import CosineBound, Verifier
 from kvproxy.index.policies.guards import ADDITIONS, GUARDS, Guard
 from kvproxy.index.policies.policy import Decision, Limits, Neighbour, PolicyResult, find_rejection
 from kvproxy.index.policies.wording import are_equal_wordings, correct_spelling
@@ -32,6 +32,7 @@ class CheckedPolicy:
             return PolicyResult([Decision("vetoed", "language") for _ in neighbours], None)
         floor = max(self.floor, limits.least_cosine)
         level = max(self.level, limits.min_probability or 0.0)
+        bound = self._verifier.least_cosine(level) if isinstance(self._verifier, CosineBound) else 0.0
         decisions = [Decision("not compared") for _ in neighbours]
         for place, neighbour in enumerate(neighbours):
             asked = correct_spelling(question, neighbour.prompt)
@@ -42,6 +43,9 @@ class CheckedPolicy:
             if refusal is not None and not (adds and are_equal_wordings(asked, stored)):
                 decisions[place] = refusal
                 continue
+            if neighbour.similarity < bound and not are_equal_wordings(asked, stored):
+                decisions[place] = Decision("low similarity")
+                break  # The verifier would hardly accept it, or farther neighbours.
             score = self.probability(asked, stored, neighbour.similarity)
             if score >= level:
                 decisions[place] = Decision("accepted", score=score)

@@ -25,7 +25,7 @@ from kvproxy.index.models.minilm.weights import (
 )
 
 FLOAT32_NAME = "all-MiniLM-L6-v2"
-INT8_NAME = "all-MiniLM-L6-v2-int8.3"
+INT8_NAME = "all-MiniLM-L6-v2-int8.4"
 """`Embedder.name` with int8. It ends in a version, because vectors with different rounding are not comparable."""
 MAX_TOKENS = 256
 _MAX_READ = MAX_TOKENS // 2
@@ -49,7 +49,9 @@ class MiniLMEmbedder(ThreadedEmbedder):
         ranges = _load_activation_ranges() if int8 else None
         self.name = INT8_NAME if int8 else FLOAT32_NAME
         source_digest = content_digest(ranges or {}, PACKAGED, code_digest())
-        self._session = files.open("embedder", source_digest, lambda: embedder_graph(base_weights(folder), ranges))
+        self._session = files.open(
+            "embedder", source_digest, lambda: embedder_graph(base_weights(folder), ranges), narrow_sums=True
+        )
         self._tables = embedding_tables(folder)
         self._tokenizer = load_tokenizer(folder, MAX_TOKENS)
         self.vocabulary: Container[str] = frozenset(self._tokenizer.get_vocab())

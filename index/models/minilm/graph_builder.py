@@ -7,6 +7,7 @@ are scaled per output channel, and activations once per run.
 If you change the rounding, also change `embedder.INT8_NAME`.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from kvproxy.index.models.minilm.weights import EPSILON, HEADS, WIDTH, Weights, 
 # SmoothQuant's migration strength: the share of a channel's range that moves from the activations to the weights.
 _SHARES = {"qkv": 0.65, "out": 0.65, "up": 0.65, "down": 0.6}
 _RUNTIME = "com.microsoft"
+_MAX_PAIR = 127  # Rounding adds up to 1.
+Quantize = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""Returns the int8 weights `[in, out]` and the scales `[out]` of a matrix `[out, in]`."""
 
 
 def code_digest() -> str:
@@ -58,10 +62,11 @@ class Graph:
 def embedder_graph(weights: Weights, activation_ranges: Weights | None = None) -> bytes:
     """Build the embedder in ONNX: the input `tokens` comes from `embed_tokens`, and the output is a unit vector `[1, 384]`.
 
-    With `activation_ranges` (see the module), the graph computes in int8; without it, in float32.
+    With `activation_ranges` (see the module), the graph computes in int8; without it, in float32. Products of int8 may then be
+    summed in 16 bits (see `quantize_in_pairs`).
     """
     graph = Graph()
-    last = _encoder(graph, weights, activation_ranges)
+    last = _encoder(graph, weights, activation_ranges, quantize_in_pairs)
     mean = graph.node("ReduceMean", last, graph.constant(np.array([1])), keepdims=0)
     unit = graph.node("Div", mean, graph.node("ReduceL2", mean, graph.constant(np.array([1]))))
     return graph.serialise({"tokens": [1, "length", WIDTH]}, unit, [1, WIDTH])
@@ -73,7 +78,7 @@ def verifier_graph(weights: Weights, activation_ranges: Weights | None = None) -
     Its inputs are `tokens` from `embed_tokens`, and `sides` from `averaging_matrix`.
     """
     graph = Graph()
-    last = _encoder(graph, weights, activation_ranges)
+    last = _encoder(graph, weights, activation_ranges, _quantize)
     first = graph.node("Gather", last, graph.constant(np.array(0)), axis=1)
     means = graph.node("MatMul", "sides", last)
     one, other = (graph.node("Gather", means, graph.constant(np.array(side)), axis=1) for side in (0, 1))
@@ -89,7 +94,7 @@ def _dense(graph: Graph, x: str, weights: Weights, name: str) -> str:
     return graph.node("Gemm", x, graph.constant(matrix), graph.constant(bias), transB=1)
 
 
-def _encoder(graph: Graph, weights: Weights, activation_ranges: Weights | None) -> str:
+def _encoder(graph: Graph, weights: Weights, activation_ranges: Weights | None, quantize: Quantize) -> str:
 
     def constant(name: str) -> str:
         return graph.constant(weights[name])
@@ -99,30 +104,31 @@ def _encoder(graph: Graph, weights: Weights, activation_ranges: Weights | None) 
             "LayerNormalization", x, constant(f"{name}.weight"), constant(f"{name}.bias"), axis=-1, epsilon=EPSILON
         )
 
+    def multiply(x: str, name: str) -> str:
+        return _multiply(graph, x, weights, name, activation_ranges, quantize)
+
     x = norm("tokens", "embeddings.norm")
     for number in range(sum(name.endswith(".qkv.weight") for name in weights)):
         layer = f"layer.{number}"
-        joined = _multiply(graph, x, weights, f"{layer}.qkv", activation_ranges)
+        joined = multiply(x, f"{layer}.qkv")
         heads = graph.multi_output_node("Split", joined, parts=3, axis=2, num_outputs=3)
         seen = graph.node("Attention", *heads, q_num_heads=HEADS, kv_num_heads=HEADS)
-        x = norm(
-            graph.node("Add", x, _multiply(graph, seen, weights, f"{layer}.out", activation_ranges)), f"{layer}.norm1"
-        )
-        up = graph.node("Gelu", _multiply(graph, x, weights, f"{layer}.up", activation_ranges))
-        x = norm(
-            graph.node("Add", x, _multiply(graph, up, weights, f"{layer}.down", activation_ranges)), f"{layer}.norm2"
-        )
+        x = norm(graph.node("Add", x, multiply(seen, f"{layer}.out")), f"{layer}.norm1")
+        up = graph.node("Gelu", multiply(x, f"{layer}.up"))
+        x = norm(graph.node("Add", x, multiply(up, f"{layer}.down")), f"{layer}.norm2")
     return x
 
 
-def _multiply(graph: Graph, x: str, weights: Weights, name: str, activation_ranges: Weights | None) -> str:
+def _multiply(
+    graph: Graph, x: str, weights: Weights, name: str, activation_ranges: Weights | None, quantize: Quantize
+) -> str:
     matrix, bias = weights[f"{name}.weight"], graph.constant(weights[f"{name}.bias"])
     if activation_ranges is None:
         return graph.node("Add", graph.node("MatMul", x, graph.constant(matrix.T)), bias)
     share = _SHARES[name.rsplit(".", 1)[-1]]
     wanted = np.maximum(activation_ranges[name].astype(np.float32), 1e-3) ** share
     channel = wanted / np.maximum(np.abs(matrix).max(axis=0), 1e-4) ** (1 - share)
-    integers, scales = _quantize(matrix * channel)
+    integers, scales = quantize(matrix * channel)
     constants = graph.constant(integers), graph.constant(scales)
     x = graph.node("Mul", x, graph.constant(1 / channel))
     if not name.endswith(".down"):
@@ -134,6 +140,17 @@ def _multiply(graph: Graph, x: str, weights: Weights, name: str, activation_rang
 
 def _quantize(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     scales = np.abs(matrix).max(axis=1) / 127
+    return np.round(matrix / scales[:, None]).astype(np.int8).T, scales.astype(np.float32)
+
+
+def quantize_in_pairs(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Quantize a matrix so that the magnitudes of two adjacent weights of a row, from the first one on, add up to at most 128.
+
+    The fast kernels of x86 processors without VNNI sum the products of two adjacent weights and 8-bit activations in 16 bits,
+    which the largest sum, 128 * 255, fits.
+    """
+    magnitudes = np.abs(matrix)
+    scales = (magnitudes[:, 0::2] + magnitudes[:, 1::2]).max(axis=1) / _MAX_PAIR
     return np.round(matrix / scales[:, None]).astype(np.int8).T, scales.astype(np.float32)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kvproxy.index.doors import VERIFIERS
 
@@ -17,6 +17,14 @@ class Verifier(Protocol):
 
     def score(self, pairs: Sequence[tuple[str, str]], cosines: "np.ndarray") -> "np.ndarray":
         """Return the probability that one answer serves both questions of each pair, `[n]` float32. Thread-safe."""
+
+
+@runtime_checkable
+class CosineBound(Protocol):
+    """A verifier that hardly ever accepts pairs with a low cosine."""
+
+    def least_cosine(self, level: float) -> float:
+        """Return a cosine below which at most 1% of the pairs with a probability of at least `level` lie."""
 
 
 def load_verifier(name: str = BUILT_IN, embedder: str | None = None, data_folder: Path | None = None) -> Verifier:

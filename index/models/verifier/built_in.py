@@ -5,6 +5,7 @@ import os
 from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,8 @@ ADAPTER = Path(__file__).parent / "adapter.safetensors"
 RANGES = "ranges."
 ALONE = "alone"
 MAX_TOKENS = 256
+_CACHED_PAIRS = 4096
+_LEAST_COSINE, _LEAST_LEVEL = 0.67, 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ class BuiltInVerifier:
         self._vocabulary = frozenset(self._tokenizer.get_vocab())
         self._scaling = scaling
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, "kvproxy-verify")
+        # The lookup and the comparison of the responses score the same pair.
+        self._cached_logit = lru_cache(_CACHED_PAIRS)(self._logit)
 
     @classmethod
     def load(cls, embedder: str | None = None, files: OnnxFiles | None = None) -> "BuiltInVerifier":
@@ -91,16 +96,20 @@ class BuiltInVerifier:
     def can_read(self, text: str) -> bool:
         return is_english(text, self._vocabulary)
 
+    def least_cosine(self, level: float) -> float:
+        return _LEAST_COSINE if self._scaling.cosine and level >= _LEAST_LEVEL else 0.0
+
     def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray | None = None) -> np.ndarray:
         return self._scaling.probabilities(self.logits(pairs), cosines)
 
     def logits(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+        ordered = [(min(pair), max(pair)) for pair in pairs]
         if len(pairs) < 2:
-            return np.array([self._logit(pair) for pair in pairs], dtype=np.float32)
-        return np.array(list(self._pool.map(self._logit, pairs)), dtype=np.float32)
+            return np.array([self._cached_logit(pair) for pair in ordered], dtype=np.float32)
+        return np.array(list(self._pool.map(self._cached_logit, ordered)), dtype=np.float32)
 
     def _logit(self, pair: tuple[str, str]) -> float:
-        encoded = self._tokenizer.encode(*sorted(pair))
+        encoded = self._tokenizer.encode(*pair)
         tokens = embed_tokens(self._tables, encoded.ids, encoded.type_ids)
         return float(self._session.run(None, {"tokens": tokens, "sides": averaging_matrix(encoded.type_ids)})[0].item())
 

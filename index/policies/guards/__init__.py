@@ -5,6 +5,7 @@ The embeddings of `enable 2FA` and `disable 2FA`, or `version 2` and `version 3`
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kvproxy.index.policies.guards.added_content import adds_content
 from kvproxy.index.policies.guards.fillers import without_fillers
@@ -34,7 +35,7 @@ class Guard:
 
     Attributes:
         difference: the reason of a veto, for users.
-        differs: compares two questions without fillers.
+        differs: compares two questions without fillers, and depends on nothing else, because its results are cached.
         separates: examples for the documentation.
     """
 
@@ -45,7 +46,13 @@ class Guard:
 
     def vetoes(self, question: str, cached_question: str) -> bool:
         """Return whether two questions need different answers."""
-        return self.differs(without_fillers(question), without_fillers(cached_question))
+        return _differ(self.differs, without_fillers(question), without_fillers(cached_question))
+
+
+@lru_cache(maxsize=16_384)
+def _differ(differs: Callable[[str, str], bool], question: str, cached_question: str) -> bool:
+    # A lookup, `checked`, and the comparison of the responses need the same vetoes.
+    return differs(question, cached_question)
 
 
 GUARDS = (

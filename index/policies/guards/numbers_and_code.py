@@ -129,4 +129,6 @@ def _signs(text: str) -> Counter[str]:
 
 
 def _strip_accents(word: str) -> str:
+    if word.isascii():
+        return word
     return "".join(letter for letter in unicodedata.normalize("NFD", word) if not unicodedata.combining(letter))

@@ -11,7 +11,13 @@ import torch
 from kvproxy.index.errors import EmbedderError, VerifierError
 from kvproxy.index.models.embedder import Embedder, SentenceEmbedder, load_embedder
 from kvproxy.index.models.minilm.embedder import MiniLMEmbedder
-from kvproxy.index.models.minilm.onnx_files import OnnxFiles, computes_int8_exactly, default_onnx_files
+from kvproxy.index.models.minilm.graph_builder import quantize_in_pairs
+from kvproxy.index.models.minilm.onnx_files import (
+    OnnxFiles,
+    computes_int8_exactly,
+    default_onnx_files,
+    open_session,
+)
 from kvproxy.index.models.minilm.weights import load_tokenizer, packaged_model
 from kvproxy.index.models.verifier import load_verifier
 from kvproxy.index.policies.threshold import ThresholdPolicy
@@ -56,7 +62,28 @@ def test_eight_bit_vectors_are_close_and_have_another_name(reference: np.ndarray
     cosines = (vectors * reference).sum(axis=1)
     assert [text for text, cosine in zip(TEXTS, cosines, strict=True) if text and cosine < 0.995] == []
     assert np.abs(vectors @ vectors.T - reference @ reference.T).max() < 0.05
-    assert embedder.name == "all-MiniLM-L6-v2-int8.3"
+    assert embedder.name == "all-MiniLM-L6-v2-int8.4"
+
+
+def test_sums_of_16_bits_hold_the_products_of_adjacent_weights() -> None:
+    matrix = np.random.default_rng(0).standard_normal((64, 384)).astype(np.float32)
+    matrix[0, :2] = matrix[1, 3:5] = 100.0
+    integers, scales = quantize_in_pairs(matrix)
+    magnitudes = np.abs(integers.astype(int))
+    assert (magnitudes[0::2] + magnitudes[1::2]).max() <= 128
+    np.testing.assert_allclose(integers.T * scales[:, None], matrix, atol=scales.max() / 2 * 1.001)
+
+
+@pytest.mark.parametrize("narrow_sums", [False, True])
+def test_vectors_do_not_depend_on_the_width_of_the_sums(narrow_sums: bool) -> None:
+    """On x86 processors without VNNI, the widths have kernels of their own."""
+
+    class OneWidth(OnnxFiles):
+        def open(self, kind: str, source_digest: str, build: Callable[[], bytes], **options: Any) -> Any:
+            return open_session(build(), narrow_sums=narrow_sums)
+
+    vectors = MiniLMEmbedder(int8=True, files=OneWidth([])).embed(TEXTS)
+    assert (vectors == MiniLMEmbedder(int8=True).embed(TEXTS)).all()
 
 
 async def test_vectors_of_an_older_graph_are_computed_again(store: Store) -> None:
@@ -91,7 +118,7 @@ def test_a_processor_with_saturating_products_uses_no_integers(product: float, e
     class Cutting:
         """Graph files whose graphs compute one and the same."""
 
-        def open(self, name: str, source_digest: str, build: Any) -> Any:
+        def open(self, name: str, source_digest: str, build: Any, **options: Any) -> Any:
             return self
 
         def run(self, outputs: Any, given: dict[str, np.ndarray]) -> list[np.ndarray]:

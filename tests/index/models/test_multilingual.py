@@ -169,7 +169,7 @@ def test_without_the_embedder_nothing_changes() -> None:
     assert CacheSettings().languages_of(embedders.MULTILINGUAL) == ("*",)
     assert CacheSettings(languages=("de",)).languages_of(embedders.MULTILINGUAL) == ("de",)
     assert isinstance(load_verifier(embedder="all-MiniLM-L6-v2"), BuiltInVerifier)
-    for name in ("all-MiniLM-L6-v2-int8.3", "a-model#12"):
+    for name in ("all-MiniLM-L6-v2-int8.4", "a-model#12"):
         assert new_words_detector(name)("Karte entsperren", ["Karte sperren"]) is None
 
 

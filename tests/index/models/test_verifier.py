@@ -15,7 +15,7 @@ from kvproxy.index.models.minilm.weights import (
     packaged_model,
     read_tensors,
 )
-from kvproxy.index.models.verifier import load_verifier
+from kvproxy.index.models.verifier import CosineBound, load_verifier
 from kvproxy.index.models.verifier.built_in import ADAPTER, MAX_TOKENS, RANGES, BuiltInVerifier, PlattScaling
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.policy import Neighbour
@@ -51,7 +51,8 @@ def test_a_score_does_not_depend_on_order_or_batch(verifier: BuiltInVerifier) ->
     scores = verifier.score(pairs)
     assert (scores.dtype, scores.shape) == (np.float32, (len(pairs),))
     assert (scores == verifier.score([(other, one) for one, other in pairs])).all()
-    assert (scores == np.concatenate([verifier.score([pair]) for pair in pairs])).all()
+    alone = BuiltInVerifier.load()  # The first one has the scores of these pairs in memory.
+    assert (scores == np.concatenate([alone.score([pair]) for pair in pairs])).all()
     assert verifier.score([]).shape == (0,)
 
 
@@ -76,10 +77,25 @@ def test_both_graphs_have_the_logits_of_the_network(verifier: BuiltInVerifier) -
 
 def test_cosines_count_only_if_the_scaling_was_fitted_to_them() -> None:
     near, far = np.full(len(SAME), 0.95), np.full(len(SAME), 0.65)
-    knows = load_verifier(embedder="all-MiniLM-L6-v2-int8.3")
+    knows = load_verifier(embedder="all-MiniLM-L6-v2-int8.4")
     assert (knows.score(SAME, near) > knows.score(SAME, far)).all()
     other = load_verifier(embedder="intfloat/e5-small")
     assert (other.score(SAME, near) == other.score(SAME, far)).all()
+
+
+def test_only_a_level_and_cosines_that_were_measured_have_a_bound() -> None:
+    knows, other = (load_verifier(embedder=name) for name in ("all-MiniLM-L6-v2-int8.4", "intfloat/e5-small"))
+    assert isinstance(knows, CosineBound)
+    assert isinstance(other, CosineBound)
+    assert [knows.least_cosine(level) > 0 for level in (0.95, 0.8, 0.79)] == [True, True, False]
+    assert other.least_cosine(0.95) == 0
+
+
+def test_a_pair_is_computed_once(verifier: BuiltInVerifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = ("Is this pair new?", "Is it a new pair?")
+    first = verifier.score([pair])
+    monkeypatch.delattr(verifier, "_session")
+    assert verifier.score([pair[::-1], pair]).tolist() == [*first, *first]
 
 
 def test_a_missing_model_is_an_error_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

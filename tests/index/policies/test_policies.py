@@ -71,6 +71,23 @@ def test_the_verifier_reads_the_nearest_neighbour_first_and_stops_at_a_decision(
     assert CheckedPolicy(Fixed({}), 0.9, 0.7).decide(question, []).decisions == []
 
 
+class Bounded(Fixed):
+    """A verifier that hardly accepts cosines below 0.7."""
+
+    def least_cosine(self, level: float) -> float:
+        return 0.7
+
+
+def test_below_the_bound_of_the_verifier_only_equal_wordings_are_served() -> None:
+    near = [Neighbour("How do I buy a ticket?", 0.69), Neighbour("Where can I buy tickets?", 0.69)]
+    verifier = Bounded(0.9)
+    policy = CheckedPolicy(verifier, 0.8, 0.6, guards=())
+    decisions = policy.decide("How can I purchase a ticket?", near).decisions
+    assert ([each.verdict for each in decisions], verifier.read) == (["low similarity", "not compared"], [])
+    assert policy.decide("How could I buy a ticket, please?", near).chosen == 0
+    assert policy.decide("How can I purchase a ticket?", [Neighbour("How do I buy a ticket?", 0.7)]).chosen == 0
+
+
 POLICIES = st.sampled_from(
     [
         ThresholdPolicy(0.8),

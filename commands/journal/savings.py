@@ -19,10 +19,9 @@ from kvproxy.operations.journal_parameters import LedgerQuery, SavingsQuery
 from kvproxy.units import plural, tenant_name
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from kvproxy.journal.savings import Saving, SavingsReport
     from kvproxy.journal.sessions.session_reader import LedgerReport
+    from kvproxy.journal.sums_filter import SumsFilter
 
 _MAX_BARS = 10
 _NO_PRICE = 'No price is known: set prices in kvproxy.toml under [journal.prices."MODEL"].'
@@ -54,41 +53,46 @@ def savings(
     from kvproxy.operations.journal_reports import report_ledger, report_savings
     from kvproxy.operations.operation import field_names
 
-    by, since = query.by, query.since
+    by, selection = query.by, query.selection()
     if ledger:
         if by != "layer" or plot is not None:
             option = "--plot" if by == "layer" else "--by"
             raise typer.BadParameter(f"--ledger lists tokens by cause, so {option} does not apply")
-        ledger_report = source.open().perform(report_ledger, LedgerQuery(since))
-        document = asdict(ledger_report) | _first_counted_day(since)
+        ledger_query = LedgerQuery(since=query.since, until=query.until, tenant=query.tenant)
+        ledger_report = source.open().perform(report_ledger, ledger_query)
+        document = asdict(ledger_report) | _counted_days(selection)
         return Output(
             document,
-            lambda: _print_ledger(ledger_report, since, layout),
+            lambda: _print_ledger(ledger_report, selection, layout),
             records=document["rows"],
             fields=field_names(LedgerRow),
         )
     report = source.open().perform(report_savings, query)
     charts = _savings_charts(report, by)
     save_charts(charts, plot)
-    document = asdict(report) | _first_counted_day(since)
+    document = asdict(report) | _counted_days(selection)
     return Output(
         document,
-        lambda: _print_savings(report, by, since, layout),
+        lambda: _print_savings(report, by, selection, layout),
         charts=charts,
         records=document["rows"],
         fields=field_names(Saving),
     )
 
 
-def _first_counted_day(since: "float | datetime | None") -> dict[str, str | None]:
-    from kvproxy.journal.period import first_utc_day
-
-    return {"first_day": first_utc_day(since)}
+def _empty(selection: "SumsFilter") -> str:
+    return "no requests yet" if selection == type(selection)() else "no request matches"
 
 
-def _print_first_counted_day(since: "float | datetime | None") -> None:
-    if (day := _first_counted_day(since)["first_day"]) is not None:
-        print_text(f"All requests since {day} 00:00 UTC count: the journal stores these sums by day.")
+def _counted_days(selection: "SumsFilter") -> dict[str, str | None]:
+    return {"first_day": selection.first_day, "last_day": selection.last_day}
+
+
+def _print_counted_days(selection: "SumsFilter") -> None:
+    first, last = selection.first_day, selection.last_day
+    days = [*([f"since {first} 00:00"] if first else []), *([f"until {last} 24:00"] if last else [])]
+    if days:
+        print_text(f"All requests {' '.join(days)} UTC count: the journal stores these sums by day.")
 
 
 def _savings_charts(report: "SavingsReport", by: str) -> list[Chart]:
@@ -101,9 +105,9 @@ def _savings_charts(report: "SavingsReport", by: str) -> list[Chart]:
     return [Chart(f"saved {unit} by {by}", "", bars=unit_bars) for unit, unit_bars in bars.items() if unit_bars]
 
 
-def _print_ledger(report: "LedgerReport", since: "float | datetime | None", layout: ListLayout) -> None:
-    print_table(ledger_rows(report), empty="no requests yet", layout=layout)
-    _print_first_counted_day(since)
+def _print_ledger(report: "LedgerReport", selection: "SumsFilter", layout: ListLayout) -> None:
+    print_table(ledger_rows(report), empty=_empty(selection), layout=layout)
+    _print_counted_days(selection)
     if not report.rows:
         return
     written = report.written_5m + report.written_1h
@@ -131,7 +135,7 @@ def _print_diagnoses(report: "LedgerReport") -> None:
         print_text(f"  {row.diagnosis}: {plural(row.turns, 'turn')}, {row.disagreed:,} different in the ledger")
 
 
-def _print_savings(report: "SavingsReport", by: str, since: "float | datetime | None", layout: ListLayout) -> None:
+def _print_savings(report: "SavingsReport", by: str, selection: "SumsFilter", layout: ListLayout) -> None:
     total = [report.total] if report.total is not None and len(report.rows) > 1 else []
     has_price = any(row.money is not None for row in report.rows)
     rows: list[Row] = [
@@ -155,9 +159,9 @@ def _print_savings(report: "SavingsReport", by: str, since: "float | datetime | 
         }
         for row in [*report.rows, *total]
     ]
-    empty = "no request has a tag: clients set them with x-kvproxy-tags" if by == "tag" else "no requests yet"
+    empty = "no request has a tag: clients set them with x-kvproxy-tags" if by == "tag" else _empty(selection)
     print_table(rows, empty=empty, layout=layout)
-    _print_first_counted_day(since)
+    _print_counted_days(selection)
     if report.rows:
         _print_notes(report, has_price=has_price)
 

@@ -166,6 +166,7 @@ def _session_row(session: "Session", has_unpriced: bool) -> Row:
         "Lost most to?": main_cause(session.lost),
         "Longest pause#?": format_duration(round(session.longest_pause)),
         "Cost#?": money(session.cost, leaves_out_models=session.unpriced_turns > 0),
+        "Saved#?": money(session.saved, leaves_out_models=session.unpriced_turns > 0),
         **({"Unpriced turns#?": session.unpriced_turns} if has_unpriced else {}),
         "Last": table_time(session.last),
         Column("Upstream", is_text=True, is_optional=True): ", ".join(session.upstreams) or None,

@@ -4,7 +4,6 @@ import time
 from datetime import datetime
 
 from kvproxy.errors import InvalidRequest
-from kvproxy.units import utc_day
 
 
 def start_time(since: float | datetime | None, end: float | None = None) -> float | None:
@@ -21,9 +20,3 @@ def start_time(since: float | datetime | None, end: float | None = None) -> floa
         when = "in the future" if end is None else "not before until; a date means its start"
         raise InvalidRequest(f"since={since.isoformat()} is {when}", param="since")
     return since.timestamp()
-
-
-def first_utc_day(since: float | datetime | None) -> str | None:
-    """Return the UTC day of a time, or of the time `since` seconds ago, such as 2026-11-21."""
-    start = start_time(since)
-    return None if start is None else utc_day(start)

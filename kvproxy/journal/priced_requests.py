@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvproxy.journal.reader import PAID_COMPLETION, PAID_PROMPT, JournalReader
+from kvproxy.journal.sums_filter import SumsFilter
 from kvproxy.providers.prices import ModelPrices, has_tier_price, least_priced_otherwise, price_at, price_on
 from kvproxy.settings.journal import PriceSettings
-from kvproxy.units import start_of_utc_day, utc_day
+from kvproxy.units import utc_day
 
 _MODELS = "select model, sum(tiered) from totals where tag = '' group by 1 order by 1"
 _LONGEST = 2**62
@@ -16,7 +17,7 @@ _REQUESTS = (
     " coalesce(case when r.status = 200 then r.reused_tokens end, 0), coalesce(t.written_5m, 0), coalesce(t.written_1h, 0),"
     " r.entry, r.service_tier"
     " from requests r left join turns t on t.number = r.number where r.model = ?"
-    f" and ({PAID_PROMPT} >= ? or r.service_tier is not null) and r.time >= ?"
+    f" and ({PAID_PROMPT} >= ? or r.service_tier is not null) and "
 )
 _UNCOUNTED = ("refused", "revalidated")
 
@@ -45,18 +46,18 @@ class PricedRequest:
 
 
 def requests_with_other_prices(
-    reader: JournalReader, prices: ModelPrices, first_day: str | None
+    reader: JournalReader, prices: ModelPrices, selection: SumsFilter
 ) -> Iterator[tuple[PricedRequest, PriceSettings, PriceSettings]]:
-    """Yield recorded requests from a UTC day on with the day's usual price and their own one, if the two may differ.
+    """Yield recorded requests with the day's usual price and their own one, if the two may differ.
 
     A request of a service tier is yielded if the price of its tier is known.
     """
-    since = 0.0 if first_day is None else start_of_utc_day(first_day)
+    condition, values = selection.records_sql()
     for model, tiered in reader.rows(_MODELS, []):
         least = None if prices.is_configured(model) else least_priced_otherwise(model, prices.price_list)
         if least is None and not tiered:
             continue
-        for row in reader.rows(_REQUESTS, [model, _LONGEST if least is None else least, since]):
+        for row in reader.rows(_REQUESTS + condition, [model, _LONGEST if least is None else least, *values]):
             request = PricedRequest(*row)
             tier = request.service_tier
             usual = price_on(model, prices, request.day)

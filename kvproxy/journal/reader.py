@@ -16,6 +16,7 @@ from kvproxy.journal.groups import Group, SumsGroup
 from kvproxy.journal.record import BackendPrompt, Record, RecordWithQuestions
 from kvproxy.journal.request_regions import Regions
 from kvproxy.journal.schema import StringIds, short_key
+from kvproxy.journal.sums_filter import SumsFilter
 
 
 class RecordFilter(Protocol):
@@ -333,12 +334,13 @@ class JournalReader:
         """Return the names of all models in the sums of requests."""
         return [name for (name,) in self.rows("select distinct model from totals where model <> '' order by 1", [])]
 
-    def totals(self, by: SumsGroup, first_day: str | None) -> list[TotalRow]:
-        """Return sums from the UTC day `first_day`, such as 2026-11-21, on; None sums all days."""
+    def totals(self, by: SumsGroup, selection: SumsFilter = SumsFilter()) -> list[TotalRow]:
+        """Return the sums of each group, model, tenant, layer, and UTC day."""
+        condition, values = selection.sql()
         sums = ", ".join(f"sum({column.name})" for column in fields(TotalRow)[5:])
         counted = "tag <> ''" if by == "tag" else "tag = ''"
-        sql = f"select {by}, layer, model, tenant, day, {sums} from totals where {counted} and day >= ? group by 1, 2, 3, 4, 5"
-        return [TotalRow(*row) for row in self.rows(sql, [first_day or ""])]
+        sql = f"select {by}, layer, model, tenant, day, {sums} from totals where {counted} and {condition} group by 1, 2, 3, 4, 5"
+        return [TotalRow(*row) for row in self.rows(sql, values)]
 
     def last_uses(self) -> dict[str, float]:
         """Return the time of each client's last request (seconds since the epoch), by the client's name."""

@@ -8,6 +8,7 @@ from kvproxy.apis.request_directives import PROJECT_TAG, project_tags
 from kvproxy.journal.groups import SavingsGroup
 from kvproxy.journal.reader import JournalReader, TotalRow
 from kvproxy.journal.record import client_name
+from kvproxy.journal.sums_filter import SumsFilter
 from kvproxy.units import tenant_name
 
 _SUMS = tuple(field.name for field in fields(TotalRow)[5:])
@@ -64,23 +65,23 @@ def groups_of(request: GroupedRequest, by: SavingsGroup) -> list[str]:
     ]
 
 
-def grouped_totals(reader: JournalReader, by: SavingsGroup, first_day: str | None) -> list[TotalRow]:
-    """Return sums by group from the UTC day `first_day`, such as 2026-11-21, on; see `JournalReader.totals`.
+def grouped_totals(reader: JournalReader, by: SavingsGroup, selection: SumsFilter) -> list[TotalRow]:
+    """Return sums by group; see `JournalReader.totals`.
 
     Requests without a project are a group with an empty name.
     """
     match by:
         case "client":
-            return [replace(row, name=client_of(row.name)) for row in reader.totals("tenant", first_day)]
+            return [replace(row, name=client_of(row.name)) for row in reader.totals("tenant", selection)]
         case "project":
-            return list(_project_totals(reader, first_day))
+            return list(_project_totals(reader, selection))
         case _:
-            return reader.totals(by, first_day)
+            return reader.totals(by, selection)
 
 
-def _project_totals(reader: JournalReader, first_day: str | None) -> Iterator[TotalRow]:
-    others = {_key(row): replace(row, name="") for row in reader.totals("day", first_day)}
-    for row in reader.totals("tag", first_day):
+def _project_totals(reader: JournalReader, selection: SumsFilter) -> Iterator[TotalRow]:
+    others = {_key(row): replace(row, name="") for row in reader.totals("day", selection)}
+    for row in reader.totals("tag", selection):
         if row.name.startswith(PROJECT_TAG):
             yield replace(row, name=row.name.removeprefix(PROJECT_TAG))
             # Sums of many tenants or tags are folded, and the rows of both differ then.

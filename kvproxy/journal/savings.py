@@ -3,11 +3,9 @@
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from datetime import datetime
 
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 from kvproxy.journal.groups import SavingsGroup
-from kvproxy.journal.period import first_utc_day
 from kvproxy.journal.prefill_time import PrefillCost, prefill_costs
 from kvproxy.journal.priced_requests import requests_with_other_prices
 from kvproxy.journal.reader import CACHES, JournalReader
@@ -15,10 +13,10 @@ from kvproxy.journal.saving_groups import client_of, grouped_totals, groups_of
 from kvproxy.journal.sessions.ledger import REPEATED, REUSABLE
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.journal.spending import recorded_requests
+from kvproxy.journal.sums_filter import SumsFilter
 from kvproxy.journal.wrong_hits import recorded_wrong_hits
 from kvproxy.providers.prices import ModelPrices, has_tier_price, price_on
 from kvproxy.settings.journal import MILLION, JournalSettings, PriceSettings, hit_price, storage_price
-from kvproxy.units import start_of_utc_day
 
 _NO_SHARES = (0.0, 0.0)
 _LOST_PREFIXES = ("evicted", "expired", "moved", "unreported")
@@ -141,19 +139,18 @@ def savings_report(
     by: SavingsGroup,
     journal: JournalSettings,
     verdicts: HitVerdicts | None,
-    since: float | datetime | None = None,
+    selection: SumsFilter = SumsFilter(),
 ) -> SavingsReport:
     """Return the savings by group and their total.
 
     Args:
         verdicts: None without a store.
-        since: a time, or seconds before now; counts whole UTC days from that time on. None counts all days.
     """
     wrong = None if verdicts is None else _wrong_hit_interval(verdicts.counts)
     rejected = () if verdicts is None else verdicts.rejected
-    rows = savings(reader, by, ModelPrices(journal), wrong, first_utc_day(since), rejected)
+    rows = savings(reader, by, ModelPrices(journal), wrong, selection, rejected)
     layers = Counter[str]()
-    for row in reader.totals("layer", first_utc_day(since)):
+    for row in reader.totals("layer", selection):
         layers[row.layer] += row.requests
     total = _sum_savings(rows) if by != "tag" else None
     marked = None if verdicts is None else verdicts.counts["rejected"]
@@ -165,21 +162,20 @@ def savings(
     by: SavingsGroup,
     prices: Mapping[str, PriceSettings],
     wrong_interval: WrongHitInterval | None = None,
-    first_day: str | None = None,
+    selection: SumsFilter = SumsFilter(),
     rejected: Collection[str] = (),
 ) -> list[Saving]:
     """Return the savings of each group, the largest first, or in order of time for days.
 
     Args:
         wrong_interval: its upper bound lowers the `least_money` of semantic hits; None lowers it to 0.
-        first_day: first UTC day to count, such as 2026-11-21; None counts all days.
         rejected: ids of responses whose semantic hits saved nothing.
     """
     savings_by_name: dict[str, Saving] = {}
     costs, cached_shares = prefill_costs(reader), _provider_cached_share_bounds(reader)
     most_wrong = 1.0 if wrong_interval is None else wrong_interval.most
-    wrong_hits = recorded_wrong_hits(reader, by, first_day, rejected)
-    for row in grouped_totals(reader, by, first_day):
+    wrong_hits = recorded_wrong_hits(reader, by, selection, rejected)
+    for row in grouped_totals(reader, by, selection):
         saved_nothing = wrong_hits.get((row.name, row.model, row.tenant, row.day)) if row.layer == "semantic" else None
         if saved_nothing is not None:
             row = saved_nothing.without(row)
@@ -240,8 +236,8 @@ def savings(
                 saving.priced_tokens += row.prompt_tokens
             if cached[0] < cached[1] or (cached[1] and price.cached is None):
                 saving.uncertain_tokens += row.prompt_tokens
-    _subtract_writes(reader, by, prices, first_day, savings_by_name)
-    _correct_prices(reader, by, prices, first_day, savings_by_name, cached_shares, most_wrong, rejected)
+    _subtract_writes(reader, by, prices, selection, savings_by_name)
+    _correct_prices(reader, by, prices, selection, savings_by_name, cached_shares, most_wrong, rejected)
     order = sorted(savings_by_name.values(), key=lambda group: group.name)
     if by == "day":
         return order
@@ -285,7 +281,7 @@ def _correct_prices(
     reader: JournalReader,
     by: SavingsGroup,
     prices: Mapping[str, PriceSettings],
-    first_day: str | None,
+    selection: SumsFilter,
     savings_by_name: dict[str, Saving],
     cached_shares: Mapping[tuple[str, str, str], tuple[float, float]],
     most_wrong: float,
@@ -294,7 +290,7 @@ def _correct_prices(
     """Add what requests with the price of an hour or of long prompts saved beyond the day's usual price."""
     if not isinstance(prices, ModelPrices):
         return
-    for request, usual, own in requests_with_other_prices(reader, prices, first_day):
+    for request, usual, own in requests_with_other_prices(reader, prices, selection):
         if request.layer == "semantic" and request.entry in rejected:
             continue
         tokens = Tokens(request.prompt_tokens, request.completion_tokens, request.reused_tokens)
@@ -327,7 +323,7 @@ def _provider_cached_share_bounds(reader: JournalReader) -> dict[tuple[str, str,
     ):
         tokens.setdefault((tenant, model), {})[result] = int(count)
     prompts = Counter[tuple[str, str, str]]()
-    for row in reader.totals("layer", None):
+    for row in reader.totals("layer"):
         prompts[row.tenant, row.model, row.layer] += row.prompt_tokens
     shares = {}
     for (tenant, model, layer), total in prompts.items():
@@ -357,14 +353,14 @@ def _subtract_writes(
     reader: JournalReader,
     by: SavingsGroup,
     prices: Mapping[str, PriceSettings],
-    since: str | None,
+    selection: SumsFilter,
     savings_by_name: dict[str, Saving],
 ) -> None:
     if by in ("tag", "project"):
-        _subtract_writes_by_tags(reader, by, prices, since, savings_by_name)
+        _subtract_writes_by_tags(reader, by, prices, selection, savings_by_name)
         return
     group = {"layer": "'prefix'", "client": "tenant"}.get(by, by)
-    for group_name, model, day, short, long, hours in SessionReader(reader, prices).provider_writes(group, since):
+    for group_name, model, day, short, long, hours in SessionReader(reader, prices).provider_writes(group, selection):
         name = client_of(group_name) if by == "client" else group_name
         price = price_on(model, prices, day)
         if price is not None:
@@ -376,11 +372,11 @@ def _subtract_writes_by_tags(
     reader: JournalReader,
     by: SavingsGroup,
     prices: Mapping[str, PriceSettings],
-    since: str | None,
+    selection: SumsFilter,
     savings_by_name: dict[str, Saving],
 ) -> None:
     # The sums of written tokens have no tags, so only requests with a record count.
-    for request in recorded_requests(reader, None if since is None else start_of_utc_day(since)):
+    for request in recorded_requests(reader, *selection.times, selection.tenant):
         price = request.price(prices)
         paid = 0.0 if price is None else _write_surcharge(price, *request.written) + request.storage_cost(price)
         for name in ([request.project] if by == "project" else request.tags) if paid else ():

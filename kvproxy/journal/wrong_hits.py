@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from kvproxy.journal.groups import SavingsGroup
 from kvproxy.journal.reader import BACKEND, JournalReader, TotalRow
 from kvproxy.journal.saving_groups import groups_of
-from kvproxy.units import start_of_utc_day, utc_day
+from kvproxy.journal.sums_filter import SumsFilter
+from kvproxy.units import utc_day
 
 _BATCH = 500
 _HITS = (
-    "select h.time, h.layer, h.model, h.tenant, coalesce(h.tags, ''), h.prompt_tokens, h.completion_tokens, h.total_ms,"
-    f" (select min(c.total_ms) from requests c where c.entry = h.entry and c.layer in {BACKEND} and c.number < h.number)"
-    " from requests h where h.layer = 'semantic' and h.status = 200 and h.time >= ? and h.entry in ({places})"
+    "select r.time, r.layer, r.model, r.tenant, coalesce(r.tags, ''), r.prompt_tokens, r.completion_tokens, r.total_ms,"
+    f" (select min(c.total_ms) from requests c where c.entry = r.entry and c.layer in {BACKEND} and c.number < r.number)"
+    " from requests r where r.layer = 'semantic' and r.status = 200 and {condition} and r.entry in ({places})"
 )
 Place = tuple[str, str, str, str]
 """The name of a group, a model, a tenant, and a UTC day."""
@@ -64,18 +65,18 @@ class WrongHitSums:
 
 
 def recorded_wrong_hits(
-    reader: JournalReader, by: SavingsGroup, first_day: str | None, rejected: Collection[str]
+    reader: JournalReader, by: SavingsGroup, selection: SumsFilter, rejected: Collection[str]
 ) -> dict[Place, WrongHitSums]:
-    """Return the sums of the recorded hits on rejected responses from a UTC day on, such as 2026-11-21.
+    """Return the sums of the recorded hits on rejected responses .
 
     Hits whose records were deleted are unknown.
     """
-    since = 0.0 if first_day is None else start_of_utc_day(first_day)
+    condition, values = selection.records_sql()
     sums: dict[Place, WrongHitSums] = {}
     ordered = sorted(rejected)
     for ids in (ordered[start : start + _BATCH] for start in range(0, len(ordered), _BATCH)):
-        sql = _HITS.format(places=", ".join("?" * len(ids)))
-        for row in reader.rows(sql, [since, *ids]):
+        sql = _HITS.format(condition=condition, places=", ".join("?" * len(ids)))
+        for row in reader.rows(sql, [*values, *ids]):
             hit = _Hit(*row)
             for name in groups_of(hit, by):
                 sums.setdefault((name, hit.model, hit.tenant, hit.day), WrongHitSums()).add(hit)

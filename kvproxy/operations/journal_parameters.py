@@ -5,8 +5,12 @@ from datetime import datetime
 from typing import Annotated, Literal
 
 from kvproxy.journal.groups import SavingsGroup, SpendingGroup
+from kvproxy.journal.sums_filter import SumsFilter, sums_filter
 from kvproxy.operations.parameters import Parameter, duration, period_end, period_start
+from kvproxy.operations.suggestions import client_names
 
+_TENANT = "Only requests of this tenant, or of the client with this name."
+_UNTIL_DAY = "Whole UTC days that begin before this time; a date means its start."
 _SINCE_DAY = "Whole UTC days since this duration ago, or since this time: 7d, 2026-11-28, yesterday."
 
 
@@ -25,15 +29,19 @@ class RecordName:
     id: Annotated[str, Parameter("Id of a request, the beginning of its id, or its record number.")]
 
 
-@dataclass(frozen=True, slots=True)
-class SavingsQuery:
-    by: Annotated[SavingsGroup, Parameter("Group requests by this field.")] = "layer"
-    since: Annotated[float | datetime | None, period_start(_SINCE_DAY)] = None
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerQuery:
     since: Annotated[float | datetime | None, period_start(_SINCE_DAY)] = None
+    until: Annotated[float | None, period_end(_UNTIL_DAY)] = None
+    tenant: Annotated[str | None, Parameter(_TENANT, suggestions=client_names)] = None
+
+    def selection(self) -> SumsFilter:
+        return sums_filter(self.since, self.until, self.tenant)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavingsQuery(LedgerQuery):
+    by: Annotated[SavingsGroup, Parameter("Group requests by this field.")] = "layer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +54,7 @@ class SpendingQuery:
     by: Annotated[SpendingGroup, Parameter("Group requests by this field.")] = "day"
     since: Annotated[float | datetime | None, period_start("Only requests since then: 7d, 2026-11-28, today.")] = None
     until: Annotated[float | None, period_end("Only requests before this time.")] = None
-    tenant: Annotated[str | None, Parameter("Only requests of this tenant, or of the client with this name.")] = None
+    tenant: Annotated[str | None, Parameter(_TENANT, suggestions=client_names)] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +64,10 @@ class SessionQuery:
         float | datetime | None, period_start("Only sessions active since then: 2h, 2026-11-28, today.")
     ] = None
     until: Annotated[float | None, period_end("Only sessions active before this time.")] = None
-    tenant: Annotated[str | None, Parameter("Only sessions of this tenant, or of the client with this name.")] = None
+    tenant: Annotated[
+        str | None,
+        Parameter("Only sessions of this tenant, or of the client with this name.", suggestions=client_names),
+    ] = None
     limit: Annotated[int | None, Parameter("Maximum number of sessions.", is_option=False)] = None
     offset: Annotated[int, Parameter("Number of sessions to skip.", is_option=False)] = 0
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from kvproxy.errors import InvalidRequest
 from kvproxy.journal.completeness import complete_since
 from kvproxy.journal.miss_explanation import MissExplanation, explain_in_sentences, explain_miss
-from kvproxy.journal.period import first_utc_day, start_time
+from kvproxy.journal.period import start_time
 from kvproxy.journal.reader import TimeSeries
 from kvproxy.journal.reasons import meaning_of_reason, reasons
 from kvproxy.journal.record import RecordWithQuestions
@@ -90,13 +90,13 @@ def explain_record(journal: JournalAccess, name: RecordName) -> RecordExplanatio
 @operation("GET", "/savings")
 def report_savings(journal: JournalAccess, query: SavingsQuery) -> SavingsReport:
     """Report savings by layer, tenant, client, model, project, tag, or day."""
-    return savings_report(journal.reader, query.by, journal.settings, journal.hit_verdicts(), query.since)
+    return savings_report(journal.reader, query.by, journal.settings, journal.hit_verdicts(), query.selection())
 
 
 @operation("GET", "/savings/ledger")
 def report_ledger(journal: JournalAccess, query: LedgerQuery) -> LedgerReport:
     """Return the sums of reused prompt tokens, and of computed prompt tokens by cause."""
-    return _sessions(journal).ledger(journal.settings.currency, first_utc_day(query.since))
+    return _sessions(journal).ledger(journal.settings.currency, query.selection())
 
 
 @operation("GET", "/spending")

@@ -10,10 +10,10 @@ from typing import Any
 from kvproxy.clients import client_keys
 from kvproxy.clients.spending_tables import Spent
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
-from kvproxy.journal.period import first_utc_day
 from kvproxy.journal.reader import CACHES, JournalReader
 from kvproxy.journal.record import client_name
 from kvproxy.journal.savings import savings
+from kvproxy.journal.sums_filter import SumsFilter, sums_filter
 from kvproxy.operations.keys_parameters import (
     LIMITS,
     ClientChange,
@@ -130,9 +130,9 @@ def list_clients(settings: Settings, query: ClientUsageQuery = ClientUsageQuery(
     Raises InvalidRequest for a period in the future.
     """
     usage: dict[str, dict[str, Any]] | None
-    first_day = first_utc_day(query.since)
+    selection = sums_filter(query.since)
     try:
-        usage = _usage(settings, first_day)
+        usage = _usage(settings, selection)
     except NotFound:
         usage = {}
     except KvproxyError:
@@ -185,18 +185,18 @@ def usage_problem(settings: Settings) -> str | None:
     return None
 
 
-def _usage(settings: Settings, first_day: str | None) -> dict[str, dict[str, Any]]:
+def _usage(settings: Settings, selection: SumsFilter) -> dict[str, dict[str, Any]]:
     """Return the fields of `ListedClient` that the journal has, by client."""
     usages: dict[str, dict[str, Any]] = {}
     with closing(JournalReader(settings.journal_location)) as reader:
-        for row in reader.totals("tenant", first_day):
+        for row in reader.totals("tenant", selection):
             if (name := client_name(row.tenant)) is not None:
                 usage = usages.setdefault(name, {"requests": 0, "tokens": 0})
                 usage["requests"] += row.requests
                 if row.layer not in CACHES:
                     usage["tokens"] += row.prompt_tokens + row.completion_tokens
                     usage["tokens"] += row.estimated_prompt_tokens + row.estimated_completion_tokens
-        for saving in savings(reader, "tenant", ModelPrices(settings.journal), first_day=first_day):
+        for saving in savings(reader, "tenant", ModelPrices(settings.journal), selection=selection):
             name = client_name(saving.name)
             if name in usages and saving.spent is not None:
                 usages[name]["spent"] = usages[name].get("spent", 0.0) + saving.spent

@@ -7,10 +7,14 @@ from datetime import UTC, date, datetime, time, timedelta, timezone
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvproxy.providers.cache_rules import CacheRule, cache_rule, cache_rule_or_assumption, rule_of_marks
 from kvproxy.providers.price_list import load_price_list
 from kvproxy.settings.journal import LIST_CURRENCY, JournalSettings, PriceSettings, price_of
+
+if TYPE_CHECKING:
+    from genai_prices.types import ModelInfo
 
 _FIRST_PRICES = datetime(2020, 1, 1, tzinfo=UTC).timestamp()
 _NOON = time(12)
@@ -283,12 +287,22 @@ def least_priced_otherwise(model: str, price_list: Path | None = None) -> int | 
     rule = cache_rule(model)
     if rule is None:
         return None
-    now = datetime.now(UTC)
-    today = [datetime.combine(now.date(), time(hour, minute), UTC) for hour in range(24) for minute in (0, 30)]
-    listed = [_listed_prices(model, rule, moment, price_list) for moment in today]
-    if any(other != listed[0] for other in listed):
+    from genai_prices.types import TimeOfDateConstraint
+
+    periods = _price_periods(model, rule, price_list)
+    if any(isinstance(constraint, TimeOfDateConstraint) for constraint, _ in periods):
         return 0
-    return min(_starts(listed[0])) + 1 if _starts(listed[0]) else None
+    starts = [start for _, listed in periods for start in _starts(listed)]
+    return min(starts) + 1 if starts else None
+
+
+def _price_periods(model: str, rule: CacheRule, price_list: Path | None) -> list[tuple[object, object]]:
+    """Return the list prices of all dates and hours, each with its constraint; empty if the model is unknown."""
+    listed_model = _listed_model(model, rule, price_list)
+    if listed_model is None:
+        return []
+    prices = listed_model.prices
+    return [(each.constraint, each.prices) for each in prices] if isinstance(prices, list) else [(None, prices)]
 
 
 def _tier_starts(model: str, price_list: Path | None) -> list[int]:
@@ -315,16 +329,8 @@ def _listed_prices(
     model: str, rule: CacheRule, moment: datetime, price_list: Path | None, service_tier: str | None = None
 ) -> object:
     """Return the list prices; None if the model is unknown, or has no prices of its own for a service tier."""
-    from genai_prices.data_snapshot import get_snapshot
-
-    snapshot = get_snapshot() if price_list is None else load_price_list(price_list)
-    try:
-        _, listed_model = snapshot.find_provider_model(model, None, _gateway(model) or rule.provider, None)
-    except LookupError:
-        return None
-    names = {listed_model.id, *_names(listed_model.match)}
-    if _without_revision(model) not in {_without_revision(name) for name in names}:
-        # The package also matches by the beginning of a name, so a new model would get the price of an earlier one.
+    listed_model = _listed_model(model, rule, price_list)
+    if listed_model is None:
         return None
     if service_tier is None:
         return listed_model.get_prices(moment)
@@ -336,6 +342,22 @@ def _listed_prices(
         for variant in listed_model.price_variants or ()
     )
     return listed_model.get_prices(moment, context) if is_priced else None
+
+
+@lru_cache(maxsize=4_096)
+def _listed_model(model: str, rule: CacheRule, price_list: Path | None) -> "ModelInfo | None":
+    """Return a model of the price list; None if it is unknown."""
+    from genai_prices.data_snapshot import get_snapshot
+
+    snapshot = get_snapshot() if price_list is None else load_price_list(price_list)
+    try:
+        _, listed_model = snapshot.find_provider_model(model, None, _gateway(model) or rule.provider, None)
+    except LookupError:
+        return None
+    names = {listed_model.id, *_names(listed_model.match)}
+    # The package also matches by the beginning of a name, so a new model would get the price of an earlier one.
+    is_named = _without_revision(model) in {_without_revision(name) for name in names}
+    return listed_model if is_named else None
 
 
 def relative_prices(model: str) -> PriceSettings:

@@ -247,7 +247,9 @@ def test_requests_are_selected_by_dates_in_files_and_over_http(tmp_path: Path) -
             assert len(result("sessions", *period, url=url)) == count
             parameters = dict(zip((each.removeprefix("--") for each in period[::2]), period[1::2], strict=True))
             assert len(client.get("/admin/log", params=parameters).json()) == count
-        assert result("savings", "--since", "2026-01-02T12:00Z", url=url)["first_day"] == "2026-01-02"
+        for command in (("savings",), ("savings", "--ledger")):
+            found = result(*command, "--since", "2026-01-02T12:00Z", "--until", "2026-01-04T00:00Z", url=url)
+            assert (found["first_day"], found["last_day"], found["rows"]) == ("2026-01-02", "2026-01-03", [])
         wrong = kvproxy("log", "--since", "soon", url=url)
         assert (wrong.returncode, "such as 90s, 7d, 2026-11-28" in wrong.stderr) == (2, True)
 

@@ -5,8 +5,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -19,14 +20,17 @@ from kvproxy.flow.cache_keys import cache_key
 from kvproxy.journal.cache_history import ResponseRemoved
 from kvproxy.journal.completeness import complete_since
 from kvproxy.journal.databases.sqlite import open_file, open_to_read
+from kvproxy.journal.groups import SavingsGroup
 from kvproxy.journal.journal import StoredJournal, open_stored_journal
 from kvproxy.journal.savings import HitVerdicts, Saving, savings, savings_report
 from kvproxy.journal.schema import ADDED_COLUMNS, FILE
 from kvproxy.journal.sessions.session_reader import SessionReader
-from kvproxy.journal.spending import with_costs
+from kvproxy.journal.spending import recorded_requests, spending_report, with_costs
+from kvproxy.journal.sums_filter import sums_filter
 from kvproxy.operations.record_query import RecordQuery
+from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings.journal import JournalSettings, PriceSettings
-from kvproxy.units import utc_day
+from kvproxy.units import start_of_utc_day, utc_day
 from tests.commands.run import kvproxy, result
 from tests.index.entries import make_entry
 from tests.requests import api_request
@@ -122,6 +126,45 @@ def _sum_of(journal: StoredJournal, price: PriceSettings) -> Saving:
         total = savings_report(reader, "layer", JournalSettings(prices={"m*": price}), None).total
     assert total is not None
     return total
+
+
+def test_savings_select_days_and_a_client_by_each_group(journal: StoredJournal) -> None:
+    noon = datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()
+    for day in range(3):
+        for tenant in ("client:ann", "client:ann/eu", "client:anna", "public"):
+            journal.add(finished("a", f"{tenant} {day}", tenant=tenant, tags="project:p", arrived=noon + day * 86_400))
+    journal.flush()
+    with closing(journal.reader()) as reader:
+        for selection, count in (
+            (sums_filter(noon_of(20), noon_of(21).timestamp()), 8),
+            (sums_filter(noon_of(21), start_of_utc_day("2026-11-22")), 4),
+            (sums_filter(until=start_of_utc_day("2026-11-20")), 0),
+            (sums_filter(tenant="ann"), 6),
+            (sums_filter(noon_of(22), tenant="public"), 1),
+        ):
+            for by in get_args(SavingsGroup):
+                rows = savings(reader, by, PRICES, selection=selection)
+                assert sum(row.requests for row in rows) == count, (selection, by)
+            tokens = SessionReader(reader, PRICES).ledger("USD", selection).prompt_tokens
+            assert tokens == 100 * count
+
+
+def test_a_long_prompt_of_an_earlier_price_is_summed_at_its_own_price(journal: StoredJournal) -> None:
+    # Until 2026-03-13, prompts of this model above 200,000 tokens cost twice as much.
+    exchange = finished("a", "1", arrived=datetime(2026, 2, 1, 9, tzinfo=UTC).timestamp(), usage=(300_000, 10))
+    exchange.facts.prefix = PrefixReuse(300_000, 0)
+    exchange.request = api_request({"model": "claude-sonnet-4-6", "messages": [{"role": "user", "content": "a"}]})
+    journal.add(exchange)
+    journal.flush()
+    prices = ModelPrices(JournalSettings())
+    with closing(journal.reader()) as reader:
+        (row,) = savings(reader, "model", prices)
+        bill = spending_report(recorded_requests(reader), "model", prices, "USD")
+    assert row.spent == bill.total.cost == pytest.approx(300_000 * 6e-6 + 10 * 22.5e-6)
+
+
+def noon_of(day: int) -> datetime:
+    return datetime(2026, 11, day, 12, tzinfo=UTC)
 
 
 def test_savings_count_answers_reuse_and_what_hits_took(journal: StoredJournal) -> None:

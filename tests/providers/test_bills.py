@@ -177,6 +177,7 @@ def test_savings_and_sessions_report_what_the_provider_bills(tmp_path: Path, pro
             for turn in SessionReader(reader, prices).all_turns():
                 assert turn.cost is not None, turn.model
                 costs[turn.model] = costs.get(turn.model, 0.0) + turn.cost
+            by_session = [session.saved for session in SessionReader(reader, prices).sessions(None)]
     assert set(costs) == set(upstream.paid)
     for model, paid in upstream.paid.items():
         assert costs[model] == pytest.approx(paid, rel=1e-3), model
@@ -185,6 +186,7 @@ def test_savings_and_sessions_report_what_the_provider_bills(tmp_path: Path, pro
         assert saved[model] == pytest.approx(expected, rel=1e-3, abs=1e-9), model
     total = sum(upstream.uncached.values()) - sum(upstream.paid.values())
     assert by_day == pytest.approx(total, rel=1e-3)
+    assert sum(saved or 0.0 for saved in by_session) == pytest.approx(total, rel=1e-3)
     by_model = spending_report(requests, "model", prices, "USD")
     assert {row.name: row.cost for row in by_model.rows} == pytest.approx(upstream.paid, rel=1e-3)
     days = spending_report(requests, "day", prices, "USD")

@@ -11,9 +11,10 @@ from kvproxy.apis.agent_requests import HEADLESS_TAG
 from kvproxy.errors import NotFound
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.sessions.ledger import CAUSES, LOADED, STORED_TOKEN_HOURS, UNREAD_WRITES
+from kvproxy.journal.sums_filter import SumsFilter
 from kvproxy.providers.prices import price_at, price_on
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_lost_per_token, storage_price
-from kvproxy.units import start_of_utc_day, utc_day
+from kvproxy.units import utc_day
 
 _TURNS = (
     "select t.number, t.session, t.turn, t.parent, (select name from names where number = t.name), r.request_id, r.time,"
@@ -64,6 +65,7 @@ class Turn:
         cost: price of prompt and response; None if the model has no price.
         is_warming: it repeated a turn of the session to keep its prefix cached, or to compute it.
         service_tier: see `apis/service_tiers.py`; None for the standard tier.
+        saved: money that reuse saved, less writes and storage; negative for a request that warmed the cache. None if unknown.
     """
 
     number: int
@@ -92,6 +94,7 @@ class Turn:
     keep_warm: str | None = None
     is_warming: bool = False
     service_tier: str | None = None
+    saved: float | None = None
 
     def with_cost(self, prices: Mapping[str, PriceSettings]) -> "Turn":
         price = price_at(self.model, prices, self.time, self.prompt_tokens, self.service_tier)
@@ -100,7 +103,9 @@ class Turn:
         written = (self.written_5m or 0, self.written_1h or 0)
         paid = input_price(price, self.prompt_tokens, self.reused_tokens or 0, *written)
         paid += storage_price(price, (self.reused_tokens or 0) * (self.pause or 0.0) / 3_600)
-        return replace(self, cost=paid + (self.completion_tokens or 0) * price.output / MILLION)
+        cost = paid + (self.completion_tokens or 0) * price.output / MILLION
+        saved = -cost if self.is_warming else self.prompt_tokens * price.input / MILLION - paid
+        return replace(self, cost=cost, saved=None if self.reused_tokens is None else saved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +127,7 @@ class Session:
         reused_tokens: None if the backend reported the reuse of no turn.
         longest_pause: seconds between two turns, without keep-warm requests.
         cost: cost without `unpriced_turns`, the turns of models without a price; None if no model has a price.
+        saved: money that the reuse of prompts saved, see `Turn`; None if it is unknown for all turns. Hits belong to no session.
     """
 
     id: int
@@ -140,6 +146,7 @@ class Session:
     cost: float | None
     lost: dict[str, int]
     unpriced_turns: int
+    saved: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,17 +276,20 @@ class SessionReader:
     def turn(self, record_number: int) -> Turn | None:
         return next(iter(self._turns("t.number = ?", [record_number])), None)
 
-    def ledger(self, currency: str, since: str | None = None, *, reads_records: bool = True) -> LedgerReport:
-        """Return the ledger of all prompts since a UTC day.
+    def ledger(
+        self, currency: str, selection: SumsFilter = SumsFilter(), *, reads_records: bool = True
+    ) -> LedgerReport:
+        """Return the ledger of the selected prompts.
 
         With `reads_records`, the lost tokens of recorded requests have the price of what these requests wrote.
         """
-        sql = "select model, day, result, sum(tokens) from prompt_tokens where day >= ? group by 1, 2, 3"
+        condition, values = selection.sql()
+        sql = f"select model, day, result, sum(tokens) from prompt_tokens where {condition} group by 1, 2, 3"
         groups: dict[tuple[str, str], Counter[str]] = {}
-        for model, day, result, tokens in self._reader.rows(sql, [since or ""]):
+        for model, day, result, tokens in self._reader.rows(sql, values):
             groups.setdefault((model, day), Counter())[result] = tokens
         unread = sum(counts[UNREAD_WRITES] for counts in groups.values())
-        own_prices = self._recorded_losses(since) if reads_records else {}
+        own_prices = self._recorded_losses(selection) if reads_records else {}
         report = ledger_of(
             (
                 (price_on(model, self._prices, day), counts, own_prices.get((model, day), []))
@@ -287,20 +297,20 @@ class SessionReader:
             ),
             currency,
         )
-        return replace(report, unread_writes=max(0, unread), diagnoses=self._diagnoses(since))
+        return replace(report, unread_writes=max(0, unread), diagnoses=self._diagnoses(selection))
 
-    def _recorded_losses(self, since: str | None) -> dict[tuple[str, str], list["RecordedLoss"]]:
+    def _recorded_losses(self, selection: SumsFilter) -> dict[tuple[str, str], list["RecordedLoss"]]:
         """Return the lost tokens of recorded requests with the price of each token, by model and UTC day."""
-        first = 0.0 if since is None else start_of_utc_day(since)
+        condition, values = selection.records_sql()
         lost = " + ".join(f"coalesce(t.{cause}, 0)" for cause in CAUSES if cause != "new")
         sql = (
             "select r.model, r.time, r.prompt_tokens, coalesce(r.reused_tokens, 0), coalesce(t.written_5m, 0),"
             f" coalesce(t.written_1h, 0), r.service_tier, {', '.join(f't.{cause}' for cause in CAUSES)}"
             " from turns t"
-            f" join requests r on r.number = t.number where r.time >= ? and r.prompt_tokens > 0 and {lost} > 0"
+            f" join requests r on r.number = t.number where {condition} and r.prompt_tokens > 0 and {lost} > 0"
         )
         losses: dict[tuple[str, str], list[RecordedLoss]] = {}
-        for model, time, prompt, reused, short, long, tier, *causes in self._reader.rows(sql, [first]):
+        for model, time, prompt, reused, short, long, tier, *causes in self._reader.rows(sql, values):
             if (price := price_at(model, self._prices, time, prompt, tier)) is not None:
                 above = price_lost_per_token(price, prompt, reused, short, long)
                 tokens = {cause: count for cause, count in zip(CAUSES, causes, strict=True) if count}
@@ -308,25 +318,26 @@ class SessionReader:
                 losses.setdefault((model, day), []).append(RecordedLoss(tokens, above))
         return losses
 
-    def _diagnoses(self, since: str | None) -> list[DiagnosisRow]:
-        first = 0.0 if since is None else start_of_utc_day(since)
+    def _diagnoses(self, selection: SumsFilter) -> list[DiagnosisRow]:
+        condition, values = selection.records_sql()
         sql = (
             "select n.name, count(*), sum(case when t.agrees = 1 then 1 else 0 end),"
             " sum(case when t.agrees = 0 then 1 else 0 end) from turns t join names n on n.number = t.diagnosis"
-            " join records r on r.number = t.number where r.time >= ? group by n.name order by 2 desc, 1"
+            f" join requests r on r.number = t.number where {condition} group by n.name order by 2 desc, 1"
         )
-        return [DiagnosisRow(*row) for row in self._reader.rows(sql, [first])]
+        return [DiagnosisRow(*row) for row in self._reader.rows(sql, values)]
 
-    def provider_writes(self, by: str, first_day: str | None) -> list[tuple[str, str, str, int, int, int]]:
-        """Return sums of the tokens in a provider's cache, from the UTC day `first_day` on, grouped by an SQL expression.
+    def provider_writes(self, by: str, selection: SumsFilter) -> list[tuple[str, str, str, int, int, int]]:
+        """Return sums of the tokens in a provider's cache, grouped by an SQL expression.
 
         An item has the group, the model, the UTC day, tokens written for five minutes and for one hour, and tokens times stored
         hours.
         """
         results = ("written_5m", "written_1h", STORED_TOKEN_HOURS)
         sums = ", ".join(f"sum(case when result = '{name}' then tokens else 0 end)" for name in results)
-        sql = f"select {by}, model, day, {sums} from prompt_tokens where day >= ? and result in {results} group by 1, 2, 3"
-        rows = self._reader.rows(sql, [first_day or ""])
+        condition, values = selection.sql()
+        sql = f"select {by}, model, day, {sums} from prompt_tokens where {condition} and result in {results} group by 1, 2, 3"
+        rows = self._reader.rows(sql, values)
         return [(name, model, day, short, long, hours) for name, model, day, short, long, hours in rows]
 
     def _turns(self, condition: str, values: Sequence[object]) -> list[Turn]:
@@ -426,6 +437,7 @@ def summarize_session(turns: Sequence[Turn]) -> Session:
     for turn in turns:
         lost.update(turn.lost)
     costs = [turn.cost for turn in turns if turn.cost is not None]
+    saved = [turn.saved for turn in turns if turn.saved is not None]
     reported = [turn.reused_tokens for turn in turns if turn.reused_tokens is not None]
     return Session(
         id=first.session,
@@ -444,4 +456,5 @@ def summarize_session(turns: Sequence[Turn]) -> Session:
         cost=sum(costs) if costs else None,
         lost={cause: lost[cause] for cause in CAUSES if lost[cause]},
         unpriced_turns=len(turns) - len(costs),
+        saved=sum(saved) if saved else None,
     )

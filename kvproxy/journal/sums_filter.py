@@ -1,0 +1,56 @@
+"""Selects sums of whole UTC days, and the records of these days."""
+
+import math
+from dataclasses import dataclass
+from datetime import datetime
+
+from kvproxy.journal.period import start_time
+from kvproxy.settings.access import CLIENT_PREFIX
+from kvproxy.units import start_of_utc_day, utc_day
+
+_DAY = 86_400.0
+_LAST_DAY = "9999-12-31"
+
+
+@dataclass(frozen=True, slots=True)
+class SumsFilter:
+    """Selects the requests of UTC days such as 2026-11-21, and of a tenant; None selects all.
+
+    Attributes:
+        first_day, last_day: both inclusive.
+        tenant: a tenant, or the name of a client.
+    """
+
+    first_day: str | None = None
+    last_day: str | None = None
+    tenant: str | None = None
+
+    def sql(self) -> tuple[str, list[object]]:
+        """Return a condition on the columns `day` and `tenant` of a table of sums, and its values."""
+        days: list[object] = [self.first_day or "", self.last_day or _LAST_DAY]
+        if self.tenant is None:
+            return "day between ? and ?", days
+        client = f"{CLIENT_PREFIX}{self.tenant}/"
+        condition = "day between ? and ? and (tenant = ? or substr(tenant || '/', 1, length(?)) = ?)"
+        return condition, [*days, self.tenant, client, client]
+
+    def records_sql(self) -> tuple[str, list[object]]:
+        """Return a condition on the view `requests` with the alias `r`, and its values."""
+        if self.tenant is None:
+            return "r.time >= ? and r.time < ?", [*self.times]
+        return "r.time >= ? and r.time < ? and (r.tenant = ? or r.client = ?)", [*self.times, self.tenant, self.tenant]
+
+    @property
+    def times(self) -> tuple[float, float]:
+        """The start, and the exclusive end, in seconds since the epoch."""
+        start = 0.0 if self.first_day is None else start_of_utc_day(self.first_day)
+        return start, math.inf if self.last_day is None else start_of_utc_day(self.last_day) + _DAY
+
+
+def sums_filter(
+    since: float | datetime | None = None, until: float | None = None, tenant: str | None = None
+) -> SumsFilter:
+    """Return a filter of all UTC days with a part of a period; see `start_time` for its arguments. Raises InvalidRequest."""
+    start = start_time(since, until)
+    last = None if until is None else utc_day(math.nextafter(until, 0.0))
+    return SumsFilter(None if start is None else utc_day(start), last, tenant)

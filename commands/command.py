@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import MISSING, fields, is_dataclass
 from inspect import Parameter
 from typing import Annotated, Any, TypeAlias
@@ -14,14 +14,11 @@ from typer.core import TyperCommand, TyperGroup
 from kvproxy.commands.options import Json, completion_of, parser_of
 from kvproxy.commands.output import Output, print_charts, print_json, print_note
 from kvproxy.errors import InvalidRequest
-from kvproxy.operations.parameters import DeclaredParameter, declared_parameters
+from kvproxy.operations.parameters import DeclaredParameter, Filter, declared_parameters
 from kvproxy.telemetry.printable_text import escape_bytes
 
-_SINGLE_FILTERS = frozenset(
-    ("layer", "reason", "tenant", "model", "tag", "since", "until", "where", "namespace", "key")
-)
-_FILTER_COMMANDS = frozenset(("since", "tenant"))
-"""Options of the commands that filter rows."""
+_FILTERS = "filters"
+"""Attribute of a command's function: the names of its filters."""
 CommandFunction: TypeAlias = Callable[..., Output | None]
 
 
@@ -39,14 +36,13 @@ class _Group(TyperGroup):
 
 def _refuse_repeated_filters(command: TyperCommand | TyperGroup, context: Any, args: list[str]) -> None:
     """Fail if a filter is given twice, of which only the last one would count. Others may override an alias."""
-    names = {parameter.name for parameter in command.params}
-    if context.resilient_parsing or not names & _FILTER_COMMANDS:
+    filters: Collection[str] = getattr(command.callback, _FILTERS, ())
+    if context.resilient_parsing or not filters:
         return
     _, _, given = command.make_parser(context).parse_args(args=list(args))
     for parameter in given:
-        is_single = parameter.name in _SINGLE_FILTERS and not getattr(parameter, "multiple", False)
-        if is_single and given.count(parameter) > 1:
-            advice = "give it once" + (", or several values with 'or' in --where" if "where" in names else "")
+        if parameter.name in filters and given.count(parameter) > 1:
+            advice = "give it once" + (", or several values with 'or' in --where" if "where" in filters else "")
             context.fail(f"{parameter.opts[0]} is given twice: {advice}")
 
 
@@ -129,6 +125,8 @@ def _command(function: CommandFunction) -> Callable[..., None]:
     # Rich keeps the line breaks of a paragraph, also in a narrower terminal.
     run.__doc__ = "\n\n".join(" ".join(paragraph.split("\n")) for paragraph in paragraphs)
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    declared = [parameter for group in groups.values() for parameter in declared_parameters(group)]
+    setattr(run, _FILTERS, {parameter.name for parameter in declared if isinstance(parameter.metadata, Filter)})
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 

@@ -218,6 +218,7 @@ class Exchange:
         was_collapsed: the response is shared with an identical request in flight.
         stored: the store committed the response before its head was sent, as the directive `confirm` demands.
         facts: the backend's response; empty facts without one.
+        upstream_request_id: the upstream's own id of the request, which the client received in a header; None without one.
         unread_model: model of a request that was not parsed; empty if it is unknown.
         unread_delivery: the upstream that received a request that was not parsed; None for other requests.
         plugin: name of the plugin's layer that answered.
@@ -265,6 +266,7 @@ class Exchange:
     # PluginLayer
     plugin: str | None = None
     # UnparsedRequestCharge
+    upstream_request_id: str | None = None
     unread_model: str = ""
     # http/routes.py
     unread_delivery: Delivery | None = None

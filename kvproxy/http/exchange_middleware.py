@@ -89,6 +89,9 @@ class ExchangeMiddleware:
                     missing[b"request-id"] = request_id
                 if names.get(b"x-request-id", request_id) != request_id:
                     missing[_OWN_ID] = request_id
+                for name in (b"x-request-id", b"request-id"):
+                    if names.get(name, request_id) != request_id:
+                        exchange.upstream_request_id = names[name].decode("latin-1")
                 added = [header for header in missing.items() if header[0] not in names]
                 message = {**message, "headers": [*message["headers"], *added]}
             await send(message)

@@ -72,8 +72,14 @@ def record_of(exchange: Exchange) -> Record:
         not_stored=None if facts.not_stored is None else str(facts.not_stored),
         estimated_prompt_tokens=estimated_prompt,
         estimated_completion_tokens=estimated_completion,
+        upstream_request_id=_short_id(exchange.upstream_request_id),
+        response_id=_short_id(facts.response_id),
         service_tier=_requested_tier(exchange) if is_unserved else facts.service_tier,
     )
+
+
+def _short_id(id: str | None) -> str | None:
+    return id[:MAX_REQUEST_ID] if id else None
 
 
 _ABORTED = ("disconnected", "error-timeout", "error-stopped")

@@ -181,8 +181,15 @@ class JournalReader:
         return self._select(f" order by number desc limit {int(limit)}", [])
 
     def find(self, id_or_number: str) -> Record:
-        """Return the last record with a request id, the beginning of a request id, or a record number. Raises NotFound."""
-        tries: list[tuple[str, object]] = [("request_id = ?", id_or_number)]
+        """Return the last record with an id that its client received, the beginning of a request id, or a record number.
+
+        Such an id is the request id, the upstream's own request id, or the id of the response. Raises NotFound.
+        """
+        tries: list[tuple[str, object]] = [
+            ("request_id = ?", id_or_number),
+            ("upstream_request_id = ?", id_or_number),
+            ("response_id = ?", id_or_number),
+        ]
         if id_or_number.isdecimal() and len(id_or_number) < 16:
             tries.append(("number = ?", int(id_or_number)))
         tries.append(("substr(request_id, 1, length(?)) = ?", id_or_number))
@@ -190,9 +197,7 @@ class JournalReader:
             values = [value] * condition.count("?")
             if records := self._select(f" where {condition} order by number desc limit 1", values):
                 return records[0]
-        # Such ids are Anthropic's, in the header `request-id` of a forwarded response.
-        hint = "give the response header x-request-id" if id_or_number.startswith("req_") else "kvproxy log lists them"
-        raise NotFound(f"no request {id_or_number[:80]!r} in {self.name}: {hint}")
+        raise NotFound(f"no request {id_or_number[:80]!r} in {self.name}: kvproxy log lists them")
 
     def groups(
         self, query: RecordFilter, by: Group, *, order: Literal["requests", "backend"], limit: int | None

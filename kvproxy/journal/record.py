@@ -61,6 +61,8 @@ class Record:
     estimated_prompt_tokens: int | None = None
     estimated_completion_tokens: int | None = None
     service_tier: str | None = None
+    upstream_request_id: str | None = None
+    response_id: str | None = None
     proxy: str | None = None
 
 
@@ -74,6 +76,10 @@ class RecordWithQuestions(Record):
     question: str | None = None
     stored_question: str | None = None
     cost: float | None = None
+
+
+OF_TENANT = "(tenant = ? or client = ?)"
+"""SQL condition for the requests of a tenant, or of the client with this name; both values are the name."""
 
 
 def client_name(tenant: str) -> str | None:

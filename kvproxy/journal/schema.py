@@ -32,7 +32,8 @@ TABLES = (
     " changed integer,"
     " removed_at float, against integer, near blob, similarity float, score float, error float, guard integer,"
     " predicted_tokens integer, reused_tokens integer, tags integer, not_stored integer,"
-    " estimated_prompt_tokens integer, estimated_completion_tokens integer, service_tier integer)",
+    " estimated_prompt_tokens integer, estimated_completion_tokens integer, service_tier integer,"
+    " upstream_request_id text, response_id text)",
     "create table tombstones (key blob primary key, reason text not null, time float not null) without rowid",
     "create index tombstones_time on tombstones (time)",
     "create table totals (day text not null, tenant text not null, model text not null, layer text not null,"
@@ -54,6 +55,8 @@ ADDED_COLUMNS = (
     ("records", "estimated_prompt_tokens integer"),
     ("records", "estimated_completion_tokens integer"),
     ("records", "service_tier integer"),
+    ("records", "upstream_request_id text"),
+    ("records", "response_id text"),
     ("totals", "unreported integer not null default 0"),
     ("totals", "estimated integer not null default 0"),
     ("totals", "estimated_prompt_tokens integer not null default 0"),

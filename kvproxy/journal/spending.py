@@ -8,7 +8,7 @@ from datetime import datetime
 
 from kvproxy.journal.groups import Group, SpendingGroup
 from kvproxy.journal.reader import CACHES, PAID, PAID_COMPLETION, PAID_PROMPT, JournalReader, RecordFilter, RequestGroup
-from kvproxy.journal.record import Record
+from kvproxy.journal.record import OF_TENANT, Record
 from kvproxy.journal.saving_groups import counted_tags, project_of
 from kvproxy.journal.sessions.ledger import CAUSES
 from kvproxy.providers.prices import has_tier_price, price_at
@@ -22,7 +22,6 @@ _REQUESTS = (
     f" r.service_tier, t.written_5m, t.written_1h, t.pause, {', '.join(f't.{cause}' for cause in CAUSES)}"
     f" from requests r left join turns t on t.number = r.number where {PAID} and r.number >= ? and r.time >= ? and r.time < ?"
 )
-_OF_TENANT = " and (r.tenant = ? or r.client = ?)"
 _HOUR = 3_600.0
 _MAX_NUMBERS = 500  # SQLite limits the number of parameters.
 
@@ -202,7 +201,7 @@ def recorded_requests(
     """
     first = 0 if since is None else reader.first_number_since(since)
     values: list[object] = [first, since or 0.0, math.inf if until is None else until]
-    of_tenant, names = ("", []) if tenant is None else (_OF_TENANT, [tenant, tenant])
+    of_tenant, names = ("", []) if tenant is None else (f" and {OF_TENANT}", [tenant, tenant])
     for row in reader.rows(_REQUESTS + of_tenant, [*values, *names]):
         time, model, tenant, client, tags, reused, prompt, completion, estimated, tier, short, long, pause, *lost = row
         yield PaidRequest(

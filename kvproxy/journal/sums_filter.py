@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from kvproxy.journal.period import start_time
+from kvproxy.journal.record import OF_TENANT
 from kvproxy.settings.access import CLIENT_PREFIX
 from kvproxy.units import start_of_utc_day, utc_day
 
@@ -38,7 +39,7 @@ class SumsFilter:
         """Return a condition on the view `requests` with the alias `r`, and its values."""
         if self.tenant is None:
             return "r.time >= ? and r.time < ?", [*self.times]
-        return "r.time >= ? and r.time < ? and (r.tenant = ? or r.client = ?)", [*self.times, self.tenant, self.tenant]
+        return f"r.time >= ? and r.time < ? and {OF_TENANT}", [*self.times, self.tenant, self.tenant]
 
     @property
     def times(self) -> tuple[float, float]:

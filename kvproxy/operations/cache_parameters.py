@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from kvproxy.operations.parameters import Parameter, argument, declared_parameters, duration
+from kvproxy.operations.parameters import Filter, Parameter, argument, declared_parameters
 from kvproxy.operations.suggestions import client_names, models, response_ids, tags
+from kvproxy.units import parse_seconds
 
 UsageGroup = Literal["tenant", "model", "endpoint", "tag"]
 _TENANT = "Only responses of this tenant, or of the client with this name."
@@ -15,14 +16,16 @@ _SOFT = "Expire instead of removing; stale serving still applies."
 class EntryQuery:
     """Filters of stored responses, as `index.store.EntryFilter`; None disables a filter. `older_than` is in seconds."""
 
-    namespace: Annotated[str | None, Parameter("Only this namespace; its first digits suffice.")] = None
-    model: Annotated[str | None, Parameter("Only responses of this model.", suggestions=models)] = None
-    search: Annotated[str | None, Parameter("Only prompts that contain this text.")] = None
-    key: Annotated[str | None, Parameter("Only this exact key; its first digits suffice.")] = None
-    prompt: Annotated[str | None, Parameter("Only prompts that begin with this text, a prefix.")] = None
-    tag: Annotated[str | None, Parameter("Only responses with this tag.", suggestions=tags)] = None
-    older_than: Annotated[float | None, duration("Only responses older than this, such as 7d.")] = None
-    tenant: Annotated[str | None, Parameter(_TENANT, suggestions=client_names)] = None
+    namespace: Annotated[str | None, Filter("Only this namespace; its first digits suffice.")] = None
+    model: Annotated[str | None, Filter("Only responses of this model.", suggestions=models)] = None
+    search: Annotated[str | None, Filter("Only prompts that contain this text.")] = None
+    key: Annotated[str | None, Filter("Only this exact key; its first digits suffice.")] = None
+    prompt: Annotated[str | None, Filter("Only prompts that begin with this text, a prefix.")] = None
+    tag: Annotated[str | None, Filter("Only responses with this tag.", suggestions=tags)] = None
+    older_than: Annotated[
+        float | None, Filter("Only responses older than this, such as 7d.", parse_seconds, "DURATION")
+    ] = None
+    tenant: Annotated[str | None, Filter(_TENANT, suggestions=client_names)] = None
 
     @property
     def filters(self) -> dict[str, Any]:

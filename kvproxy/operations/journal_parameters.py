@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from kvproxy.journal.groups import SavingsGroup, SpendingGroup
 from kvproxy.journal.sums_filter import SumsFilter, sums_filter
-from kvproxy.operations.parameters import Parameter, duration, period_end, period_start
+from kvproxy.operations.parameters import Filter, Parameter, duration, period_end, period_start
 from kvproxy.operations.suggestions import client_names
 
 _TENANT = "Only requests of this tenant, or of the client with this name."
@@ -33,7 +33,7 @@ class RecordName:
 class LedgerQuery:
     since: Annotated[float | datetime | None, period_start(_SINCE_DAY)] = None
     until: Annotated[float | None, period_end(_UNTIL_DAY)] = None
-    tenant: Annotated[str | None, Parameter(_TENANT, suggestions=client_names)] = None
+    tenant: Annotated[str | None, Filter(_TENANT, suggestions=client_names)] = None
 
     def selection(self) -> SumsFilter:
         return sums_filter(self.since, self.until, self.tenant)
@@ -54,7 +54,7 @@ class SpendingQuery:
     by: Annotated[SpendingGroup, Parameter("Group requests by this field.")] = "day"
     since: Annotated[float | datetime | None, period_start("Only requests since then: 7d, 2026-11-28, today.")] = None
     until: Annotated[float | None, period_end("Only requests before this time.")] = None
-    tenant: Annotated[str | None, Parameter(_TENANT, suggestions=client_names)] = None
+    tenant: Annotated[str | None, Filter(_TENANT, suggestions=client_names)] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class SessionQuery:
     until: Annotated[float | None, period_end("Only sessions active before this time.")] = None
     tenant: Annotated[
         str | None,
-        Parameter("Only sessions of this tenant, or of the client with this name.", suggestions=client_names),
+        Filter("Only sessions of this tenant, or of the client with this name.", suggestions=client_names),
     ] = None
     limit: Annotated[int | None, Parameter("Maximum number of sessions.", is_option=False)] = None
     offset: Annotated[int, Parameter("Number of sessions to skip.", is_option=False)] = 0

@@ -45,6 +45,11 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
+class Filter(Parameter):
+    """A parameter that selects rows. Commands refuse it if it is given twice, because only the last value would count."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeclaredParameter:
     """A parameter with the name, the type without None, and the default value of its field."""
 
@@ -94,14 +99,14 @@ def argument(help: str, suggestions: Suggestions | None = None) -> Parameter:
     return Parameter(help, is_argument=True, suggestions=suggestions)
 
 
-def period_start(help: str, default_text: str | None = None) -> Parameter:
+def period_start(help: str, default_text: str | None = None) -> Filter:
     """Describe the start of a period: a duration before its end, or a time. See `units.parse_since`."""
-    return Parameter(help, parse_since, "TIME", default_text=default_text)
+    return Filter(help, parse_since, "TIME", default_text=default_text)
 
 
-def period_end(help: str) -> Parameter:
+def period_end(help: str) -> Filter:
     """Describe the end of a period, in seconds since the epoch. See `units.parse_time`."""
-    return Parameter(help, parse_time, "TIME")
+    return Filter(help, parse_time, "TIME")
 
 
 def declared_parameters(kind: type[Any]) -> Iterator[DeclaredParameter]:

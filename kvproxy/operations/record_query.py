@@ -7,13 +7,14 @@ from typing import Annotated, get_args
 
 from kvproxy.errors import InvalidRequest
 from kvproxy.journal.period import start_time
-from kvproxy.operations.parameters import Parameter, declared_parameters
+from kvproxy.journal.record import OF_TENANT
+from kvproxy.operations.parameters import Filter, Parameter, declared_parameters
 from kvproxy.operations.suggestions import client_names, layers, models, reasons, tags
 from kvproxy.units import parse_since, parse_time
 
 
 @dataclass(frozen=True, slots=True)
-class Filter(Parameter):
+class SqlFilter(Filter):
     """A parameter that selects records by an SQL condition over the view `requests`.
 
     Attributes:
@@ -57,35 +58,36 @@ class RecordQuery:
     """
 
     since: Annotated[
-        float | datetime | None, Filter(_SINCE, parse_since, "TIME", sql="time >= ?", value=lambda q: q.start)
+        float | datetime | None, SqlFilter(_SINCE, parse_since, "TIME", sql="time >= ?", value=lambda q: q.start)
     ] = None
-    until: Annotated[float | None, Filter(_UNTIL, parse_time, "TIME", sql="time < ?")] = None
+    until: Annotated[float | None, SqlFilter(_UNTIL, parse_time, "TIME", sql="time < ?")] = None
     layer: Annotated[
-        str | None, Filter("Only requests answered by this layer.", _parse_layer, sql="layer = ?", suggestions=layers)
+        str | None,
+        SqlFilter("Only requests answered by this layer.", _parse_layer, sql="layer = ?", suggestions=layers),
     ] = None
     reason: Annotated[
-        str | None, Filter(_REASON, _parse_reason, sql="substr(reason, 1, length(?)) = ?", suggestions=reasons)
+        str | None, SqlFilter(_REASON, _parse_reason, sql="substr(reason, 1, length(?)) = ?", suggestions=reasons)
     ] = None
     tenant: Annotated[
         str | None,
-        Filter(
+        SqlFilter(
             "Only this tenant, or the client with this name.",
-            sql="(tenant = ? or client = ?)",
+            sql=OF_TENANT,
             suggestions=client_names,
         ),
     ] = None
-    model: Annotated[str | None, Filter("Only requests for this model.", sql="model = ?", suggestions=models)] = None
+    model: Annotated[str | None, SqlFilter("Only requests for this model.", sql="model = ?", suggestions=models)] = None
     tag: Annotated[
         str | None,
-        Filter("Only requests with this tag.", sql=_TAG, value=lambda q: f",{q.tag},", suggestions=tags),
+        SqlFilter("Only requests with this tag.", sql=_TAG, value=lambda q: f",{q.tag},", suggestions=tags),
     ] = None
     # A condition reads any column, so only commands with access to the journal have it.
-    where: Annotated[str | None, Parameter('Only this SQL condition, such as "total_ms > 500".', is_remote=False)] = (
+    where: Annotated[str | None, Filter('Only this SQL condition, such as "total_ms > 500".', is_remote=False)] = None
+    after: Annotated[int | None, SqlFilter("Only records after this number.", is_option=False, sql="number > ?")] = None
+    before: Annotated[int | None, SqlFilter("Only records before this number.", is_option=False, sql="number < ?")] = (
         None
     )
-    after: Annotated[int | None, Filter("Only records after this number.", is_option=False, sql="number > ?")] = None
-    before: Annotated[int | None, Filter("Only records before this number.", is_option=False, sql="number < ?")] = None
-    judged: Annotated[bool, Filter(_JUDGED, is_option=False, sql="near is not null and ?")] = False
+    judged: Annotated[bool, SqlFilter(_JUDGED, is_option=False, sql="near is not null and ?")] = False
     limit: Annotated[int | None, Parameter("Maximum number of records.", is_option=False)] = None
 
     @property
@@ -98,7 +100,7 @@ class RecordQuery:
         conditions, values = [], list[object]()
         for parameter in declared_parameters(type(self)):
             filter, value = parameter.metadata, getattr(self, parameter.name)
-            if isinstance(filter, Filter) and value is not None and value is not False:
+            if isinstance(filter, SqlFilter) and value is not None and value is not False:
                 conditions.append(filter.sql)
                 values += [value if filter.value is None else filter.value(self)] * filter.sql.count("?")
         if self.where is not None:

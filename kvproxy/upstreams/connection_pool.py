@@ -105,7 +105,7 @@ class ConnectionPool:
         if not 200 <= response.status <= 599:
             response.close()
             raise UpstreamProtocolError(f"the upstream {self._base} answered with the invalid status {response.status}")
-        return _to_relayed_response(response)
+        return _to_relayed_response(response, self._base)
 
     def _request_error(self, error: Exception, *, is_small: bool) -> UpstreamError:
         if isinstance(error, aiohttp.ConnectionTimeoutError):
@@ -195,7 +195,7 @@ async def _verify_content_length(body: AsyncIterator[bytes], headers: Headers) -
         raise InvalidRequest(f"the body ended after {written:,} of the {declared:,} bytes of its Content-Length")
 
 
-def _to_relayed_response(response: aiohttp.ClientResponse) -> RelayedResponse:
+def _to_relayed_response(response: aiohttp.ClientResponse, server: str) -> RelayedResponse:
     raw = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in response.raw_headers]
     headers = end_to_end_headers(raw)
     if "transfer-encoding" in response.headers:
@@ -208,7 +208,7 @@ def _to_relayed_response(response: aiohttp.ClientResponse) -> RelayedResponse:
         # A response that was read to its end has already returned its connection.
         response.close()
 
-    chunks = _chunks(response, on_first_chunk, on_end, on_complete, on_broken)
+    chunks = _chunks(response, server, on_first_chunk, on_end, on_complete, on_broken)
     return RelayedResponse(
         response.status, headers, chunks, close, on_first_chunk, on_end, on_complete=on_complete, on_broken=on_broken
     )
@@ -216,6 +216,7 @@ def _to_relayed_response(response: aiohttp.ClientResponse) -> RelayedResponse:
 
 async def _chunks(
     response: aiohttp.ClientResponse,
+    server: str,
     on_first_chunk: Callbacks,
     on_end: Callbacks,
     on_complete: Callbacks,
@@ -241,20 +242,22 @@ async def _chunks(
             and closed.exception() is not None
             and not _has_message_framing(response)
         ):
-            raise UpstreamProtocolError("the upstream broke its response off")
+            raise UpstreamProtocolError(f"the upstream {server} broke its response off")
         on_complete.run()
     except UpstreamProtocolError:
         on_broken.run()
         raise
     except TimeoutError:
         on_broken.run()
-        raise UpstreamProtocolError("the upstream stopped sending in the middle of its response") from None
+        raise UpstreamProtocolError(f"the upstream {server} stopped sending in the middle of its response") from None
     except (aiohttp.ClientError, OSError, RuntimeError) as error:
         # Forward the bytes before the failure. aiohttp raises RuntimeError for some failures.
         for chunk in list(content._buffer):
             yield chunk
         on_broken.run()
-        raise UpstreamProtocolError(f"the upstream broke its response off: {error or type(error).__name__}") from None
+        raise UpstreamProtocolError(
+            f"the upstream {server} broke its response off: {error or type(error).__name__}"
+        ) from None
     finally:
         on_end.run()
         if closed is not None:

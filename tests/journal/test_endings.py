@@ -47,6 +47,9 @@ async def chat(request: Request) -> Response:
     asked = body["messages"][-1]["content"] if isinstance(body.get("messages"), list) else ""
     if "missing" in asked:
         return JSONResponse({"error": {"message": "no such model"}}, 404)
+    if "own id" in asked:
+        named = {"x-request-id": f"req_{body['model']}"}
+        return JSONResponse(answer(usage=USAGE) | {"id": f"chatcmpl-{body['model']}"}, headers=named)
     if "fail" in asked:
         return JSONResponse({"error": {"message": "no"}}, 500)
     if "wait" in asked:
@@ -231,8 +234,30 @@ def test_a_failed_request_shows_its_question(running: tuple[str, Services]) -> N
     for command in (("log", "show", "late-question"), ("explain", "--request", "late-question")):
         shown = kvproxy(*command, url=url).stdout
         assert re.search(r"^question[\t ]+wait for it$", shown, re.M), shown
-    # The upstream's id, which Anthropic's SDK names, is not in the journal.
-    assert "give the response header x-request-id" in kvproxy("log", "show", "req_011C", url=url).stderr
+    assert "kvproxy log lists them" in kvproxy("log", "show", "req_011C", url=url).stderr
+
+
+def test_each_id_that_the_client_received_finds_the_request(running: tuple[str, Services]) -> None:
+    url, services = running
+    answered = post(url, "with-own-ids", ask("own id"))
+    assert answered.headers["x-kvproxy-request-id"] == "with-own-ids"
+    hit = post(url, "its-hit", ask("own id"))
+    assert (hit.json()["id"], last(services, "its-hit").layer) == ("chatcmpl-m", "exact")
+    for id in (answered.headers["x-request-id"], answered.json()["id"]):
+        assert "request_id\twith-own-ids\n" in kvproxy("log", "show", id, url=url).stdout
+        assert httpx.get(f"{url}/admin/log/{id}").json()["explained"]["record"]["request_id"] == "with-own-ids"
+    own, of_hit = last(services, "with-own-ids"), last(services, "its-hit")
+    assert (own.upstream_request_id, own.response_id) == ("req_m", "chatcmpl-m")
+    assert (of_hit.upstream_request_id, of_hit.response_id) == (None, None)
+
+
+def test_the_log_of_a_broken_stream_names_the_upstream(
+    running: tuple[str, Services], caplog: pytest.LogCaptureFixture
+) -> None:
+    url, services = running
+    with caplog.at_level("WARNING"), pytest.raises(httpx.RemoteProtocolError):
+        post(url, "named", ask("break", stream=True))
+    assert f"the upstream {last(services, 'named').upstream} broke its response off" in caplog.text
 
 
 def test_identical_requests_under_way_are_told_apart(running: tuple[str, Services]) -> None:

@@ -32,7 +32,7 @@ def show(
     """Show the prices in use, per million tokens.
 
     The source is a table of [journal.prices], or the providers' list. A model without a price has no source. Longer prompts of
-    some models have other prices, in a row for each.
+    some models have other prices, in a row for each, and so do later prices of the settings.
 
     Example: kvproxy prices show claude-sonnet-4-6
     """
@@ -59,6 +59,7 @@ def _rows(price: "ModelPrice") -> Iterator[Row]:
         yield {
             text_column("Model"): price.model,
             "Source?": price.source,
+            "Since?": tier.since,
             number_column("Prompt above", "above"): tier.above,
             **{number_column(title, name): getattr(tier, name) for name, title in _NAMES.items()},
         }

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 
 from kvproxy.errors import InvalidRequest
@@ -130,7 +130,10 @@ def show_session(journal: JournalAccess, name: SessionName) -> list[TreeRow]:
 
 @dataclass(frozen=True, slots=True)
 class PriceTier:
-    """Prices per million tokens of requests whose prompt has more than `above` tokens; None if unknown."""
+    """Prices per million tokens of requests whose prompt has more than `above` tokens; None if unknown.
+
+    `since` is the UTC day on which later prices start; None for the present prices.
+    """
 
     above: int
     input: float | None = None
@@ -138,10 +141,11 @@ class PriceTier:
     write_5m: float | None = None
     write_1h: float | None = None
     output: float | None = None
+    since: str | None = None
 
     @classmethod
-    def of(cls, above: int, price: PriceSettings) -> "PriceTier":
-        return cls(above, price.input, price.cached, price.write_5m, price.write_1h, price.output)
+    def of(cls, above: int, price: PriceSettings, since: str | None = None) -> "PriceTier":
+        return cls(above, price.input, price.cached, price.write_5m, price.write_1h, price.output, since)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +154,8 @@ class ModelPrice:
 
     Attributes:
         source: `settings: PATTERN`, or `list` for the list price; None without a price.
-        tiers: prices by the length of the prompt, the shortest first; empty without a price.
+        tiers: present prices by the length of the prompt, the shortest first, then later prices of the settings; empty
+            without a price.
     """
 
     model: str
@@ -168,10 +173,14 @@ def configured_prices(settings: JournalSettings, query: PriceQuery, models: Iter
     """Return the prices of the model of the query, or else of `models` and those in the settings."""
     prices = ModelPrices(settings)
     models = [query.model] if query.model else sorted({*models, *(name for name in prices if "*" not in name)})
-    return [
-        ModelPrice(model, prices.source_of(model), [PriceTier.of(*tier) for tier in prices.tiers(model)])
-        for model in models
-    ]
+    return [ModelPrice(model, prices.source_of(model), list(_price_tiers(model, prices))) for model in models]
+
+
+def _price_tiers(model: str, prices: ModelPrices) -> Iterator[PriceTier]:
+    for above, price in prices.tiers(model):
+        yield PriceTier.of(above, price)
+    for day, price in prices.later(model):
+        yield PriceTier.of(0, price, day)
 
 
 # Routes with names before those with a parameter.

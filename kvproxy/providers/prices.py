@@ -62,7 +62,7 @@ class ModelPrices(Mapping[str, PriceSettings]):
 
         A service tier without a known price costs as much as the standard tier; see `tier_factor`.
         """
-        price = price_of(model, self._configured)
+        price = price_of(model, self._configured, moment)
         if price is None:
             if not self._has_list_prices:
                 return None
@@ -87,13 +87,13 @@ class ModelPrices(Mapping[str, PriceSettings]):
 
         None if it is unknown.
         """
-        price = price_of(model, self._configured)
+        price = price_of(model, self._configured, moment)
         if price is not None and service_tier in price.service_tiers:
             return price.service_tiers[service_tier]
         return published_tier_factor(model, service_tier, moment, prompt_tokens, self.price_list)
 
     def is_configured(self, model: str) -> bool:
-        """Whether the settings have a price of the model, which does not depend on the request."""
+        """Whether the settings have a price of the model, which depends on the UTC day only."""
         return price_of(model, self._configured) is not None or not self._has_list_prices
 
     def source_of(self, model: str) -> str | None:
@@ -109,6 +109,11 @@ class ModelPrices(Mapping[str, PriceSettings]):
         starts = [0] if self.is_configured(model) else [0, *_tier_starts(model, self.price_list)]
         priced = ((start, self.at(model, None, start + 1)) for start in starts)
         return [(start, price) for start, price in priced if price is not None]
+
+    def later(self, model: str) -> list[tuple[str, PriceSettings]]:
+        """Return the later prices of the settings with the UTC days on which they start, such as 2026-12-01."""
+        price, today = price_of(model, self._configured) or PriceSettings(), datetime.now(UTC).date().isoformat()
+        return [(day, _with_published_ratios(model, price.on(day))) for day in sorted(price.changes) if day > today]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._configured)

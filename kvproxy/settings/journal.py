@@ -1,13 +1,16 @@
 """The section `[journal]`, with the prices of models."""
 
+import time
 from collections.abc import Mapping
+from datetime import date, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from kvproxy.settings.section import Seconds, Section
+from kvproxy.units import utc_day
 
 LIST_CURRENCY = "USD"
 """Currency of the list prices."""
@@ -15,8 +18,18 @@ PRICE_FILE = "prices.json"
 """File of list prices in the data folder."""
 
 
-class PriceSettings(Section):
-    """Prices of a model, in `journal.currency` per million tokens."""
+def _parse_day(text: str) -> str:
+    try:
+        return date.fromisoformat(text).isoformat()
+    except ValueError:
+        raise ValueError(f"{text[:40]!r} is no day: write it as 2026-12-01") from None
+
+
+_Day = Annotated[str, AfterValidator(_parse_day)]
+
+
+class DatedPriceSettings(Section):
+    """Prices of a model from a day on, in `journal.currency` per million tokens. Fields that are not set stay as they were."""
 
     input: float = Field(default=0.0, ge=0, description="Price of prompt tokens.")
     cached: float | None = Field(
@@ -44,6 +57,15 @@ class PriceSettings(Section):
         description="Prices of service tiers as multiples of these, such as { flex = 0.5, priority = 2 }; by default the"
         " published ones.",
     )
+
+
+class PriceSettings(DatedPriceSettings):
+    """Prices of a model, in `journal.currency` per million tokens."""
+
+    changes: dict[_Day, DatedPriceSettings] = Field(
+        default={},
+        description='Later prices by the UTC day on which they start, such as [journal.prices."gpt-4o*".changes.2026-12-01].',
+    )
     least_cached_tokens: int | None = Field(
         default=None,
         ge=0,
@@ -54,6 +76,12 @@ class PriceSettings(Section):
         gt=0,
         description="Time after which the provider drops an unused prefix; by default its published rule.",
     )
+
+    def on(self, day: str) -> "PriceSettings":
+        """Return the prices of a UTC day, such as 2026-12-01."""
+        started = [self.changes[start] for start in sorted(self.changes) if start <= day]
+        given = [{name: getattr(change, name) for name in change.model_fields_set} for change in started]
+        return self.model_copy(update={name: value for change in given for name, value in change.items()})
 
     def scaled(self, factor: float) -> "PriceSettings":
         """Return the prices of a service tier that costs a multiple of the standard one."""
@@ -109,7 +137,7 @@ class JournalSettings(Section):
     prices: Annotated[dict[str, Annotated[PriceSettings, _TABLES]], _TABLES] = Field(
         default={},
         description="Prices by model: tables with input, cached, write_5m, write_1h, storage and output per million"
-        " tokens, and with service_tiers, least_cached_tokens and ttl. Names may contain *; the first match applies. By"
+        " tokens, and with service_tiers, changes, least_cached_tokens and ttl. Names may contain *; the first match applies. By"
         " default, the list prices of the providers in USD.",
     )
     price_list: Path | None = Field(
@@ -124,11 +152,15 @@ class JournalSettings(Section):
         return bool(self.prices) or self.currency == LIST_CURRENCY
 
 
-def price_of(model: str, prices: Mapping[str, PriceSettings]) -> PriceSettings | None:
-    """Return the price of a model: by its name, else by the first matching pattern."""
+def price_of(model: str, prices: Mapping[str, PriceSettings], moment: datetime | None = None) -> PriceSettings | None:
+    """Return the price of a model at a time, by default now: by its name, else by the first matching pattern."""
     if model in prices:
-        return prices[model]
-    return next((price for pattern, price in prices.items() if fnmatchcase(model, pattern)), None)
+        price: PriceSettings | None = prices[model]
+    else:
+        price = next((price for pattern, price in prices.items() if fnmatchcase(model, pattern)), None)
+    if price is None or not price.changes:
+        return price
+    return price.on(utc_day(time.time() if moment is None else moment.timestamp()))
 
 
 MILLION = 1_000_000

@@ -163,6 +163,19 @@ def test_a_long_prompt_of_an_earlier_price_is_summed_at_its_own_price(journal: S
     assert row.spent == bill.total.cost == pytest.approx(300_000 * 6e-6 + 10 * 22.5e-6)
 
 
+def test_requests_keep_the_price_of_the_settings_on_their_day(journal: StoredJournal) -> None:
+    for day in (20, 21, 22):
+        journal.add(finished("a", f"{day}", arrived=noon_of(day).timestamp(), prefix=PrefixReuse(100, 0)))
+    journal.flush()
+    dated = {"input": 1000, "output": 10_000, "changes": {"2026-11-21": {"input": 500}, "2026-11-22": {"output": 1000}}}
+    prices = ModelPrices(JournalSettings.model_validate({"prices": {"m": dated}}))
+    with closing(journal.reader()) as reader:
+        spent = [row.spent for row in savings(reader, "day", prices)]
+        bills = spending_report(recorded_requests(reader), "day", prices, "USD").rows
+        costs = [session.cost for session in SessionReader(reader, prices).sessions(None)]
+    assert spent == [row.cost for row in bills] == costs[::-1] == pytest.approx([0.2, 0.15, 0.06])
+
+
 def noon_of(day: int) -> datetime:
     return datetime(2026, 11, day, 12, tzinfo=UTC)
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from random import Random
+from typing import Any
 
 import pytest
 from genai_prices import Usage, calc_price
@@ -140,6 +141,31 @@ def test_prices_of_the_settings_win() -> None:
     listed = price_of("claude-opus-5", prices)
     assert listed is not None
     assert listed.input == 5
+
+
+def test_prices_of_the_settings_change_on_a_day() -> None:
+    dated: dict[str, Any] = {"input": 4, "cached": 1, "output": 8, "service_tiers": {"flex": 0.25}}
+    dated["changes"] = {"2026-12-01": {"input": 3, "service_tiers": {"flex": 0.5}}, "2026-11-01": {"output": 6}}
+    prices = ModelPrices(JournalSettings.model_validate({"prices": {"own-*": dated}}))
+
+    def at(month: int, day: int, hour: int, tier: str | None = None) -> tuple[float, float | None, float]:
+        price = price_at("own-1", prices, datetime(2026, month, day, hour, tzinfo=UTC).timestamp(), 0, tier)
+        assert price is not None
+        return price.input, price.cached, price.output
+
+    assert [at(10, 31, 23), at(11, 1, 0), at(11, 30, 23), at(12, 1, 0)] == [(4, 1, 8), (4, 1, 6), (4, 1, 6), (3, 1, 6)]
+    assert [at(11, 30, 23, "flex"), at(12, 1, 0, "flex")] == [(1, 0.25, 1.5), (1.5, 0.5, 3)]
+
+
+def test_a_missing_price_has_the_published_ratio_of_its_day() -> None:
+    dated = {"input": 4, "output": 8, "changes": {"2026-11-01": {"input": 2}}}
+    prices = ModelPrices(JournalSettings.model_validate({"prices": {"claude-*": dated}}))
+    days = [datetime(2026, month, 5, tzinfo=UTC).timestamp() for month in (10, 11)]
+    found = [price_at("claude-sonnet-4-6", prices, day, 0) for day in days]
+    assert [each and (each.cached, each.write_5m) for each in found] == [
+        (pytest.approx(0.4), 5),
+        (pytest.approx(0.2), 2.5),
+    ]
 
 
 def test_list_prices_do_not_apply_to_another_currency() -> None:

@@ -1,16 +1,16 @@
 """Reads and writes the files that options name; `-` is standard input."""
 
 import contextlib
-import gzip
+import io
 import os
 import shutil
 import sys
 import tempfile
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from kvproxy.analyse.charts import Chart, save
+from kvproxy.analyse.compressed_files import DamagedFile, read_decompressed
 from kvproxy.analyse.simulate.file_kinds import describe_binary
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.optional_packages import require_package
@@ -35,14 +35,26 @@ def stdin_or_path(file: Path) -> Path:
     return Path("/dev/stdin") if str(file) == "-" else file
 
 
+@contextlib.contextmanager
+def reread(file: Path) -> Iterator[Path]:
+    """Yield the path of a file that can be read several times: a copy of stdin (`-`) or a pipe, else the file itself."""
+    if str(file) != "-" and not file.is_fifo():
+        yield file
+        return
+    with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
+        copy = Path(folder) / "stdin"
+        with contextlib.ExitStack() as files:
+            source = sys.stdin.buffer if str(file) == "-" else files.enter_context(file.open("rb"))
+            shutil.copyfileobj(source, files.enter_context(copy.open("wb")))
+        yield copy
+
+
 def read_text(file: Path) -> str:
-    """Read a UTF-8 file, which may be gzipped. Raises NotFound or InvalidRequest."""
-    content = read_bytes(file)
-    if content.startswith(b"\x1f\x8b"):
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as error:
-            raise InvalidRequest(f"cannot decompress {file}: {error}") from None
+    """Read a UTF-8 file, which may be compressed. Raises NotFound or InvalidRequest."""
+    try:
+        content = read_decompressed(io.BytesIO(read_bytes(file)))
+    except DamagedFile as error:
+        raise InvalidRequest(f"cannot decompress {file}: {error}") from None
     # A small database may be valid UTF-8.
     if content.startswith(b"SQLite format 3"):
         raise InvalidRequest(

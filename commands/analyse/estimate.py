@@ -259,7 +259,7 @@ def _write_report(
 
     times = [request.time for request in content.requests if request.time is not None]
     source = report_source(
-        log,
+        [log],
         (min(times), max(times)) if times else None,
         requests=estimated.requests,
         tokens=estimated.prefix_alone.prompt_tokens,

@@ -91,7 +91,7 @@ def log_document(log: "RequestLog", tokenizer: str | None) -> dict[str, Any]:
 
 
 def report_source(
-    file: Path,
+    files: Sequence[Path],
     period: tuple[float, float] | None,
     *,
     requests: int,
@@ -104,7 +104,8 @@ def report_source(
     from kvproxy.analyse.report import Source
 
     command = shlex.join(["kvproxy", *sys.argv[1:]])
-    return Source(command, __version__, str(file.absolute()), read_as, period, requests, tokens, currency)
+    names = ", ".join("stdin" if str(file) == "-" else str(file.absolute()) for file in files)
+    return Source(command, __version__, names, read_as, period, requests, tokens, currency)
 
 
 def report_table(rows: Sequence[Row], title: str) -> "Table":

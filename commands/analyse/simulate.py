@@ -1,6 +1,7 @@
 """`kvproxy simulate`: which pool, tiers, and routing would serve a trace best?"""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from kvproxy.commands.analyse.options import parse_sizes, report_source, save_report
-from kvproxy.commands.files import check_writable, save_charts
+from kvproxy.commands.files import check_writable, reread, save_charts
 from kvproxy.commands.formatting import Formatted, decimal, percent
 from kvproxy.commands.options import Plot
 from kvproxy.commands.output import Output, print_note, print_text, progress_bar
@@ -46,10 +47,11 @@ class FleetOptions:
 
 def simulate(
     *,
-    trace: Annotated[
-        Path,
+    traces: Annotated[
+        list[Path],
         Argument(
-            help="Trace of Mooncake, Qwen-Bailian, WEKA or BurstGPT, tokens, KV events, journal, transcript, or folder."
+            help="Traces of Mooncake, Qwen-Bailian, WEKA or BurstGPT, tokens, KV events, journals, transcripts, or folders,"
+            " read as one; - is stdin."
         ),
     ],
     blocks: Annotated[str | None, Option(help="Pool sizes in blocks, such as 1000,5000.")] = None,
@@ -74,8 +76,9 @@ def simulate(
     from kvproxy.analyse.workload_reader import read_workload
     from kvproxy.errors import InvalidRequest, NotFound
 
-    if not trace.exists():
-        raise NotFound(f"no trace {trace}: check the path")
+    for trace in traces:
+        if str(trace) != "-" and not trace.exists():
+            raise NotFound(f"no trace {trace}: check the path")
     check_writable(report, (".html",))
     if engine.prefill_rate <= 0:
         raise typer.BadParameter("--prefill-rate must be above 0")
@@ -93,9 +96,12 @@ def simulate(
         events = {"--event-delay": fleet.event_delay, "--event-loss": fleet.event_loss}
         _reject_options(events, "without --engines or --ttft")
     chosen = _parse_policies(_DEFAULT_POLICIES if policies is None else policies)
-    if users is not None and not trace.is_dir():
-        raise typer.BadParameter("--users requires a folder with a file for each conversation")
-    workload = read_workload(trace, block_size, users)
+    if users is not None and len(traces) == 1 and not traces[0].is_dir():
+        raise typer.BadParameter("--users requires a folder with a file for each conversation, or several files")
+    with contextlib.ExitStack() as copies:
+        files = [copies.enter_context(reread(trace)) for trace in traces]
+        workload = read_workload(*files, block_size=block_size, users=users)
+    name = ", ".join(trace.name for trace in traces)
     for note in workload.notes:
         print_note(note)
     speed, tiers = _engine_speed(engine, workload), _parse_tiers(engine)
@@ -106,25 +112,25 @@ def simulate(
     if is_fleet:
         in_tiers = [] if speed is None else [tier.for_engine(speed, workload.block_tokens) for tier in tiers]
         sizes = sizes or [_DEFAULT_FLEET_BLOCKS]
-        return _compare_routing(trace, workload, fleet, sizes, engine.prefill_rate, in_tiers)
+        return _compare_routing(name, workload, fleet, sizes, engine.prefill_rate, in_tiers)
     if workload.has_only_lengths:
-        raise InvalidRequest(f"{trace} has lengths only, so no reuse can be known: give --engines or --ttft")
+        raise InvalidRequest(f"{name} has lengths only, so no reuse can be known: give --engines or --ttft")
     sizes = sizes or default_sizes(workload.chains)
     with progress_bar("simulating") as progress:
-        plan = plan_capacity(trace.name, workload, sizes, chosen, tiers, speed, progress, exact=exact)
+        plan = plan_capacity(name, workload, sizes, chosen, tiers, speed, progress, exact=exact)
     charts = plan.charts()
     save_charts(charts, plot)
     if report is not None:
-        _write_report(plan, workload, trace, report)
+        _write_report(plan, workload, traces, report)
     return Output(_json_document(plan), lambda: _print_plan(plan), charts=charts)
 
 
-def _write_report(plan: "CapacityPlan", workload: "Workload", trace: Path, report: Path) -> None:
+def _write_report(plan: "CapacityPlan", workload: "Workload", traces: Sequence[Path], report: Path) -> None:
     from kvproxy.analyse.report import Report, Table
 
     times = [arrival.seconds for arrival in workload.arrivals]
     source = report_source(
-        trace,
+        traces,
         (times[0], times[-1]) if workload.has_times else None,
         requests=len(times),
         tokens=plan.sweep.tokens,
@@ -184,7 +190,7 @@ def _memory_sizes_in_blocks(text: str | None, speed: "EngineSpeed | None", workl
 
 
 def _compare_routing(
-    trace: Path,
+    trace: str,
     workload: "Workload",
     fleet: FleetOptions,
     sizes: list[int],

@@ -26,7 +26,7 @@ class Source:
     Attributes:
         command: command line.
         version: version of kvproxy.
-        file: path of the log or trace.
+        file: paths of the log or traces.
         read_as: format, and what was not read; empty without.
         period: times of the first and the last request in seconds, since the epoch or the start of a trace; None if unknown.
         requests, tokens: number of requests, and of prompt tokens.

@@ -13,7 +13,7 @@ from kvproxy.apis import APIS
 from kvproxy.apis.json import Json, JsonObject, as_object, field, objects
 from kvproxy.errors import NotFound
 
-_SUFFIXES = (".jsonl", ".json", ".json.gz", "opencode.db")
+_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst", "opencode.db")
 _OUTPUTS = ("reasoning", "function_call", "custom_tool_call", "local_shell_call", "web_search_call")
 _HEAD_CHARACTERS = 4_096
 

@@ -30,7 +30,7 @@ from kvproxy.journal.request_regions import regions_of
 from kvproxy.journal.sessions.session_matching import PromptChain, chain_of
 from kvproxy.upstreams.mirror.event_decoder import GPU, EventBatch, EventDecodeError, Hash, StoredEvent, decode_batch
 
-_SUFFIXES = (".jsonl", ".json", ".csv", ".gz", ".db", ".msgpack")
+_SUFFIXES = (".jsonl", ".json", ".csv", ".gz", ".zst", ".db", ".msgpack")
 _BYTES_PER_TOKEN = 4.0
 _MAX_EVENT_GAP_SECONDS = 2.0
 _TRANSCRIPT_NOTE = "transcripts lack the system prompt and the tools, and their tokens are estimated as 4 bytes each"
@@ -38,29 +38,35 @@ _JOURNAL_NOTE = "the journal has texts instead of tokens: equal beginnings of di
 _EVENTS_NOTE = "KV events show stored blocks only: wholly cached requests are missing, so hits are too low"
 
 
-def read_workload(path: Path, block_size: int | None = None, users: int | None = None) -> Workload:
-    """Read a file, or all files of a folder. Raises TraceError.
+def read_workload(*paths: Path, block_size: int | None = None, users: int | None = None) -> Workload:
+    """Read files, and all files of folders, as one trace. Raises TraceError.
 
     Args:
         block_size: tokens in a block; by default, the size in the trace, or 16.
         users: number of simulated users, who each replay one file at a time; None for the recorded times.
     """
-    ids = BlockNumbers()
-    if not path.is_dir():
-        return _read_file(path, block_size, ids)
-    files = sorted(file for file in path.rglob("*") if file.name.endswith(_SUFFIXES) and file.is_file())
-    if not files:
-        raise TraceError(f"{path}, line 1: the folder has no file that ends in {', '.join(_SUFFIXES)}")
-    traces = [_read_file(file, block_size, ids) for file in files]
+    ids, names = BlockNumbers(), ", ".join(map(str, paths))
+    if len(paths) == 1 and not paths[0].is_dir():
+        return _read_file(paths[0], block_size, ids)
+    traces = [_read_file(file, block_size, ids) for path in paths for file in _files_of(path)]
     sizes = {trace.block_tokens for trace in traces}
     if len(sizes) > 1:
-        raise TraceError(f"{path}, line 1: its files have blocks of {sorted(sizes)} tokens: simulate each size alone")
+        raise TraceError(f"{names}, line 1: the files have blocks of {sorted(sizes)} tokens: simulate each size alone")
     if len(traces) > 1 and not all(trace.has_times for trace in traces):
-        raise TraceError(f"{path}, line 1: a file has no times, which the order of several files requires")
+        raise TraceError(f"{names}, line 1: a file has no times, which the order of several files requires")
     arrivals = _schedule_users(traces, users) if users else [arrival for trace in traces for arrival in trace.arrivals]
     notes = dict.fromkeys(note for trace in traces for note in trace.notes)
     arrivals = sorted(arrivals, key=lambda arrival: arrival.seconds)
     return Workload(arrivals, sizes.pop(), tuple(notes), all(trace.has_only_lengths for trace in traces))
+
+
+def _files_of(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.rglob("*") if file.name.endswith(_SUFFIXES) and file.is_file())
+    if not files:
+        raise TraceError(f"{path}, line 1: the folder has no file that ends in {', '.join(_SUFFIXES)}")
+    return files
 
 
 def _schedule_users(traces: Sequence[Workload], users: int) -> Iterator[TraceRequest]:

@@ -38,7 +38,7 @@ def test_a_trace_has_the_hits_of_the_journal_and_no_text(tmp_path: Path, format:
     options = ("--format", format, "--block-size", block_size, "--data", tmp_path)
     exported = result("log", "export", file, *options)
     assert (exported["requests"], exported["tokens"]) == (4, 3_920)
-    before, after = read_workload(place, block_size), read_workload(file)
+    before, after = read_workload(place, block_size=block_size), read_workload(file)
     assert after.block_tokens == block_size
     assert lru_hits(after.chains, SIZES) == lru_hits(before.chains, SIZES)
     assert [each.tokens for each in after.arrivals] == [700, 1_300, 620, 1_300]

@@ -2,11 +2,13 @@
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
+import zstandard
 
 from kvproxy.analyse.simulate.pool_simulation import lru_hits
 from kvproxy.analyse.simulate.trace_reader import TraceError
@@ -119,6 +121,43 @@ def test_bad_files_are_refused_with_their_line(tmp_path: Path, name: str, text: 
         read_workload(tmp_path / name)
 
 
+def compressed(text: str) -> dict[str, bytes]:
+    half, compressor = len(text) // 2, zstandard.ZstdCompressor()
+    frames = [compressor.compress(part.encode()) for part in (text[:half], text[half:])]
+    return {"a.jsonl": text.encode(), "a.jsonl.gz": gzip.compress(text.encode()), "a.jsonl.zst": b"".join(frames)}
+
+
+def test_files_may_be_compressed_several_or_piped(tmp_path: Path) -> None:
+    rows = [{"timestamp": second, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]} for second in range(3)]
+    files = compressed(lines(*rows))
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+        whole = read_workload(tmp_path / name)
+        assert [arrival.seconds * 1000 for arrival in whole.arrivals] == [0, 1, 2]
+        piped = json.loads(kvproxy("simulate", "-", "--blocks", 9, "--json", stdin=content).stdout)
+        assert piped == json.loads(kvproxy("simulate", tmp_path / name, "--blocks", 9, "--json").stdout)
+    assert read_workload(*(tmp_path / name for name in files)).arrivals == read_workload(tmp_path).arrivals
+    several = kvproxy("simulate", *(tmp_path / name for name in files), "--blocks", 9)
+    assert "9 requests" in several.stdout
+    assert "the file is empty" in kvproxy("simulate", "-").stderr
+
+
+def test_logs_may_be_compressed(tmp_path: Path) -> None:
+    for name, content in compressed(
+        lines({"model": "m", "messages": [user("a")]}, {"model": "m", "messages": [user("b")]})
+    ).items():
+        (tmp_path / name).write_bytes(content)
+        assert "read as requests: 2 rows" in kvproxy("lint", tmp_path / name, "--data", tmp_path / "data").stderr
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[:-3], lambda content: content[:9] + b"?" + content[10:]])
+def test_a_damaged_zstandard_file_is_refused(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    (file := tmp_path / "a.jsonl.zst").write_bytes(damage(compressed(lines({"input_length": 9}) * 9)["a.jsonl.zst"]))
+    with pytest.raises(TraceError, match="line 1: cannot be read"):
+        read_workload(file)
+    assert kvproxy("estimate", file).returncode == 2
+
+
 def test_a_damaged_gzip_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines({"input_length": 9}).encode())[:-12])
     with pytest.raises(TraceError, match="line 1: cannot be read"):
@@ -164,7 +203,7 @@ def test_rows_of_a_session_have_its_new_blocks(tmp_path: Path) -> None:
             {"session_id": "b", "delay": 9000, "input_length": 2048, "output_length": 9, "hash_ids": [1, 2, 3, 6]},
         )
     )
-    trace = read_workload(file, 512)
+    trace = read_workload(file, block_size=512)
     assert [(each.seconds, each.tokens) for each in trace.arrivals] == [(0.5, 2048), (1.5, 2560), (9.0, 2048)]
     assert lru_hits(trace.chains, [None]) == [7]
 

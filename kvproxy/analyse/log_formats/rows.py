@@ -207,7 +207,7 @@ def _rows_of_table(file: Path, text: str) -> FileRows | None:
 
 
 def _suffix(file: Path) -> str:
-    return "".join(file.suffixes[-2:]).removesuffix(".gz").rpartition(".")[2].lower()
+    return "".join(file.suffixes[-2:]).removesuffix(".gz").removesuffix(".zst").rpartition(".")[2].lower()
 
 
 def _refuse_yaml(file: Path, text: str) -> None:

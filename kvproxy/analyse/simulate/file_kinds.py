@@ -1,7 +1,6 @@
 """Recognises binary files, and names the command that converts each kind."""
 
 _KINDS = (
-    (b"\x28\xb5\x2f\xfd", "is compressed with Zstandard: unpack it with zstd -d"),
     (b"\xfd7zXZ\x00", "is compressed with xz: unpack it with xz -d"),
     (b"BZh", "is compressed with bzip2: unpack it with bzip2 -d"),
     (b"PK\x03\x04", "is a zip archive: unpack it with unzip"),

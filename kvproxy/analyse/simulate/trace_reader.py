@@ -1,17 +1,17 @@
 """Reads traces. A line describes a prompt by hash ids of its blocks, by token ids, or only by its length."""
 
 import csv
-import gzip
+import io
 import itertools
 import json
 import math
-import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kvproxy.analyse.compressed_files import DamagedFile, read_decompressed
 from kvproxy.analyse.simulate.file_kinds import describe_binary
 from kvproxy.analyse.simulate.pool_simulation import ChainRequest, TraceRequest
 from kvproxy.blocks.block_hash import BlockHasher
@@ -115,7 +115,7 @@ def read_chains(path: str | Path, block_size: int | None = None) -> tuple[list[C
 
 
 def read_trace(path: Path, block_size: int | None = None, ids: BlockNumbers | None = None) -> Workload:
-    """Read a trace file, which may be gzipped, as `read_chains` does. `ids` are block numbers to share between files."""
+    """Read a trace file, which may be compressed, as `read_chains` does. `ids` are block numbers to share between files."""
     lines = _read_lines(path)
     kind = next((field for field in ("hash_ids", "tokens", "input_length") if field in lines[0].fields), None)
     if kind is None:
@@ -137,29 +137,29 @@ def read_trace(path: Path, block_size: int | None = None, ids: BlockNumbers | No
     return Workload(arrivals, size, (_ONLY_LENGTHS,) if has_only_lengths else (), has_only_lengths)
 
 
-_MAX_CHARACTERS = 2**31
+_MAX_BYTES = 2**31
 
 
 def read_text(path: Path, characters: int = -1) -> str:
-    """Read a UTF-8 file, which may be gzipped, or its first characters. Raises TraceError."""
-    if path.exists() and not path.is_file() and not path.is_fifo():
+    """Read a UTF-8 file, which may be compressed, or about its first characters. Raises TraceError."""
+    content = _read_bytes(path, characters if characters >= 0 else _MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise TraceError(f"{path}, line 1: the file unpacks to more than {_MAX_BYTES:,} bytes: split it")
+    return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", errors="replace").read()
+
+
+def _read_bytes(path: Path, size: int) -> bytes:
+    if path.exists() and not path.is_file():
         raise TraceError(f"{path}, line 1: this is no file")
     try:
-        with path.open("rb") as raw:
-            opener: Any = gzip.open if raw.read(2) == b"\x1f\x8b" else open
-        with opener(path, "rt", encoding="utf-8-sig", errors="replace") as file:
-            text = str(file.read(characters if characters >= 0 else _MAX_CHARACTERS + 1))
-    except (OSError, EOFError, zlib.error) as error:
+        with path.open("rb") as file:
+            return read_decompressed(file, size)
+    except (OSError, DamagedFile) as error:
         raise TraceError(f"{path}, line 1: cannot be read ({error})") from None
-    if len(text) > _MAX_CHARACTERS:
-        raise TraceError(f"{path}, line 1: the file unpacks to more than {_MAX_CHARACTERS:,} characters: split it")
-    return text
 
 
 def _refuse_binary(path: Path) -> None:
-    with path.open("rb") as raw:
-        head = raw.read(4096)
-    if not head.startswith(b"\x1f\x8b") and (kind := describe_binary(head)) is not None:
+    if (kind := describe_binary(_read_bytes(path, 4096))) is not None:
         raise TraceError(f"{path}, line 1: the file {kind}")
 
 

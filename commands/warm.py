@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from kvproxy.commands.analyse.options import FormatOption
+from kvproxy.commands.analyse.options import Column, FormatOption
 from kvproxy.commands.options import ApiKey, ProxyOptions
 from kvproxy.commands.output import Output, print_facts, print_note, print_text, progress_bar
 from kvproxy.commands.request_body import SAMPLING, RequestFieldOptions
@@ -36,6 +36,7 @@ def warm(
     prefix_only: Annotated[bool, Option("--prefix-only", help="Warm the prefix cache only; store nothing.")] = False,
     refresh: Annotated[bool, Option("--refresh", help="Recompute responses that are stored already.")] = False,
     format: FormatOption = None,
+    column: Column = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Send nothing; show the first request and the counts.")] = False,
     keep: Annotated[bool, Option("--keep", help="Pin the blocks of each prompt as FILE:LINE.")] = False,
     model: Annotated[str | None, Option(help="Model of requests without a model.")] = None,
@@ -59,6 +60,8 @@ def warm(
 
     Example: kvproxy warm questions.txt --format prompts --temperature 0 --body 'seed=1' --header 'Remote-User: ann'
 
+    Example: kvproxy warm faq.csv --column question
+
     Example: kvproxy warm --cache --top 200 --refresh
 
     Example: kvproxy warm --from-log --top 200
@@ -70,6 +73,8 @@ def warm(
 
     if (file is not None) + cache + from_log != 1:
         raise InvalidRequest("give one of a file, --cache, and --from-log")
+    if column is not None and file is None:
+        raise InvalidRequest("--column is for a file")
     fields, headers = changes.fields(), changes.headers()
     target = origin = proxy.client()
     if source is not None:
@@ -78,7 +83,8 @@ def warm(
         origin = ProxyClient(source, configured_token(source, proxy.data) if is_configured else proxy.token)
     if file is not None:
         default_model = model or target.first_model(credential_headers("chat", api_key))
-        warm_source = warming.read_file_requests(file, read_text(file), default_model, system, format=format)
+        text = read_text(file)
+        warm_source = warming.read_file_requests(file, text, default_model, system, format=format, column=column)
     elif from_log:
         warm_source = warming.logged_requests(origin, proxy.data, top, api_key, prefix_only=prefix_only)
     else:

@@ -10,6 +10,7 @@ from typer import Option
 
 from kvproxy.commands.analyse.options import (
     BlockSize,
+    Column,
     FormatOption,
     Log,
     LogModel,
@@ -68,6 +69,7 @@ def estimate(
         SpendingGroup | None, Option(help="List the cost of the requests in transcripts by this field.")
     ] = None,
     format: FormatOption = None,
+    column: Column = None,
     data: Data = None,
 ) -> Output:
     """Estimate from a log what caching would save.
@@ -97,12 +99,15 @@ def estimate(
     from kvproxy.commands.files import check_writable, save_charts
 
     check_writable(report, (".html",))
+    if column is not None and (sessions or by is not None):
+        raise typer.BadParameter("--column is for questions, so --sessions and --by do not apply")
     if by is not None:
         if report is not None or plot is not None:
             raise typer.BadParameter("--by prints a table: it has no --report and no --plot")
         settings = with_prices(load_settings(data=data), _command_line_prices(price))
         return spending_output(read_spending(log, sessions, model, settings, format, by), ListLayout())
-    costs = read_session_report(log, sessions, model, data, format, _command_line_prices(price))
+    own_prices = _command_line_prices(price)
+    costs = None if column is not None else read_session_report(log, sessions, model, data, format, own_prices)
     if costs is not None:
         if report is not None:
             raise typer.BadParameter("--report is for logs of requests, not for sessions")
@@ -114,9 +119,9 @@ def estimate(
                 print_note(f"--price is the price of all {len(models)} models: without it, each has its own list price")
 
         return Output(asdict(costs), show_costs)
-    settings = with_prices(load_settings(data=data), _command_line_prices(price))
+    settings = with_prices(load_settings(data=data), own_prices)
     loaded, sizes = load_log_tokenizer(tokenizer), parse_sizes(blocks, 2)
-    content = read_requests(log, model, format, tokenizer)
+    content = read_requests(log, model, format, tokenizer, column)
     with progress_bar("estimating") as progress:
         estimated = asyncio.run(run(content.requests, settings, loaded, block_size, sizes, progress, draws))
     charts = estimate_charts(estimated)

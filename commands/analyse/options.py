@@ -26,15 +26,18 @@ BlockSize = Annotated[int, Option(help="Tokens per block of the engine's prefix 
 FormatOption = Annotated[
     str | None, Option("--format", help="Format of the file, such as litellm; prompts: one prompt per line.")
 ]
+Column = Annotated[str | None, Option("--column", help="Column or field with a question; each one becomes a request.")]
 LogModel = Annotated[str, Option("--model", help="Model of requests without a model.")]
 
 
-def read_requests(file: Path, model: str, format: str | None, tokenizer: str | None = None) -> "RequestLog":
+def read_requests(
+    file: Path, model: str, format: str | None, tokenizer: str | None = None, column: str | None = None
+) -> "RequestLog":
     """Read a log, and report on stderr what was read. Raises KvproxyError."""
     from kvproxy.analyse.request_log import read_log
     from kvproxy.commands.files import read_text
 
-    log = read_log(file, read_text(file), model, format=format)
+    log = read_log(file, read_text(file), model, format=format, column=column)
     for line in describe_log(log, tokenizer):
         print_note(line)
     return log

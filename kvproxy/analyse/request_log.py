@@ -87,7 +87,15 @@ class RequestLog:
         return any(request.body.get("tools") for request in self.requests)
 
 
-def read_log(file: Path, text: str, model: str, system: str | None = None, *, format: str | None = None) -> RequestLog:
+def read_log(
+    file: Path,
+    text: str,
+    model: str,
+    system: str | None = None,
+    *,
+    format: str | None = None,
+    column: str | None = None,
+) -> RequestLog:
     """Parse all requests of a log. Raises InvalidRequest if it has no known format, or no request.
 
     Args:
@@ -96,10 +104,15 @@ def read_log(file: Path, text: str, model: str, system: str | None = None, *, fo
         system: system prompt of plain prompts.
         format: name of the format; by default, the one whose signature the rows match. `prompts` reads each line as a
             prompt, except blank lines and comments that start with `#`.
+        column: name of the column or field of the rows that has a question; each one is a request.
     """
+    if format is not None and column is not None:
+        raise InvalidRequest("give one of --format and --column")
     if format is not None and format not in format_names():
         raise InvalidRequest(f"unknown format {format!r}: use one of {', '.join(format_names())}")
-    if format == PROMPTS:
+    if column is not None:
+        log = _read_column(file, text, column, model, system)
+    elif format == PROMPTS:
         log = _read_prompts(text, model, system)
     else:
         content = read_rows(file, text)
@@ -153,7 +166,7 @@ def _describe_unknown(file: Path, content: FileRows, formats: Sequence[LogFormat
     number, value = content.rows[0]
     fields = ", ".join(list(value)[:_SHOWN_FIELDS]) + (", ..." if len(value) > _SHOWN_FIELDS else "")
     if content.is_table:
-        fix = "convert its rows to JSON lines with model and messages (for warm, see docs/recipes/warming.md)"
+        fix = "name the column of questions with --column, or convert its rows to JSON lines with model and messages"
         return f"{file} is a table with the columns {fields}: {fix}"
     if _TRACE_FIELDS & set(value):
         return f"{file} is a trace, its fields are {fields}: kvproxy simulate reads traces"
@@ -203,17 +216,35 @@ def _read_rows(content: FileRows, chosen: LogFormat, model: str) -> RequestLog:
 
 def _read_prompts(text: str, model: str, system: str | None) -> RequestLog:
     log = RequestLog("prompts")
-    before: list[Json] = [{"role": "system", "content": system}] if system else []
     for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
         content = line.strip()
         if not content or content.startswith("#"):
             log.skipped["comment" if content else "blank"].append(number)
             continue
         log.rows += 1
-        messages: list[Json] = [*before, {"role": "user", "content": content}]
-        body: JsonObject = {"model": model, "messages": messages, "stream": False}
-        log.requests.append(LoggedRequest(number, APIS["chat"], body))
+        log.requests.append(_request_of_prompt(number, content, model, system))
     return log
+
+
+def _read_column(file: Path, text: str, column: str, model: str, system: str | None) -> RequestLog:
+    content = read_rows(file, text)
+    names = dict.fromkeys(name for _, value in content.rows for name in value)
+    if column not in names:
+        raise InvalidRequest(f"{file} has no column {column!r}: it has {', '.join(names) or 'none'}")
+    log = RequestLog(f"the column {column}", len(content.rows), skipped=content.skipped)
+    for number, value in content.rows:
+        question = value.get(column)
+        if isinstance(question, str) and question.strip():
+            log.requests.append(_request_of_prompt(number, question.strip(), model, system))
+        else:
+            log.skipped["blank"].append(number)
+    return log
+
+
+def _request_of_prompt(line: int, prompt: str, model: str, system: str | None) -> LoggedRequest:
+    before: list[Json] = [{"role": "system", "content": system}] if system else []
+    messages: list[Json] = [*before, {"role": "user", "content": prompt}]
+    return LoggedRequest(line, APIS["chat"], {"model": model, "messages": messages, "stream": False})
 
 
 def count_conversations(requests: list[LoggedRequest]) -> int:

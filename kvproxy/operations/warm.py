@@ -79,13 +79,13 @@ class WarmSource:
 
 
 def read_file_requests(
-    file: Path, text: str, model: str, system: str | None, *, format: str | None = None
+    file: Path, text: str, model: str, system: str | None, *, format: str | None = None, column: str | None = None
 ) -> WarmSource:
     """Read the distinct requests in `text`, the content of `file`. Raises InvalidRequest if it has no request.
 
     Requests without a model get `model`, and plain prompts get the system prompt `system`.
     """
-    log = read_log(file, text, model, system, format=format)
+    log = read_log(file, text, model, system, format=format, column=column)
     distinct: dict[str, WarmRequest] = {}
     for logged in log.requests:
         key = json.dumps([logged.api.path, logged.body], sort_keys=True)

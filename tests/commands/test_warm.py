@@ -45,6 +45,23 @@ def test_warm_respects_the_rate_and_sends_the_api_key(tmp_path: Path) -> None:
     assert {key for _, _, key in upstream.asked} == {"key"}
 
 
+def test_a_column_of_questions_is_sent(tmp_path: Path) -> None:
+    upstream = Upstream()
+    (table := tmp_path / "faq.csv").write_text('id;question;answer\n1;"What; and\nwhy?";a\n2; ;b\n3;How?;c\n4;How?;d\n')
+    rows = lines(tmp_path / "faq.jsonl", {"text": "Who?"}, {"text": 3}, {"other": "x"})
+    with proxied(tmp_path / "data", upstream) as url:
+        sent = result("warm", table, "--column", "question", "--concurrency", 1, url=url)
+        assert upstream.questions() == ["How?", "What; and\nwhy?"]
+        assert [sent[name] for name in ("total", "computed_and_stored", "duplicates", "skipped")] == [4, 2, 1, 1]
+        assert result("warm", rows, "--column", "text", url=url)["skipped"] == 2
+        wrong = kvproxy("warm", table, "--column", "questions", url=url)
+        assert (wrong.returncode, "it has id, question, answer\n" in wrong.stderr) == (2, True)
+        assert "--column is for a file" in kvproxy("warm", "--cache", "--column", "a", url=url).stderr
+        assert "--column" in kvproxy("warm", table, url=url).stderr
+    found = result("estimate", table, "--column", "question", "--data", tmp_path / "data")
+    assert (found["log"]["requests"], found["log"]["skipped"]) == (3, {"blank": 1})
+
+
 def test_plain_http_loads_no_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any, **options: Any) -> None:
         raise AssertionError("certificates were loaded")

@@ -70,12 +70,15 @@ class Record:
 class RecordWithQuestions(Record):
     """A record with its question, and the stored question that was compared with it; None if unknown.
 
-    `cost` is the provider's price of prompt and response: 0 for a hit, and None if a price or the usage is unknown.
+    `cost` is the provider's price of prompt and response: 0 for a hit, and None if a price or the usage is unknown. `written_5m`
+    and `written_1h` are prompt tokens that were written to the provider's cache, for its default lifetime and for one hour.
     """
 
     question: str | None = None
     stored_question: str | None = None
     cost: float | None = None
+    written_5m: int | None = None
+    written_1h: int | None = None
 
 
 OF_TENANT = "(tenant = ? or client = ?)"

@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import TypeAlias
 
 from kvproxy.journal.groups import Group, SpendingGroup
 from kvproxy.journal.reader import CACHES, PAID, PAID_COMPLETION, PAID_PROMPT, JournalReader, RecordFilter, RequestGroup
@@ -250,16 +251,24 @@ def with_costs(
     ]
 
 
-def record_costs(
-    reader: JournalReader, records: Sequence[Record], prices: Mapping[str, PriceSettings]
-) -> dict[int, float]:
-    """Return costs by record number: 0 for answers of caches and plugins, none if a price or the usage is unknown."""
-    turns: dict[int, tuple[int | None, int | None, float | None]] = {}
-    numbers = [record.number for record in records]
+Writes: TypeAlias = tuple[int | None, int | None, float | None]
+"""Tokens that a request wrote to the provider's cache, for five minutes and for one hour, and the pause before it in seconds."""
+
+
+def recorded_writes(reader: JournalReader, numbers: Sequence[int]) -> dict[int, Writes]:
+    """Return the writes of turns by record number."""
+    turns: dict[int, Writes] = {}
     for start in range(0, len(numbers), _MAX_NUMBERS):
         batch = numbers[start : start + _MAX_NUMBERS]
         sql = f"select number, written_5m, written_1h, pause from turns where number in ({', '.join('?' * len(batch))})"
         turns |= {number: (short, long, pause) for number, short, long, pause in reader.rows(sql, batch)}
+    return turns
+
+
+def record_costs(
+    records: Sequence[Record], turns: Mapping[int, Writes], prices: Mapping[str, PriceSettings]
+) -> dict[int, float]:
+    """Return costs by record number: 0 for answers of caches and plugins, none if a price or the usage is unknown."""
     costs: dict[int, float] = {}
     for record in records:
         if record.layer in (*CACHES, "plugin") or record.reason.startswith("hit-"):

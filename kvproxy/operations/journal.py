@@ -18,7 +18,7 @@ from kvproxy.journal.groups import Group
 from kvproxy.journal.reader import JournalReader, PromptCount, RequestGroup
 from kvproxy.journal.record import Record, RecordWithQuestions
 from kvproxy.journal.request_regions import request_body_of
-from kvproxy.journal.spending import record_costs, with_costs
+from kvproxy.journal.spending import record_costs, recorded_writes, with_costs
 from kvproxy.operations.client import ConfiguredUrl, ProxyClient, client_of_running_proxy, configured_url, names_folder
 from kvproxy.operations.operation import Operation, Parameters, Result, RowLimits, operation
 from kvproxy.operations.record_query import RecordQuery
@@ -61,9 +61,11 @@ class JournalAccess:
 
     def with_questions(self, records: Sequence[Record]) -> list[RecordWithQuestions]:
         rows = self.reader.with_questions(records, self.stored_questions)
-        costs = record_costs(self.reader, rows, ModelPrices(self.settings))
+        writes = recorded_writes(self.reader, [row.number for row in rows])
+        costs = record_costs(rows, writes, ModelPrices(self.settings))
         for row in rows:
             row.cost = costs.get(row.number)
+            row.written_5m, row.written_1h, _ = writes.get(row.number, (None, None, None))
         return rows
 
     def find(self, id_or_number: str) -> RecordWithQuestions:

@@ -61,7 +61,7 @@ class RecordExplanation:
     """A record, and the cause of its miss.
 
     Attributes:
-        question, stored_question, cost: see `RecordWithQuestions`.
+        question, stored_question, cost, written_5m, written_1h: see `RecordWithQuestions`.
         sentences: the explanation for people; it quotes requests without escaping them.
     """
 
@@ -71,6 +71,8 @@ class RecordExplanation:
     meaning: str
     sentences: list[str]
     cost: float | None = None
+    written_5m: int | None = None
+    written_1h: int | None = None
 
 
 @operation("GET", "/log/{id}")
@@ -84,7 +86,8 @@ def explain_record(journal: JournalAccess, name: RecordName) -> RecordExplanatio
         explained = explain_miss(journal.reader, record, region_loader(journal.reader, store))
     sentences = explain_in_sentences(explained, journal.format_time)
     meaning = meaning_of_reason(record.reason)
-    return RecordExplanation(explained, row.question, row.stored_question, meaning, sentences, row.cost)
+    added = (row.cost, row.written_5m, row.written_1h)
+    return RecordExplanation(explained, row.question, row.stored_question, meaning, sentences, *added)
 
 
 @operation("GET", "/savings")
@@ -201,9 +204,8 @@ def find_record(journal: JournalClient, request: str) -> RecordWithQuestions:
     explanation = journal.perform(explain_record, RecordName(request))
     record = explanation.explained.record
     values = {field.name: getattr(record, field.name) for field in fields(record)}
-    return RecordWithQuestions(
-        **values, question=explanation.question, stored_question=explanation.stored_question, cost=explanation.cost
-    )
+    added = [field.name for field in fields(RecordWithQuestions) if field.name not in values]
+    return RecordWithQuestions(**values, **{name: getattr(explanation, name) for name in added})
 
 
 def find_sessions(journal: JournalClient, query: SessionQuery) -> list[Session]:

@@ -53,6 +53,12 @@ def test_sessions_are_listed_with_their_losses_and_costs(data: Path) -> None:
     assert float(row["cost"]) == pytest.approx(cost)
 
 
+def test_the_log_has_the_written_tokens_of_a_cost(data: Path) -> None:
+    lines = kvproxy("log", "--data", data, "--columns", "prompt_tokens,written_5m,written_1h,cost").stdout.splitlines()
+    first = [float(cell) for cell in lines[1].split("\t")]
+    assert first == pytest.approx([PROMPT_1, PROMPT_1, 0, (PROMPT_1 * 3.75 + OUTPUT * 15) / 1e6])
+
+
 def test_groups_of_a_model_without_a_price_have_no_cost(data: Path) -> None:
     (data / "kvproxy.toml").unlink()
     (top,) = result("log", "top", "--by", "model", "--data", data)

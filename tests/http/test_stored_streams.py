@@ -158,7 +158,7 @@ def test_unknown_usage_is_unknown_everywhere(front: tuple[httpx.Client, Services
     assert "usage" not in hit.json()
     with last_record(front) as (reader, record):
         assert (record.prompt_tokens, record.completion_tokens) == (None, None)
-        totals = {row.name: row for row in reader.totals("model", None) if row.layer == "exact"}
+        totals = {row.name: row for row in reader.totals("model") if row.layer == "exact"}
     entry = front[0].get(f"/admin/cache/{record.entry}").json()
     assert (entry["prompt_tokens"], entry["completion_tokens"]) == (None, None)
     assert (totals["no usage"].unreported, totals["plain"].unreported) == (1, 0)

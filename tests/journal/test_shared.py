@@ -95,7 +95,7 @@ def test_a_batch_whose_commit_was_not_confirmed_is_written_once(
     assert failures == 1
     journal.add(finished("c", "three"))
     assert [record.request_id for record in journal.latest(10)] == ["three", "two", "one"]
-    assert sum(row.requests for row in journal.read(lambda reader: reader.totals("layer", None))) == 3
+    assert sum(row.requests for row in journal.read(lambda reader: reader.totals("layer"))) == 3
     assert journal.lost == 0
 
 
@@ -118,7 +118,7 @@ def test_old_days_are_dropped_and_no_proxy_keeps_their_prompts(open_journal: Ope
     with psycopg.connect(empty_postgres) as database:
         prompts = {row[0] for row in database.execute("select number from kvproxy_journal.prompts")}
     assert {record.prompt for record in found.values()} == prompts
-    assert sum(row.requests for row in other.read(lambda reader: reader.totals("layer", None))) == 6
+    assert sum(row.requests for row in other.read(lambda reader: reader.totals("layer"))) == 6
 
 
 def test_whole_days_beyond_the_most_records_are_dropped(open_journal: Open) -> None:

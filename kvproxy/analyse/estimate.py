@@ -21,9 +21,9 @@ from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.blocks.divergence import reusable_tokens
 from kvproxy.errors import KvproxyError
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
-from kvproxy.providers.prices import ModelPrices, shortest_cached_prefix
+from kvproxy.providers.prices import ModelPrices, price_at, shortest_cached_prefix
 from kvproxy.settings import Settings
-from kvproxy.settings.journal import MILLION, PriceSettings, hit_price, price_of
+from kvproxy.settings.journal import MILLION, PriceSettings, hit_price
 from kvproxy.upstreams.prompt_tokenizer import prompt_input
 
 
@@ -141,7 +141,10 @@ async def estimate(
     reused = iter(reused_blocks(block_chains(every, block_size)))
     shares = [0.0 if tokens is None else next(reused) * block_size / max(1, len(tokens.prompt)) for tokens in tokenized]
     known_prices = ModelPrices(settings.journal)
-    prices = [price_of(replayed_request.request.model, known_prices) for replayed_request in replayed]
+    prices = [
+        price_at(each.request.model, known_prices, each.logged.time or 0.0, 0 if tokens is None else len(tokens.prompt))
+        for each, tokens in pairs
+    ]
     savings: dict[str, list[HitSavings]] = {"exact": [], "semantic": []}
     known_ids: set[object] = set()
     for (replayed_request, tokens), share, price in zip(pairs, shares, prices, strict=True):

@@ -258,6 +258,22 @@ def test_hits_of_models_without_a_price_are_not_in_the_money(tmp_path: Path) -> 
     assert "no price of cached tokens is known" in shown
 
 
+def test_hits_have_the_price_of_their_day(tmp_path: Path) -> None:
+    price = "input = 3\ncached = 3\noutput = 3\n"
+    (tmp_path / "kvproxy.toml").write_text(
+        f"[journal.prices.m]\n{price}[journal.prices.m.changes.2026-11-20]\n{price.replace('3', '6')}"
+    )
+    line = logs.line([{"role": "user", "content": "Where?"}], "Here.", model="m")
+    money = []
+    for day in ("2026-11-19", "2026-11-20"):
+        rows = [line | {"time": f"{day}T12:00:0{second}Z"} for second in range(2)]
+        file = logs.write(tmp_path / "log.jsonl", rows)
+        hits = json.loads(kvproxy("estimate", file, "--data", tmp_path, "--json").stdout)["exact_savings"]
+        money.append(hits["money"])
+    assert money[1] == pytest.approx(2 * money[0])
+    assert money[0] > 0
+
+
 def test_the_edits_and_rules_of_the_settings_apply(tmp_path: Path) -> None:
     (tmp_path / "kvproxy.toml").write_text(
         '[[edits]]\nname = "ids"\naction = "strip"\npattern = "Session (.*?) "\n\n'

@@ -40,7 +40,7 @@ def savings(
     Prices are set in kvproxy.toml: \[journal.prices."gpt-4o*"] with input, cached, write_5m, write_1h and output per million
     tokens. A hit saves the provider's price, with the discount that its own prefix cache would have given. The column At least
     subtracts the largest plausible number of wrong semantic hits. Removed responses stay in the sums. With --ledger, each prompt
-    token that reached the backend is reused, or lost to one cause.
+    token that reached the backend is reused, or lost to one cause. kvproxy sessions lists what reuse saved in each session.
 
     Example: kvproxy savings --by client
 
@@ -58,7 +58,7 @@ def savings(
         if by != "layer" or plot is not None:
             option = "--plot" if by == "layer" else "--by"
             raise typer.BadParameter(f"--ledger lists tokens by cause, so {option} does not apply")
-        ledger_query = LedgerQuery(since=query.since, until=query.until, tenant=query.tenant)
+        ledger_query = LedgerQuery(since=query.since, until=query.until, tenant=query.tenant, model=query.model)
         ledger_report = source.open().perform(report_ledger, ledger_query)
         document = asdict(ledger_report) | _counted_days(selection)
         return Output(

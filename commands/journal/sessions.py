@@ -68,7 +68,7 @@ def sessions(
         if selection.turns != 1 or limit is not None:
             option = "--limit" if limit is not None else "--turns"
             raise typer.BadParameter(f"--by sums all requests by group, so {option} does not apply")
-        query = SpendingQuery(by, selection.since, selection.until, selection.tenant)
+        query = SpendingQuery(by, selection.since, selection.until, selection.tenant, selection.model)
         return spending_output(source.open().perform(report_spending, query), layout)
     from kvproxy.operations.journal_reports import find_sessions, list_sessions
 

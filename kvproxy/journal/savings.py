@@ -376,7 +376,7 @@ def _subtract_writes_by_tags(
     savings_by_name: dict[str, Saving],
 ) -> None:
     # The sums of written tokens have no tags, so only requests with a record count.
-    for request in recorded_requests(reader, *selection.times, selection.tenant):
+    for request in recorded_requests(reader, *selection.times, selection.tenant, selection.model):
         price = request.price(prices)
         paid = 0.0 if price is None else _write_surcharge(price, *request.written) + request.storage_cost(price)
         for name in ([request.project] if by == "project" else request.tags) if paid else ():

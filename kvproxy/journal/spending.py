@@ -194,16 +194,21 @@ def spending_report(
 
 
 def recorded_requests(
-    reader: JournalReader, since: float | None = None, until: float | None = None, tenant: str | None = None
+    reader: JournalReader,
+    since: float | None = None,
+    until: float | None = None,
+    tenant: str | None = None,
+    model: str | None = None,
 ) -> Iterator[PaidRequest]:
     """Yield the journal's requests that reached a provider between two times in seconds since the epoch.
 
-    With `tenant`, yield only those of this tenant or of the client with this name.
+    With `tenant`, yield only those of this tenant or of the client with this name; with `model`, only those for this model.
     """
     first = 0 if since is None else reader.first_number_since(since)
     values: list[object] = [first, since or 0.0, math.inf if until is None else until]
     of_tenant, names = ("", []) if tenant is None else (f" and {OF_TENANT}", [tenant, tenant])
-    for row in reader.rows(_REQUESTS + of_tenant, [*values, *names]):
+    of_model, models = ("", []) if model is None else (" and r.model = ?", [model])
+    for row in reader.rows(_REQUESTS + of_tenant + of_model, [*values, *names, *models]):
         time, model, tenant, client, tags, reused, prompt, completion, estimated, tier, short, long, pause, *lost = row
         yield PaidRequest(
             time=time,

@@ -1,6 +1,7 @@
 """Selects sums of whole UTC days, and the records of these days."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -15,7 +16,7 @@ _LAST_DAY = "9999-12-31"
 
 @dataclass(frozen=True, slots=True)
 class SumsFilter:
-    """Selects the requests of UTC days such as 2026-11-21, and of a tenant; None selects all.
+    """Selects the requests of UTC days such as 2026-11-21, of a tenant, and for a model; None selects all.
 
     Attributes:
         first_day, last_day: both inclusive.
@@ -25,21 +26,28 @@ class SumsFilter:
     first_day: str | None = None
     last_day: str | None = None
     tenant: str | None = None
+    model: str | None = None
 
     def sql(self) -> tuple[str, list[object]]:
-        """Return a condition on the columns `day` and `tenant` of a table of sums, and its values."""
-        days: list[object] = [self.first_day or "", self.last_day or _LAST_DAY]
-        if self.tenant is None:
-            return "day between ? and ?", days
-        client = f"{CLIENT_PREFIX}{self.tenant}/"
-        condition = "day between ? and ? and (tenant = ? or substr(tenant || '/', 1, length(?)) = ?)"
-        return condition, [*days, self.tenant, client, client]
+        """Return a condition on the columns `day`, `tenant`, and `model` of a table of sums, and its values."""
+        conditions: list[tuple[str, list[object]]] = [
+            ("day between ? and ?", [self.first_day or "", self.last_day or _LAST_DAY])
+        ]
+        if self.tenant is not None:
+            client = f"{CLIENT_PREFIX}{self.tenant}/"
+            of_tenant = "(tenant = ? or substr(tenant || '/', 1, length(?)) = ?)"
+            conditions.append((of_tenant, [self.tenant, client, client]))
+        return _joined([*conditions, *self._of_model()])
 
     def records_sql(self) -> tuple[str, list[object]]:
         """Return a condition on the view `requests` with the alias `r`, and its values."""
-        if self.tenant is None:
-            return "r.time >= ? and r.time < ?", [*self.times]
-        return f"r.time >= ? and r.time < ? and {OF_TENANT}", [*self.times, self.tenant, self.tenant]
+        conditions: list[tuple[str, list[object]]] = [("r.time >= ? and r.time < ?", [*self.times])]
+        if self.tenant is not None:
+            conditions.append((OF_TENANT, [self.tenant, self.tenant]))
+        return _joined([*conditions, *self._of_model()])
+
+    def _of_model(self) -> list[tuple[str, list[object]]]:
+        return [] if self.model is None else [("model = ?", [self.model])]
 
     @property
     def times(self) -> tuple[float, float]:
@@ -48,10 +56,17 @@ class SumsFilter:
         return start, math.inf if self.last_day is None else start_of_utc_day(self.last_day) + _DAY
 
 
+def _joined(conditions: Sequence[tuple[str, list[object]]]) -> tuple[str, list[object]]:
+    return " and ".join(sql for sql, _ in conditions), [value for _, values in conditions for value in values]
+
+
 def sums_filter(
-    since: float | datetime | None = None, until: float | None = None, tenant: str | None = None
+    since: float | datetime | None = None,
+    until: float | None = None,
+    tenant: str | None = None,
+    model: str | None = None,
 ) -> SumsFilter:
     """Return a filter of all UTC days with a part of a period; see `start_time` for its arguments. Raises InvalidRequest."""
     start = start_time(since, until)
     last = None if until is None else utc_day(math.nextafter(until, 0.0))
-    return SumsFilter(None if start is None else utc_day(start), last, tenant)
+    return SumsFilter(None if start is None else utc_day(start), last, tenant, model)

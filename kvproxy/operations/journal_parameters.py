@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 from kvproxy.journal.groups import SavingsGroup, SpendingGroup
 from kvproxy.journal.sums_filter import SumsFilter, sums_filter
 from kvproxy.operations.parameters import Filter, Parameter, duration, period_end, period_start
-from kvproxy.operations.suggestions import client_names
+from kvproxy.operations.suggestions import client_names, models
 
 _TENANT = "Only requests of this tenant, or of the client with this name."
+_MODEL = "Only requests for this model."
 _UNTIL_DAY = "Whole UTC days that begin before this time; a date means its start."
 _SINCE_DAY = "Whole UTC days since this duration ago, or since this time: 7d, 2026-11-28, yesterday."
 
@@ -34,9 +35,10 @@ class LedgerQuery:
     since: Annotated[float | datetime | None, period_start(_SINCE_DAY)] = None
     until: Annotated[float | None, period_end(_UNTIL_DAY)] = None
     tenant: Annotated[str | None, Filter(_TENANT, suggestions=client_names)] = None
+    model: Annotated[str | None, Filter(_MODEL, suggestions=models)] = None
 
     def selection(self) -> SumsFilter:
-        return sums_filter(self.since, self.until, self.tenant)
+        return sums_filter(self.since, self.until, self.tenant, self.model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,7 @@ class SpendingQuery:
     since: Annotated[float | datetime | None, period_start("Only requests since then: 7d, 2026-11-28, today.")] = None
     until: Annotated[float | None, period_end("Only requests before this time.")] = None
     tenant: Annotated[str | None, Filter(_TENANT, suggestions=client_names)] = None
+    model: Annotated[str | None, Filter(_MODEL, suggestions=models)] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class SessionQuery:
         str | None,
         Filter("Only sessions of this tenant, or of the client with this name.", suggestions=client_names),
     ] = None
+    model: Annotated[str | None, Filter("Only sessions with a request for this model.", suggestions=models)] = None
     limit: Annotated[int | None, Parameter("Maximum number of sessions.", is_option=False)] = None
     offset: Annotated[int, Parameter("Number of sessions to skip.", is_option=False)] = 0
 

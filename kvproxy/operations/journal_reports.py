@@ -107,7 +107,7 @@ def report_spending(journal: JournalAccess, query: SpendingQuery) -> SpendingRep
     """Report the cost of the requests from `since` to `until`, by local day, project, model, or client."""
     start = start_time(query.since, query.until)
     settings = journal.settings
-    requests = recorded_requests(journal.reader, start, query.until, query.tenant)
+    requests = recorded_requests(journal.reader, start, query.until, query.tenant, query.model)
     report = spending_report(requests, query.by, ModelPrices(settings), settings.currency)
     oldest = complete_since(journal.reader)
     return replace(report, complete_since=oldest) if oldest is not None and (start or 0.0) < oldest else report
@@ -121,7 +121,7 @@ def list_sessions(journal: JournalAccess, query: SessionQuery) -> list[Session]:
     """
     start = start_time(query.since, query.until)
     return _sessions(journal).sessions(
-        query.limit, start, query.turns, query.offset, until=query.until, tenant=query.tenant
+        query.limit, start, query.turns, query.offset, until=query.until, tenant=query.tenant, model=query.model
     )
 
 

@@ -117,6 +117,11 @@ def test_a_cost_without_unpriced_turns_is_marked(tmp_path: Path) -> None:
     sessions = Sessions(str(tmp_path / "journal.db"), m=PRICE)
     sessions.add(request(FIRST, 100, 0, 0), request(SECOND, 200, 0, 600, body={"model": "free"}))
     sessions.close()
+    for name, tokens in (("m", [100]), ("free", [200]), ("f", [])):
+        given = ("--model", name, "--data", tmp_path)
+        # A session with turns for both models is listed whole.
+        assert [session["prompt_tokens"] for session in result("sessions", *given)] == [300][: len(tokens)]
+        assert [row["input_tokens"] for row in result("sessions", "--by", "model", *given)["rows"]] == tokens
     for model, cost in (("m", "0.00045"), ("*", "0.0012"), ("x", "")):
         (tmp_path / "kvproxy.toml").write_text(f'[journal.prices."{model}"]\ninput = 3\noutput = 15\n')
         piped = kvproxy("sessions", "--columns", "cost", "--data", tmp_path).stdout

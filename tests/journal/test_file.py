@@ -141,6 +141,8 @@ def test_savings_select_days_and_a_client_by_each_group(journal: StoredJournal) 
             (sums_filter(until=start_of_utc_day("2026-11-20")), 0),
             (sums_filter(tenant="ann"), 6),
             (sums_filter(noon_of(22), tenant="public"), 1),
+            (sums_filter(model="m"), 12),
+            (sums_filter(tenant="ann", model="other"), 0),
         ):
             for by in get_args(SavingsGroup):
                 rows = savings(reader, by, PRICES, selection=selection)

@@ -35,6 +35,10 @@ _PAUSES = (
 )
 _MAX_PAUSES = 100_000
 _OF_TENANT = " and exists (select 1 from names n where n.name = ? and n.number in (r.tenant, r.client))"
+_WITH_MODEL = (
+    " and t.session in (select m.session from turns m join records q on q.number = m.number"
+    " where q.model = (select number from names where name = ?))"
+)
 _BATCH = 1_000
 """Sessions per query; SQLite limits the number of parameters."""
 # A session and its sub-agents, whose first turns have a turn of the session as their parent.
@@ -214,28 +218,27 @@ class SessionReader:
         *,
         until: float | None = None,
         tenant: str | None = None,
+        model: str | None = None,
     ) -> list[Session]:
         """Return the sessions with the latest requests, newest first, without sessions that only warmed a cache.
 
         With `since` and `until`, return only sessions with a request between these times (seconds since the epoch); with
-        `tenant`, only those of this tenant or of the client with this name. Skip the first `offset` sessions, and return
-        at most `limit`; None returns all.
+        `tenant`, only those of this tenant or of the client with this name; with `model`, only those with a turn for this
+        model. Skip the first `offset` sessions, and return at most `limit`; None returns all.
         """
         first = 0 if since is None else self._reader.first_number_since(since)
         end = self._reader.newest_number() + 1 if until is None else self._reader.first_number_since(until)
         sql = (
             "select t.session from turns t join records r on r.number = t.number"
             " where t.session in (select session from turns where number >= ? and number < ?)"
-            f"{'' if tenant is None else _OF_TENANT}"
+            f"{'' if tenant is None else _OF_TENANT}{'' if model is None else _WITH_MODEL}"
             " group by t.session having count(*) >= ?"
             " and count(*) filter (where r.layer <> coalesce((select number from names where name = 'warming'), 0)) > 0"
             " order by max(t.number) desc"
         )
         page = "" if limit is None else f" limit {int(limit)} offset {int(offset)}"
-        ids = [
-            row[0]
-            for row in self._reader.rows(sql + page, [first, end, *([] if tenant is None else [tenant]), min_turns])
-        ]
+        names = [name for name in (tenant, model) if name is not None]
+        ids = [row[0] for row in self._reader.rows(sql + page, [first, end, *names, min_turns])]
         turns: dict[int, list[Turn]] = {id: [] for id in ids}
         for start in range(0, len(ids), _BATCH):
             batch = ids[start : start + _BATCH]

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import get_args
 
 import psycopg
 import pytest
@@ -14,10 +15,15 @@ import pytest
 from kvproxy.errors import SettingsError, StoreUnavailable
 from kvproxy.journal.databases import postgres
 from kvproxy.journal.databases.database import JournalFailed
+from kvproxy.journal.groups import SavingsGroup
 from kvproxy.journal.journal import StoredJournal, open_stored_journal
 from kvproxy.journal.reader import JournalReader
+from kvproxy.journal.savings import savings
+from kvproxy.journal.sessions.session_reader import SessionReader
+from kvproxy.journal.sums_filter import sums_filter
+from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings import load_settings
-from kvproxy.settings.journal import JournalSettings
+from kvproxy.settings.journal import JournalSettings, PriceSettings
 from tests.journal.sessions.requests import START, assistant, request, user
 from tests.journal.test_file import finished
 
@@ -97,6 +103,26 @@ def test_a_batch_whose_commit_was_not_confirmed_is_written_once(
     assert [record.request_id for record in journal.latest(10)] == ["three", "two", "one"]
     assert sum(row.requests for row in journal.read(lambda reader: reader.totals("layer"))) == 3
     assert journal.lost == 0
+
+
+def test_the_filters_of_reports_select_rows_of_postgresql(open_journal: Open) -> None:
+    journal = open_journal()
+    for tenant in ("client:ann", "client:ann/eu", "public"):
+        journal.add(
+            finished("a", tenant, tenant=tenant, upstream_request_id=f"req_{tenant}", response_id=f"id_{tenant}")
+        )
+    journal.flush()
+    selection = sums_filter(2 * DAY, time.time() + DAY, tenant="ann", model="m")
+    prices = ModelPrices(JournalSettings(prices={"m": PriceSettings(input=1)}))
+    for by in get_args(SavingsGroup):
+        rows = journal.read(lambda reader, by=by: savings(reader, by, prices, selection=selection, rejected=["x"]))
+        assert sum(row.requests for row in rows) == (0 if by == "tag" else 2)
+    ledger = journal.read(lambda reader: SessionReader(reader, prices).ledger("USD", selection))
+    assert ledger.prompt_tokens == 200
+    found = journal.read(lambda reader: SessionReader(reader, prices).sessions(None, tenant="ann", model="m"))
+    assert len(found) == 2
+    for id in ("req_public", "id_public"):
+        assert journal.read(lambda reader, id=id: reader.find(id)).tenant == "public"
 
 
 def test_old_days_are_dropped_and_no_proxy_keeps_their_prompts(open_journal: Open, empty_postgres: str) -> None:

@@ -15,7 +15,7 @@ from tests.commands.run import ROOT
 
 FILE = ROOT / "kvproxy" / "operations" / "record_query.py"
 BEFORE = "    # A condition reads any column"
-EDIT = '    api: Annotated[str | None, Filter("Only requests to this API.", sql="api = ?")] = None\n'
+EDIT = '    api: Annotated[str | None, SqlFilter("Only requests to this API.", sql="api = ?")] = None\n'
 # Runs with the edited module, and prints where the filter arrived.
 PROGRAM = """
 import importlib.util, json, sys

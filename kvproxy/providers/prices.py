@@ -16,6 +16,7 @@ from kvproxy.settings.journal import LIST_CURRENCY, JournalSettings, PriceSettin
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo
 
+_FIRST_DAY = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_PRICES = datetime(2020, 1, 1, tzinfo=UTC).timestamp()
 _NOON = time(12)
 _MAX_SEARCHED = 4_096  # Models and half hours.
@@ -62,17 +63,21 @@ class ModelPrices(Mapping[str, PriceSettings]):
 
         A service tier without a known price costs as much as the standard tier; see `tier_factor`.
         """
-        price = price_of(model, self._configured, moment)
-        if price is None:
+        table = price_of(model, self._configured, moment)
+        if table is None or not table.has_prices:
             if not self._has_list_prices:
                 return None
-            listed = list_price(model, moment, prompt_tokens, self.price_list, service_tier)
+            own_factor = None if table is None else table.service_tiers.get(service_tier or "")
+            listed_tier = service_tier if own_factor is None else None
+            listed = list_price(model, moment, prompt_tokens, self.price_list, listed_tier)
+            if listed is not None and own_factor is not None:
+                return listed.scaled(own_factor)
             if moment is not None and service_tier is None:
                 if len(self._searched) >= _MAX_SEARCHED:
                     self._searched.clear()
                 self._searched.add((model, _half_hour(moment.timestamp())))
             return listed
-        price = _with_published_ratios(model, price)
+        price = _with_published_ratios(model, table)
         factor = None if service_tier is None else self.tier_factor(model, service_tier, moment, prompt_tokens)
         return price if factor is None else price.scaled(factor)
 
@@ -93,27 +98,30 @@ class ModelPrices(Mapping[str, PriceSettings]):
         return published_tier_factor(model, service_tier, moment, prompt_tokens, self.price_list)
 
     def is_configured(self, model: str) -> bool:
-        """Whether the settings have a price of the model, which depends on the UTC day only."""
-        return price_of(model, self._configured) is not None or not self._has_list_prices
+        """Whether the settings have the price of the model on each day, so that no list price applies."""
+        first = price_of(model, self._configured, _FIRST_DAY)
+        return (first is not None and first.has_prices) or not self._has_list_prices
 
     def source_of(self, model: str) -> str | None:
         """Return `settings: PATTERN`, or `list` for the list price; None without a price."""
         patterns = (name for name in self._configured if fnmatchcase(model, name))
         pattern = model if model in self._configured else next(patterns, None)
-        if pattern is not None:
+        price = price_of(model, self._configured)
+        if price is not None and price.has_prices:
             return f"settings: {pattern}"
         return None if self.at(model) is None else "list"
 
     def tiers(self, model: str) -> list[tuple[int, PriceSettings]]:
         """Return the present prices with the numbers of prompt tokens above which they apply; empty without a price."""
-        starts = [0] if self.is_configured(model) else [0, *_tier_starts(model, self.price_list)]
+        starts = [0] if self.source_of(model) != "list" else [0, *_tier_starts(model, self.price_list)]
         priced = ((start, self.at(model, None, start + 1)) for start in starts)
         return [(start, price) for start, price in priced if price is not None]
 
     def later(self, model: str) -> list[tuple[str, PriceSettings]]:
         """Return the later prices of the settings with the UTC days on which they start, such as 2026-12-01."""
         price, today = price_of(model, self._configured) or PriceSettings(), datetime.now(UTC).date().isoformat()
-        return [(day, _with_published_ratios(model, price.on(day))) for day in sorted(price.changes) if day > today]
+        later = [(day, price.on(day)) for day in sorted(price.changes) if day > today]
+        return [(day, _with_published_ratios(model, dated)) for day, dated in later if dated.has_prices]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._configured)

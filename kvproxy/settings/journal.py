@@ -25,6 +25,8 @@ def _parse_day(text: str) -> str:
         raise ValueError(f"{text[:40]!r} is no day: write it as 2026-12-01") from None
 
 
+_SCALED = ("input", "cached", "write_5m", "write_1h", "output")
+_PRICES = (*_SCALED, "storage")
 _Day = Annotated[str, AfterValidator(_parse_day)]
 
 
@@ -77,6 +79,11 @@ class PriceSettings(DatedPriceSettings):
         description="Time after which the provider drops an unused prefix; by default its published rule.",
     )
 
+    @property
+    def has_prices(self) -> bool:
+        """Whether a price is set, perhaps 0; a table may have only rules of the provider's cache, or factors of tiers."""
+        return not self.model_fields_set.isdisjoint(_PRICES)
+
     def on(self, day: str) -> "PriceSettings":
         """Return the prices of a UTC day, such as 2026-12-01."""
         started = [self.changes[start] for start in sorted(self.changes) if start <= day]
@@ -85,8 +92,7 @@ class PriceSettings(DatedPriceSettings):
 
     def scaled(self, factor: float) -> "PriceSettings":
         """Return the prices of a service tier that costs a multiple of the standard one."""
-        names = ("input", "cached", "write_5m", "write_1h", "output")
-        prices = {name: price * factor for name in names if (price := getattr(self, name)) is not None}
+        prices = {name: price * factor for name in _SCALED if (price := getattr(self, name)) is not None}
         return self.model_copy(update=prices)
 
     @property
@@ -149,11 +155,15 @@ class JournalSettings(Section):
     @property
     def has_prices(self) -> bool:
         """Whether a model can have a price: of the settings, or in the currency of the list prices."""
-        return bool(self.prices) or self.currency == LIST_CURRENCY
+        own = any(price.has_prices or price.changes for price in self.prices.values())
+        return own or self.currency == LIST_CURRENCY
 
 
 def price_of(model: str, prices: Mapping[str, PriceSettings], moment: datetime | None = None) -> PriceSettings | None:
-    """Return the price of a model at a time, by default now: by its name, else by the first matching pattern."""
+    """Return the price of a model at a time, by default now: by its name, else by the first matching pattern.
+
+    It may lack prices; see `PriceSettings.has_prices`.
+    """
     if model in prices:
         price: PriceSettings | None = prices[model]
     else:

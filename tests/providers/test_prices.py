@@ -168,6 +168,30 @@ def test_a_missing_price_has_the_published_ratio_of_its_day() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "table", [{"ttl": 60, "least_cached_tokens": 1}, {"changes": {"2026-12-01": {"input": 1, "output": 1}}}]
+)
+def test_a_table_without_a_price_leaves_the_list_price(table: dict[str, Any]) -> None:
+    prices = ModelPrices(JournalSettings.model_validate({"prices": {"gpt-4o": table, "unknown": table}}))
+    moment = datetime(2026, 11, 30, 23, tzinfo=UTC).timestamp()
+    assert price_at("gpt-4o", prices, moment, 0) == list_price("gpt-4o", datetime(2026, 11, 30, tzinfo=UTC))
+    assert price_at("unknown", prices, moment, 0) is None
+    later = price_at("unknown", prices, moment + 3_600, 0)
+    assert (later and later.input) == (1 if "changes" in table else None)
+
+
+def test_factors_of_tiers_multiply_the_list_price() -> None:
+    prices = ModelPrices(JournalSettings.model_validate({"prices": {"gpt-4o": {"service_tiers": {"scale": 3}}}}))
+    scaled = price_at("gpt-4o", prices, 1.7959e9, 0, "scale")
+    assert (scaled and (scaled.input, scaled.output)) == (7.5, 30)
+    assert has_tier_price("gpt-4o", prices, 1.7959e9, "scale")
+
+
+def test_a_price_of_nothing_is_a_price() -> None:
+    prices = ModelPrices(JournalSettings.model_validate({"prices": {"gpt-4o": {"input": 0}}}))
+    assert price_at("gpt-4o", prices, 1.7959e9, 0) == PriceSettings(input=0)
+
+
 def test_list_prices_do_not_apply_to_another_currency() -> None:
     assert price_of("claude-opus-5", ModelPrices(JournalSettings(currency="EUR"))) is None
 

@@ -328,7 +328,8 @@ class KeepWarm:
             wanted.append((self._budget(rule.name, "tokens", rule.keep_warm_tokens), session.tokens))
         if rule.keep_warm_money is not None:
             # Prices are per million tokens, so the budget counts millionths.
-            units = 0 if price is None else round(rule.keep_warm_money * MILLION)
+            is_priced = price is not None and price.has_prices
+            units = round(rule.keep_warm_money * MILLION) if is_priced else 0
             cost = 0.0 if price is None else input_price(price, session.tokens, session.tokens, 0, 0)
             wanted.append((self._budget(rule.name, "money", units), cost * MILLION))
         if not wanted or any(budget.available_units <= 0 for budget, _ in wanted):

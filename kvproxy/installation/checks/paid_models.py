@@ -43,7 +43,7 @@ def check_paid_models(settings: Settings, today: date | None = None) -> str:
 
 
 def _prices_text(settings: Settings) -> str:
-    configured = settings.journal.prices
+    configured = {name for name, price in settings.journal.prices.items() if price.has_prices}
     if "*" in configured:
         return 'each model has a price of [journal.prices], because "*" replaces all list prices'
     own = f"{plural(len(configured), 'price')} of [journal.prices]"

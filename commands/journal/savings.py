@@ -20,7 +20,7 @@ from kvproxy.units import plural, tenant_name
 
 if TYPE_CHECKING:
     from kvproxy.journal.savings import Saving, SavingsReport
-    from kvproxy.journal.sessions.session_reader import LedgerReport
+    from kvproxy.journal.sessions.ledger_report import LedgerReport
     from kvproxy.journal.sums_filter import SumsFilter
 
 _MAX_BARS = 10
@@ -49,7 +49,7 @@ def savings(
     Example: kvproxy savings --ledger
     """
     from kvproxy.journal.savings import Saving
-    from kvproxy.journal.sessions.session_reader import LedgerRow
+    from kvproxy.journal.sessions.ledger_report import LedgerRow
     from kvproxy.operations.journal_reports import report_ledger, report_savings
     from kvproxy.operations.operation import field_names
 

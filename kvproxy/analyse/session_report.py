@@ -25,13 +25,11 @@ from kvproxy.journal.journal import StoredJournal, open_stored_journal
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.schema import FILE
 from kvproxy.journal.sessions.ledger import ExpectedReuse, lost_tokens
+from kvproxy.journal.sessions.ledger_report import LedgerReport, RecordedLoss, ledger_of
 from kvproxy.journal.sessions.session_reader import (
-    LedgerReport,
-    RecordedLoss,
     Session,
     SessionReader,
     Turn,
-    ledger_of,
     summarize_session,
 )
 from kvproxy.journal.spending import PaidRequest, SpendingReport, spending_report

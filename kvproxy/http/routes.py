@@ -57,7 +57,8 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.installation.checks.configured_store import store_name
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.savings import savings
-from kvproxy.journal.sessions.session_reader import LedgerRow, SessionReader
+from kvproxy.journal.sessions.ledger_report import LedgerRow
+from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.journal.token_estimates import most_output_tokens
 from kvproxy.providers.prices import ModelPrices
 

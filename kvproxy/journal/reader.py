@@ -185,11 +185,8 @@ class JournalReader:
 
         Such an id is the request id, the upstream's own request id, or the id of the response. Raises NotFound.
         """
-        tries: list[tuple[str, object]] = [
-            ("request_id = ?", id_or_number),
-            ("upstream_request_id = ?", id_or_number),
-            ("response_id = ?", id_or_number),
-        ]
+        ids = "? in (request_id, upstream_request_id, response_id)"
+        tries: list[tuple[str, object]] = [(ids, id_or_number)]
         if id_or_number.isdecimal() and len(id_or_number) < 16:
             tries.append(("number = ?", int(id_or_number)))
         tries.append(("substr(request_id, 1, length(?)) = ?", id_or_number))

@@ -13,7 +13,8 @@ from kvproxy.journal.reader import TimeSeries
 from kvproxy.journal.reasons import meaning_of_reason, reasons
 from kvproxy.journal.record import RecordWithQuestions
 from kvproxy.journal.savings import SavingsReport, savings_report
-from kvproxy.journal.sessions.session_reader import LedgerReport, Session, SessionReader, TreeRow, turn_tree
+from kvproxy.journal.sessions.ledger_report import LedgerReport
+from kvproxy.journal.sessions.session_reader import Session, SessionReader, TreeRow, turn_tree
 from kvproxy.journal.spending import SpendingReport, recorded_requests, spending_report
 from kvproxy.operations.journal import PAGE, ROWS, DirectJournal, JournalAccess, JournalClient, list_records
 from kvproxy.operations.journal_parameters import (

@@ -1,16 +1,17 @@
 """Reads sessions, their turns, and their ledger from the journal."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
 from kvproxy.apis.agent_requests import HEADLESS_TAG
 from kvproxy.errors import NotFound
 from kvproxy.journal.reader import JournalReader
-from kvproxy.journal.sessions.ledger import CAUSES, LOADED, STORED_TOKEN_HOURS, UNREAD_WRITES
+from kvproxy.journal.sessions.ledger import CAUSES, STORED_TOKEN_HOURS, UNREAD_WRITES
+from kvproxy.journal.sessions.ledger_report import DiagnosisRow, LedgerReport, RecordedLoss, ledger_of
 from kvproxy.journal.sums_filter import SumsFilter
 from kvproxy.providers.prices import price_at, price_on
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_lost_per_token, storage_price
@@ -153,57 +154,6 @@ class Session:
     saved: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerRow:
-    """Prompt tokens with one `result`: `reused`, or a cause from `CAUSES`.
-
-    Attributes:
-        share: fraction of all prompt tokens.
-        cost: money that reuse of these tokens would have saved; 0 for `reused` and `new`, None without a price.
-    """
-
-    result: str
-    tokens: int
-    share: float
-    cost: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class DiagnosisRow:
-    """Turns with one diagnosis of the provider.
-
-    Attributes:
-        agreed, disagreed: turns whose change, by our comparison, is and is not the one that the provider names.
-    """
-
-    diagnosis: str
-    turns: int
-    agreed: int
-    disagreed: int
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerReport:
-    """Prompt tokens by result.
-
-    Attributes:
-        storage: price of storing reused tokens in the provider's cache.
-        loaded: reused tokens that engines loaded from media besides their GPU, by medium, where the reuse was predicted.
-        unread_writes: tokens written to the provider's cache that no later request has read so far; None if unknown.
-        diagnoses: the provider's own explanations of recorded requests, most frequent first.
-    """
-
-    prompt_tokens: int
-    written_5m: int
-    written_1h: int
-    rows: list[LedgerRow]
-    currency: str
-    storage: float = 0.0
-    loaded: dict[str, int] = field(default_factory=dict)
-    unread_writes: int | None = None
-    diagnoses: list[DiagnosisRow] = field(default_factory=list)
-
-
 class SessionReader:
     def __init__(self, reader: JournalReader, prices: Mapping[str, PriceSettings]) -> None:
         self._reader = reader
@@ -302,7 +252,7 @@ class SessionReader:
         )
         return replace(report, unread_writes=max(0, unread), diagnoses=self._diagnoses(selection))
 
-    def _recorded_losses(self, selection: SumsFilter) -> dict[tuple[str, str], list["RecordedLoss"]]:
+    def _recorded_losses(self, selection: SumsFilter) -> dict[tuple[str, str], list[RecordedLoss]]:
         """Return the lost tokens of recorded requests with the price of each token, by model and UTC day."""
         condition, values = selection.records_sql()
         lost = " + ".join(f"coalesce(t.{cause}, 0)" for cause in CAUSES if cause != "new")
@@ -386,52 +336,6 @@ def turn_tree(turns: Sequence[Turn]) -> list[TreeRow]:
         waiting += [(depth, main)] if main is not None else []
         waiting += [(depth + 1, child) for child in reversed(following) if child is not main]
     return rows
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedLoss:
-    """Lost tokens of a request by cause, and what each would have saved if it had been reused."""
-
-    tokens: Mapping[str, int]
-    price: float
-
-
-def ledger_of(
-    groups: Iterable[tuple[PriceSettings | None, Mapping[str, int], Sequence[RecordedLoss]]], currency: str
-) -> LedgerReport:
-    """Return a ledger from groups of requests with one price: numbers of tokens by result.
-
-    A result is `reused`, one of `CAUSES`, `written_5m`, `written_1h`, `loaded_MEDIUM`, or `STORED_TOKEN_HOURS`. Tokens of
-    recorded losses have their own price, and other lost tokens the mean price of the group.
-    """
-    storage = 0.0
-    tokens: Counter[str] = Counter()
-    costs: dict[str, float] = {}
-    for price, group, recorded in groups:
-        tokens.update(group)
-        if price is None:
-            continue
-        counts = Counter(group)
-        total = sum(counts[result] for result in ("reused", *CAUSES))
-        storage += storage_price(price, counts[STORED_TOKEN_HOURS])
-        above = price_lost_per_token(price, total, counts["reused"], counts["written_5m"], counts["written_1h"])
-        for result in ("reused", *CAUSES):
-            if result in ("reused", "new"):
-                costs.setdefault(result, 0.0)
-                continue
-            own = [(loss.tokens.get(result, 0), loss.price) for loss in recorded]
-            rest = max(0, counts[result] - sum(count for count, _ in own))
-            costs[result] = costs.get(result, 0.0) + above * rest + sum(count * money for count, money in own)
-    total = sum(tokens[result] for result in ("reused", *CAUSES))
-    rows = [
-        LedgerRow(result, tokens[result], tokens[result] / total, costs.get(result))
-        for result in ("reused", *CAUSES)
-        if tokens[result]
-    ]
-    loaded = {
-        result.removeprefix(LOADED): count for result, count in tokens.items() if result.startswith(LOADED) and count
-    }
-    return LedgerReport(total, tokens["written_5m"], tokens["written_1h"], rows, currency, storage, loaded)
 
 
 def summarize_session(turns: Sequence[Turn]) -> Session:

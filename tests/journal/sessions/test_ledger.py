@@ -17,7 +17,7 @@ from kvproxy.journal.miss_explanation import explain_in_sentences, explain_miss
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.savings import savings
 from kvproxy.journal.sessions.ledger import CAUSES, ExpectedReuse, lost_tokens, main_cause
-from kvproxy.journal.sessions.session_reader import ledger_of
+from kvproxy.journal.sessions.ledger_report import ledger_of
 from kvproxy.settings.journal import PriceSettings
 from tests.commands.run import kvproxy
 from tests.journal.sessions.injected_losses import Result, run_engine, run_openai, run_provider

@@ -73,7 +73,7 @@ _PLEASANTRY = re.compile(
     r"|(?<=[,.!] )no (?:worries|problem|rush)[\s,.!;]+",
     re.IGNORECASE,
 )
-_COVERED, _REPEATED, _EQUAL_SHARE = 0.5, 0.8, 0.8
+_COVERED, _EQUAL_SHARE = 0.5, 0.8
 _COPY_RATIO = 0.62
 _FEW_WORDS = 4
 _MIN_LENGTH_OF_PREFIX, _MIN_LENGTH_OF_WORD = 4, 3
@@ -164,6 +164,11 @@ def need_no_context(ours: Context, theirs: Context, are_alike: Callable[[str, st
     return len(told) == len(also_told) and all(map(are_alike, told, also_told))
 
 
+def have_other_words(turn: str, other: str) -> bool:
+    """Whether one of two turns has a content word that the other one lacks."""
+    return bool(_unknown(_content(turn), _roots(other)) or _unknown(_content(other), _roots(turn)))
+
+
 def have_equal_facts(ours: Context, theirs: Context) -> bool:
     """Whether the facts of two conversations agree, and both tell the same (see `told_statements`).
 
@@ -202,7 +207,7 @@ def _repeats(ours: Context, statement: str) -> bool:
     # A question of the assistant may have the words of each possible reply.
     answers = (each for turn in ours.turns[1::2] for each in _SENTENCE_END.split(turn) if not each.endswith("?"))
     known = _roots(" ".join((*ours.user_turns[:-1], *answers)))
-    least = _COVERED if is_own_case(statement) else _REPEATED
+    least = _COVERED if is_own_case(statement) else 1
     return len(content) - len(_unknown(content, known)) >= least * len(content)
 
 

@@ -13,6 +13,7 @@ from kvproxy.index.search.conversation_context import (
     MAX_TURNS_OF_FREE_WORDING,
     Context,
     have_equal_facts,
+    have_other_words,
     is_standalone,
     need_no_context,
     neutral_references,
@@ -21,6 +22,7 @@ from kvproxy.index.search.conversation_context import (
     uses_words,
     words_only_in,
 )
+from kvproxy.index.search.told_statements import states_facts
 
 SEPARATOR = "⏎"  # A conversation whose text contains this character has exact hits only.
 _JOIN = f" {SEPARATOR} "
@@ -112,6 +114,9 @@ class EarlierTurns:
     def _decide(self, turn: str, stored: str) -> bool:
         assert self._policy is not None
         if any(len(text.encode("utf-8", "replace")) > _MAX_TURN_BYTES for text in (turn, stored)):
+            return False
+        # The policy compares questions: one changed word may be a fact of a statement.
+        if (states_facts(turn) or states_facts(stored)) and have_other_words(turn, stored):
             return False
         cosine = self._cosine(turn, stored)
         if cosine is None:

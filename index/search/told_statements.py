@@ -150,6 +150,11 @@ def _told_by_assistant(reply: str, question: str, *, is_caused: bool) -> Iterato
             yield sentence
 
 
+def states_facts(turn: str) -> bool:
+    """Whether a turn has a sentence that is neither a question nor small talk."""
+    return any(tells(sentence) and not is_question(sentence) for sentence in _sentences(turn))
+
+
 def tells(sentence: str) -> bool:
     """Whether a sentence has more than small talk."""
     if _PLEASANTRY.search(sentence):

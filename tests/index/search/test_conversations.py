@@ -1,6 +1,8 @@
 """Conversations match if their answers are equal and each question means the same, in order."""
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -65,6 +67,21 @@ def test_reworded_questions_match_in_order_only(turns: list[tuple[str, str]]) ->
     assert found.matches(conversation(stored))
     assert not found.matches(conversation(stored[1:]))
     assert not found.matches(conversation([*stored, stored[0]]))
+
+
+def test_a_statement_matches_only_if_its_words_are_equal() -> None:
+    path = Path(__file__).parent.parent / "data" / "told_facts.jsonl"
+    kinds = ("nearly equal statement", "passage", "own situation", "data", "preference")
+    cases = [case for line in path.read_text().splitlines() if (case := json.loads(line))["kind"] in kinds]
+    assert len(cases) > 60
+    embedder = HashEmbedder()
+
+    def match(asked: Sequence[str], stored: Sequence[str]) -> bool:
+        found = EarlierTurns(join_turns(asked), EVERYTHING, Limits(), lambda text: embedder.embed([text])[0])
+        return found.matches(join_turns(stored))
+
+    assert not [case for case in cases if match(case["a"], case["b"]) or match(case["b"], case["a"])]
+    assert match(["I am on the Team plan.", "ok", "continue"], ["I'm on the Team plan", "ok", "continue"])
 
 
 def test_without_a_policy_or_a_vector_only_equal_turns_match() -> None:

@@ -121,6 +121,8 @@ def _similar_options(name: str, context: "typer.Context | None") -> str:
     """Return a suggestion of options that begin with a wrong name, or have almost its letters; else an empty text."""
     names = [] if context is None else [long for parameter in context.command.params for long in parameter.opts]
     names = [long for long in names if long.startswith("--")]
+    if name in ("--port", "--host") and "--url" in names:
+        return " Did you mean --url http://HOST:PORT?"
     similar = [long for long in names if len(name) > 3 and long.startswith(name)]
     similar = similar or difflib.get_close_matches(name, names, n=2, cutoff=_SIMILARITY)
     return f" Did you mean {' or '.join(similar)}?" if similar else ""

@@ -287,6 +287,7 @@ def test_only_similar_options_are_suggested(tmp_path: Path) -> None:
         assert re.search(rf"No such option: {option}{re.escape(suggestion)} \(\S.* keys ls --help", done.stderr), (
             done.stderr
         )
+    assert "Did you mean --url http://HOST:PORT?" in kvproxy("ask", "--port", "7200", "What is a block?").stderr
     assert "Did you mean --budget-per-day or --budget-per-month?" in kvproxy("keys", "add", "a", "--budget", "5").stderr
 
 

@@ -36,6 +36,7 @@ _LABELS: dict[str, str] = {
     "cache.semantic.learning.observations": "Learned policy: comparisons",
     "cache.semantic.learning.served": "Learned policy: responses served",
     "cache.semantic.learning.expected_wrong": "Learned policy: wrong responses, expected",
+    "cache.semantic.learning.unestimated": "Learned policy: responses without an estimate",
     "cache.semantic.learning.would_serve": "Learned policy: requests it would serve",
     "cache.semantic.learning.most_wrong": "Learned policy: wrong responses, at most",
     "cache.semantic.learning.max_error": "Learned policy: configured bound",
@@ -112,9 +113,13 @@ def policy_sentences(learned: dict[str, Any]) -> list[str]:
     if not served:
         return [*sentences, "No similar question was answered from the cache yet."]
     answered = "1 similar question was" if served == 1 else f"{served:,} similar questions were"
-    expected, most = learned["expected_wrong"], learned["most_wrong"]
-    return [
-        *sentences,
-        f"{answered} answered from the cache.",
-        f"Wrong: {expected:,.2f} expected, at most {most:,.0f} (90% confidence, not for checked).",
-    ]
+    return [*sentences, f"{answered} answered from the cache.", _wrong_hits(learned)]
+
+
+def _wrong_hits(learned: dict[str, Any]) -> str:
+    expected, most, served = learned["expected_wrong"], learned["most_wrong"], int(learned["served"])
+    unknown = served if expected is None else int(learned.get("unestimated", 0))
+    if unknown == served:
+        return "Wrong: unknown, because no hit was compared with a fresh response yet."
+    without = f", without {unknown:,} that no comparison estimates" if unknown else ""
+    return f"Wrong: {expected:,.2f} expected{without}, at most {most:,.0f} (90% confidence, not for checked)."

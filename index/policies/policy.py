@@ -145,7 +145,7 @@ class LearningStatus:
         serves: the policy decides without the policy `checked`.
         level: maximum estimated error of a served answer.
         expected_wrong, most_wrong: expected number of wrong answers among the `served` answers, and its upper bound with 90%
-            probability, apart from answers that `checked` accepted.
+            probability, apart from answers that `checked` accepted. None and `served` if no hit of `checked` was compared.
         would_serve: share of recent requests, served or not, whose estimated error is within `level`.
         doubted: number of classes of equal answers (see `answer_classes`) whose right answer may have changed.
         equal, undecided: numbers of comparisons that found equal answers, and that the judge could not decide.
@@ -155,7 +155,7 @@ class LearningStatus:
     serves: bool
     level: float
     served: int
-    expected_wrong: float
+    expected_wrong: float | None
     most_wrong: int
     max_error: float
     would_serve: float
@@ -178,7 +178,8 @@ class LearningStatus:
 class LearningSummary:
     """`LearningStatus` summed over all namespaces in memory; `would_serve` is their weighted mean, `max_error` the maximum.
 
-    `unlearnable` is the number of namespaces with a `warning`.
+    `unlearnable` is the number of namespaces with a `warning`. `expected_wrong` leaves out the `unestimated` hits, which are
+    those of namespaces without an estimate.
     """
 
     namespaces: int
@@ -192,6 +193,7 @@ class LearningSummary:
     equal: int = 0
     undecided: int = 0
     unlearnable: int = 0
+    unestimated: int = 0
 
     @classmethod
     def from_statuses(cls, statuses: Sequence[LearningStatus]) -> "LearningSummary":
@@ -202,13 +204,14 @@ class LearningSummary:
             sum(status.serves for status in statuses),
             observations,
             sum(status.served for status in statuses),
-            sum(status.expected_wrong for status in statuses),
+            sum(status.expected_wrong or 0.0 for status in statuses),
             would_serve / observations if observations else 0.0,
             sum(status.most_wrong for status in statuses),
             max((status.max_error for status in statuses), default=0.0),
             sum(status.equal for status in statuses),
             sum(status.undecided for status in statuses),
             sum(status.warning is not None for status in statuses),
+            sum(status.served for status in statuses if status.expected_wrong is None),
         )
 
 

@@ -150,13 +150,14 @@ class Metrics:
             serving="Namespaces in which it decides without the policy checked.",
             observations="Observations.",
             served="Served responses.",
-            expected_wrong="Expected number of wrong ones among the served responses.",
+            expected_wrong="Expected number of wrong ones among the served responses, without unestimated ones.",
             most_wrong="Bound of this number with 90% confidence; responses that checked accepted count with an estimated error.",
             would_serve="Share of the similar questions that it would answer.",
             max_error="The setting cache.max_error; 0 without namespaces.",
             equal="Comparisons that found equal responses.",
             undecided="Comparisons that the judge could not decide.",
             unlearnable="Namespaces whose responses are hardly ever judged equal.",
+            unestimated="Served responses of namespaces in which no hit of checked was compared with a fresh response yet.",
         )
         self._upstreams = self._group(
             "upstream",

@@ -38,6 +38,7 @@ _CONDITIONS = {
     for group in ("except apart excluding exception", "unless", "before prior", "after", "only")
     for word in group.split()
 }
+_YES_OR_NO = re.compile(r"\s*(yes|no)\s*(?:[,.!;:]|$)", re.IGNORECASE)
 _AFFIRMATION = re.compile(r"\s*(yes|sure|of course|certainly|absolutely|no)\b", re.IGNORECASE)
 
 
@@ -93,6 +94,8 @@ def answers_equal(one: str, other: str, cosine: float, min_cosine: float = MIN_E
         if cosine < _MAX_DIFFERENT_COSINE_OF_OTHER_LANGUAGES:
             return False
         return not a_few_words_differ(one, other) if cosine >= least else None
+    if _contradict(one, other):
+        return False
     ours, theirs = answer_facts(one), answer_facts(other)
     alone, also_alone = _unmatched(ours.content, theirs.content), _unmatched(theirs.content, ours.content)
     shared = 1 - len(alone) / max(1, len(ours.content)), 1 - len(also_alone) / max(1, len(theirs.content))
@@ -109,6 +112,12 @@ def answers_equal(one: str, other: str, cosine: float, min_cosine: float = MIN_E
     if is_copy and (alone or also_alone or _words_are_reordered(one, other)):
         return None  # A replaced, missing, or moved word may be a fact.
     return True if cosine >= min_cosine and min(shared) >= _MIN_EQUAL_OVERLAP else None
+
+
+def _contradict(one: str, other: str) -> bool:
+    """Whether one answer begins with *Yes*, and the other with *No*."""
+    ours, theirs = _YES_OR_NO.match(one), _YES_OR_NO.match(other)
+    return ours is not None and theirs is not None and ours[1].lower() != theirs[1].lower()
 
 
 def _is_near_copy(one: str, other: str) -> bool:

@@ -102,7 +102,10 @@ class LearnedPolicy:
         )
         record = LearningRecord(estimate.index, tuple(estimate.features.tolist()), estimate.error, estimate.score_error)
         if decision.verdict == "accepted":
-            return PolicyResult(decisions, estimate.index, learner.exploration_share(estimate.error), record)
+            share = learner.exploration_share(estimate.error)
+            if self.checked is not None and not learner.decides_without_checked:
+                share = max(share, self._early_share(namespace, learner))
+            return PolicyResult(decisions, estimate.index, share, record)
         error = learner.checked_error
         # If the error is within the limit, `checked` must not overrule. Otherwise, stricter limits could allow more hits.
         decided = learner.is_within_limits(estimate)
@@ -114,9 +117,12 @@ class LearnedPolicy:
             limits,
             record,
             error,
-            learner.checked_exploration_share,
+            self._early_share(namespace, learner),
             has_estimate=learner.num_checked >= 1,
         )
+
+    def _early_share(self, namespace: str, learner: Learner) -> float:
+        return learner.early_exploration_share(self._pending.get(namespace, ServedHits()).count)
 
     def _decide_nearest(
         self,
@@ -316,13 +322,14 @@ class LearnedPolicy:
                 risk=learner.level.risk + hits.risk,
                 checked_risk=(learner.served_by_checked + hits.by_checked) * learner.checked_error,
             )
+        is_estimated = not level.served or learner.decides_without_checked or learner.num_checked > 0
         return LearningStatus(
             learner.num_comparisons,
             learner.decides_without_checked,
             level.error_limit,
             level.served,
-            level.total_risk,
-            level.most_wrong,
+            level.total_risk if is_estimated else None,
+            level.most_wrong if is_estimated else level.served,
             self.max_error,
             level.servable_request_share,
             sum(odds > 0.1 for odds in learner.class_evidence.odds.values()),

@@ -33,6 +33,8 @@ _OBSOLETE_MARGIN = 0.05
 _PROBABLE_CHANGE = 0.4
 _MIN_COMPARISONS = 50
 _CHECKED_EXPLORED, _CHECKED_LEAST = 0.2, 0.05
+_UNEXPLORED = 10  # First hits, so that a new user sees them.
+_WELL_EXPLORED = 10  # Comparisons of hits of `checked`, after which fewer are explored.
 _MIN_CHECKED = 30
 _CHECKED_WRONG, _CHECKED_SEEN = 0.5, 50.0  # Prior of `checked_error`.
 _CHECKED_DECAY = 1 - 1 / 500
@@ -136,11 +138,16 @@ class Learner:
         """The estimated share of wrong answers among those that the policy `checked` accepted."""
         return (_CHECKED_WRONG + self.num_checked_wrong) / (_CHECKED_SEEN + self.num_checked)
 
-    @property
-    def checked_exploration_share(self) -> float:
-        if self.num_comparisons < _MIN_COMPARISONS:
-            return 0.0  # The misses of `checked` are compared anyway.
-        return max(_CHECKED_LEAST, _CHECKED_EXPLORED * math.sqrt(_MIN_CHECKED / max(self.num_checked, _MIN_CHECKED)))
+    def early_exploration_share(self, num_pending: int) -> float:
+        """Return the share of hits that are forwarded while they depend on `checked`: its misses say nothing about its hits.
+
+        Args:
+            num_pending: hits that no observation includes yet.
+        """
+        if self.level.served + num_pending < _UNEXPLORED:
+            return 0.0
+        known = max(self.num_checked, _WELL_EXPLORED)
+        return max(_CHECKED_LEAST, _CHECKED_EXPLORED * math.sqrt(_WELL_EXPLORED / known))
 
     @property
     def may_serve_checked(self) -> bool:

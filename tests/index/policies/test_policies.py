@@ -1,6 +1,7 @@
 """Decisions of the policies; limits of a request can only make them stricter."""
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Limits, Neighbour, Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.index.store.observations import Observation
 from tests.index.doubles import OverlapVerifier
 from tests.reference.memory_observations import MemoryObservations
 
@@ -148,6 +150,45 @@ def test_checked_decides_in_a_new_namespace() -> None:
     assert result.record.checked
     policy.learner("").num_checked, policy.learner("").num_checked_wrong = 20, 4
     assert policy.decide("how do I open the account", near_class("a")).chosen is None
+
+
+def explored_hits(right: Callable[[int], bool], most: int) -> tuple[int, int, LearnedPolicy]:
+    """Serve reworded questions in a new namespace; return the numbers of hits and of wrong hits."""
+    policy = LearnedPolicy(MemoryObservations(), CheckedPolicy(Fixed(0.95), 0.9, 0.5, guards=()), 0.02, floor=0.5)
+    chance, near = random.Random(0), near_class("a")
+    hits = wrong = 0
+    for number in range(most):
+        result = policy.decide("how do I open the account", near)
+        if (record := result.record) is None:
+            continue
+        is_hit = result.chosen is not None and chance.random() >= result.exploration_share
+        if is_hit:
+            hits, wrong = hits + 1, wrong + (not right(number))
+            policy.record_served("", record.risk, by_checked=bool(record.checked), answer_class="a")
+        else:
+            seen = {"features": record.features, "error": record.error, "answer": "a", "checked": True}
+            policy.learn([Observation("a", right(number), "answer", is_hit, 0.0, **seen)])  # type: ignore[arg-type]
+    return hits, wrong, policy
+
+
+def test_hits_of_checked_are_explored_so_that_wrong_ones_end_them() -> None:
+    hits, wrong, policy = explored_hits(lambda number: number % 2 == 0, 400)
+    assert 10 <= hits <= 40
+    assert wrong <= 20
+    expected = policy.status("").expected_wrong
+    assert expected is not None
+    assert expected > 0.02 * hits
+
+
+def test_the_first_hits_are_not_explored_and_later_ones_less() -> None:
+    hits, _, policy = explored_hits(lambda number: True, 10)
+    assert hits == 10
+    assert policy.status("").expected_wrong is None
+    assert policy.status("").most_wrong == 10
+    hits, wrong, policy = explored_hits(lambda number: True, 500)
+    assert wrong == 0
+    assert hits >= 0.85 * 500
+    assert policy.learner("").num_checked >= 20
 
 
 @pytest.mark.parametrize(

@@ -332,7 +332,9 @@ def _send_verdict(name: EntryName, question: str | None, responses: StoreOptions
 
     with responses.open() as cache:
         done = cache.perform(judge_response, name, Verdict(right, question))
-    return text_output(done, f"{'approved' if right else 'rejected'} {done.id[:12]} for all similar questions")
+    short = done.id[:12]
+    text = f"{'approved' if right else 'rejected'} {short} for all similar questions"
+    return text_output(done, text if right else f"{text}; equal ones still receive it (kvproxy cache rm {short})")
 
 
 @app.subcommand

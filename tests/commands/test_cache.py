@@ -224,6 +224,8 @@ def test_reject_and_approve_in_a_file(tmp_path: Path) -> None:
     approved = kvproxy("cache", "approve", entry.id, "--store", path).stdout
     assert approved == f"approved {entry.id[:12]} for all similar questions\n"
     assert result("cache", "stats", "--store", path)["semantic"]["learned"]["rejected"] == 0
+    rejected = kvproxy("cache", "reject", entry.id, "--store", path).stdout
+    assert rejected.endswith(f"equal ones still receive it (kvproxy cache rm {entry.id[:12]})\n")
     assert kvproxy("cache", "reject", "nope", "--store", path).returncode == 3
     asked = kvproxy("cache", "reject", entry.id, "--question", "x", "--store", path)
     assert (asked.returncode, "running proxy" in asked.stderr) == (2, True)

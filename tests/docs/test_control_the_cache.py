@@ -1,4 +1,4 @@
-"""The page about control per request: its code runs with the real clients, and prints what its comments say."""
+"""The pages about control per request and RAG: their code runs with the real clients, and prints what its comments say."""
 
 import re
 from pathlib import Path
@@ -11,19 +11,22 @@ from tests.commands.upstream import Upstream
 from tests.plain_upstream import run_recording_upstream
 from tests.servers import run_proxy, until_stored
 
-PAGE = Path(__file__).parents[2] / "docs" / "recipes" / "control-the-cache.md"
+RECIPES = Path(__file__).parents[2] / "docs" / "recipes"
 URL = "http://127.0.0.1:8484"
 RESULT = re.compile(r'fwd=uri-miss(?:; ttl=\d+)?|fwd=request|hit(?:; detail="\w+)?')
 
 
-def test_the_code_prints_what_its_comments_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+@pytest.mark.parametrize(("page", "least"), [("control-the-cache", 13), ("rag", 10)])
+def test_the_code_prints_what_its_comments_say(
+    page: str, least: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (RECIPES / f"{page}.md").read_text(), re.DOTALL)
     shown = [RESULT.findall(line.partition("#")[2]) for block in blocks for line in block.splitlines()]
     with Upstream().run() as upstream, run_proxy(load_settings(data=tmp_path, upstream=upstream)) as (url, _):
         exec("\n".join(blocks).replace(URL, url), {})
     printed = capsys.readouterr().out.splitlines()
     expected = [each for line in shown for each in line]
-    assert len(printed) == len(expected) > 12
+    assert len(printed) == len(expected) >= least
     for line, part in zip(printed, expected, strict=True):
         assert part in re.sub(r"; ttl=86[34]\d\d", "", line), printed
 

@@ -220,7 +220,8 @@ class Metrics:
             reports_total="Responses with a report.",
             prompt_tokens_total="Prompt tokens of these responses.",
             cached_tokens_total="Reused tokens of these responses.",
-            predictions_total="Predictions.",
+            predictions_total="Predictions; while only one upstream of the model is available, only for the share"
+            " routing.prediction_sample_rate of the requests.",
             exact_total="Exact predictions.",
             too_high_total="Predictions that were too high.",
             too_low_total="Predictions that were too low.",

@@ -111,7 +111,7 @@ class RoutingSettings(Section):
         default=0.0625,
         ge=0,
         le=1,
-        description="Share of requests to a single mirrored upstream whose reuse is predicted.",
+        description="Share of requests whose reuse is predicted while only one upstream, with a mirror, is available.",
     )
     hints: list[EngineHint] = Field(
         default=[],

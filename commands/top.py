@@ -252,7 +252,8 @@ def _pool_facts(blocks: "PrefixCacheStats | None") -> list[tuple[str, str]]:
 def _upstream_facts(blocks: "PrefixCacheStats") -> list[tuple[str, str]]:
     engines = [("Engine", engine_line(engine)) for engine in blocks.reported]
     if blocks.cached is None:
-        return engines
+        unknown = [("Prefix cache", "unknown: not connected to the KV events")] if blocks.streams else []
+        return [*unknown, *engines]
     # Without a mirror, the statistics count the prefixes of llama.cpp.
     unit = "prefixes in slots and files" if blocks.slots and blocks.complete is None else "blocks mirrored"
     offloaded = ", ".join(f"{count:,} {medium}" for medium, count in blocks.offloaded.items() if count)

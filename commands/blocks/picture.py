@@ -48,14 +48,14 @@ def picture(proxy: ProxyOptions) -> Output:
         for line in away_lines(stats):
             print_text(line)
         if not stats.slots or stats.complete is not None:
-            _print_mirrors(stats)
+            print_mirrors(stats)
         if stats.slots:
             _print_slots(blocks, client.perform(list_chains, NoParameters()))
 
     return Output({"stats": stats, "states": states}, show)
 
 
-def _print_mirrors(stats: "PrefixCacheStats") -> None:
+def print_mirrors(stats: "PrefixCacheStats") -> None:
     if stats.cached is not None:
         print_text(
             f"{stats.cached:,} cached blocks ({stats.distinct:,} distinct) of {stats.block_size or '?'} tokens,"
@@ -64,9 +64,12 @@ def _print_mirrors(stats: "PrefixCacheStats") -> None:
     for engine in stats.reported:
         print_text(f"  {engine_line(engine)}")
     for stream in stats.streams:
-        state = "following" if stream.connected else "not connected to"
-        events = "complete" if stream.complete else "incomplete: earlier events were lost"
-        print_text(f"  {state} {stream.endpoint}, {stream.batches:,} batches, {events}")
+        batches = f"{stream.endpoint}, {stream.batches:,} batches"
+        if not stream.connected:
+            print_text(f"  not connected to {batches}")
+        else:
+            events = "complete" if stream.complete else "incomplete: earlier events were lost"
+            print_text(f"  following {batches}, {events}")
 
 
 def _print_slots(blocks: "Sequence[ListedBlock]", chains: "Sequence[ListedChain]") -> None:

@@ -172,7 +172,7 @@ class Metrics:
             retried_total="Requests that failed here, and were sent to another upstream, also of a fallback.",
             errors_total="Requests that failed here: no connection or response, a status of 500 or above, or a broken response.",
             ejections_total="Ejections.",
-            cached_blocks="Blocks in its prefix cache.",
+            cached_blocks="Blocks in its prefix cache, by its KV events; absent while no mirror follows them.",
         )
         self.fallbacks = self._group(
             "fallback",

@@ -207,7 +207,8 @@ def _sum_pools(mirrored: Sequence[PoolReport], metrics: Sequence[EngineMetrics],
         return sum(values) if len(values) == num_engines else None
 
     def count(name: str) -> int | None:
-        return sum(getattr(pool, name) or 0 for pool in mirrored) if mirrored else None
+        counts = [count for pool in mirrored if (count := getattr(pool, name)) is not None]
+        return sum(counts) if counts else None
 
     blocks, queries, hits, usage = map(total, ("num_blocks", "queries", "hits", "usage"))
     usage = None if usage is None else usage / num_engines

@@ -63,7 +63,7 @@ class EngineStatus:
     failures: int  # Number of consecutive failures.
     ejections: int
     error: str | None
-    cached_blocks: int | None
+    cached_blocks: int | None  # None without a connected mirror.
     complete: bool | None  # The mirror missed no event; None without a mirror.
     streams: tuple[StreamStatus, ...]
     reuse: dict[str, ReuseStats]

@@ -51,7 +51,7 @@ def test_predictions_equal_reports(
             client.wait_for_mirrors()
             assert client.explain(last)["matched_tokens"] > 0
             vllm.kill()
-            until(lambda: client.upstreams()[0]["cached_blocks"] == 0)
+            until(lambda: not client.upstreams()[0]["cached_blocks"])
             vllm.start()
             vllm.wait()
             until(lambda: client.upstreams()[0]["state"] == "up")

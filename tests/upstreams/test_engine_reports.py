@@ -19,16 +19,20 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from kvproxy.apis.sse import encode_event
 from kvproxy.backends.reports import EngineMetrics
 from kvproxy.blocks.block_hash import BlockHasher, event_hash
+from kvproxy.commands.blocks.picture import print_mirrors
 from kvproxy.errors import KvproxyError
 from kvproxy.http.metrics import Metrics
 from kvproxy.installation.checks.servers import CheckWarning, check_proxy, check_upstream
 from kvproxy.settings import UpstreamServer, load_settings
 from kvproxy.upstreams.engine_metrics import read_metrics
+from kvproxy.upstreams.fleet import Fleet
 from kvproxy.upstreams.fleet_engine import FleetEngine
+from kvproxy.upstreams.fleet_prefix_cache import FleetPrefixCache
 from kvproxy.upstreams.mirror.event_decoder import decode_batch
 from kvproxy.upstreams.mirror.mirror import Mirror
 from kvproxy.upstreams.mirror.prompt_hashes import HashedPrompt
 from kvproxy.upstreams.mirror_monitor import GRACE_SECONDS, RESTART_REPORT_SECONDS, MirrorMonitor
+from kvproxy.upstreams.prompt_tokenizer import UpstreamTokenizer
 from kvproxy.upstreams.status import ReuseStats
 from tests.commands.run import kvproxy
 from tests.plain_upstream import run_plain_upstream
@@ -382,6 +386,27 @@ def test_metrics_name_the_state_of_a_mirror(tmp_path: Path) -> None:
     assert state() == ["1.0", "1.0"]
     first.sequencer.complete = False
     assert state() == ["1.0", "0.0"]
+
+
+def test_the_blocks_of_a_disconnected_engine_are_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = UpstreamServer(url="http://127.0.0.1:1", kv_events="tcp://127.0.0.1:1")
+    settings = load_settings(data=tmp_path, upstreams=[server])
+    engine = FleetEngine(server, settings)
+    fleet = Fleet([engine], UpstreamTokenizer(), settings.routing)
+    assert engine.mirror is not None
+    (subscriber,) = engine.mirror.subscribers
+    stored = {"type": "BlockStored", "block_hashes": [9], "parent_block_hash": None, "token_ids": list(range(16))}
+    engine.mirror.state().apply(decode_batch(msgpack.packb([1.0, [stored | {"block_size": 16}], 0])))
+    subscriber.is_connected = True
+
+    def shown() -> tuple[int | None, int | None, int | None, str]:
+        stats = asyncio.run(FleetPrefixCache(fleet).stats())
+        print_mirrors(stats)
+        return engine.status().cached_blocks, stats.cached, stats.evictions, capsys.readouterr().out
+
+    assert shown()[:3] == (1, 1, 0)
+    subscriber.is_connected, subscriber._is_disconnected = False, True
+    assert shown() == (None, None, None, "  not connected to tcp://127.0.0.1:1, 0 batches\n")
 
 
 def test_doctor_reports_problems_of_a_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,6 +142,9 @@ class Mirror:
         )
 
     def report(self) -> PoolReport:
+        """Report the known blocks. All numbers are None while no rank with a valid state is connected."""
+        if not any(subscriber.is_connected and subscriber.has_valid_state for subscriber in self.subscribers):
+            return PoolReport()
         return pool_rows.report_pools(self.state())
 
     def unknown_names(self) -> dict[str, int]:

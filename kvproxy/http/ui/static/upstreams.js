@@ -109,7 +109,7 @@ function reuseRows(each) {
 
 function mirrorsOf(engines) {
   const rows = engines.flatMap((each) => each.streams.map((stream) => [
-    each.url, stream.endpoint, stream.connected ? "following" : "not connected", stream.complete ? "complete" : "incomplete",
+    each.url, stream.endpoint, stream.connected ? "following" : "not connected", !stream.connected ? "–" : stream.complete ? "complete" : "incomplete",
     count(stream.batches), count(each.cached_blocks),
   ]));
   return rows.length ? section("Mirrors", h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Mirrors" }, table("Mirrors", [

@@ -3,13 +3,16 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from kvproxy.apis.api_request import PUBLIC_TENANT
 from kvproxy.commands.formatting import percent
-from kvproxy.units import format_bytes
+from kvproxy.units import format_bytes, plural
 
 if TYPE_CHECKING:
     from kvproxy.backends.reports import EngineMetrics, PrefixCacheStats
     from kvproxy.blocks.row_types import KVCacheGroupStats
     from kvproxy.tiers.chunk_store import TierStats
+
+_MAX_PAIRS = 10
 
 
 def prefix_hits(stats: "PrefixCacheStats") -> str:
@@ -33,6 +36,19 @@ def away_lines(stats: "PrefixCacheStats") -> list[str]:
     return [
         f"{url} does not respond, and loses its prefix cache if it ended: {error}" for url, error in stats.away.items()
     ]
+
+
+def eviction_lines(stats: "PrefixCacheStats") -> list[str]:
+    """Say whose blocks the requests of which tenants evicted, if several tenants use the pool."""
+    pairs = stats.residency.by_client if stats.residency is not None else ()
+    if all(pair.owner == pair.evictor == pairs[0].owner for pair in pairs):
+        return []
+    lines = [
+        f"{pair.evictor or PUBLIC_TENANT} evicted {plural(pair.blocks, 'block')} of {pair.owner or PUBLIC_TENANT}"
+        for pair in pairs[:_MAX_PAIRS]
+    ]
+    hidden = len(pairs) - len(lines)
+    return [*lines, f"{plural(hidden, 'further pair')} of tenants: see --json"] if hidden else lines
 
 
 def layer_group_lines(groups: "Iterable[KVCacheGroupStats]") -> list[str]:

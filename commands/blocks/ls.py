@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from kvproxy.commands.blocks.engine_lines import away_lines, engine_line, layer_group_lines
+from kvproxy.commands.blocks.engine_lines import away_lines, engine_line, eviction_lines, layer_group_lines
 from kvproxy.commands.formatting import quoted
 from kvproxy.commands.options import LimitOrAll, ProxyOptions
 from kvproxy.commands.output import Output, print_facts, print_text
@@ -110,7 +110,7 @@ def _print_statistics(statistics: "PrefixCacheStats") -> None:
         del shown["residency"]
     print_facts(label_statistics(shown, "blocks"))
     lines = [*map(engine_line, statistics.reported), *layer_group_lines(statistics.groups)]
-    for line in [*away_lines(statistics), *lines]:
+    for line in [*away_lines(statistics), *lines, *eviction_lines(statistics)]:
         print_text(line)
 
 

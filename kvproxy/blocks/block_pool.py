@@ -59,13 +59,13 @@ class BlockPool:
         if self.residency is not None:
             self.residency.on_hit(blocks)
 
-    def get_new_blocks(self, count: int) -> list[KVCacheBlock]:
-        """Allocate free blocks, and evict their cached content. Raises RuntimeError if too few blocks are free."""
+    def get_new_blocks(self, count: int, request: CacheRequest | None = None) -> list[KVCacheBlock]:
+        """Allocate free blocks to a request, and evict their cached content. Raises RuntimeError if too few blocks are free."""
         if count > self.num_free_blocks:
             raise RuntimeError(f"cannot allocate {count} blocks: {self.num_free_blocks} are free")
         blocks = self.free_queue.popleft_n(count)
         clock = self._clock = self._clock + 1
-        self.evict_blocks([block for block in blocks if block.hash is not None])
+        self.evict_blocks([block for block in blocks if block.hash is not None], request)
         for block in blocks:
             block.ref_count = 1
             block.last_accessed = clock
@@ -122,11 +122,11 @@ class BlockPool:
         assert block.hash is not None
         return block.hash if block.group is None else (block.group, block.hash)
 
-    def evict_blocks(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Remove blocks from the cache. A block in use stays in the block tables of its requests."""
+    def evict_blocks(self, blocks: Sequence[KVCacheBlock], request: CacheRequest | None = None) -> None:
+        """Remove blocks from the cache; `request` takes them. A block in use stays in the block tables of its requests."""
         cached = self.cached_blocks
         if self.residency is not None:
-            self.residency.on_evicted(blocks)
+            self.residency.on_evicted(blocks, request)
         if self.record_events:
             self.events += [BlockRemoved((block.hash,), block.group or 0) for block in blocks if block.hash is not None]
         for block in blocks:

@@ -173,7 +173,7 @@ class KVCacheManager:
             self.requests[request.id] = request
         if shared:
             self._copy_on_write(request, shared)
-        new = [block for group in groups for block in group.allocate_new_blocks(request.id, num_tokens)]
+        new = [block for group in groups for block in group.allocate_new_blocks(request, num_tokens)]
         if not delay_cache_blocks:
             self.cache_blocks(request, min(start + num_new_tokens, request.num_tokens))
         return new
@@ -261,7 +261,7 @@ class KVCacheManager:
     def _copy_on_write(self, request: CacheRequest, shared: list[tuple[SingleTypeKVCacheManager, int]]) -> None:
         for group, index in shared:
             table = group.tables[request.id]
-            old, new = table[index], self.pool.get_new_blocks(1)[0]
+            old, new = table[index], self.pool.get_new_blocks(1, request)[0]
             table[index] = new
             if index * group.block_size < request.num_computed_tokens:
                 # The content of a pending destination is still in its source.

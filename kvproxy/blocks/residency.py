@@ -2,13 +2,24 @@
 
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvproxy.blocks.block import KVCacheBlock
+from kvproxy.blocks.cache_request import CacheRequest
 
 _WINDOW = 4096
+_MAX_PAIRS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ClientEvictions:
+    """Blocks of one client that requests of a client evicted; None is a client without a name."""
+
+    owner: str | None  # The client whose request cached the blocks.
+    evictor: str | None
+    blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +31,7 @@ class ResidencyStats:
     idle: float | None  # Median seconds from the last use to eviction.
     never_hit: float | None  # Share of evicted blocks without a hit, 0 to 1.
     reuse_gap: float | None  # Median seconds between two uses of a block.
+    by_client: tuple[ClientEvictions, ...] = ()  # Since the start, the most blocks first; of the first 1,000 pairs.
 
 
 class ResidencyTracker:
@@ -31,6 +43,7 @@ class ResidencyTracker:
         self._evictions: deque[tuple[float, float, bool]] = deque(maxlen=_WINDOW)
         self._gaps: deque[float] = deque(maxlen=_WINDOW)
         self._num_evicted = 0
+        self._by_client = Counter[tuple[str | None, str | None]]()
 
     def on_stored(self, blocks: Iterable[KVCacheBlock]) -> None:
         now = self._clock()
@@ -52,9 +65,14 @@ class ResidencyTracker:
             if block.id in self._used_at:
                 self._used_at[block.id] = now
 
-    def on_evicted(self, blocks: Sequence[KVCacheBlock]) -> None:
+    def on_evicted(self, blocks: Sequence[KVCacheBlock], request: CacheRequest | None = None) -> None:
+        """Record evicted blocks. `request` takes them; None if they were removed."""
         now = self._clock()
         for block in blocks:
+            if request is not None and block.source is not None:
+                pair = (block.source[0].client, request.client)
+                if pair in self._by_client or len(self._by_client) < _MAX_PAIRS:
+                    self._by_client[pair] += 1
             used_at = self._used_at.pop(block.id)
             self._evictions.append((now - self._cached_at.pop(block.id), now - used_at, block.id in self._hit))
             self._hit.discard(block.id)
@@ -73,4 +91,5 @@ class ResidencyTracker:
             idle=statistics.median(idles) if idles else None,
             never_hit=1 - sum(hits) / len(hits) if hits else None,
             reuse_gap=statistics.median(self._gaps) if self._gaps else None,
+            by_client=tuple(ClientEvictions(*pair, count) for pair, count in self._by_client.most_common()),
         )

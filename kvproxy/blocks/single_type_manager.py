@@ -125,15 +125,15 @@ class SingleTypeKVCacheManager:
         self.tables[request_id] = list(computed)
         self.num_cached[request_id] = len(computed)
 
-    def allocate_new_blocks(self, request_id: str, num_tokens: int) -> list[KVCacheBlock]:
-        table = self.tables.get(request_id)
+    def allocate_new_blocks(self, request: CacheRequest, num_tokens: int) -> list[KVCacheBlock]:
+        table = self.tables.get(request.id)
         if table is None:
-            table = self.tables[request_id] = []
-            self.num_cached[request_id] = 0
+            table = self.tables[request.id] = []
+            self.num_cached[request.id] = 0
         count = -(-num_tokens // self.block_size) - len(table)
         if count <= 0:
             return []
-        new = self.pool.get_new_blocks(count)
+        new = self.pool.get_new_blocks(count, request)
         table += new
         return new
 

@@ -182,6 +182,18 @@ def test_lifetime_idle_time_and_reuse_gap_of_cached_blocks() -> None:
     assert (found.evicted, found.lifetime, found.idle, found.never_hit) == (2, 100, (70 + 90) / 2, 0.5)
 
 
+def test_evictions_name_the_client_of_the_block_and_the_client_that_took_it() -> None:
+    residency = ResidencyTracker(Clock())
+    manager = KVCacheManager(5, 4, residency=residency)
+    serve(manager, "a", range(9), client="one")
+    serve(manager, "b", range(100, 116), client="two")
+    serve(manager, "c", range(200, 216), client="two")
+    serve(manager, "d", range(300, 303))
+    manager.evict_blocks([4])
+    found = [(each.owner, each.evictor, each.blocks) for each in residency.stats().by_client]
+    assert found == [("two", "two", 4), ("one", "two", 2), ("two", None, 1)]
+
+
 def test_uncached_blocks_and_resets_are_not_evictions() -> None:
     residency = ResidencyTracker(Clock())
     manager = KVCacheManager(5, 4, residency=residency)

@@ -8,8 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from kvproxy.backends.reports import PrefixCacheStats
+from kvproxy.blocks.residency import ClientEvictions, ResidencyStats
 from kvproxy.blocks.row_types import KVCacheGroupStats
-from kvproxy.commands.blocks.engine_lines import layer_group_lines
+from kvproxy.commands.blocks.engine_lines import eviction_lines, layer_group_lines
 from kvproxy.settings import load_settings
 from tests.commands.run import ask, kvproxy, result
 from tests.polling import until
@@ -121,6 +123,16 @@ def test_priorities_are_checked(url: str) -> None:
     assert (response.status_code, "0 to 9" in response.text) == (400, True)
     assert ask(url, "priority", headers={"x-kvproxy-priority": "3"}).is_success
     assert any(block["priority"] == 3 for block in result("blocks", "ls", url=url))
+
+
+def test_evictions_name_both_tenants_if_several_share_the_pool() -> None:
+    def lines(*pairs: ClientEvictions) -> list[str]:
+        return eviction_lines(PrefixCacheStats(residency=ResidencyStats(9, 1.0, 1.0, 1.0, 1.0, pairs)))
+
+    assert lines() == lines(ClientEvictions("client:a", "client:a", 3)) == []
+    found = lines(ClientEvictions("client:a", "client:b", 3), ClientEvictions(None, "client:a", 1))
+    assert found == ["client:b evicted 3 blocks of client:a", "client:a evicted 1 block of public"]
+    assert lines(*[ClientEvictions("a", f"b{number}", 1) for number in range(12)])[-1].startswith("2 further pairs")
 
 
 def test_groups_of_layers_are_named_by_their_window() -> None:

@@ -409,7 +409,7 @@ class NamedGroup:
         self.ours.allocate_new_computed_blocks(request_id, blocks)
 
     def allocate_new_blocks(self, request_id: str, num_tokens: int, num_tokens_main_model: int) -> list[KVCacheBlock]:
-        return self.ours.allocate_new_blocks(request_id, num_tokens)
+        return self.ours.allocate_new_blocks(CacheRequest(request_id, ()), num_tokens)
 
     def remove_skipped_blocks(self, request_id: str, num_computed_tokens: int) -> None:
         self.ours.remove_skipped_blocks(request_id, num_computed_tokens)

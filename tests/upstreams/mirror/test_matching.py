@@ -17,6 +17,7 @@ from kvproxy.blocks.single_type_manager import GroupSpec
 from kvproxy.upstreams.mirror.apply_events import MirrorState
 from kvproxy.upstreams.mirror.event_decoder import ClearedEvent, EventBatch, StoredEvent, decode_batch
 from kvproxy.upstreams.mirror.mirror import Mirror
+from kvproxy.upstreams.mirror.pool_rows import report_pools
 from kvproxy.upstreams.mirror.prefix_match import match_prefix
 from kvproxy.upstreams.mirror.prompt_hashes import HashedPrompt, compute_hashes
 from tests.reference.integrity import check_integrity
@@ -240,7 +241,7 @@ def test_a_confirmed_reset_clears_the_ranks_that_have_not_published_it(is_publis
         # A block of the next step is kept.
         state.apply(EventBatch(2.0, [ClearedEvent(), stored], 0))
     mirror.clear_after_reset(before)
-    assert mirror.report().cached == is_published
+    assert report_pools(state).cached == is_published
 
 
 async def test_a_prompt_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:

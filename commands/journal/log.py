@@ -253,6 +253,7 @@ def top(
     *,
     by: Annotated[TopGroup, Option(help="Group requests by this field.")] = "prompt",
     backend: Annotated[bool, Option("--backend", help="Sort by backend time instead of requests.")] = False,
+    cost: Annotated[bool, Option("--cost", help="Sort by cost instead of requests.")] = False,
     limit: LimitOrAll = None,
     selection: RecordQuery,
     layout: ListLayout,
@@ -266,16 +267,19 @@ def top(
     Example: kvproxy log top --since 1h
 
     Example: kvproxy log top --backend --by tenant
+
+    Example: kvproxy log top --cost --since 7d
     """
     from kvproxy.journal.completeness import complete_since
     from kvproxy.journal.reader import RequestGroup
 
+    if backend and cost:
+        raise typer.BadParameter("give one of --backend and --cost")
     limit = default_limit(limit, _TOP)
     # One more row than the limit shows whether there are more.
     journal = source.open_direct("log top")
-    groups = journal.groups(
-        selection, by, order="backend" if backend else "requests", limit=limit + 1 if limit else None
-    )
+    order: Literal["requests", "backend", "cost"] = "cost" if cost else "backend" if backend else "requests"
+    groups = journal.groups(selection, by, order=order, limit=limit + 1 if limit else None)
     listed = groups[: limit or None]
     has_differences = any(row.differs_in for row in listed)
     rows: list[Row] = [
@@ -286,7 +290,7 @@ def top(
             number_column("Computed tokens", "computed", optional=backend): row.computed,
             number_column("Backend seconds", "seconds", optional=not backend): decimal(row.seconds),
             number_column("Response tokens", "generated", optional=True): row.generated,
-            "Cost#?": money(row.cost, leaves_out_models=row.unpriced > 0),
+            number_column("Cost", "cost", optional=not cost): money(row.cost, leaves_out_models=row.unpriced > 0),
             **({Column("Differs in", digits=30, is_text=True): ", ".join(row.differs_in)} if has_differences else {}),
             text_column(by.capitalize()): tenant_name(row.name) if by == "tenant" else row.name,
         }

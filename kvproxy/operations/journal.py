@@ -111,14 +111,19 @@ class DirectJournal:
         return self._access.find(request)
 
     def groups(
-        self, query: RecordQuery, by: Group, *, order: Literal["requests", "backend"], limit: int | None
+        self, query: RecordQuery, by: Group, *, order: Literal["requests", "backend", "cost"], limit: int | None
     ) -> list[RequestGroup]:
-        """Return the groups with the most requests, or with the most seconds of the backend, as `order` selects.
+        """Return the groups with the most requests, seconds of the backend, or the highest cost, as `order` selects.
 
-        The name of a group of equal prompts is their question.
+        The name of a group of equal prompts is their question. Groups of unknown cost are the last ones in order of cost.
         """
-        rows = self.reader.groups(query, by, order=order, limit=limit)
-        rows = with_costs(self.reader, query, by, rows, ModelPrices(self._settings.journal))
+        prices = ModelPrices(self._settings.journal)
+        if order == "cost":
+            every = self.reader.groups(query, by, order="backend", limit=None)
+            rows = with_costs(self.reader, query, by, every, prices)
+            rows = sorted(rows, key=lambda row: -1.0 if row.cost is None else row.cost, reverse=True)[:limit]
+        else:
+            rows = with_costs(self.reader, query, by, self.reader.groups(query, by, order=order, limit=limit), prices)
         if by != "prompt":
             return rows
         prompts = self._access.stored_questions([row.entry for row in rows if row.entry is not None])

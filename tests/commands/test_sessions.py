@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvproxy.journal import reader
 from kvproxy.journal.sessions import session_reader
 from kvproxy.settings.journal import PriceSettings
 from tests.commands.run import kvproxy, result
@@ -57,6 +58,28 @@ def test_the_log_has_the_written_tokens_of_a_cost(data: Path) -> None:
     lines = kvproxy("log", "--data", data, "--columns", "prompt_tokens,written_5m,written_1h,cost").stdout.splitlines()
     first = [float(cell) for cell in lines[1].split("\t")]
     assert first == pytest.approx([PROMPT_1, PROMPT_1, 0, (PROMPT_1 * 3.75 + OUTPUT * 15) / 1e6])
+
+
+@pytest.mark.parametrize("most", [1, 5_000])
+def test_groups_are_sorted_by_cost_with_unknown_ones_last(
+    tmp_path: Path, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "_MAX_SAMPLED", most)
+    sessions = Sessions(str(tmp_path / "journal.db"))
+    cheap, dear, unknown = ([user(text)] for text in ("cheap", "dear", "unknown"))
+    for at in range(3):
+        sessions.add(request(cheap, 10, 0, at))
+    sessions.add(request(dear, 9_000, 0, 5), request(unknown, 50_000, 0, 6, body={"model": "free"}))
+    sessions.close()
+    (tmp_path / "kvproxy.toml").write_text("[journal.prices.m]\ninput = 3\noutput = 15\n")
+    found = {
+        order: [(row["computed"], row["cost"] is None) for row in result("log", "top", *order, "--data", tmp_path)]
+        for order in ((), ("--cost",), ("--cost", "-n", 1))
+    }
+    assert found[()][0] == (30, False)
+    assert found["--cost",] == [(9_000, False), (30, False), (50_000, True)]
+    assert found["--cost", "-n", 1] == [(9_000, False)]
+    assert "give one of" in kvproxy("log", "top", "--cost", "--backend", "--data", tmp_path).stderr
 
 
 def test_groups_of_a_model_without_a_price_have_no_cost(data: Path) -> None:

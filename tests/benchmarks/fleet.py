@@ -5,8 +5,10 @@ python -m tests.benchmarks.fleet --proxies 2 [--seconds 5] [--rounds 5] [--conne
 
 The hits of a client with quotas and of a client without them alternate on one connection.
 
-With `--proxies`, each proxy runs on a core of its own and receives exact hits from its own wrk. PostgreSQL and wrk share these
-cores on a machine with two. The ratio with spare cores follows from the CPU time per request of the proxies.
+With `--proxies`, one proxy and several proxies on one port receive exact hits in turn, each proxy on a core of its own. wrk has
+16 connections per proxy. PostgreSQL and wrk share these cores on a machine with two, so the throughput there understates that of
+a machine with spare cores. If nothing but CPU time limits the proxies, it follows from the CPU time per hit, which includes what
+the proxies spend on contention for the port and the store.
 """
 
 import contextlib
@@ -15,7 +17,6 @@ import resource
 import statistics
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,8 +29,10 @@ from kvproxy.settings import load_settings
 from tests.benchmarks.load import wrk
 from tests.benchmarks.options import read_options
 from tests.benchmarks.servers import cpu_seconds, kvproxy
+from tests.benchmarks.timing import median_ratio
 from tests.faults.proxies import CHAT, chat, proxy_process
 from tests.plain_upstream import run_plain_upstream
+from tests.ports import free_port
 from tests.postgres_server import PostgresServer, run_postgres
 
 
@@ -81,49 +84,62 @@ class Usage:
         return Usage(sum(map(cpu_seconds, proxies)), postgres, load, row[0])
 
 
+@dataclass(frozen=True)
+class Fleet:
+    """Proxies on one port."""
+
+    url: str
+    processes: list[int]
+
+
+def start_fleet(stack: contextlib.ExitStack, folder: Path, proxies: int, flags: tuple[str, ...]) -> Fleet:
+    """Start proxies on one port, each on a core of its own if there are enough."""
+    cores, port = sorted(os.sched_getaffinity(0)), str(free_port())
+    running = []
+    for number in range(proxies):
+        (data := folder / f"{proxies}-{number}").mkdir()
+        core = cores[number % len(cores)]
+        running.append(stack.enter_context(kvproxy(data, *flags, core=core, KVPROXY_SHARED_PORT=port)))
+    return Fleet(f"http://127.0.0.1:{port}", [server.process.pid for server in running])
+
+
 def measure_throughput(proxies: int, seconds: float, rounds: int, connections: int) -> None:
-    """Compare exact hits of one proxy and of several proxies, in turn."""
-    cores = sorted(os.sched_getaffinity(0))
+    """Compare exact hits of one proxy and of several proxies on one port, in turn."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         server = stack.enter_context(run_postgres())
         upstream = stack.enter_context(run_plain_upstream())
-        running = []
-        for number in range(proxies):
-            flags = ("--upstream", upstream, "--store", server.url, "--no-semantic")
-            (data := folder / str(number)).mkdir()
-            running.append(stack.enter_context(kvproxy(data, *flags, core=cores[number % len(cores)])))
-        threads = stack.enter_context(ThreadPoolExecutor(proxies))
-        rates: dict[int, list[float]] = {1: [], proxies: []}
-        costs: dict[int, list[tuple[float, ...]]] = {1: [], proxies: []}
+        flags = ("--upstream", upstream, "--store", server.url, "--no-semantic")
+        fleets = {count: start_fleet(stack, folder, count, flags) for count in (1, proxies)}
+        rates: dict[int, list[float]] = {count: [] for count in fleets}
+        costs: dict[int, list[tuple[float, ...]]] = {count: [] for count in fleets}
         for number in range(rounds + 1):
-            for count in rates:
-                ids, urls = [each.process.pid for each in running[:count]], [each.url for each in running[:count]]
-                before = Usage.read(ids, server)
-                found = list(threads.map(lambda url: wrk(url, connections, seconds, "same", 0), urls))
-                after, requests = Usage.read(ids, server), sum(each.count for each in found)
+            for count, fleet in fleets.items():
+                before = Usage.read(fleet.processes, server)
+                found = wrk(fleet.url, count * connections, seconds, "same", 0)
+                after = Usage.read(fleet.processes, server)
                 if number:  # The first round warms up.
-                    rates[count].append(sum(each.rate for each in found))
+                    rates[count].append(found.rate)
                     costs[count].append(
                         (
-                            (after.proxies - before.proxies) / requests * 1e3,
-                            (after.postgres - before.postgres) / requests * 1e3,
-                            (after.load - before.load) / requests * 1e3,
-                            (after.transactions - before.transactions) / requests,
+                            (after.proxies - before.proxies) / found.count * 1e3,
+                            (after.postgres - before.postgres) / found.count * 1e3,
+                            (after.load - before.load) / found.count * 1e3,
+                            (after.transactions - before.transactions) / found.count,
                         )
                     )
-    print(f"{len(cores)} cores; CPU ms per request of")
-    print("| proxies | hits/s | proxy | PostgreSQL | wrk | transactions per request |\n|---|---|---|---|---|---|")
+    print(f"{len(os.sched_getaffinity(0))} cores; CPU ms per hit of")
+    print("| proxies | hits/s | proxy | PostgreSQL | wrk | transactions per hit |\n|---|---|---|---|---|---|")
     for count, each in rates.items():
-        proxy, postgres, load, transactions = (statistics.median(column) for column in zip(*costs[count], strict=True))
+        proxy, postgres, load, transactions = map(statistics.median, zip(*costs[count], strict=True))
         print(
             f"| {count} | {statistics.median(each):,.0f} | {proxy:.2f} | {postgres:.2f} | {load:.2f} | {transactions:.2f} |"
         )
-    ratio = statistics.median(several / one for one, several in zip(rates[1], rates[proxies], strict=True))
-    spare = proxies * statistics.median(
-        one[0] / several[0] for one, several in zip(costs[1], costs[proxies], strict=True)
+    totals = {count: [sum(cost[:2]) for cost in each] for count, each in costs.items()}
+    print(
+        f"throughput / {proxies} times the throughput of one proxy: {median_ratio(rates[proxies], rates[1]) / proxies:.2f} here,"
+        f" {median_ratio(totals[1], totals[proxies]):.2f} by the CPU time per hit of proxies and PostgreSQL"
     )
-    print(f"ratio of the throughput: {ratio:.2f} here, {spare:.2f} from the proxies' CPU time")
 
 
 def main() -> None:

@@ -30,17 +30,25 @@ _KINDS: dict[str, Questions] = {"exact hit": "same", "new question, --no-semanti
 
 def count(checkout: str, questions: Questions, requests: int, upstream: str) -> list[int]:
     """Return the instructions per request: of the event loop and the store, and of the journal."""
+    arguments = ("tests.benchmarks.in_process_requests", checkout, questions, str(requests), upstream)
+    return [total // requests for total in count_in_valgrind(*arguments)]
+
+
+def count_in_valgrind(module: str, *arguments: str, text: str = "") -> list[int]:
+    """Run a module, and return the instructions of each section between its calls of `start` and `stop`.
+
+    Its last argument is the library with these functions. It reads `text` from its standard input.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "switches.c").write_text(_SWITCHES)
         library = folder / "switches.so"
         subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, folder / "switches.c"], check=True)
         valgrind = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/counts"]
-        worker = [sys.executable, "-m", "tests.benchmarks.in_process_requests"]
-        arguments = [checkout, questions, str(requests), upstream, str(library)]
+        command = [*valgrind, sys.executable, "-m", module, *arguments, str(library)]
         environment = os.environ | {"PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1"}
-        subprocess.run([*valgrind, *worker, *arguments], check=True, env=environment, cwd=_ROOT, capture_output=True)
-        return [_total(path) // requests for path in sorted(folder.glob("counts.[0-9]"))]
+        subprocess.run(command, check=True, env=environment, cwd=_ROOT, capture_output=True, input=text, text=True)
+        return [_total(path) for path in sorted(folder.glob("counts.[0-9]"))]
 
 
 def _total(counts: Path) -> int:

@@ -122,6 +122,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._offered_upgrade = False
         self._ignores_input = False
         self._running: RequestResponseCycle | None = None
+        self._is_ending = False
 
     @property
     def _is_answering(self) -> bool:
@@ -221,6 +222,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         self._running = cycle
+        cycle.keep_alive = cycle.keep_alive and not self._is_ending
         super()._start_asgi_task(cycle, partial(_fix_framing, app, cycle, self._responses))
 
     def _headers_too_large(self) -> HeadersTooLarge:
@@ -279,6 +281,17 @@ class LimitedProtocol(HttpToolsProtocol):
         seconds = self._limits.header_seconds
         message = f"the headers did not arrive within {seconds:g} s: see the setting limits.header_seconds"
         self._refuse(RequestTooSlow(message, limit="header_seconds"))
+
+    def end_after_response(self) -> None:
+        """Announce in the response in progress, or in the next one, that the connection closes after it."""
+        self._is_ending = True
+        if self._running is not None:
+            self._running.keep_alive = False
+
+    def was_used_after(self, time: float) -> bool:
+        """Whether the connection waits for a request since a moment after `time`, so that a client may be sending one."""
+        waits_since = self._idle_since or self._head_since
+        return waits_since is not None and waits_since > time and not self.transport.is_closing()
 
     def on_response_complete(self) -> None:
         # uvicorn would start a timer for each response.

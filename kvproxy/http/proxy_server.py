@@ -15,10 +15,11 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from kvproxy.errors import ShuttingDown
+from kvproxy.errors import SettingsError, ShuttingDown
 from kvproxy.http import client_connection
 from kvproxy.http.client_connection import LimitedProtocol
 from kvproxy.http.deadlines_and_disconnects import Deadlines
+from kvproxy.http.service_manager import notify_service_manager
 from kvproxy.optional_packages import require_names
 from kvproxy.settings.limits import LimitSettings
 
@@ -26,6 +27,9 @@ _CHECK_SECONDS = 1.0
 """Maximum interval between two checks of all connections."""
 _ERROR_SECONDS = 1.0
 """At shutdown, time for sending errors to the remaining requests before their connections are aborted."""
+_LAST_REQUEST_SECONDS = 1.0
+"""At shutdown, idle time after which a connection is closed: a request that arrives at that moment is lost."""
+_POLL_SECONDS = 0.02
 _UNSENT_BYTES = 128 * 1024
 """Maximum bytes per connection that the kernel buffers before it sends them."""
 ACCEPTS_PER_TURN = 256
@@ -46,10 +50,11 @@ _NOISE = (
 
 
 class ProxyServer(uvicorn.Server):
-    """Serves the app until SIGTERM or SIGINT; SIGHUP calls `reload` in a thread.
+    """Serves the app until SIGTERM or SIGINT.
 
-    `on_limit` receives the setting's name when a limit is reached. The app `refuse` answers requests on connections beyond
-    `limits.connections`. Raises SettingsError for a version of uvicorn without the private names that are used.
+    Threads call `on_ready` as soon as the proxy accepts connections, and `reload` at SIGHUP. `on_limit` receives the setting's
+    name when a limit is reached. The app `refuse` answers requests on connections beyond `limits.connections`. Raises
+    SettingsError for a version of uvicorn without the private names that are used, or if another process opens the port.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class ProxyServer(uvicorn.Server):
         on_limit: Callable[[str], None],
         refuse: ASGIApp,
         reload: Callable[[], None] = lambda: None,
+        on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         require_names("uvicorn", HttpToolsProtocol, client_connection.OVERRIDDEN + client_connection.USED)
         require_names("uvicorn", RequestResponseCycle, client_connection.USED_OF_CYCLES)
@@ -86,6 +92,7 @@ class ProxyServer(uvicorn.Server):
         self._limits = limits
         self._deadlines = deadlines
         self._reload = reload
+        self._on_ready = on_ready
         self._listeners: list[socket.socket] = []
         self._connecting: set[asyncio.Task[None]] = set()
         self._wants_reload = False
@@ -96,7 +103,14 @@ class ProxyServer(uvicorn.Server):
             if hasattr(socket, "TCP_NOTSENT_LOWAT"):
                 # Connections inherit it. The kernel would buffer megabytes for each client that does not read.
                 listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+        # Listens on the sockets when the app is ready.
         await super().startup(sockets)
+        # uvloop closes a socket on which it cannot listen.
+        if any(listener.fileno() == -1 for listener in sockets or []):
+            await self.lifespan.shutdown()
+            raise SettingsError(
+                "cannot listen: another process has opened the port since the start; choose another with --port"
+            )
         # libuv accepts one connection per turn. Under load, a turn takes milliseconds, and a burst of new connections would wait
         # for seconds.
         for listener in sockets or []:
@@ -104,6 +118,7 @@ class ProxyServer(uvicorn.Server):
             copy.setblocking(False)
             self._listeners.append(copy)
             asyncio.get_running_loop().add_reader(copy, self._accept_waiting, copy)
+        notify_service_manager("READY=1")
 
     def _accept_waiting(self, listener: socket.socket) -> None:
         for _ in range(ACCEPTS_PER_TURN):
@@ -128,22 +143,28 @@ class ProxyServer(uvicorn.Server):
         except OSError:
             connection.close()
 
-    async def _stop_accepting(self) -> None:
+    async def _stop_accepting(self, sockets: list[socket.socket]) -> None:
         for listener in self._listeners:
             asyncio.get_running_loop().remove_reader(listener)
+            # The kernel resets connections that wait.
+            self._accept_waiting(listener)
             listener.close()
+        for closing in (*self.servers, *sockets):
+            closing.close()
         if self._connecting:
             await asyncio.wait(self._connecting, timeout=_ERROR_SECONDS)
 
     async def main_loop(self) -> None:
         looking = asyncio.create_task(self._check_connections())
         loop = asyncio.get_running_loop()
+        announcement = asyncio.create_task(asyncio.to_thread(self._on_ready))
         if threading.current_thread() is threading.main_thread():
             loop.add_signal_handler(signal.SIGHUP, self._request_reload)
         try:
             await super().main_loop()
         finally:
             looking.cancel()
+            announcement.cancel()
 
     def _request_reload(self) -> None:
         self._wants_reload = True
@@ -172,18 +193,32 @@ class ProxyServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait up to `drain_seconds` for requests in flight, then send them an error and abort their connections."""
         self._deadlines.stopping = True
+        notify_service_manager("STOPPING=1")
         _log.info("stopping; requests in flight: %d", len(self.server_state.tasks))
-        await self._stop_accepting()
+        await self._stop_accepting(sockets or [])
         loop = asyncio.get_running_loop()
         ends = loop.call_later(self._limits.drain_seconds, self._end_requests)
         cuts = loop.call_later(self._limits.drain_seconds + _ERROR_SECONDS, self._abort_connections)
         try:
+            await self._end_idle_connections()
             await super().shutdown(sockets)
             if self.force_exit:
                 await self._stop_immediately()
         finally:
             ends.cancel()
             cuts.cancel()
+
+    async def _end_idle_connections(self) -> None:
+        """Wait for the last request of each client that used its connection a moment ago."""
+        loop, connections = asyncio.get_running_loop(), self._connections()
+        seconds = min(_LAST_REQUEST_SECONDS, self._limits.drain_seconds)
+        for connection in connections:
+            connection.end_after_response()
+        end = loop.time() + 2 * seconds
+        while any(each.was_used_after(loop.time() - seconds) for each in connections):
+            await asyncio.sleep(_POLL_SECONDS)
+            if self.force_exit or loop.time() > end:
+                break
 
     async def _stop_immediately(self) -> None:
         self._deadlines.end_all(_stopped())

@@ -33,7 +33,7 @@ _log = logging.getLogger("kvproxy")
 
 
 def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda services, url: None) -> None:
-    """Run the proxy until it is interrupted. `on_ready` receives the services and the URL when the port is open.
+    """Run the proxy until it is interrupted. A thread calls `on_ready` with the services and the URL when the port is open.
 
     Raises SettingsError, or ModelUnsupported.
     """
@@ -44,9 +44,9 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
     _raise_descriptor_limit(settings)
     _check_clients_exist(settings)
     # Before slow imports, so that a port in use is reported immediately.
-    listeners = [_listen(settings.host, settings.port)]
+    listeners = [bind_port(settings.host, settings.port)]
     if settings.shared_port is not None:
-        listeners.append(_listen(settings.host, settings.shared_port, is_shared=True))
+        listeners.append(bind_port(settings.host, settings.shared_port, is_shared=True))
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{listeners[0].getsockname()[1]}"
     with contextlib.ExitStack() as stack:
@@ -59,11 +59,10 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GC_THRESHOLD)
-        on_ready(services, url)
-        make_server(services).run(sockets=listeners)
+        make_server(services, partial(on_ready, services, url)).run(sockets=listeners)
 
 
-def make_server(services: Services) -> ProxyServer:
+def make_server(services: Services, on_ready: Callable[[], None] = lambda: None) -> ProxyServer:
     limits, overloads = services.settings.limits, OverloadLog()
 
     def on_limit(limit: str) -> None:
@@ -73,7 +72,8 @@ def make_server(services: Services) -> ProxyServer:
 
     # Requests on connections beyond the limit are recorded, too.
     labelled = ExchangeMiddleware(refuse_connection, services.path.finish, services.tenants)
-    return ProxyServer(create_app(services), limits, services.deadlines, on_limit, labelled, partial(_reload, services))
+    reload = partial(_reload, services)
+    return ProxyServer(create_app(services), limits, services.deadlines, on_limit, labelled, reload, on_ready)
 
 
 def _reload(services: Services) -> None:
@@ -115,15 +115,21 @@ def _check_clients_exist(settings: Settings) -> None:
     )
 
 
-def _listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
-    """Open a port. The kernel distributes the connections to a shared one over the processes of one user that open it."""
-    is_ipv6 = ":" in host
-    family, dual = (socket.AF_INET6, socket.has_dualstack_ipv6()) if is_ipv6 else (socket.AF_INET, False)
+def bind_port(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """Reserve a port. The server listens when it is ready: until then, clients and load balancers try another proxy.
+
+    The kernel distributes the connections to a shared port over the processes of one user that listen on it.
+    """
+    opened = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        return socket.create_server(
-            (host, port), family=family, backlog=2048, dualstack_ipv6=dual, reuse_port=is_shared
-        )
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if opened.family == socket.AF_INET6 and socket.has_dualstack_ipv6():
+            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        opened.bind((host, port))
+        return opened
     except OSError as error:
-        reason = (error.strerror or str(error)).partition(" (while")[0]
+        opened.close()
         other = "choose another shared_port" if is_shared else "choose another with --port"
-        raise SettingsError(f"cannot listen on {host}:{port} ({reason}): {other}") from None
+        raise SettingsError(f"cannot listen on {host}:{port} ({error.strerror or error}): {other}") from None

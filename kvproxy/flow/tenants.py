@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from kvproxy.apis.api_request import PUBLIC_TENANT
 from kvproxy.apis.json import Json, dumps, field, loads
 from kvproxy.exchange import Exchange
-from kvproxy.settings.access import LOAD_BALANCER_COOKIES, TENANT_HEADERS, AccessSettings
+from kvproxy.settings.access import KEY_HEADERS, LOAD_BALANCER_COOKIES, TENANT_HEADERS, AccessSettings
 
 _MAX_REMEMBERED = 65_536
 _DIGEST_BYTES = 16
@@ -41,8 +41,19 @@ def tenant_of(
 def _tenant(client: str | None, identity: Mapping[str, Json]) -> str:
     if not identity:
         return client or PUBLIC_TENANT
-    user = hashlib.sha256(dumps(identity, sort_keys=True)).hexdigest()[:16]
+    user = hashlib.sha256(dumps(_merge_keys(identity), sort_keys=True)).hexdigest()[:16]
     return user if client is None else f"{client}/{user}"
+
+
+def _merge_keys(identity: Mapping[str, Json]) -> Mapping[str, Json]:
+    """Return one identity for a key, whichever headers have it: `Authorization: Bearer KEY` and `x-api-key: KEY`."""
+    headers = {name: str(value) for name, value in identity.items() if name in KEY_HEADERS}
+    bearer = headers.pop("authorization", None)
+    keys = {*headers.values(), *([] if bearer is None else [_token_of(identity)])}
+    if len(keys) != 1 or None in keys:
+        return identity
+    others = {name: value for name, value in identity.items() if name not in KEY_HEADERS}
+    return {"authorization": f"Bearer {keys.pop()}", **others}
 
 
 class Tenants:
@@ -149,9 +160,10 @@ def _cookie_identity(kept: list[str], sent: list[str] | None = None, header: str
     return {"cookie": header if kept == sent else "; ".join(kept)}
 
 
-def _token_of(headers: Mapping[str, str]) -> str | None:
-    value = headers.get("authorization", "")
-    return value[len(_BEARER) :].strip() if value.lower().startswith(_BEARER) else None
+def _token_of(headers: Mapping[str, Json]) -> str | None:
+    value = headers.get("authorization")
+    is_token = isinstance(value, str) and value.lower().startswith(_BEARER)
+    return str(value)[len(_BEARER) :].strip() if is_token else None
 
 
 def _claims(token: str) -> Json:

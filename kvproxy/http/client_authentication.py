@@ -16,9 +16,8 @@ from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
 from kvproxy.http.metrics import Metrics
 from kvproxy.index.store_location import is_url
 from kvproxy.settings import Settings
-from kvproxy.settings.access import CLIENT_PREFIX, ClientSettings
+from kvproxy.settings.access import CLIENT_PREFIX, KEY_HEADERS, ClientSettings
 
-KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key", "x-litellm-api-key")
 _CHECK_SECONDS = 1.0
 _log = logging.getLogger("kvproxy")
 

@@ -9,10 +9,13 @@ from pydantic import Field, field_validator
 from kvproxy.settings.section import Bytes, Section
 from kvproxy.units import parse_time
 
-TENANT_HEADERS = tuple(
-    "authorization api-key x-api-key x-goog-api-key x-litellm-api-key x-auth-token x-forwarded-user x-forwarded-email"
-    " x-auth-request-user x-auth-request-email x-remote-user remote-user openai-organization openai-project"
-    " anthropic-workspace-id anthropic-user-profile-id cookie".split()
+KEY_HEADERS = ("authorization", "api-key", "x-api-key", "x-goog-api-key", "x-litellm-api-key")
+"""Headers in which clients send a key."""
+TENANT_HEADERS = (
+    *KEY_HEADERS,
+    *("x-auth-token", "x-forwarded-user", "x-forwarded-email", "x-auth-request-user", "x-auth-request-email"),
+    *("x-remote-user", "remote-user", "openai-organization", "openai-project", "anthropic-workspace-id"),
+    *("anthropic-user-profile-id", "cookie"),
 )
 LOAD_BALANCER_COOKIES = tuple(
     "AWSALB* AWSELB* GCLB GAESA ARRAffinity* ApplicationGatewayAffinity* BIGipServer* SERVERID INGRESSCOOKIE __cflb __cf_bm"

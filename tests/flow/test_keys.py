@@ -133,9 +133,22 @@ def test_no_similar_question_shares_a_namespace_if_anything_else_differs(change:
 def test_every_header_with_credentials_makes_a_tenant() -> None:
     names = TENANT_HEADERS
     assert {"x-goog-api-key", "x-litellm-api-key", "x-auth-token", "x-forwarded-user", "cookie"} <= set(names)
-    tenants = {tenant_of({name: value}) for name in names for value in ("a", "b")}
-    assert len(tenants) == 2 * len(names)
+    tenants = {name: [tenant_of({name: value}) for value in ("a", "b")] for name in names}
+    alike = [name for name in names if name.endswith("api-key")]
+    assert all(tenants[name] == tenants["x-api-key"] for name in alike)
+    assert len({tenant for pair in tenants.values() for tenant in pair}) == 2 * (len(names) - len(alike) + 1)
     assert tenant_of({}) == tenant_of({"user-agent": "a"}) == "public"
+
+
+def test_a_key_makes_one_tenant_whichever_header_has_it() -> None:
+    tenant = tenant_of({"authorization": "Bearer a"})
+    alike = {"authorization": "bearer  a"}, {"x-api-key": "a"}, {"x-api-key": "a", "authorization": "Bearer a"}
+    assert {tenant_of(headers) for headers in alike} == {tenant}
+    others = {"x-api-key": "b"}, {"x-api-key": "b", "authorization": "Bearer a"}, {"authorization": "Basic a"}
+    users = {"x-api-key": "a", "x-forwarded-user": "u"}, {"x-auth-token": "a"}
+    assert len({tenant, *map(tenant_of, (*others, *users))}) == 6
+    # Only these headers name a user.
+    assert tenant_of({"x-api-key": "a"}, ["authorization"]) == "public"
 
 
 def conversation(*turns: str, system: str = "s", **fields: Any) -> dict[str, Any]:

@@ -28,6 +28,8 @@ def prefix_hits(stats: "PrefixCacheStats") -> str:
 def tier_line(tier: "TierStats") -> str:
     size = format_bytes(tier.bytes)
     line = f"{tier.name}: {tier.chunks:,} chunks, {size}, {tier.hits:,} hits, {tier.tokens_loaded:,} tokens loaded"
+    if tier.failure is not None:
+        return f"{line}, fails: {tier.failure}"
     return line if tier.available else f"{line}, paused after a failure"
 
 

@@ -24,7 +24,7 @@ def tiers(proxy: ProxyOptions) -> Output:
     """List tiers: host memory, disk and Redis.
 
     A dropped chunk was not written because the write queue was full. An evicted chunk was replaced by another chunk. A tier
-    pauses after a failure.
+    fails until it has written a chunk again.
 
     Example: kvproxy blocks tiers
     """
@@ -34,6 +34,9 @@ def tiers(proxy: ProxyOptions) -> Output:
     # One column per tier: there are at most three, and ten figures in a row would not fit a terminal.
     figures = {f"{tier.name}#": _tier_figures(tier) for tier in tiers}
     rows: list[Row] = [{"Tier": name, **{tier: own[name] for tier, own in figures.items()}} for name in _ROWS]
+    for tier in tiers:
+        if tier.failure is not None:
+            print_note(f"the tier {tier.name} fails: {tier.failure}")
     empty = "there is no tier: start the proxy with --tier-host, --tier-disk or --tier-redis"
     return table_output(tiers, rows if tiers else (), empty=empty)
 
@@ -72,7 +75,7 @@ def reset(proxy: ProxyOptions) -> Output:
 
 def _tier_figures(tier: "TierStats") -> dict[str, object]:
     limit = Formatted("none", None) if tier.limit is None else format_size(tier.limit)
-    state = "in use" if tier.available else "paused"
+    state = "fails" if tier.failure is not None else "in use" if tier.available else "paused"
     counts = (getattr(tier, name) for name in _COUNTS)
     return dict(zip(_ROWS, (tier.chunks, format_size(tier.bytes), limit, *counts, state), strict=True))
 

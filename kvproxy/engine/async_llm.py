@@ -181,6 +181,9 @@ class AsyncLLM:
     def tier_stats(self) -> list[TierStats]:
         return self._engine.tiers.chain.stats() if self._engine.tiers else []
 
+    def tier_failures(self) -> dict[str, str]:
+        return {tier.name: tier.failure for tier in self.tier_stats() if tier.failure is not None}
+
     async def clear_tier(self, name: str) -> int | None:
         if self._engine.tiers is None:
             return None

@@ -126,7 +126,7 @@ class Metrics:
             "tier",
             "Tiers of KV chunks.",
             "tier",
-            available="1 if the tier works, else 0.",
+            available="0 after a failed write or read, until the tier has written a chunk again; else 1.",
             chunks="Chunks.",
             bytes="Bytes of the chunks.",
             hits_total="Chunks that were found.",

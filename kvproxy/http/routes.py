@@ -192,7 +192,7 @@ async def detokenize(request: Request) -> Response:
 async def health(request: Request) -> Response:
     """Report the status `ok`, `failed` if the engine failed, or `degraded`.
 
-    It is degraded if the store or the journal fails, or if a model has no available upstream.
+    It is degraded if the store, the journal, or a tier fails, or if a model has no available upstream.
 
     Only the operator receives details.
     """
@@ -202,7 +202,9 @@ async def health(request: Request) -> Response:
     failure = store.database.failure
     lost = await asyncio.to_thread(failure) if store.remote else failure()
     fleet = app.built.fleet
-    is_working = lost is None and app.journal.failure is None and not (fleet is not None and fleet.is_degraded)
+    tiers = {} if app.built.worker is None else app.built.worker.tier_failures()
+    is_working = lost is None and app.journal.failure is None and not tiers
+    is_working = is_working and not (fleet is not None and fleet.is_degraded)
     working = "ok" if is_working else "degraded"
     details: dict[str, object] = {"status": working if broken is None else "failed", "version": __version__}
     if app.access.check_operator(request) is None:
@@ -212,6 +214,7 @@ async def health(request: Request) -> Response:
         details["journal"] = app.journal.name
         failure_of_journal = app.journal.failure
         details["journal_error"] = failure_of_journal and f"records cannot be written: {failure_of_journal}"
+        details["tiers"] = tiers or None
         details["outage"] = app.backend.failure() if broken is None else None
         if fleet is not None:
             details["upstreams"] = [

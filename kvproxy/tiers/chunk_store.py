@@ -21,6 +21,7 @@ class TierStats:
     limit: int | None  # in bytes; None for Redis
     evictions: int
     available: bool = True
+    failure: str | None = None  # the error of the last write or read, until one succeeds
     hits: int = 0
     misses: int = 0
     damaged: int = 0  # chunks with a wrong checksum or header

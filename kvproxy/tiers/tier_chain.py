@@ -34,6 +34,8 @@ class TierChain:
         self._max_pending_bytes = max_pending_bytes
         self._pending_bytes = 0
         self._counts: dict[str, Any] = {store.name: Counter[str]() for store in self.stores}
+        self._write_failures: dict[str, str] = {}
+        self._read_failures: dict[str, str] = {}
         self._pending: set[str] = set()
         self._lock = threading.Lock()
 
@@ -104,7 +106,7 @@ class TierChain:
                 finish()
                 for store in self.stores if stores is None else stores:
                     if store.should_put(key):
-                        self._call(store, lambda s: self._put(s, key, data))
+                        self._write(store, key, data)
             except Exception:
                 _log.exception("cannot store a chunk")
             finally:
@@ -135,14 +137,31 @@ class TierChain:
         except TimeoutError:
             raise TierError(f"{name} is still busy after {timeout:g} s: try again") from None
 
+    def _write(self, store: ChunkStore, key: str, data: ChunkData) -> None:
+        try:
+            self._put(store, key, data)
+        except TierError as error:
+            self._count_error(store, error, self._write_failures)
+        else:
+            self._write_failures.pop(store.name, None)
+            self._read_failures.pop(store.name, None)
+
     def _call(self, store: ChunkStore, call: Callable[[ChunkStore], T]) -> T | None:
         try:
-            return call(store)
+            value = call(store)
         except TierError as error:
-            errors = self._increment(store, "errors")
-            if errors in (1, 10, 100) or errors % 1000 == 0:
-                _log.warning("tier %s, error %d: %s", store.name, errors, error)
+            self._count_error(store, error, self._read_failures)
             return None
+        if value:
+            self._read_failures.pop(store.name, None)
+        return value
+
+    def _count_error(self, store: ChunkStore, error: TierError, failures: dict[str, str]) -> None:
+        # Later errors may say only that the store is not used for some seconds.
+        failures.setdefault(store.name, str(error))
+        errors = self._increment(store, "errors")
+        if errors in (1, 10, 100) or errors % 1000 == 0:
+            _log.warning("tier %s, error %d: %s", store.name, errors, error)
 
     def _increment(self, store: ChunkStore, counter: str, amount: int = 1) -> int:
         with self._lock:
@@ -155,7 +174,12 @@ class TierChain:
         return bool(wait([self._writer.submit(int)], timeout).done)
 
     def stats(self) -> list[TierStats]:
-        return [replace(store.stats(), **self._counts[store.name]) for store in self.stores]
+        return [self._stats(store) for store in self.stores]
+
+    def _stats(self, store: ChunkStore) -> TierStats:
+        stats, name = store.stats(), store.name
+        failure = self._write_failures.get(name) or self._read_failures.get(name)
+        return replace(stats, available=stats.available and failure is None, failure=failure, **self._counts[name])
 
     def close(self) -> None:
         """Write pending chunks for at most 10 seconds, and close the stores."""

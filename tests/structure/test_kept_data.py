@@ -117,6 +117,8 @@ engine/chunk_transfer: _free _slabs
 engine/event_publisher: _buffer
 engine/sampler: _peeked
 engine/worker/kv_pool: _uploads
+# One for each store of chunks.
+tiers/tier_chain: _read_failures _write_failures
 # Entries of the store, and of tiers.
 tiers/local_stores: _chunks _sizes
 index/store/writer: _hits

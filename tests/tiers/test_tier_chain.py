@@ -67,6 +67,35 @@ def test_a_failing_tier_is_skipped(stores: tuple[DictStore, ...], chain: TierCha
     assert not chain.may_contain("unknown")
 
 
+def test_a_tier_fails_until_it_has_written_a_chunk_again(stores: tuple[DictStore, ...], chain: TierChain) -> None:
+    def failures() -> list[str | None]:
+        return [tier.failure for tier in chain.stats()]
+
+    def save(key: str) -> None:
+        chain.save(key, b"data")
+        assert chain.flush(300)
+
+    save("before")
+    stores[0].failing = True
+    save("lost")
+    assert failures() == ["fast fails", None, None]
+    assert [tier.available for tier in chain.stats()] == [False, True, True]
+    stores[0].failing = False
+    assert chain.load("before", whole) == b"data"
+    assert failures()[0] == "fast fails"
+    save("after")
+    assert failures() == [None] * 3
+    # A tier that is only read works again with the first chunk that it finds.
+    stores[2].failing = True
+    assert chain.find_tier("absent") is None
+    assert failures()[2] == "slow fails"
+    stores[2].failing = False
+    stores[0].chunks.clear()
+    stores[1].chunks.clear()
+    assert chain.load("before", whole) == b"data"
+    assert failures() == [None] * 3
+
+
 def test_the_backlog_is_bounded_and_a_refused_chunk_can_be_saved_later() -> None:
     gate = threading.Event()
     store = DictStore()

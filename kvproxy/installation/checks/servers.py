@@ -112,8 +112,13 @@ def _storage_failures(health: Mapping[str, object]) -> list[str]:
         failures.append(
             f"the journal {health.get('journal')} fails: {failed_journal}; look at its disk, or at PostgreSQL"
         )
+    if isinstance(tiers := health.get("tiers"), dict):
+        failures += [
+            f"the tier {name} fails: {error}; free space there, or start the server again"
+            for name, error in tiers.items()
+        ]
     if health.get("status") == "degraded" and "data" not in health:
-        cause = "its store or its journal fails, or a model has no available upstream"
+        cause = "its store, its journal, or a tier fails, or a model has no available upstream"
         failures.append(f"{cause}: give the admin token (--token) to read which")
     return failures
 

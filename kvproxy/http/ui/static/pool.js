@@ -167,11 +167,12 @@ function figuresOf(stats) {
 
 function tiersOf(tiers) {
   if (!tiers.length) return null;
-  const names = Object.keys(tiers[0]).filter((name) => ["string", "number"].includes(typeof tiers[0][name]));
-  const shown = (name, value) => (typeof value !== "number" ? value : name.includes("bytes") ? bytes(value) : count(value));
-  const rows = tiers.map((tier) => names.map((name) => shown(name, tier[name])));
+  const numbers = Object.keys(tiers[0]).filter((name) => typeof tiers[0][name] === "number");
+  const shown = (name, value) => (name.includes("bytes") ? bytes(value) : count(value));
+  const state = (tier) => tier.failure ?? (tier.available ? "in use" : "paused");
+  const rows = tiers.map((tier) => [tier.name, ...numbers.map((name) => shown(name, tier[name])), state(tier)]);
   return section("Tiers", h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Tiers" },
-    table("Tiers", names.map((name) => [name.replaceAll("_", " "), typeof tiers[0][name] === "number" ? "number" : ""]), rows)));
+    table("Tiers", [["name", ""], ...numbers.map((name) => [name.replaceAll("_", " "), "number"]), ["state", ""]], rows)));
 }
 
 const HEIGHT = 210; // Pixels of a chart of hit rates.

@@ -149,8 +149,10 @@ class ProxyServer(uvicorn.Server):
             # The kernel resets connections that wait.
             self._accept_waiting(listener)
             listener.close()
-        for closing in (*self.servers, *sockets):
-            closing.close()
+        for server in self.servers:
+            server.close()
+        for original in sockets:
+            original.close()
         if self._connecting:
             await asyncio.wait(self._connecting, timeout=_ERROR_SECONDS)
 

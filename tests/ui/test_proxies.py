@@ -7,6 +7,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from kvproxy.errors import KvproxyError
 from kvproxy.http import ui
@@ -15,7 +17,7 @@ from kvproxy.settings import RoutingSettings, load_settings
 from tests.plain_upstream import run_plain_upstream
 from tests.ports import free_port
 from tests.processes import serve
-from tests.servers import run_front, run_proxy
+from tests.servers import run_front, run_proxy, run_upstream
 from tests.ui.conftest import ASKED, ask, body_of
 from tests.ui.page import Page
 
@@ -50,6 +52,27 @@ def test_it_survives_a_restart_of_the_proxy(page: Page, tmp_path: Path) -> None:
             page.open(url, "upstreams")
             page.until(lambda: upstream in page.text("main table"))
             page.close()
+
+
+def test_failures_of_an_upstream_lead_to_its_requests(page: Page, tmp_path: Path) -> None:
+    async def fail(request: Request) -> Response:
+        return JSONResponse({"error": {"message": "out of memory"}}, 500)
+
+    with run_upstream(fail) as upstream, run_front(tmp_path, upstream) as (url, services):
+        for question in "ab":
+            assert ask(url, "alice", question).status_code == 500
+        services.journal.latest(1)
+        page.driver.get_log("browser")
+        page.open(url, "upstreams")
+        page.until(lambda: page.text("main tbody a") == "2")
+        page.click("main tbody a")
+        page.until(lambda: page.texts(ROWS) == ["b", "a"])
+        # A proxy without an engine is asked for its blocks once.
+        page.open(url, "upstreams")
+        page.until(lambda: page.text("main tbody a") == "2")
+        refused = [entry["message"] for entry in page.driver.get_log("browser") if "409" in entry["message"]]
+        assert len(refused) <= 2, refused
+        page.close()
 
 
 def test_an_outage_of_the_upstream_is_on_the_first_page_within_five_seconds(page: Page, tmp_path: Path) -> None:

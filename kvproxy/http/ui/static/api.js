@@ -2,6 +2,7 @@
 
 const BASE = new URL("../admin/", document.baseURI);
 const KEPT = "kvproxy-session";
+const ABSENT = 60_000; // Milliseconds until a resource that this kind of proxy lacks is looked for again.
 const AGAIN = 1000; // Milliseconds until a proxy that did not answer is asked again.
 
 export const sleep = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
@@ -19,6 +20,7 @@ export class Api extends EventTarget {
   state = "ok";
   reason = "";
   // Half of the session. The other half is a cookie that no script can read.
+  #absent = new Map();
   #session = sessionStorage.getItem(KEPT) ?? "";
 
   /** Exchange the admin token for a session of this tab; an empty token ends the session. Raises Refused. */
@@ -86,11 +88,14 @@ export class Api extends EventTarget {
 
   /** The response of a route, or null if this proxy does not have the resource. A failure of the proxy is an error. */
   async find(path, query = {}, signal = null) {
+    if (this.#absent.get(path) > Date.now()) return null;
     try {
       return await this.get(path, query, signal);
     } catch (error) {
-      if (error instanceof Refused && (error.status === 404 || error.status === 409)) return null;
-      throw error;
+      if (!(error instanceof Refused) || (error.status !== 404 && error.status !== 409)) throw error;
+      // The browser logs each refused request.
+      if (error.status === 409 || path === "upstreams") this.#absent.set(path, Date.now() + ABSENT);
+      return null;
     }
   }
 

@@ -94,7 +94,10 @@ function problem(health, engines) {
   const why = broken.map((each) => (each.error.includes(each.url) ? each.error : `${each.url}: ${each.error}`)).join("; ");
   if (broken.length && broken.length === engines.length) return `No upstream answers, so only stored responses are served: ${why}`;
   if (broken.length) return `${broken.length} of ${engines.length} upstreams fail: ${why}`;
-  return health.store ? `The store fails, so nothing is cached: ${health.store}` : null;
+  if (health.store) return `The store fails, so nothing is cached: ${health.store}`;
+  if (health.journal_error) return `The journal fails, so this page misses requests: ${health.journal_error}`;
+  const tier = Object.entries(health.tiers ?? {})[0];
+  return tier ? `The tier ${tier[0]} fails, so it keeps no chunks: ${tier[1]}` : null;
 }
 
 /** Follow the health of the proxy and its upstreams, and hide views without content, whatever view is open. */

@@ -38,7 +38,16 @@ export function bytes(value) {
   return `${(value / size).toFixed(unit === "B" ? 0 : 1)} ${unit}`;
 }
 
-export const money = (value) => (value === null || value === undefined ? NONE : value.toFixed(value < 10 ? 4 : 2));
+/** Money with four decimals, or with two digits that count if it is small. */
+export function money(value) {
+  if (value === null || value === undefined) return NONE;
+  const size = Math.abs(value);
+  if (size < 1e-9) return "0";
+  return value.toFixed(size >= 10 ? 2 : size >= 0.001 ? 4 : 1 - Math.floor(Math.log10(size)));
+}
+
+/** An amount that somebody has set, such as a budget. */
+export const amount = (value) => value.toLocaleString("en-US", { maximumFractionDigits: 9 });
 
 const two = (value) => String(value).padStart(2, "0");
 

@@ -2,7 +2,7 @@
 
 import { csvButton } from "./csv.js";
 import { fill, h, section, sentenceNodes, table } from "./dom.js";
-import { bytes, clock, count, money } from "./format.js";
+import { amount, bytes, clock, count, money } from "./format.js";
 
 const LOOK = 5; // Seconds.
 const MOST = 500;
@@ -46,7 +46,7 @@ function nameOf({ name, disabled }) {
 /** What a client used of a budget; marked if nothing is left. */
 function usedOf(spent, budget) {
   if (budget === null) return null;
-  return h("span", spent >= budget ? { class: "state", "data-state": "spent", "data-tip": "The budget is spent: only hits are served" } : {}, `${money(spent)} of ${money(budget)}`);
+  return h("span", spent >= budget ? { class: "state", "data-state": "spent", "data-tip": "The budget is spent: only hits are served" } : {}, `${money(spent)} of ${amount(budget)}`);
 }
 
 function limitsOf(each) {

@@ -44,7 +44,7 @@ export function sessions(root, params, { api, signal, remember }) {
     const state = JSON.stringify([wanted, found, turns]);
     if (state === drawn) return;
     drawn = state;
-    fill(list, found.length ? listOf(found, choose, chosen) : h("p", {}, filters.tenant || Number(filters.turns) > 1 ? "No session has so many turns and this client." : "No session yet. A request that reaches the backend begins one."));
+    fill(list, found.length ? listOf(found, choose, chosen) : h("p", {}, noSession(filters)));
     fill(detail, wanted ? (turns === null ? h("p", { class: "note" }, `There is no session ${wanted}.`) : treeOf(turns)) : null);
   };
 
@@ -54,6 +54,11 @@ export function sessions(root, params, { api, signal, remember }) {
       h("span", { class: "grow" }), csvButton("sessions", () => rows.map(flat))), list), detail);
   api.poll(load, LOOK, signal);
   return {};
+}
+
+function noSession({ tenant, turns }) {
+  if (!tenant && Number(turns) <= 1) return "No session yet. A request that reaches the backend begins one.";
+  return `No session${tenant ? " of this client" : ""}${Number(turns) > 1 ? ` has ${turns} or more turns` : ""}.`;
 }
 
 const flat = ({ lost: causes, models, upstreams, ...row }) => ({ ...row, models: models.join(" "), upstreams: upstreams.join(" "), ...causes });

@@ -45,19 +45,31 @@ export function upstreams(root, params, { api, signal }) {
 }
 
 function serversOf(engines, drain) {
+  const any = (has) => engines.some(has);
+  const columns = [
+    any((each) => each.models.length) && ["models", "", (each) => each.models.join(", ") || "all others"],
+    ["running", "number", (each) => count(each.requests)], ["tokens to do", "number", (each) => count(each.load)],
+    ["sent", "number", (each) => count(each.sent)], ["failed", "number", failedOf], ["retried", "number", (each) => count(each.retried)],
+    ["ejected", "number", (each) => count(each.ejections)],
+    any((each) => each.metrics) && ["pool used", "number", (each) => percent(each.metrics?.usage)],
+    any((each) => each.metrics) && ["waiting", "number", (each) => count(each.metrics?.waiting)],
+  ].filter(Boolean);
   const rows = engines.map((each) => [
     each.url, h("span", { class: "state", "data-state": each.state }, each.state),
     button(each.state === DRAINING ? "Undrain" : "Drain", () => drain(each), {
       "data-drain": each.url, "aria-label": `${each.state === DRAINING ? "Undrain" : "Drain"} ${each.url}`,
       "data-tip": each.state === DRAINING ? "Send requests to it again" : "It finishes its requests, and gets no new ones",
     }),
-    count(each.requests), count(each.load), count(each.sent), count(each.ejections),
-    percent(each.metrics?.usage), count(each.metrics?.waiting),
+    ...columns.map(([, , cell]) => cell(each)),
   ]);
   return section("Servers", h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Servers" }, table("Servers", [
-    ["upstream", ""], ["state", ""], ["drain", ""], ["running", "number"], ["tokens to do", "number"], ["sent", "number"], ["ejected", "number"],
-    ["pool used", "number"], ["waiting", "number"],
+    ["upstream", ""], ["state", ""], ["drain", ""], ...columns.map(([title, kind]) => [title, kind]),
   ], rows)));
+}
+
+/** Requests that failed at an upstream; the journal has those that ended with an error, although another upstream was tried. */
+function failedOf({ errors }) {
+  return errors ? h("a", { href: "#journal?reason=error", "data-tip": "No connection or response, a status of 500 or above, or a broken response; the journal has the requests that ended so" }, count(errors)) : "0";
 }
 
 function mediaOf(engines) {

@@ -92,7 +92,7 @@ def ls(query: ClientUsageQuery, *, layout: ListLayout, store: SharedStore = None
 
     The journal gives the usage of the last 30 UTC days, or since --since. Tokens are those
     that quotas count: of prompts, also reused ones, and of responses, without hits. Requests that the proxy forwards unread
-    have tokens only for clients with a budget. Budgets count UTC days and months.
+    have tokens only for clients with a budget. Budgets count UTC days and months. A team counts the usage of its clients, too.
     """
     from kvproxy.operations.keys import ListedClient, list_keys
 
@@ -105,6 +105,7 @@ def ls(query: ClientUsageQuery, *, layout: ListLayout, store: SharedStore = None
     rows: list[Row] = [
         {
             "Name": client.name,
+            Column("Team", is_optional=True): client.team,
             Column("Disabled", is_optional=True): Formatted("yes" if client.disabled else "", client.disabled),
             number_column(spent, "spent", optional=True): money(client.spent),
             number_column("Left today", "left_today", optional=True): money(client.left_today),

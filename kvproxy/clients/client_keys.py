@@ -3,7 +3,7 @@
 import hashlib
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,7 +46,24 @@ def all_clients(settings: Settings) -> tuple[ClientSettings, ...]:
     ):
         if len(set(values)) < len(values):
             raise SettingsError(f"two clients have the same {what}: kvproxy keys ls lists them, keys rm removes one")
+    _check_teams(clients)
     return clients
+
+
+def _check_teams(clients: Iterable[ClientSettings]) -> None:
+    known = {client.name: client for client in clients}
+    for client in known.values():
+        if client.team is None:
+            continue
+        leave = f"or kvproxy keys set {client.name} --unlimited team"
+        if client.team not in known:
+            raise SettingsError(
+                f"the team {client.team} of the client {client.name} is no client: kvproxy keys add {client.team}, {leave}"
+            )
+        if known[client.team].team is not None:
+            raise SettingsError(
+                f"the team {client.team} of the client {client.name} has a team itself: choose a client without one, {leave}"
+            )
 
 
 def check_budgets(settings: Settings, clients: Sequence[ClientSettings]) -> None:
@@ -79,7 +96,8 @@ def add_client(settings: Settings, name: str, **limits: Any) -> str:
 
 def add_clients(settings: Settings, clients: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
     """Add clients with their limits, see `add_client`; if one of them is invalid, add none. Return their keys."""
-    existing = {known.name for known in all_clients(settings)}
+    known = all_clients(settings)
+    existing = {client.name for client in known}
     added: dict[str, ClientSettings] = {}
     keys = []
     for name, limits in clients:
@@ -103,6 +121,7 @@ def add_clients(settings: Settings, clients: Sequence[tuple[str, Mapping[str, An
                 f"{name!r} is no name for a client: take up to 64 letters, digits, dots, dashes and underscores"
             ) from None
     check_budgets(settings, list(added.values()))
+    _check_teams([*known, *added.values()])
     with _shared_state(settings) as shared:
         if shared is not None:
             for name, client in added.items():
@@ -122,6 +141,7 @@ def set_limits(settings: Settings, name: str, limits: Mapping[str, Any]) -> None
     before = _find_client(settings, name)
     client = before.model_copy(update=dict(limits))
     check_budgets(settings, [client])
+    _check_teams(client if other.name == name else other for other in all_clients(settings))
     changes = (
         f"{limit} {_limit_text(limit, getattr(before, limit))} -> {_limit_text(limit, limits[limit])}"
         for limit in limits
@@ -206,6 +226,7 @@ def remove_client(settings: Settings, name: str) -> None:
     Raises NotFound, or InvalidRequest if kvproxy.toml defines the client.
     """
     change = _named("remove", _find_client(settings, name))
+    _check_teams(other for other in all_clients(settings) if other.name != name)
     clients = _read_clients(settings.data)
     if any(client.name == name for client in clients):
         _write_clients(settings.data, [client for client in clients if client.name != name])

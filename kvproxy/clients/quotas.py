@@ -4,7 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 
 from kvproxy.clients.shared_state import MAX_DEBT_MINUTES, SharedState
@@ -141,6 +141,7 @@ class Quota:
         self.on_spent = on_spent
         self.on_paid = on_paid
         self.spent = spent
+        self.team: Quota | None = None
         self._shared = shared
         self._requests = self._make_bucket("requests", client.requests_per_minute)
         self.tokens = self._make_bucket("tokens", client.tokens_per_minute)
@@ -159,35 +160,50 @@ class Quota:
 
     @asynccontextmanager
     async def admit(self) -> AsyncIterator["Account"]:
-        """Count a request, which is in flight during the `with` block. Raises TooManyRequests."""
-        most = self.client.concurrent_requests
+        """Count a request, which is in flight during the `with` block, also for the team. Raises TooManyRequests."""
+        async with self._admit(), nullcontext() if self.team is None else self.team._admit(self.team.client.name):
+            yield Account(self)
+
+    @asynccontextmanager
+    async def _admit(self, team: str | None = None) -> AsyncIterator[None]:
+        most, of_team = self.client.concurrent_requests, _of_team(team)
         if most is not None and self._in_flight >= most:
-            raise _too_many_requests("concurrent_requests", f"the limit of requests in flight ({most}) is reached", 1.0)
+            why = f"the limit of requests in flight ({most}){of_team} is reached"
+            raise _too_many_requests("concurrent_requests", why, 1.0)
         self._in_flight += 1
         try:
             if self._requests is not None and (wait := await self._requests.take(1)) > 0:
-                why = f"the limit of requests per minute ({self.client.requests_per_minute}) is reached"
+                why = f"the limit of requests per minute ({self.client.requests_per_minute}){of_team} is reached"
                 raise _too_many_requests("requests_per_minute", why, wait)
-            yield Account(self)
+            yield
         finally:
             self._in_flight -= 1
 
     def headers(self) -> dict[str, str]:
+        """Return the headers of the limits; of the client's and the team's, the one with less left."""
+        quotas = [self] if self.team is None else [self, self.team]
         headers: dict[str, str] = {}
-        for bucket, unit in ((self._requests, "requests"), (self.tokens, "tokens")):
-            if bucket is not None:
-                headers |= bucket.local.headers(unit)
+        for unit in ("requests", "tokens"):
+            found = [quota._requests if unit == "requests" else quota.tokens for quota in quotas]
+            buckets = [bucket.local for bucket in found if bucket is not None]
+            if buckets:
+                headers |= min(buckets, key=lambda bucket: bucket.available_units).headers(unit)
         return headers
 
 
 class Account:
     """Charges a request to its client's quota: `reserve` charges an estimate, which `settle` replaces by the usage.
 
-    Without `counts_tokens`, only the budget counts.
+    Without `counts_tokens`, only the budget counts. `team`: name of the quota's client, if it is charged as a team; the metrics
+    count the request for its client only.
     """
 
-    def __init__(self, quota: Quota, *, counts_tokens: bool = True) -> None:
+    def __init__(self, quota: Quota, *, counts_tokens: bool = True, team: str | None = None) -> None:
         self._quota = quota
+        self._name = team
+        self._team: Account | None = None
+        if quota.team is not None:
+            self._team = Account(quota.team, counts_tokens=counts_tokens, team=quota.team.client.name)
         self._counts_tokens = counts_tokens
         self._reserved: int | None = None
         self._reserved_money: Reservation | None = None
@@ -195,6 +211,10 @@ class Account:
     @property
     def client(self) -> ClientSettings:
         return self._quota.client
+
+    @property
+    def has_budget(self) -> bool:
+        return self.client.has_budget or (self._team is not None and self._team.has_budget)
 
     @property
     def prices(self) -> Mapping[str, PriceSettings] | None:
@@ -212,35 +232,53 @@ class Account:
         RequestExceedsQuota if one minute's quota is less than the tokens.
         """
         if self._quota.spent is not None and self.client.has_budget and self._reserved_money is None:
-            self._reserved_money = await self._quota.spent.reserve(self._quota.client, money)
+            owner = "client" if self._name is None else "team"
+            self._reserved_money = await self._quota.spent.reserve(self._quota.client, money, owner)
         try:
             await self._reserve_tokens(tokens)
+            if self._team is not None:
+                await self._reserve_of_team(self._team, tokens, money)
         except BaseException:
             self._settle_money(0.0)
+            raise
+
+    async def _reserve_of_team(self, team: "Account", tokens: int, money: float) -> None:
+        try:
+            await team.reserve(tokens, money)
+        except BaseException:
+            if self._reserved is not None:
+                self._reserved -= tokens
+                if self._quota.tokens is not None:
+                    self._quota.tokens.charge(-tokens)
             raise
 
     async def _reserve_tokens(self, tokens: int) -> None:
         if not self._counts_tokens:
             return
-        bucket, per_minute = self._quota.tokens, self._quota.client.tokens_per_minute
+        bucket, per_minute, of_team = self._quota.tokens, self.client.tokens_per_minute, _of_team(self._name)
         if bucket is not None and per_minute is not None:
             if tokens > per_minute:
                 raise RequestExceedsQuota(
-                    f"the request has some {tokens:,} tokens, and {per_minute:,} a minute are allowed",
+                    f"the request has some {tokens:,} tokens, and {per_minute:,} a minute{of_team} are allowed",
                     limit="tokens_per_minute",
                 )
             if (wait := await bucket.take(tokens)) > 0:
-                raise _too_many_requests("tokens_per_minute", f"more than {per_minute:,} tokens a minute", wait)
+                raise _too_many_requests(
+                    "tokens_per_minute", f"more than {per_minute:,} tokens a minute{of_team}", wait
+                )
         self._reserved = (self._reserved or 0) + tokens
 
     def settle(self, tokens: int, money: float = 0.0, model: str = "") -> None:
         """Replace the reserved tokens and money by the used ones, at least 0. `model` is the paid one."""
+        if self._team is not None:
+            self._team.settle(tokens, money, model)
         self._settle_money(money)
-        if self._quota.on_paid is not None and money > 0:
+        if self._quota.on_paid is not None and money > 0 and self._name is None:
             self._quota.on_paid(self._quota.client.name, model, money)
         tokens = max(0, tokens)
         if self._reserved is not None:
-            self._quota.on_spent(self._quota.client.name, tokens)
+            if self._name is None:
+                self._quota.on_spent(self._quota.client.name, tokens)
             if self._quota.tokens is not None:
                 self._quota.tokens.charge(tokens - self._reserved)
         self._reserved = None
@@ -264,13 +302,23 @@ class Quotas:
         self._make = partial(Quota, on_spent=on_spent, shared=shared, spent=spent, on_paid=on_paid)
         self._quotas: dict[str, Quota] = {}
 
-    def get(self, client: ClientSettings) -> Quota:
+    def get(self, client: ClientSettings, team: ClientSettings | None = None) -> Quota:
+        """Return the quota of a client, which charges its team, too."""
+        quota = self._get(client)
+        quota.team = None if team is None else self._get(team)
+        return quota
+
+    def _get(self, client: ClientSettings) -> Quota:
         quota = self._quotas.get(client.name)
         if quota is None:
             quota = self._quotas[client.name] = self._make(client)
         elif quota.client is not client:
             quota.update(client)
         return quota
+
+
+def _of_team(name: str | None) -> str:
+    return "" if name is None else f" of the team {name}"
 
 
 def _too_many_requests(limit: str, why: str, seconds: float) -> TooManyRequests:

@@ -78,24 +78,25 @@ class SpentMoney:
         self._charges: set[asyncio.Task[None]] = set()
         self._failures = FailureLog()
 
-    async def reserve(self, client: ClientSettings, money: float) -> Reservation:
+    async def reserve(self, client: ClientSettings, money: float, owner: str = "client") -> Reservation:
         """Reserve the most that a request may cost; `charge` replaces the reservation by its price.
 
         Raises BudgetExceeded if the client has spent a budget, or TooManyRequests if requests in flight have reserved the rest.
+        `owner` is the word for the client in these errors.
         """
         now = self._clock()
         id = f"{self._proxy}-{next(self._numbers)}"
         try:
-            await asyncio.to_thread(self._reserve, client, money, now, id)
+            await asyncio.to_thread(self._reserve, client, money, now, id, owner)
         except CacheStoreError as error:
             self._failures.log_failure("%s: until it works again, budgets count what this proxy knows", error)
-            _check(client, now, self._known(client.name, now), 0.0)
+            _check(client, now, self._known(client.name, now), 0.0, owner)
             self._owe(client.name, now, money)
             return Reservation(money, now, None)
         self._in_flight.add(id)
         return Reservation(money, now, id)
 
-    def _reserve(self, client: ClientSettings, money: float, now: float, id: str) -> None:
+    def _reserve(self, client: ClientSettings, money: float, now: float, id: str, owner: str) -> None:
         self._pay_debts()
         period = period_of(now)
         with self._tables.transaction(durable=False) as run:
@@ -104,7 +105,7 @@ class SpentMoney:
             run(_DELETE_EXPIRED, {"now": now, "latest": now + 10 * LEASE_SECONDS})
             self._last = read_spent(run, now)
             reserved = run(_RESERVED, {"client": client.name})[0]["money"]
-            _check(client, now, self._last.get(client.name, Spent()), reserved)
+            _check(client, now, self._last.get(client.name, Spent()), reserved, owner)
             run(_RESERVE, {"id": id, "client": client.name, "money": money, "expires": now + LEASE_SECONDS})
         self._failures.log_recovery("the spent money of clients is counted in its table again")
         self._month = period["month"]
@@ -176,7 +177,7 @@ class SpentMoney:
             raise
 
 
-def _check(client: ClientSettings, now: float, spent: Spent, reserved: float) -> None:
+def _check(client: ClientSettings, now: float, spent: Spent, reserved: float, owner: str) -> None:
     moment = datetime.fromtimestamp(now, UTC)
     midnight = datetime(moment.year, moment.month, moment.day, tzinfo=UTC) + timedelta(days=1)
     next_month = datetime(moment.year + moment.month // 12, moment.month % 12 + 1, 1, tzinfo=UTC)
@@ -186,14 +187,14 @@ def _check(client: ClientSettings, now: float, spent: Spent, reserved: float) ->
     ):
         if budget is not None and used >= budget:
             raise BudgetExceeded(
-                f"the client {client.name} has spent its budget of {budget:,g} a {period}, until {end:%Y-%m-%d %H:%M} UTC:"
+                f"the {owner} {client.name} has spent its budget of {budget:,g} a {period}, until {end:%Y-%m-%d %H:%M} UTC:"
                 f" wait, or ask the operator (kvproxy keys set {client.name} --budget-per-{period})",
                 limit=f"budget_per_{period}",
                 retry_after=math.ceil(end.timestamp() - now),
             )
         if budget is not None and used + reserved >= budget:
             raise TooManyRequests(
-                f"requests in flight have reserved the rest of the budget of {budget:,g} a {period} of the client {client.name}:"
+                f"requests in flight have reserved the rest of the budget of {budget:,g} a {period} of the {owner} {client.name}:"
                 f" try again in {RETRY_SECONDS:g} s, or send requests with a lower max_tokens",
                 limit=f"budget_per_{period}",
                 retry_after=RETRY_SECONDS,

@@ -93,13 +93,13 @@ async def reserve(
         await account.reserve(tokens)
         return None
     price = RequestPrice(account.prices, model, arrived, service_tier)
-    compute = price.reservation if account.client.has_budget else price.cost
+    compute = price.reservation if account.has_budget else price.cost
     prices = account.prices
     if isinstance(prices, ModelPrices) and (service_tier is not None or not prices.is_found_at_once(model, arrived)):
         cost = await asyncio.to_thread(compute, tokens, output)
     else:
         cost = compute(tokens, output)
-    if cost is None and account.client.has_budget:
+    if cost is None and account.has_budget:
         raise Forbidden(
             f"the client {account.client.name} has a budget, and the model {model[:100]!r} has no price: ask the operator to set"
             f' [journal.prices."{model[:100]}"], or to remove the budget (kvproxy keys set --unlimited)',

@@ -4,14 +4,16 @@ from starlette.requests import Request
 
 from kvproxy.apis.json import JsonObject, as_object, loads, objects
 from kvproxy.errors import Forbidden
+from kvproxy.exchange import Exchange
 from kvproxy.settings.access import ClientSettings
 
 _READING = ("GET", "HEAD", "OPTIONS")
 
 
-def requires_model(client: ClientSettings | None) -> bool:
-    """Whether the proxy must read the model of each request: the client may use some models only, or has a budget."""
-    return client is not None and (bool(client.models) or client.has_budget)
+def requires_model(exchange: Exchange) -> bool:
+    """Whether the proxy must read the model of a request: its client may use some models only, or has a budget."""
+    client, account = exchange.client, exchange.account
+    return client is not None and (bool(client.models) or (account is not None and account.has_budget))
 
 
 def check_model(client: ClientSettings | None, model: str) -> None:
@@ -32,13 +34,14 @@ def allowed_listing(client: ClientSettings | None, listing: JsonObject) -> JsonO
     return {**listing, "data": [row for row in rows if client.may_use(str(row.get("id")))]}
 
 
-def check_model_of_body(request: Request, client: ClientSettings | None, body: bytes | None) -> str | None:
+def check_model_of_body(request: Request, exchange: Exchange, body: bytes | None) -> str | None:
     """Check and return the model in the body of a forwarded request. Raise Forbidden also if no model can be read there.
 
     None if the request only reads, cancels, or deletes, so that it has no body, or if the client may use all models without a
     budget.
     """
-    if client is None or not requires_model(client) or request.method in _READING or body == b"":
+    client = exchange.client
+    if client is None or not requires_model(exchange) or request.method in _READING or body == b"":
         return None
     try:
         model = as_object(loads(body or b"")).get("model")

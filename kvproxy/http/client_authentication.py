@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
@@ -33,6 +33,7 @@ class Clients:
         clients = all_clients(settings)
         check_budgets(settings, clients)
         self._known = _index_by_digest(clients)
+        self._teams = _index_teams(clients)
         self._closed = bool(self._known) or requires_client_key(settings)
 
     @property
@@ -50,7 +51,8 @@ class Clients:
         if stamp == self._changed:
             return
         try:
-            self._known = _index_by_digest(all_clients(self._settings))
+            clients = all_clients(self._settings)
+            self._known, self._teams = _index_by_digest(clients), _index_teams(clients)
             self._changed = stamp
             if self._closed and not self._known:
                 _log.warning(
@@ -80,7 +82,14 @@ class Clients:
         if not self.requires_key:
             return None
         known = next((self._known[digest] for digest in client.digests if digest in self._known), None)
-        return "removed" if known is None else "disabled" if known.disabled else None
+        return "removed" if known is None else "disabled" if self.find_disabled(known) is not None else None
+
+    def team_of(self, client: ClientSettings) -> ClientSettings | None:
+        return None if client.team is None else self._teams.get(client.team)
+
+    def find_disabled(self, client: ClientSettings) -> ClientSettings | None:
+        """Return the client or its team, if an operator has disabled it."""
+        return next((each for each in (client, self.team_of(client)) if each is not None and each.disabled), None)
 
     def knows(self, header: str) -> bool:
         """Whether the value of a header is the key of a client, also an expired one."""
@@ -98,8 +107,8 @@ class Clients:
             return
         if client is None:
             raise self.authentication_error(headers)
-        if client.disabled:
-            raise _disabled(client)
+        if (disabled := self.find_disabled(client)) is not None:
+            raise _disabled(disabled)
 
     def authentication_error(self, headers: Mapping[str, str]) -> Unauthorized:
         """Return the error of a request with an expired, an unknown, or no key."""
@@ -124,6 +133,11 @@ def _disabled(client: ClientSettings) -> KeyDisabled:
 
 def _index_by_digest(clients: Iterable[ClientSettings]) -> dict[str, ClientSettings]:
     return {digest: client for client in clients for digest in client.digests}
+
+
+def _index_teams(clients: Collection[ClientSettings]) -> dict[str, ClientSettings]:
+    named = {client.team for client in clients}
+    return {client.name: client for client in clients if client.name in named}
 
 
 def _without_bearer(value: str) -> str:
@@ -156,11 +170,11 @@ class ClientGuard:
             await error_response(self._clients.authentication_error(headers), scope)(scope, receive, send)
             return
         self._authenticate(scope, client)
-        if client.disabled:
+        if (disabled := self._clients.find_disabled(client)) is not None:
             self._metrics.count_client_request(client.name, KeyDisabled.status)
-            await error_response(_disabled(client), scope)(scope, receive, send)
+            await error_response(_disabled(disabled), scope)(scope, receive, send)
             return
-        quota = self._quotas.get(client)
+        quota = self._quotas.get(client, self._clients.team_of(client))
 
         has_ended = False
 
@@ -170,7 +184,7 @@ class ClientGuard:
                 has_ended = True
                 # The response ends with this error, if it is a stream of events, or breaks off.
                 if cause == "disabled":
-                    raise _disabled(client)
+                    raise _disabled(self._clients.find_disabled(client) or client)
                 raise Unauthorized("the API key of this request was removed: ask the operator for another one")
             if message["type"] == "http.response.start":
                 self._metrics.count_client_request(client.name, message["status"])

@@ -310,7 +310,7 @@ async def forward_unparsed(request: Request) -> Response:
     has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
     app, is_json = services(request), request.headers.get("content-type", "").startswith("application/json")
     has_routes = app.built.fleet is not None and app.built.fleet.routes is not None
-    if has_body and is_json and (has_routes or requires_model(exchange_of(request.scope).client)):
+    if has_body and is_json and (has_routes or requires_model(exchange_of(request.scope))):
         limits = app.settings.limits
         with app.bodies.reservation() as reservation:
             # The body names the model, which chooses the upstream, and which a client may lack.
@@ -330,7 +330,7 @@ async def _forward(request: Request, body: bytes | None) -> Response:
             hint = "the API is below /v1, the dashboard at /ui"
         raise NotFound(f"no route {request.method} {request.scope['path']}: {hint}")
     app = services(request)
-    model = check_model_of_body(request, exchange_of(request.scope).client, body)
+    model = check_model_of_body(request, exchange_of(request.scope), body)
     deadline = Deadline(app.deadlines)
     await app.path.load.enter(exchange_of(request.scope))
     query = query_of(request)

@@ -53,7 +53,7 @@ class ListedClient(LimitedClient):
         previous_key_expires: end of its previous key's validity in seconds since the epoch; None after it.
         spent_today, left_today, spent_this_month, left_this_month: what counts for its budget in this UTC day or month, and what
             is left, in `journal.currency`; None without such a budget.
-        requests: number of its requests, also of those that a cache answered.
+        requests: number of its requests, also of those that a cache answered. A team counts its clients' requests, too.
         tokens: tokens that quotas count: of prompts, also reused ones, and of responses; estimated if not reported.
         spent: price of its requests in `journal.currency`; None without prices.
         last_used: time of the last request in seconds since the epoch.
@@ -138,10 +138,12 @@ def list_clients(settings: Settings, query: ClientUsageQuery = ClientUsageQuery(
     except KvproxyError:
         usage = None
     spent = client_keys.spent_money(settings)
-    none = {"requests": 0, "tokens": 0}
+    clients, none = client_keys.all_clients(settings), {"requests": 0, "tokens": 0}
+    if usage is not None:
+        _add_to_teams(clients, usage)
     return [
         _listed(client, spent.get(client.name, Spent()), {} if usage is None else usage.get(client.name, none))
-        for client in client_keys.all_clients(settings)
+        for client in clients
     ]
 
 
@@ -203,6 +205,18 @@ def _usage(settings: Settings, selection: SumsFilter) -> dict[str, dict[str, Any
         for name, used in reader.last_uses().items():
             usages.setdefault(name, {"requests": 0, "tokens": 0})["last_used"] = used
     return usages
+
+
+def _add_to_teams(clients: Iterable[ClientSettings], usages: dict[str, dict[str, Any]]) -> None:
+    """Add the usage of clients to that of their teams."""
+    for client in clients:
+        if client.team is not None and client.name in usages:
+            team = usages.setdefault(client.team, {"requests": 0, "tokens": 0})
+            for name, value in usages[client.name].items():
+                if name == "last_used":
+                    team[name] = max(value, team.get(name, value))
+                else:
+                    team[name] = team.get(name, 0) + value
 
 
 def set_limits(settings: Settings, change: ClientChange) -> LimitedClient:

@@ -60,6 +60,10 @@ class ClientLimits:
     concurrent_requests: Annotated[int | None, Parameter("Requests in flight; excess receives 429.", least=1)] = None
     budget_per_day: Annotated[float | None, _budget("Money per UTC day; excess receives 429.")] = None
     budget_per_month: Annotated[float | None, _budget("Money per UTC month; excess receives 429.")] = None
+    team: Annotated[
+        str | None,
+        Parameter("Client whose quotas and budgets it shares with others.", metavar="NAME", suggestions=client_names),
+    ] = None
     stored_bytes: Annotated[int | None, size(_BYTES)] = None
     models: Annotated[
         str | None,

@@ -100,6 +100,10 @@ class ClientSettings(Section):
         ge=0,
         description="Maximum price of its requests in a UTC month, in `journal.currency`.",
     )
+    team: str | None = Field(
+        default=None,
+        description="Client whose quotas and budgets count the requests of all clients with this team, too.",
+    )
     stored_bytes: Bytes | None = Field(default=None, ge=0, description="Maximum size of its stored responses.")
     models: tuple[str, ...] = Field(
         default=(), description="Models that it may use, in which * matches any text; by default all."

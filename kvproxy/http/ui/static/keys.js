@@ -25,15 +25,16 @@ export function clientKeys(root, params, { api, signal }) {
 }
 
 function listOf({ clients, currency }) {
+  const hasTeams = clients.some((each) => each.team !== null);
   const rows = clients.slice(0, MOST).map((each) => [
-    nameOf(each), count(each.requests), count(each.tokens), money(each.spent), usedOf(each.spent_today, each.budget_per_day),
+    nameOf(each), ...(hasTeams ? [each.team] : []), count(each.requests), count(each.tokens), money(each.spent), usedOf(each.spent_today, each.budget_per_day),
     usedOf(each.spent_this_month, each.budget_per_month), limitsOf(each), each.models?.split(",").join(", ") ?? "all", expiryOf(each.expires),
     each.last_used === null ? null : clock(each.last_used, false),
   ]);
   return section("Clients", h("p", { class: "note" }, ...sentenceNodes("Usage of the last 30 UTC days; budgets count the UTC day and month. `kvproxy keys set` changes limits, `kvproxy keys rotate` replaces a key, `kvproxy keys disable` rejects requests.")),
     h("div", { class: "actions" }, h("span", { class: "grow" }), csvButton("keys", () => clients)),
     h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Usage of clients" }, table("Clients", [
-      ["client", ""], ["requests", "number"], ["tokens", "number"], [`spent ${currency}`, "number"], ["today", "number"], ["this month", "number"],
+      ["client", ""], ...(hasTeams ? [["team", ""]] : []), ["requests", "number"], ["tokens", "number"], [`spent ${currency}`, "number"], ["today", "number"], ["this month", "number"],
       ["limits", ""], ["models", ""], ["expires", ""], ["last used", ""],
     ], rows)),
     clients.length > MOST ? h("p", { class: "note" }, `The first ${MOST} of ${count(clients.length)}.`) : null);

@@ -1,0 +1,126 @@
+"""Clients of a team share its quotas and budgets."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from kvproxy.clients.client_keys import add_client, remove_client, set_disabled, set_limits, spent_money
+from kvproxy.errors import SettingsError
+from kvproxy.http.services import Services
+from kvproxy.operations.keys import list_clients
+from kvproxy.settings import load_settings
+from tests.commands.run import kvproxy
+from tests.http.test_budgets import COST, PRICES, Upstream
+from tests.polling import until
+from tests.requests import chat
+from tests.servers import run_front, run_upstream
+
+
+class Proxy:
+    def __init__(self, url: str, services: Services) -> None:
+        self.url, self.services, self.settings = url, services, services.settings
+
+    def ask(self, key: str, question: str = "Hi", **fields: Any) -> httpx.Response:
+        headers = {"authorization": f"Bearer {key}"}
+        body = chat(question, **fields)
+        return httpx.post(f"{self.url}/v1/chat/completions", headers=headers, json=body, timeout=300)
+
+    def spent(self, name: str) -> float:
+        spent = spent_money(self.settings)
+        return spent[name].today if name in spent else 0.0
+
+
+@pytest.fixture
+def proxy(tmp_path: Path) -> Iterator[Proxy]:
+    with contextlib.ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr("kvproxy.http.client_authentication._CHECK_SECONDS", 0.0)
+        upstream = stack.enter_context(run_upstream(Upstream().answer))
+        yield Proxy(*stack.enter_context(run_front(tmp_path, upstream, journal={"prices": PRICES})))
+
+
+def test_clients_of_a_team_spend_one_budget_and_then_get_hits_only(proxy: Proxy) -> None:
+    add_client(proxy.settings, "research", budget_per_month=0.3, budget_per_day=0.2)
+    anna = add_client(proxy.settings, "anna", team="research")
+    ben = add_client(proxy.settings, "ben", team="research", budget_per_day=10.0)
+    other = add_client(proxy.settings, "other")
+    assert proxy.ask(anna, "one").status_code == 200
+    until(lambda: proxy.spent("research") == pytest.approx(COST))
+    assert proxy.ask(ben, "two").status_code == 200
+    until(lambda: proxy.spent("research") == pytest.approx(2 * COST))
+    until(lambda: proxy.spent("ben") == pytest.approx(COST))
+    for key in (anna, ben):
+        refused = proxy.ask(key, "three")
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"]) == (429, "insufficient_quota")
+        assert "the team research has spent its budget of 0.3 a month" in error["message"]
+        assert "kvproxy keys set research --budget-per-month" in error["message"]
+    assert "hit" in proxy.ask(anna, "one").headers["cache-status"]
+    assert proxy.ask(other, "three").status_code == 200
+    # A refusal of the team reserves nothing of the client's own budget.
+    assert proxy.spent("ben") == pytest.approx(COST)
+    # The model must have a price, as for a client with a budget.
+    assert proxy.ask(anna, "four", model="unpriced").status_code == 403
+    proxy.services.journal.latest(1)
+    listed = {client.name: client for client in list_clients(proxy.settings)}
+    assert listed["research"].left_this_month == 0
+    assert [listed[name].team for name in ("anna", "research", "other")] == ["research", None, None]
+    assert listed["research"].spent == pytest.approx(2 * COST)
+    assert (listed["anna"].requests or 0) + (listed["ben"].requests or 0) == listed["research"].requests
+    shown = kvproxy("keys", "ls", "--data", proxy.settings.data).stdout
+    assert "\nanna\tresearch\t" in shown
+    # Metrics count each request once.
+    assert 'client="research"' not in proxy.services.metrics.render().decode()
+    set_limits(proxy.settings, "research", {"budget_per_month": None, "budget_per_day": None})
+    assert proxy.ask(anna, "three").status_code == 200
+
+
+def test_clients_of_a_team_share_its_quotas(proxy: Proxy) -> None:
+    add_client(proxy.settings, "group", requests_per_minute=3, tokens_per_minute=1_000_000)
+    one = add_client(proxy.settings, "one", team="group", requests_per_minute=100)
+    two = add_client(proxy.settings, "two", team="group")
+    remaining = [proxy.ask(key).headers["x-ratelimit-remaining-requests"] for key in (one, two, one)]
+    assert remaining == ["2", "1", "0"]
+    for key in (one, two):
+        refused = proxy.ask(key)
+        assert refused.status_code == 429
+        assert "the limit of requests per minute (3) of the team group is reached" in refused.json()["error"]["message"]
+    set_limits(proxy.settings, "group", {"requests_per_minute": None, "tokens_per_minute": 300})
+    for number, key in enumerate((one, two)):
+        # The answer has more tokens than the quota.
+        refused = proxy.ask(key, f"a new question {number}")
+        assert refused.status_code == (429 if number else 200)
+    assert "more than 300 tokens a minute of the team group" in refused.json()["error"]["message"]
+    assert "and 300 a minute of the team group are allowed" in proxy.ask(two, "x" * 3_000).json()["error"]["message"]
+
+
+def test_a_disabled_team_disables_its_clients(proxy: Proxy) -> None:
+    add_client(proxy.settings, "lab")
+    key = add_client(proxy.settings, "ada", team="lab")
+    assert proxy.ask(key).status_code == 200
+    set_disabled(proxy.settings, "lab", disabled=True)
+    refused = proxy.ask(key)
+    assert refused.status_code == 403
+    assert "the client lab is disabled" in refused.json()["error"]["message"]
+    set_disabled(proxy.settings, "lab", disabled=False)
+    assert proxy.ask(key).status_code == 200
+
+
+def test_a_team_is_a_client_without_a_team(tmp_path: Path) -> None:
+    settings = load_settings(data=tmp_path, upstream="http://127.0.0.1:9")
+    with pytest.raises(SettingsError, match="the team lab of the client ada is no client: kvproxy keys add lab"):
+        add_client(settings, "ada", team="lab")
+    add_client(settings, "lab")
+    add_client(settings, "ada", team="lab")
+    for name, team in (("lab", "ada"), ("lab", "lab")):
+        with pytest.raises(SettingsError, match="has a team itself"):
+            set_limits(settings, name, {"team": team})
+    with pytest.raises(SettingsError, match="keys set ada --unlimited team"):
+        remove_client(settings, "lab")
+    done = kvproxy("keys", "set", "ada", "--unlimited", "team", "--data", tmp_path)
+    assert "team none" in done.stdout, done.stderr
+    remove_client(settings, "lab")

@@ -36,7 +36,7 @@ ACCEPTS_PER_TURN = 256
 """Maximum connections of one listening socket that a turn of the event loop accepts."""
 OVERRIDDEN = "handle_exit", "main_loop", "shutdown", "startup"
 """Methods of uvicorn's server that `ProxyServer` overrides."""
-USED = "_captured_signals", "config", "force_exit", "server_state", "servers"
+USED = "_captured_signals", "config", "force_exit", "server_state"
 """Attributes of uvicorn's server that `ProxyServer` uses."""
 _log = logging.getLogger("kvproxy")
 # Redundant messages, or those with which clients could fill the log: a relayed response that breaks off, invalid HTTP,

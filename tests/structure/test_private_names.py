@@ -23,8 +23,9 @@ from kvproxy.upstreams import connection_pool
 from kvproxy.upstreams.connection_pool import ConnectionPool
 
 DEPENDENCIES = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["dependencies"]
-# What parsed requests add to a connection, and a variable that holds a request.
+# What parsed requests add to a connection, what the start adds to a server, and a variable that holds a request.
 _LATER = {"url"}
+_AFTER_START = {"lifespan", "servers"}
 _CYCLES = {"cycle", "running", "last", "_running"}
 
 
@@ -58,7 +59,7 @@ def test_the_lists_of_private_names_are_complete() -> None:
     assert called_on_super(protocol) | {"data_received", "on_response_complete"} == set(client_connection.OVERRIDDEN)
     assert inherited(protocol) - _LATER == set(client_connection.USED)
     assert called_on_super(server) == set(proxy_server.OVERRIDDEN)
-    assert inherited(server) - {"lifespan"} == set(proxy_server.USED)
+    assert inherited(server) - _AFTER_START == set(proxy_server.USED)
     assert called_on_super(tree_of(connection_pool)) == set(connection_pool.OVERRIDDEN)
     of_cycles = {node.attr for node in attributes(tree_of(client_connection)) if name_of(node.value) in _CYCLES}
     assert of_cycles == set(client_connection.USED_OF_CYCLES)

@@ -45,6 +45,18 @@ def test_clients_are_known_and_revoked_everywhere(empty_postgres: str, tmp_path:
     assert all("@" in each["operator"] and time.time() - each["changed"] < 60 for each in changes)
 
 
+def test_a_team_has_one_quota_on_all_proxies(empty_postgres: str, tmp_path: Path) -> None:
+    operator = load_settings(data=tmp_path / "operator", store=empty_postgres)
+    add_client(operator, "team", requests_per_minute=5)
+    keys = [add_client(operator, name, team="team") for name in ("one", "two")]
+    with run_plain_upstream() as upstream, run_proxies(tmp_path, empty_postgres, upstream, count=2) as proxies:
+        answers = [proxy.ask(key) for _ in range(3) for proxy in proxies for key in keys]
+        refused = [answer for answer in answers if answer.status_code != 200]
+        # The quota refills by a request in 12 seconds.
+        assert 0 < len(refused) <= 7
+        assert all("of the team team is reached" in answer.json()["error"]["message"] for answer in refused)
+
+
 def test_a_file_of_clients_stays_valid(empty_postgres: str, tmp_path: Path) -> None:
     """A proxy had it before its store moved to PostgreSQL."""
     file, shared = load_settings(data=tmp_path), load_settings(data=tmp_path, store=empty_postgres)

@@ -40,12 +40,12 @@ def test_servers_and_mirrors_are_those_of_the_admin_routes(page: Page, mixed: Mi
     page.open(mixed.url, "upstreams")
 
     def servers() -> list[list[str]]:
-        names = ("url", "state", "requests", "load", "sent", "ejections")
+        names = ("url", "state", "requests", "load", "sent", "errors", "retried", "ejections")
         return [[shown(each[name]) for name in names] for each in mixed.get("/upstreams")]
 
     assert [row[1] for row in servers()] == ["up", "up"]
     assert sum(each["sent"] for each in mixed.get("/upstreams")) == 2
-    page.until(lambda: [row[:2] + row[3:7] for row in cells(page, "Servers")] == servers())
+    page.until(lambda: [row[:2] + row[3:9] for row in cells(page, "Servers")] == servers())
 
     def mirrors() -> list[list[str]]:
         return [

@@ -200,9 +200,10 @@ class Account:
 
     def __init__(self, quota: Quota, *, counts_tokens: bool = True, team: str | None = None) -> None:
         self._quota = quota
-        self._name = team
+        self._team_name = team
         self._team: Account | None = None
-        if quota.team is not None:
+        # A team has no team, also if the quota of its client has one from before a change.
+        if quota.team is not None and team is None:
             self._team = Account(quota.team, counts_tokens=counts_tokens, team=quota.team.client.name)
         self._counts_tokens = counts_tokens
         self._reserved: int | None = None
@@ -232,7 +233,7 @@ class Account:
         RequestExceedsQuota if one minute's quota is less than the tokens.
         """
         if self._quota.spent is not None and self.client.has_budget and self._reserved_money is None:
-            owner = "client" if self._name is None else "team"
+            owner = "client" if self._team_name is None else "team"
             self._reserved_money = await self._quota.spent.reserve(self._quota.client, money, owner)
         try:
             await self._reserve_tokens(tokens)
@@ -255,7 +256,7 @@ class Account:
     async def _reserve_tokens(self, tokens: int) -> None:
         if not self._counts_tokens:
             return
-        bucket, per_minute, of_team = self._quota.tokens, self.client.tokens_per_minute, _of_team(self._name)
+        bucket, per_minute, of_team = self._quota.tokens, self.client.tokens_per_minute, _of_team(self._team_name)
         if bucket is not None and per_minute is not None:
             if tokens > per_minute:
                 raise RequestExceedsQuota(
@@ -273,11 +274,11 @@ class Account:
         if self._team is not None:
             self._team.settle(tokens, money, model)
         self._settle_money(money)
-        if self._quota.on_paid is not None and money > 0 and self._name is None:
+        if self._quota.on_paid is not None and money > 0 and self._team_name is None:
             self._quota.on_paid(self._quota.client.name, model, money)
         tokens = max(0, tokens)
         if self._reserved is not None:
-            if self._name is None:
+            if self._team_name is None:
                 self._quota.on_spent(self._quota.client.name, tokens)
             if self._quota.tokens is not None:
                 self._quota.tokens.charge(tokens - self._reserved)

@@ -98,6 +98,16 @@ def test_clients_of_a_team_share_its_quotas(proxy: Proxy) -> None:
     assert "and 300 a minute of the team group are allowed" in proxy.ask(two, "x" * 3_000).json()["error"]["message"]
 
 
+def test_a_client_and_its_team_may_change_places(proxy: Proxy) -> None:
+    first = add_client(proxy.settings, "first")
+    second = add_client(proxy.settings, "second", team="first")
+    assert proxy.ask(second).status_code == 200
+    set_limits(proxy.settings, "second", {"team": None})
+    set_limits(proxy.settings, "first", {"team": "second"})
+    assert proxy.ask(first).status_code == 200
+    assert proxy.ask(second).status_code == 200
+
+
 def test_a_disabled_team_disables_its_clients(proxy: Proxy) -> None:
     add_client(proxy.settings, "lab")
     key = add_client(proxy.settings, "ada", team="lab")

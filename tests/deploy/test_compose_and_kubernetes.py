@@ -157,7 +157,10 @@ def test_the_example_of_kubernetes_renders_all_components(tmp_path: Path, monkey
     config.write_text(found["ConfigMap"]["data"]["kvproxy.toml"])
     monkeypatch.setenv("KVPROXY_CONFIG", str(config))
     settings = load_settings()
-    assert list(settings.access.hosts) == [rule["host"]] == found["Ingress"]["spec"]["tls"][0]["hosts"]
+    assert [rule["host"]] == found["Ingress"]["spec"]["tls"][0]["hosts"]
+    # Clients of other namespaces name the service with its namespace.
+    name = f"{service['metadata']['name']}.{service['metadata']['namespace']}"
+    assert list(settings.access.hosts) == [rule["host"], name, f"{name}.svc"]
     assert policy["egress"][1]["ports"][1]["port"] == int(str(settings.upstream).rpartition(":")[2])
     # The schemas of Prometheus Operator are not among those of Kubernetes.
     known = tmp_path / "known.yaml"

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from kvproxy.commands.formatting import amount_text
 from kvproxy.http.services import Services
 from kvproxy.index.store import EntryFilter, NewEntry, WriteResult
 from tests.commands.upstream import proxied, said
@@ -37,7 +38,7 @@ def test_the_overview_counts_what_the_journal_counts(page: Page, url: str) -> No
     page.until(lambda: {group: figure(page.text(f"[data-layer={group}]")) for group in wanted} == wanted)
     total = httpx.get(f"{url}/admin/savings").json()["total"]
     # What hits saved, and what the backend's own prefix cache reused, are apart.
-    page.until(lambda: page.text("[data-figure=money]") == f"{total['hit_money']:.4f} USD")
+    page.until(lambda: page.text("[data-figure=money]") == f"{amount_text(total['hit_money'])} USD")
     assert page.text("[data-figure=money] + small").startswith("at most, at your prices")
     page.until(lambda: figure(page.text("[data-figure=tokens]")) == total["prompt_tokens"] + total["completion_tokens"])
     page.until(lambda: figure(page.text("[data-figure=prefix]")) == total["reused_tokens"])

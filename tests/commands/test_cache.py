@@ -155,6 +155,7 @@ def test_keys_are_created_with_limits(tmp_path: Path) -> None:
         {
             "name": "team",
             **limits,
+            "team": None,
             "models": None,
             "expires": None,
             "disabled": False,
@@ -167,7 +168,7 @@ def test_keys_are_created_with_limits(tmp_path: Path) -> None:
             "last_used": None,
         }
     ]
-    assert "team\tfalse\t\t\t\t0\t0\t\t\t\t5\t1000\t2\t\t\t2048\t" in kvproxy("keys", "ls", "--data", tmp_path).stdout
+    assert "team\t\tfalse\t\t\t\t0\t0\t\t\t\t5\t1000\t2\t\t\t2048\t" in kvproxy("keys", "ls", "--data", tmp_path).stdout
     assert "2KiB" in kvproxy("keys", "ls", "--data", tmp_path, columns=120).stdout
     assert kvproxy("keys", "rm", "team", "--data", tmp_path).returncode == 0
     assert result("keys", "ls", "--data", tmp_path) == []

@@ -6,37 +6,36 @@ body shorter than its Content-Length; bytes on an idle connection become the res
 """
 
 import asyncio
-import io
 import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
-from aiohttp.http import RawResponseMessage
+from aiohttp.connector import Connection
+from aiohttp.http import HttpProcessingError, RawResponseMessage
 from aiohttp.streams import StreamReader
 from yarl import URL
 
 from kvproxy.backends.protocol import Body, Callbacks, Headers, RelayedResponse
 from kvproxy.errors import InvalidRequest, UpstreamError, UpstreamProtocolError, UpstreamTimeout, UpstreamUnreachable
 from kvproxy.optional_packages import require_names
+from kvproxy.upstreams.sent_request import SentRequest, UpstreamResponse, encode_head, is_writable
 
 # RFC 9110, section 7.6.1.
 _HOP_BY_HOP = frozenset("connection keep-alive te trailer transfer-encoding upgrade http2-settings host expect".split())
 _PROXY = "proxy-"
 # A body would have no end if a Connection header removed its length.
 _ALWAYS_END_TO_END = frozenset(("content-length",))
-# Defaults of aiohttp that the client did not send.
-_SKIPPED_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 # Most servers close idle connections after 5 s or more.
 _KEEPALIVE_SECONDS = 4.0
-_CLOSING = "closing transport"  # aiohttp's message for a write that did not start.
 OVERRIDDEN = "data_received", "feed_data", "set_response_params"
 """Methods of aiohttp's connections that are overridden."""
-_MAX_HEADER_BYTES = 64 * 1024
-_LARGE_BODY = 2**20
+USED = "_drain_helper", "closed", "force_close", "read", "start_timeout"
+"""Attributes of aiohttp's connections that are used."""
+# RFC 9110, section 9.2.2.
+_IDEMPOTENT = ("GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE")
 
 
 class ConnectionPool:
@@ -47,32 +46,29 @@ class ConnectionPool:
         self._connect_timeout = connect_timeout
         self._read_timeout = read_timeout
         self._limit = limit
-        self._session: aiohttp.ClientSession | None = None
+        self._connector: aiohttp.TCPConnector | None = None
 
     def open(self) -> None:
         """Raises SettingsError for a version of aiohttp without the private names that are used."""
-        require_names("aiohttp", ResponseHandler, (*OVERRIDDEN, "closed", "force_close"))
-        require_names("aiohttp", aiohttp.TCPConnector, ["_factory"])
+        require_names("aiohttp", ResponseHandler, OVERRIDDEN + USED)
+        require_names("aiohttp", aiohttp.TCPConnector, ["_factory", "connect"])
         require_names("aiohttp", StreamReader, ["_buffer"])
-        connector = aiohttp.TCPConnector(limit=self._limit, keepalive_timeout=_KEEPALIVE_SECONDS)
-        connector._factory = cast(
-            "partial[ResponseHandler]", partial(_StrictConnection, loop=asyncio.get_running_loop())
-        )
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            timeout=aiohttp.ClientTimeout(None, sock_connect=self._connect_timeout, sock_read=self._read_timeout),
-            # Cookies belong to one client.
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=_SKIPPED_HEADERS,
-            auto_decompress=False,
-            max_line_size=_MAX_HEADER_BYTES,
-            max_field_size=_MAX_HEADER_BYTES,
-            trace_configs=[_trace_written_requests()],
-        )
+        self._loop = asyncio.get_running_loop()
+        self._connector = aiohttp.TCPConnector(limit=self._limit, keepalive_timeout=_KEEPALIVE_SECONDS)
+        self._connector._factory = cast("partial[ResponseHandler]", partial(_StrictConnection, loop=self._loop))
+        self._timeout = aiohttp.ClientTimeout(None, sock_connect=self._connect_timeout)
+        self._set_server(self._base)
+
+    def _set_server(self, base: str) -> None:
+        self._base, url = base, URL(base, encoded=True)
+        # Tells the connector the address of the server.
+        self._server = aiohttp.ClientRequest("GET", url, loop=self._loop)
+        self._host = self._server.headers["host"]
+        self._path = url.raw_path.rstrip("/")
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        if self._connector is not None:
+            await self._connector.close()
 
     async def request(
         self,
@@ -86,58 +82,62 @@ class ConnectionPool:
 
         `on_written` is called when the headers are written to a connection.
         """
-        assert self._session is not None, "call open() first"
         assert path.startswith("/"), "the path needs a leading slash"
-        data: bytes | io.BytesIO | AsyncIterator[bytes] | None
-        if isinstance(body, bytes):
-            data = io.BytesIO(body) if len(body) > _LARGE_BODY else body or None
-        else:
-            data = _verify_content_length(body, headers)
-        url = URL(self._base + path, encoded=True)
-        try:
-            response = await self._session.request(
-                method, url, headers=headers, data=data, allow_redirects=False, trace_request_ctx=on_written
-            )
-        except (aiohttp.ClientError, OSError) as error:
-            # Cycles through tracebacks, also of a variable for the new error, would keep the body in memory.
-            _clear_tracebacks(error)
-            raise self._request_error(error, is_small=isinstance(data, bytes)) from None
+        if not isinstance(body, bytes):
+            body = _verify_content_length(body, headers)
+        head = encode_head(method, self._path + path, self._host, headers, body)
+        # The server may close an idle connection at the moment of its reuse.
+        may_repeat = method in _IDEMPOTENT and isinstance(body, bytes)
+        while True:
+            connection = await self._connect()
+            if not is_writable(connection):
+                connection.close()
+                raise self._unreachable("broke off: the connection was closed", unsent=True)
+            request = SentRequest(connection, method, head, body, self._read_timeout)
+            if on_written is not None:
+                on_written()
+            try:
+                response = await request.response()
+                break
+            except (aiohttp.ClientError, HttpProcessingError, OSError) as error:
+                # Cycles through tracebacks, also of a variable for the new error, would keep the body in memory.
+                _clear_tracebacks(error)
+                if isinstance(error, TimeoutError):
+                    raise UpstreamTimeout(f"{self._base} did not respond within {self._read_timeout:g} s") from None
+                if not may_repeat or not isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
+                    # Messages about malformed responses have several lines.
+                    cause = " ".join(str(error).split()) or type(error).__name__
+                    raise self._unreachable(f"broke off: {cause}") from None
+                may_repeat = False
         if not 200 <= response.status <= 599:
             response.close()
             raise UpstreamProtocolError(f"the upstream {self._base} answered with the invalid status {response.status}")
         return _to_relayed_response(response, self._base)
 
-    def _request_error(self, error: Exception, *, is_small: bool) -> UpstreamError:
-        if isinstance(error, aiohttp.ConnectionTimeoutError):
-            failure: UpstreamError = UpstreamTimeout(
-                f"no connection to {self._base} within {self._connect_timeout:g} s"
-            )
-        elif isinstance(error, aiohttp.ClientConnectorError):
-            failure = UpstreamUnreachable(
-                f"cannot reach the upstream {self._base}: is it running, and is --upstream right? ({_cause(error.os_error)})"
-            )
-        elif isinstance(error, TimeoutError):
-            return UpstreamTimeout(f"{self._base} did not respond within {self._read_timeout:g} s")
+    async def _connect(self) -> Connection:
+        assert self._connector is not None, "call open() first"
+        try:
+            return await self._connector.connect(self._server, [], self._timeout)
+        except (aiohttp.ClientError, OSError) as error:
+            _clear_tracebacks(error)
+            raise self._connect_error(error) from None
+
+    def _connect_error(self, error: Exception) -> UpstreamError:
+        failure: UpstreamError
+        if isinstance(error, TimeoutError):
+            failure = UpstreamTimeout(f"no connection to {self._base} within {self._connect_timeout:g} s")
         else:
-            failure = UpstreamUnreachable(f"the upstream {self._base} broke off: {error or type(error).__name__}")
-            cause = error.__cause__
-            # The head and a small body are written in one call.
-            failure.unsent = (
-                is_small and isinstance(cause, aiohttp.ClientConnectionResetError) and _CLOSING in str(cause)
+            cause = _cause(error.os_error) if isinstance(error, aiohttp.ClientConnectorError) else str(error)
+            failure = UpstreamUnreachable(
+                f"cannot reach the upstream {self._base}: is it running, and is --upstream right? ({cause})"
             )
-            return failure
         failure.unsent = True
         return failure
 
-
-def _trace_written_requests() -> aiohttp.TraceConfig:
-    async def call(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
-        if context.trace_request_ctx is not None:
-            context.trace_request_ctx()
-
-    trace = aiohttp.TraceConfig()
-    trace.on_request_headers_sent.append(call)
-    return trace
+    def _unreachable(self, cause: str, *, unsent: bool = False) -> UpstreamError:
+        failure = UpstreamUnreachable(f"the upstream {self._base} {cause}")
+        failure.unsent = unsent
+        return failure
 
 
 def _clear_tracebacks(error: BaseException | None) -> None:
@@ -195,10 +195,10 @@ async def _verify_content_length(body: AsyncIterator[bytes], headers: Headers) -
         raise InvalidRequest(f"the body ended after {written:,} of the {declared:,} bytes of its Content-Length")
 
 
-def _to_relayed_response(response: aiohttp.ClientResponse, server: str) -> RelayedResponse:
+def _to_relayed_response(response: UpstreamResponse, server: str) -> RelayedResponse:
     raw = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in response.raw_headers]
     headers = end_to_end_headers(raw)
-    if "transfer-encoding" in response.headers:
+    if any(name.lower() == "transfer-encoding" for name, _ in raw):
         headers = [(name, value) for name, value in headers if name != "content-length"]
 
     on_first_chunk, on_end, on_complete, on_broken = Callbacks(), Callbacks(), Callbacks(), Callbacks()
@@ -215,7 +215,7 @@ def _to_relayed_response(response: aiohttp.ClientResponse, server: str) -> Relay
 
 
 async def _chunks(
-    response: aiohttp.ClientResponse,
+    response: UpstreamResponse,
     server: str,
     on_first_chunk: Callbacks,
     on_end: Callbacks,
@@ -268,7 +268,7 @@ async def _chunks(
         response.close()
 
 
-def _has_message_framing(response: aiohttp.ClientResponse) -> bool:
+def _has_message_framing(response: UpstreamResponse) -> bool:
     return any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in response.raw_headers)
 
 

@@ -5,11 +5,10 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-import aiohttp
 import pytest
 
 from kvproxy.backends.protocol import Body, Callbacks
-from kvproxy.errors import KvproxyError, UpstreamError
+from kvproxy.errors import InvalidRequest, KvproxyError, UpstreamError
 from kvproxy.upstreams.connection_pool import ConnectionPool, end_to_end_headers
 from tests.polling import until_async
 from tests.servers import run_connections
@@ -171,6 +170,65 @@ async def test_an_invalid_status_is_an_error_of_the_upstream(status: bytes) -> N
         assert await ask(connection, b"second") == b"ok"
 
 
+async def test_bytes_of_headers_are_sent_unchanged() -> None:
+    double = Double()
+    async with connected(double) as connection:
+        # The server decodes the headers of clients as latin-1.
+        relayed = await connection.request("POST", "/a?b=c", [("x-name", "é".encode().decode("latin-1"))], b"{}")
+        assert [part async for part in relayed.chunks] == [b"ok"]
+    assert bytes(double.received[0]).startswith(b"POST /a?b=c HTTP/1.1\r\nhost: 127.0.0.1:")
+    assert bytes(double.received[0]).endswith(b"\r\nx-name: \xc3\xa9\r\ncontent-length: 2\r\n\r\n{}")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"), [("/", "a\r\nx-other: b"), ("/", "a\n"), ("/", "a\0"), ("/ HTTP/1.1\r\nx-other: b\r\n", "a")]
+)
+async def test_a_control_character_is_not_sent(path: str, value: str) -> None:
+    double = Double()
+    async with connected(double) as connection:
+        with pytest.raises(InvalidRequest, match="control character"):
+            await connection.request("POST", path, [("x-name", value)], b"")
+    assert not double.received
+
+
+@pytest.mark.parametrize(("method", "is_repeated"), [("GET", True), ("POST", False)])
+async def test_only_an_idempotent_request_is_repeated_on_a_new_connection(method: str, is_repeated: bool) -> None:
+    num_requests = 0
+
+    async def close_second(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_requests
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                num_requests += 1
+                if num_requests == 2:
+                    writer.close()
+                    return
+                writer.write(OK)
+
+    with run_connections(close_second) as url:
+        connection = ConnectionPool(url, 5.0, 5.0, 10)
+        connection.open()
+        assert await ask(connection, method=method) == b"ok"
+        if is_repeated:
+            assert await ask(connection, method=method) == b"ok"
+        else:
+            with pytest.raises(UpstreamError, match="broke off"):
+                await ask(connection, method=method)
+        await connection.close()
+    assert num_requests == 2 + is_repeated
+
+
+async def test_a_large_body_is_sent_whole_with_its_length() -> None:
+    body, double = bytes(range(256)) * 2**14, Double()
+    async with connected(double) as connection:
+        double.answers = [b""]
+        asked = asyncio.ensure_future(ask(connection, body))
+        await until_async(lambda: bool(double.received) and double.received[0].endswith(b"\r\n\r\n" + body))
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+    assert f"content-length: {len(body)}\r\n".encode() in double.received[0]
+
+
 def test_hop_by_hop_headers_do_not_cross() -> None:
     given = [
         ("Connection", "Keep-Alive, X-Mine"),
@@ -204,9 +262,8 @@ async def test_a_connection_closed_at_its_reuse_fails_no_request(steps: int) -> 
     double = Double()
     async with connected(double) as connection:
         assert await ask(connection, b"warm") == b"ok"
-        assert connection._session is not None
-        assert isinstance(connection._session.connector, aiohttp.TCPConnector)
-        ((idle, *_),) = connection._session.connector._conns.values()
+        assert connection._connector is not None
+        ((idle, *_),) = connection._connector._conns.values()
         transport = idle[0].transport
         assert transport is not None
         asked = asyncio.ensure_future(connection.request("POST", "/", [], b"asks"))

@@ -73,7 +73,8 @@ def test_explain_reports_missing_information(tmp_path: Path) -> None:
         (engine,) = running.engines.values()
         (only,) = running.services.built.fleet.engines.values()  # type: ignore[union-attr]
         for base in (only.client._connections._base, "http://127.0.0.1:9"):
-            engine.mood, only.client._connections._base = "old", base
+            engine.mood = "old"
+            only.client._connections._set_server(base)
             found = running.post("/explain", chat("x")).raise_for_status().json()
             assert (found["layer"], found["prefix"]["matched_tokens"], found["prefix"]["tiers"]) == ("none", None, {})
             assert "tokenize" in found["prefix"]["reason"]

@@ -38,7 +38,7 @@ async def engine(folder: Path, url: str, connected_to: str) -> AsyncIterator[Fle
     found = FleetEngine(UpstreamServer(url=url), load_settings(data=folder))
     await found.start()
     # A certificate would test only aiohttp.
-    found.client._connections._base = connected_to
+    found.client._connections._set_server(connected_to)
     try:
         yield found
     finally:
@@ -68,14 +68,14 @@ async def test_a_server_at_home_is_probed_although_it_lacks_the_route(tmp_path: 
 async def test_a_failed_request_starts_the_probes_of_a_public_api_until_it_responds(tmp_path: Path, api: str) -> None:
     async with engine(tmp_path, "https://api.example.com", api) as found:
         await run_cycles(found, 1)
-        found.client._connections._base = "http://127.0.0.1:9"
+        found.client._connections._set_server("http://127.0.0.1:9")
         with pytest.raises(UpstreamUnreachable):
             await found.client.forward("POST", "/v1/messages", {}, b"{}")
         found.health.record_failure("unreachable")
         await run_cycles(found, 2)
         # The second probe waits for its pause.
         assert found.health.failures == 2
-        found.client._connections._base = api
+        found.client._connections._set_server(api)
         found.health._next_probe = 0.0
         await run_cycles(found, 5)
         assert found.health.state == "up"

@@ -5,6 +5,7 @@ python -m tests.benchmarks.in_process_requests CHECKOUT QUESTIONS REQUESTS UPSTR
 
 import asyncio
 import ctypes
+import gc
 import os
 import sys
 import tempfile
@@ -22,6 +23,9 @@ from tests.benchmarks.load import PATH, QUESTION, body
 
 _CONNECTIONS = 16
 _WARM_UP = 160
+_KEEPALIVE_SECONDS = 1e5
+"""Connections to the upstream stay open, although Valgrind takes seconds between two requests."""
+_GC_THRESHOLD = 200_000  # As in a running proxy.
 _BODY = b"x" * 400
 _HEAD = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %%d\r\n\r\n" % PATH.encode()
 MakeProtocol = Callable[[], Any]
@@ -64,8 +68,10 @@ async def _proxy(upstream: str) -> AsyncIterator[tuple[MakeProtocol, Flush]]:
     from kvproxy.journal.journal import StoredJournal
     from kvproxy.settings import load_settings
     from kvproxy.telemetry.process_log import log_to_stderr
+    from kvproxy.upstreams import connection_pool
 
     journal._INTERVAL = 1e5
+    connection_pool._KEEPALIVE_SECONDS = _KEEPALIVE_SECONDS
     settings = load_settings(upstreams=[{"url": upstream}], data=Path.cwd() / "data", cache={"semantic": False})
     log_to_stderr(settings.log)
     services = build_services(settings)
@@ -91,7 +97,8 @@ async def _proxy(upstream: str) -> AsyncIterator[tuple[MakeProtocol, Flush]]:
 async def _floor(upstream: str, *, forwards: bool) -> AsyncIterator[tuple[MakeProtocol, Flush]]:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-    async with aiohttp.ClientSession() as session:
+    connector = aiohttp.TCPConnector(keepalive_timeout=_KEEPALIVE_SECONDS)
+    async with aiohttp.ClientSession(connector=connector) as session:
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
             content = (await receive())["body"]
@@ -131,6 +138,9 @@ async def _run(checkout: str, questions: str, requests: int, upstream: str, libr
             # The store writes after the response.
             await asyncio.sleep(1)
 
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(_GC_THRESHOLD)
         await send_all(_WARM_UP)
         await flush()
         switches.start()

@@ -116,7 +116,8 @@ class Database(Protocol):
     def in_list(self, column: str, values: Sequence[str | int]) -> tuple[str, Row]:
         """Return the SQL condition that a column has one of the values, and its parameters."""
 
-    def storable_text(self, text: str) -> str: ...
+    def storable_row(self, row: Row) -> Row:
+        """Return a row whose texts the database can store."""
 
     def as_vector_parameter(self, vector: "np.ndarray") -> Any: ...
 

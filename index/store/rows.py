@@ -120,7 +120,7 @@ def _checksum(row: Row) -> str:
 def _as_bytes(value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
-    text = str(float(value) if isinstance(value, int) else value)
+    text = value if isinstance(value, str) else str(float(value) if isinstance(value, int) else value)
     return text.encode("utf-8", "surrogatepass")
 
 

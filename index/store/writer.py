@@ -111,8 +111,7 @@ class StoreWriter:
         def remove(ids: Sequence[str], reason: RemovalReason) -> None:
             removed.extend(self._remove(run, ids, reason))
 
-        entry, text = new.entry, self.database.storable_text
-        row = {name: text(value) if isinstance(value, str) else value for name, value in entry.row().items()}
+        entry, row = new.entry, self.database.storable_row(new.entry.row())
         replaced = run("select id, priority from responses where id = :id or key = :key", row)
         remove([old["id"] for old in replaced], "replaced")
         if not eviction.fits(self._capacity, new):
@@ -123,7 +122,10 @@ class StoreWriter:
         value = eviction.PINNED if is_pinned else eviction.tokens_per_byte(new)
         run(_INSERT, self.codec.encode(row) | {"bytes": new.size, "value": value})
         for tag in sorted(set(entry.tags)):
-            run("insert into tags (tag, id) values (:tag, :id)", {"tag": text(tag), "id": row["id"]})
+            run(
+                "insert into tags (tag, id) values (:tag, :id)",
+                self.database.storable_row({"tag": tag, "id": row["id"]}),
+            )
         return self._insert_vector(run, new)
 
     def _insert_vector(self, run: Transaction, new: NewEntry) -> int | None:

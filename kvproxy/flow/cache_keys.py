@@ -24,7 +24,7 @@ _PLAIN_TURN = frozenset({"role", "content", "type"})
 _VERSIONS = ("anthropic-version", "anthropic-beta", "openai-beta")
 # Their items and contents may have markers for prefix caching.
 _MARKERS = tuple(name.encode() for name in MARKER_FIELDS)
-_CALLS = (b"tool_calls",)
+_CALLS = b"tool_calls"
 _MARKED = ("messages", "system", "tools", "input")
 _CONTENTS = ("content", "output")
 _TEXT_BLOCKS = ("messages", "system")
@@ -113,8 +113,10 @@ def _without_turns(question: Question, count: int) -> JsonObject:
 def _relevant_fields(request: ApiRequest) -> JsonObject:
     body: JsonObject = {}
     ignored = request.control.rule.ignore
-    marked = _may_contain(request.raw, _MARKERS)
-    has_calls = _may_contain(request.raw, _CALLS)
+    # An escape sequence could hide a word.
+    is_hidden = not request.raw or b"\\u" in request.raw
+    marked = is_hidden or any(map(request.raw.__contains__, _MARKERS))
+    has_calls = is_hidden or _CALLS in request.raw
     sent = request.body if request.unmarked_body is None else request.unmarked_body
     whole = _without_paths(sent, ignored) if ignored else sent
     for name, value in request.api.fields.relevant_items(whole):
@@ -127,7 +129,7 @@ def _relevant_fields(request: ApiRequest) -> JsonObject:
         elif isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_FLOAT:
             value = int(value)
         body[name] = value
-    return without_random_ids(body) if may_have_random_ids(request.raw) else body
+    return without_random_ids(body) if is_hidden or may_have_random_ids(request.raw) else body
 
 
 def _add_rule_fields(parts: JsonObject, headers: JsonObject, request: ApiRequest) -> None:
@@ -199,8 +201,3 @@ def _digest(value: JsonObject) -> str:
         return hashlib.sha256(dumps(value, sort_keys=True)).hexdigest()
     except ValueError:
         raise InvalidRequest("the body is nested too deeply, or has half of a surrogate pair") from None
-
-
-def _may_contain(raw: bytes, words: Sequence[bytes]) -> bool:
-    # An escape sequence could hide a word.
-    return not raw or b"\\u" in raw or any(word in raw for word in words)

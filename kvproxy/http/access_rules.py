@@ -49,12 +49,12 @@ class AccessRules:
         """Sessions of the dashboard; None without an admin token."""
         return None if self._settings.admin_token is None else AdminSessions(self._settings.admin_token)
 
-    def check_page(self, request: Request) -> KvproxyError | None:
+    def check_page(self, request: Request, headers: Mapping[str, str]) -> KvproxyError | None:
         """Reject requests by web pages of other origins, and requests to a public host name that `access.hosts` does not list.
 
         An unlisted name may be DNS rebinding: an attacker's page whose host name resolves to the proxy.
         """
-        headers, allowed = _header_values(request), self._settings.access
+        allowed = self._settings.access
         self._detect_reverse_proxy(request, headers)
         if requests_worker(headers):
             return Forbidden("this proxy serves no scripts of workers: use the upstream's own URL for its web pages")
@@ -175,10 +175,11 @@ class PageGuard:
             await self._app(scope, receive, send)
             return
         request = Request(scope)
-        refused = self._access.check_page(request)
+        headers = _header_values(request)
+        refused = self._access.check_page(request, headers)
         if refused is not None:
             response = error_response(refused, scope)
-            if requests_worker(request.headers):
+            if requests_worker(headers):
                 # Browsers request the script of a registered worker again before they use it for long.
                 response.headers.update(CLEAR_STORAGE)
             await response(scope, receive, send)
@@ -186,7 +187,7 @@ class PageGuard:
 
         async def send_isolated(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": isolate_response(message["headers"], request.headers)}
+                message = {**message, "headers": isolate_response(message["headers"], headers)}
             await send(message)
 
         await self._app(scope, receive, send if is_proxy_path(scope["path"]) else send_isolated)

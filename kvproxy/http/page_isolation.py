@@ -43,8 +43,9 @@ def isolate_response(headers: Iterable[tuple[bytes, bytes]], request_headers: Ma
     Every response is sandboxed that a browser could show as a document, whatever the request was for, because a browser may
     show a response that it cached for another purpose.
     """
-    kept = [(name, value) for name, value in headers if name.lower() not in _ORIGIN_POLICIES]
-    types = [value.strip() for name, value in kept if name.lower() == b"content-type"]
+    lower = [(name.lower(), value) for name, value in headers]
+    kept = [header for header in lower if header[0] not in _ORIGIN_POLICIES]
+    types = [value.strip() for name, value in kept if name == b"content-type"]
     is_passive = bool(types) and all(map(_is_passive, types))
     if not is_passive or request_headers.get("sec-fetch-dest") in _DOCUMENTS:
         kept += [_SANDBOX, _NO_SNIFFING]

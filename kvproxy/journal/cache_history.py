@@ -92,6 +92,7 @@ class CacheHistory:
         """The rows of the batch's keys, with the changes of this batch."""
         self._sizes: list[tuple[int, bytes]] = []  # Rows of `prompt_sizes` that are not inserted yet.
         self._last_records: dict[int, int] = {}
+        self._entries: dict[int, tuple[str, float]] = {}  # Stored responses by prompt that are not written yet.
 
     def begin_batch(self, keys: Iterable[bytes]) -> None:
         """Read the rows of the `short_key`s of a batch at once, for `find`."""
@@ -110,8 +111,13 @@ class CacheHistory:
             self._found[key] = self._found[key][0], (reason, time)
 
     def end_batch(self) -> None:
-        """Write the last records of the prompts since `begin_batch`."""
+        """Write the last records and the stored responses of the prompts since `begin_batch`."""
         self._insert_sizes()
+        self._database.executemany(
+            "update prompts set entry = ?, expires = ? where number = ?",
+            [(entry, expires, prompt) for prompt, (entry, expires) in self._entries.items()],
+        )
+        self._entries.clear()
         sql = "update prompts set last = ? where number = ?"
         self._database.executemany(sql, [(record, prompt) for prompt, record in self._last_records.items()])
         self._last_records.clear()
@@ -149,6 +155,7 @@ class CacheHistory:
         self._found.clear()
         self._sizes.clear()
         self._last_records.clear()
+        self._entries.clear()
 
     def _insert_sizes(self) -> None:
         rows, self._sizes = self._sizes, []
@@ -205,10 +212,11 @@ class CacheHistory:
             self._found[key] = PromptRecord(prompt.number, prompt.entry, prompt.expires, seconds), tombstone
 
     def set_entry(self, stored: ResponseStored) -> None:
-        sql, key = "update prompts set entry = ?, expires = ? where key = ?", short_key(stored.key)
-        self._database.execute(sql, [stored.id, stored.expires, key])
+        """Set the stored response of its prompt, if the prompt is known; it is written at the end of the batch."""
+        key = short_key(stored.key)
         prompt, tombstone = self.find(key)
         if prompt is not None:
+            self._entries[prompt.number] = stored.id, stored.expires
             self._found[key] = PromptRecord(prompt.number, stored.id, stored.expires, prompt.seconds), tombstone
 
     def remove_tombstone(self, stored: ResponseStored) -> None:

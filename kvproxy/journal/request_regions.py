@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import lru_cache
 from itertools import zip_longest
 
 from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps
@@ -120,8 +121,7 @@ def regions_of(
     `collect` receives the digest and the JSON of each region.
     """
     items = region_items(key_parts)
-    contents = [dumps(value, sort_keys=True) for _, value in items]
-    digests = tuple([hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest() for content in contents])
+    digests, contents = zip(*[_digest_and_content(value) for _, value in items], strict=True)
     for digest, content in zip(digests, contents, strict=True):
         collect(digest, content)
     names = tuple([name for name, _ in items])
@@ -133,6 +133,21 @@ def regions_of(
         ]
     )
     return Regions(names, digests, next(questions, None), sizes)
+
+
+def _digest_and_content(value: Json) -> tuple[bytes, bytes]:
+    if value is None or isinstance(value, int) or (isinstance(value, str) and len(value) <= _LONGEST_NAME):
+        # Most requests have the same tenant, model, and parameters.
+        return _remembered(value)
+    content = dumps(value, sort_keys=True)
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest(), content
+
+
+# By type, because 1 equals true.
+@lru_cache(maxsize=1024, typed=True)
+def _remembered(value: Json) -> tuple[bytes, bytes]:
+    content = dumps(value)
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest(), content
 
 
 def regions_as_json(key_parts: JsonObject) -> bytes:

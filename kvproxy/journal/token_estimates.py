@@ -74,7 +74,7 @@ def _files(content: Json) -> Iterator[tuple[JsonMap, list[str]]]:
                 if names := _file_fields(part):
                     yield part, names
                 else:
-                    todo += [part[name] for name in _PARTS if name in part]
+                    todo += [part[name] for name in _PARTS if name in part and not isinstance(part[name], str)]
 
 
 def _file_fields(part: JsonMap) -> list[str]:

@@ -26,7 +26,7 @@ def log_to_stderr(settings: LogSettings) -> None:
     """Print kvproxy's messages and its libraries' warnings to stderr, in the format and with the level of the settings."""
     handler = logging.StreamHandler()
     is_json = settings.format == "json"
-    handler.setFormatter(JsonFormatter() if is_json else TextFormatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(JsonFormatter() if is_json else TextFormatter())
     root, own = logging.getLogger(), logging.getLogger("kvproxy")
     if not root.handlers:
         root.addHandler(handler)
@@ -89,14 +89,19 @@ def _local_time(seconds: int) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """Formats a record as text; a message may contain texts of clients and upstreams."""
+    """Formats a record as `TIME LEVEL MESSAGE`; a message may contain texts of clients and upstreams.
 
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        return f"{_local_time(int(record.created))},{int(record.msecs):03d}"
+    The formatter of `logging` would take twice as long.
+    """
 
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = escape_lines(record.message)
-        return super().formatMessage(record)
+    def format(self, record: logging.LogRecord) -> str:
+        moment = f"{_local_time(int(record.created))},{int(record.msecs):03d}"
+        lines = [f"{moment} {record.levelname} {escape_lines(record.getMessage())}"]
+        if record.exc_info:
+            lines.append(self.formatException(record.exc_info))
+        if record.stack_info:
+            lines.append(self.formatStack(record.stack_info))
+        return "\n".join(lines)
 
 
 class JsonFormatter(logging.Formatter):

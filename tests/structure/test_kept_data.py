@@ -109,7 +109,7 @@ upstreams/llama/slot_files: _writing
 http/proxy_server: _listeners _connecting
 http/services: _tasks uncached_paths
 journal/journal: _idle_readers _batch
-journal/cache_history: _found _sizes _last_records
+journal/cache_history: _found _sizes _last_records _entries
 journal/sessions/turn_writer: _rows
 journal/databases/postgres: _days _pending
 index/store/sqlite/database: _readers

@@ -97,7 +97,7 @@ def test_each_line_is_a_json_object(tmp_path: Path) -> None:
 HOSTILE = "ok\x9b31m\x85FAKE\x9d \u202eevil\u2066 \x1b[2J\x07\nFAKE"
 
 
-@pytest.mark.parametrize("formatter", [TextFormatter("%(levelname)s %(message)s"), JsonFormatter()])
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
 def test_no_line_of_the_log_holds_a_control(formatter: logging.Formatter) -> None:
     """Texts of clients and upstreams: ids, models, names, and messages of errors."""
     record = logging.LogRecord("kvproxy", logging.INFO, "", 0, "id %s", (HOSTILE,), None)

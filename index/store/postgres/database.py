@@ -120,8 +120,8 @@ class PostgresDatabase:
         name = list_parameter(column)
         return f"{column} = any(:{name})", {name: list(values)}
 
-    def storable_text(self, text: str) -> str:
-        return text.replace("\x00", "")
+    def storable_row(self, row: Row) -> Row:
+        return {name: value.replace("\x00", "") if isinstance(value, str) else value for name, value in row.items()}
 
     def as_vector_parameter(self, vector: np.ndarray) -> str:
         return f"[{','.join(map(repr, vector.astype(np.float32).tolist()))}]"

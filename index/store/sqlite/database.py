@@ -159,8 +159,8 @@ class SqliteDatabase:
         name = list_parameter(column)
         return f"{column} in (select value from json_each(:{name}))", {name: json.dumps(list(values))}
 
-    def storable_text(self, text: str) -> str:
-        return text
+    def storable_row(self, row: Row) -> Row:
+        return row
 
     def as_vector_parameter(self, vector: "np.ndarray") -> bytes:
         return vector.astype("float32").tobytes()

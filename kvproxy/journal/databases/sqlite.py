@@ -59,7 +59,7 @@ class SqliteJournalDatabase:
 
     def _insert(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         # Python takes longer to pass a null than SQLite to store the row, and many columns are null in most rows.
-        used = [place for place in range(len(columns)) if any(row[place] is not None for row in rows)]
+        used = [place for place, column in enumerate(zip(*rows, strict=True)) if column.count(None) < len(column)]
         names, marks = ", ".join(columns[place] for place in used), f"({', '.join('?' * len(used))})"
         values = [row[place] for row in rows for place in used]
         self.execute(f"insert into {table} ({names}) values {', '.join([marks] * len(rows))}", values)

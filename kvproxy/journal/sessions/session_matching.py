@@ -184,10 +184,11 @@ class CommonPrefix:
 
 class _RecentItems(OrderedDict[K, V], Generic[K, V]):
     def __setitem__(self, key: K, value: V) -> None:
-        super().__setitem__(key, value)
-        self.move_to_end(key)
-        if len(self) > _MAX_HASHES:
+        if key in self:
+            self.move_to_end(key)
+        elif len(self) >= _MAX_HASHES:
             self.popitem(last=False)
+        super().__setitem__(key, value)
 
 
 class SessionIndex:

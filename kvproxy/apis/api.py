@@ -9,6 +9,7 @@ from kvproxy.apis.json import (
     JsonObject,
     as_object,
     as_token_count,
+    contains_any,
     dumps,
     field,
     loads,
@@ -27,6 +28,7 @@ TokenCounts: TypeAlias = tuple[int | None, int | None]
 """Numbers of prompt and completion tokens; None if they are unknown."""
 STREAM_FIELD = "kvproxy_stream"
 """Field of a stored response with what only its stream had, such as the place of a field. Clients do not receive it."""
+_STREAM_FIELDS = (f'"{STREAM_FIELD}"'.encode(),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class Api:
 
 def response_for_client(stored: bytes) -> bytes:
     """Return a stored response without the facts of its stream (`STREAM_FIELD`)."""
-    if f'"{STREAM_FIELD}"'.encode() not in stored:
+    if not contains_any(stored, _STREAM_FIELDS):
         return stored
     response = as_object(loads(stored))
     response.pop(STREAM_FIELD, None)

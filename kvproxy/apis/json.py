@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import TypeAlias
 
@@ -19,19 +19,27 @@ MAX_TOKENS = 2**25
 _LONG = re.compile(rb"(?<![.\d])\d{19,}(?![.\deE])")
 # Searching 19 equal digits is much faster than the expression.
 _EQUAL_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
-_LEAST_LONG = b"0" * 19
+_LEAST_LONG = (b"0" * 19,)
 
 
 def loads(data: bytes) -> Json:
     """Parse JSON; integers may exceed 64 bits. Raises ValueError for invalid or too deeply nested JSON."""
     value: Json = orjson.loads(data)
-    if _LEAST_LONG not in data.translate(_EQUAL_DIGITS) or not _LONG.search(data):
+    if not contains_any(data.translate(_EQUAL_DIGITS), _LEAST_LONG) or not _LONG.search(data):
         return value
     try:
         exact: Json = json.loads(data)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     return exact
+
+
+def contains_any(data: bytes, words: Iterable[bytes]) -> bool:
+    """Return whether JSON contains one of the words. `word in data` would raise and catch a TypeError first, in C."""
+    for word in words:  # noqa: SIM110
+        if data.find(word) >= 0:
+            return True
+    return False
 
 
 def dumps(value: object, *, sort_keys: bool = False) -> bytes:

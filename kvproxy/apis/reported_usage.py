@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvproxy.apis.json import MAX_TOKENS, Json, JsonMap, JsonObject, as_token_count, field, loads
+from kvproxy.apis.json import MAX_TOKENS, Json, JsonMap, JsonObject, as_token_count, contains_any, field, loads
 from kvproxy.apis.sse import Event
 from kvproxy.units import MAX_SECONDS
 
@@ -14,7 +14,8 @@ _COMPLETION = ("completion_tokens", "output_tokens", "outputTokens", "candidates
 _READ = ("cache_read_input_tokens", "cacheReadInputTokens")
 _WRITTEN = ("cache_creation_input_tokens", "cacheWriteInputTokens")
 _CACHED = ("prompt_cache_hit_tokens", "cachedContentTokenCount", "cached_prompt_text_tokens", "num_cached_tokens")
-_PROMPT_NAMES = (*_PROMPT, *_READ, *_WRITTEN, *_CACHED)
+_PROMPT_NAMES = frozenset((*_PROMPT, *_READ, *_WRITTEN, *_CACHED))
+_COMPLETION_NAMES = frozenset(_COMPLETION)
 _DETAILS = ("prompt_tokens_details", "input_tokens_details")
 _COMPLETION_DETAILS = ("completion_tokens_details", "output_tokens_details")
 _log = logging.getLogger("kvproxy")
@@ -27,7 +28,7 @@ _WRITTEN_LIFETIMES = "cache_creation_token_details"
 _OTHER = ("prompt_cache_miss_tokens", *_LIFETIMES, *_DETAILS)
 _FIELDS = frozenset((*_PROMPT, *_COMPLETION, *_READ, *_WRITTEN, *_CACHED, *_TIMINGS, *_OTHER))
 _LIFETIME_FIELDS = ("ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
-_DETAIL_FIELDS = ("cached_tokens", *_WRITTEN_DETAILS)
+_DETAIL_FIELDS = frozenset(("cached_tokens", *_WRITTEN_DETAILS))
 _CLIENT_TOOLS = (None, "function", "custom")
 _SERVER_FIELDS = frozenset(("mcp_servers", "plugins", "web_search_options", "search_parameters", "data_sources"))
 UNSENT_TOKENS = 2**22
@@ -225,7 +226,7 @@ def _checked_reuse(response: JsonMap, limits: UsageLimits) -> tuple[str | None, 
     """Return `usage_problem`, and the prefix reuse that a response without a problem reports."""
     usage = usage_of(response)
     if isinstance(usage, dict):
-        checked = [(usage, _PROMPT_NAMES, limits.prompt), (usage, _COMPLETION, limits.completion)]
+        checked = [(usage, _PROMPT_NAMES, limits.prompt), (usage, _COMPLETION_NAMES, limits.completion)]
         details = (usage.get(field_name) for field_name in _DETAILS)
         checked += [(detail, _DETAIL_FIELDS, limits.prompt) for detail in details if isinstance(detail, dict)]
         for numbers, names, most in checked:
@@ -271,7 +272,7 @@ class ReuseReader:
         self._timings: JsonObject = {}
 
     def push(self, event: Event) -> None:
-        if not any(mark in event.data for mark in _MARKS):
+        if not contains_any(event.data, _MARKS):
             return
         try:
             part = loads(event.data)

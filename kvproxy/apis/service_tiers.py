@@ -1,6 +1,6 @@
 """Reads the service tier of a request, such as OpenAI's flex processing, because it decides the price."""
 
-from kvproxy.apis.json import Json, JsonMap, field, loads
+from kvproxy.apis.json import Json, JsonMap, contains_any, field, loads
 from kvproxy.apis.reported_usage import usage_of
 from kvproxy.apis.sse import Event
 
@@ -32,7 +32,7 @@ class TierReader:
 
     def push(self, event: Event) -> None:
         # Each chunk of OpenAI's names the tier.
-        if self._is_known or not any(mark in event.data for mark in _MARKS):
+        if self._is_known or not contains_any(event.data, _MARKS):
             return
         try:
             part = loads(event.data)

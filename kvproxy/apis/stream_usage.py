@@ -1,10 +1,11 @@
 """Asks for the usage of streams whose clients did not, and removes the chunk with the usage from these streams."""
 
 from kvproxy.apis.api_request import ApiRequest
-from kvproxy.apis.json import dumps, field, loads
+from kvproxy.apis.json import contains_any, dumps, field, loads
 from kvproxy.apis.sse import EventSplitter, parse_event
 
 _FIELD = "stream_options"
+_USAGE = (b'"usage"',)
 _INCLUDED = b'{"stream_options":{"include_usage":true},'
 _MAX_EVENT_BYTES = 2**20
 """Larger events pass unread."""
@@ -41,7 +42,7 @@ class UsageFilter:
 
 
 def _has_only_usage(event: bytes) -> bool:
-    if b'"usage"' not in event:
+    if not contains_any(event, _USAGE):
         return False
     try:
         chunk = loads(parse_event(event).data)

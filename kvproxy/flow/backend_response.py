@@ -99,22 +99,21 @@ def open_response(request: ApiRequest, reply: Reply, max_stored_bytes: int) -> B
         case RelayedResponse():
             upstream = reply.served_by
             facts = ResponseFacts(upstream, 0 if upstream is None else upstream.block_size, time.perf_counter())
-            is_filtered = reply.has_unrequested_usage and _has_plain_events(reply)
+            is_streamed = reply.is_streamed
+            is_filtered = is_streamed and reply.has_unrequested_usage and _has_plain_events(reply)
             return BackendResponse(
                 reply.status,
                 [header for header in reply.headers if header[0] != "content-length"] if is_filtered else reply.headers,
                 reply.chunks,
-                UpstreamReader(request.api, reply.is_streamed, max_stored_bytes, facts),
+                UpstreamReader(request.api, is_streamed, max_stored_bytes, facts),
                 reply.close,
-                streams=reply.is_streamed,
+                streams=is_streamed,
                 usage_filter=UsageFilter() if is_filtered else None,
             )
 
 
 def _has_plain_events(reply: RelayedResponse) -> bool:
-    return (
-        reply.status == 200 and reply.is_streamed and not any(name == "content-encoding" for name, _ in reply.headers)
-    )
+    return reply.status == 200 and not any(name == "content-encoding" for name, _ in reply.headers)
 
 
 def stored_response(api: Api, entry: Entry) -> BackendResponse:

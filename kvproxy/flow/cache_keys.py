@@ -6,7 +6,7 @@ from functools import lru_cache, partial
 
 from kvproxy.apis.api import Api, Question
 from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest, is_large
-from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps, field, objects
+from kvproxy.apis.json import Json, JsonMap, JsonObject, contains_any, dumps, field, objects
 from kvproxy.apis.key_fields import MARKER_FIELDS
 from kvproxy.errors import InvalidRequest
 from kvproxy.exchange import CacheKey, SemanticKey
@@ -24,7 +24,8 @@ _PLAIN_TURN = frozenset({"role", "content", "type"})
 _VERSIONS = ("anthropic-version", "anthropic-beta", "openai-beta")
 # Their items and contents may have markers for prefix caching.
 _MARKERS = tuple(name.encode() for name in MARKER_FIELDS)
-_CALLS = b"tool_calls"
+_CALLS = (b"tool_calls",)
+_ESCAPES = (b"\\u",)
 _MARKED = ("messages", "system", "tools", "input")
 _CONTENTS = ("content", "output")
 _TEXT_BLOCKS = ("messages", "system")
@@ -114,9 +115,9 @@ def _relevant_fields(request: ApiRequest) -> JsonObject:
     body: JsonObject = {}
     ignored = request.control.rule.ignore
     # An escape sequence could hide a word.
-    is_hidden = not request.raw or b"\\u" in request.raw
-    marked = is_hidden or any(map(request.raw.__contains__, _MARKERS))
-    has_calls = is_hidden or _CALLS in request.raw
+    is_hidden = not request.raw or contains_any(request.raw, _ESCAPES)
+    marked = is_hidden or contains_any(request.raw, _MARKERS)
+    has_calls = is_hidden or contains_any(request.raw, _CALLS)
     sent = request.body if request.unmarked_body is None else request.unmarked_body
     whole = _without_paths(sent, ignored) if ignored else sent
     for name, value in request.api.fields.relevant_items(whole):

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterator
 
 from kvproxy.apis.api_request import ApiRequest
-from kvproxy.apis.json import Json, JsonObject, field
+from kvproxy.apis.json import Json, JsonObject, contains_any, field
 from kvproxy.apis.request_directives import MAX_TAG_LENGTH
 from kvproxy.index.entry import PROVIDER_ID_TAG
 from kvproxy.index.response_cache import ResponseCache
@@ -22,7 +22,7 @@ _ID_WORDS = (b"_id", b'"item_reference"', b'"prompt"')
 
 def provider_id_tags(request: ApiRequest, response: JsonObject) -> tuple[str, ...]:
     """Return the tags of a response's own id, if the provider stores the response, and of the ids that the request names."""
-    ids = set(_referenced_ids(request.body)) if any(word in request.raw for word in _ID_WORDS) else set[str]()
+    ids = set(_referenced_ids(request.body)) if contains_any(request.raw, _ID_WORDS) else set[str]()
     own = response.get("id")
     if isinstance(own, str) and own and request.api.is_stored_by_provider(request.body):
         ids.add(own)

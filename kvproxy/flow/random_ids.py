@@ -4,19 +4,20 @@ import os.path
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from kvproxy.apis.json import Json, JsonObject
+from kvproxy.apis.json import Json, JsonObject, contains_any
 from kvproxy.apis.key_fields import CALL_IDS, reads_item_id
 
 _CALL_REFERENCES = ("tool_call_id", "tool_use_id", "call_id", "approval_request_id", "caller_id")
 _CALL_TYPES = ("function", "custom", "tool_use", "server_tool_use", "mcp_tool_use", *CALL_IDS)
 _OUTPUTS = ("_output", "_result")
 _MESSAGE_LISTS = ("messages", "input")
+_ID_WORDS = (b'"id"', b"_id")
 _PREFIX = 4
 
 
 def may_have_random_ids(raw: bytes) -> bool:
     """Whether a body without escape sequences may contain random ids."""
-    return b'"id"' in raw or b"_id" in raw
+    return contains_any(raw, _ID_WORDS)
 
 
 def without_random_ids(body: JsonObject) -> JsonObject:

@@ -154,12 +154,17 @@ def _cause(error: OSError) -> str:
 
 def end_to_end_headers(headers: Iterable[tuple[str, str]]) -> Headers:
     """Return the headers with names in lower case, without hop-by-hop headers."""
-    lower = [(name.lower(), value) for name, value in headers]
-    dropped = _HOP_BY_HOP
-    if connection := [value for name, value in lower if name == "connection"]:
-        named = {option.strip().lower() for option in ",".join(connection).split(",")}
-        dropped = dropped | (named - _ALWAYS_END_TO_END)
-    return [(name, value) for name, value in lower if name not in dropped and not name.startswith(_PROXY)]
+    kept, connection = list[tuple[str, str]](), list[str]()
+    for name, value in headers:
+        name = name.lower()
+        if name == "connection":
+            connection.append(value)
+        elif name not in _HOP_BY_HOP and not name.startswith(_PROXY):
+            kept.append((name, value))
+    if not connection:
+        return kept
+    named = {option.strip().lower() for option in ",".join(connection).split(",")} - _ALWAYS_END_TO_END
+    return [header for header in kept if header[0] not in named]
 
 
 class _StrictConnection(ResponseHandler):

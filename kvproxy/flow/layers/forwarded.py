@@ -92,7 +92,8 @@ class JoinOrForward(Layer):
         echoed = request.api.fields.echo(request.body)
         # The cache key does not contain the language, and a response may depend on it.
         language = request.headers.get("accept-language")
-        form = (request.stream, dumps(request.body.get("stream_options")), dumps(echoed, sort_keys=True), language)
+        options = request.body.get("stream_options")
+        form = (request.stream, options and dumps(options), dumps(echoed, sort_keys=True), language)
         unique = object() if exchange.requires_own_response else None
         # Tenants must not share errors and cookies.
         return exchange.cache_key.exact, request.tenant, form, unique

@@ -34,7 +34,7 @@ def run_tour(text: str, width: int = WIDTH) -> list[Step]:
         # However busy the machine is: similar questions are looked up, and answers stored, before an answer is given.
         settings = load_settings(data=data, engine={"num_blocks": 1024}, cache={"lookup_timeout": 60})
         # A background comparison of a hit would add a column of `explain` on a machine that is busy enough.
-        no_comparison = mock.patch.object(Learner, "checked_exploration_share", 0.0)
+        no_comparison = mock.patch.object(Learner, "early_exploration_share", return_value=0.0)
         with no_comparison, run_proxy(settings) as (url, _):
             commands = [step.command.replace("http://127.0.0.1:8484", url) for step in steps(text)]
             ran, notes = run_commands(commands, url, ROOT, width)

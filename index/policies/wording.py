@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from kvproxy.index.models.verifier.multilingual import is_english_word
 from kvproxy.index.policies.guards.fillers import without_fillers
-from kvproxy.index.policies.guards.words import WORD, cached_by_text, words
+from kvproxy.index.policies.guards.words import WORD, base_forms, cached_by_text, words
 
 _MIN_LENGTH, _LONG = 5, 8
 
@@ -26,10 +26,15 @@ def correct_spelling(question: str, other: str) -> str:
             return owners[word]  # `childs` for `child's`
         if len(word) < _MIN_LENGTH or not word.islower() or word in theirs or is_english_word(word):
             return word
-        near = [candidate for candidate in known if _is_near(word, candidate)]
+        near = [candidate for candidate in known if _is_near(word, candidate) and not _are_inflections(word, candidate)]
         return near[0] if len(near) == 1 else word
 
     return WORD.sub(correct, question) if known or owners else question
+
+
+def _are_inflections(word: str, known: str) -> bool:
+    """Whether both are forms of one word, such as `smokes` and `smoked`, so that neither is misspelt."""
+    return not base_forms(word).isdisjoint(base_forms(known))
 
 
 def _is_near(word: str, known: str) -> bool:
@@ -91,6 +96,7 @@ _FORMS = tuple(
         (r"^where (is|are) (.+) (?:located|situated)$", r"where \1 \2"),
         (r"^what is the location of\b", "where is"),
         (r"^what is the (?:meaning|definition) of (.+)$", r"what does \1 mean"),
+        (r"^what happens (?=if |when )", "what "),
         (r"^which (?=is|are)", "what "),
         (r"^how large\b", "how big"),
         (r"^how high (?=is|are|was)", "how tall "),

@@ -31,6 +31,8 @@ def main() -> None:
         "rewordings": read_pairs("rewordings"),
         "near-misses of weak kinds": read_pairs("weak_near_misses"),
         "rewordings of weak kinds": read_pairs("weak_rewordings"),
+        "near-misses of weak kinds, blind": read_pairs("blind_near_misses"),
+        "rewordings in their style": read_pairs("blind_rewordings"),
     }
     for path in read_options(__doc__, pairs=[""]).pairs:
         for pair in map(json.loads, Path(path).read_text().splitlines() if path else ()):

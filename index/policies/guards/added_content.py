@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from kvproxy.index.policies.guards.words import FUNCTION_WORDS, NUMBER, REQUEST_VERBS, WORD, cached_by_text, roots
 
 _TOKEN = re.compile(f"{WORD.pattern}|{NUMBER.pattern}")
+_SENTENCE = re.compile(r"[.?!;\n]\s*(?=\w)")
 # Words that rewordings add, such as `way` in `What is the best way to bake bread?`.
 _FILLERS = (FUNCTION_WORDS - REQUEST_VERBS) | frozenset(
     "way ways what's possible best into okay ok compared really one using use used uses makes make good very many much out get"
     " got someone anyone people person quick quickly easy easily actually want need know like i'm i'd i've you've there's it's"
     " whats correct right mean means meaning during up only ever too some any through thing things steps proper properly no"
     " number city year date day time team place country amount kind type tell explain calculate percent give show take takes"
-    " able".split()
+    " able being going doing having become becoming such available likely idea reason reasons".split()
 )
 _ALIKE = 0.8
-_FEW = 3
+_FEW, _MANY = 3, 5
 _LONG = 12  # Longer words count twice, because they may be several words without spaces.
 
 
@@ -27,8 +28,13 @@ def adds_content(question: str, cached_question: str) -> bool:
         return False
     one, other = Counter(ours), Counter(theirs)
     shared = (one & other).total() / max(1, min(one.total(), other.total()))
-    is_longer = abs(len(ours) - len(theirs)) > _FEW
-    return shared == 1 or more - fewer > 2 or (fewer == 0 and (more > 1 or is_longer)) or (shared >= _ALIKE and run > 1)
+    longer = abs(len(ours) - len(theirs))
+    is_longer = longer > _MANY or (longer > _FEW and _count_sentences(question) != _count_sentences(cached_question))
+    return shared == 1 or more - fewer > 2 or (fewer == 0 and (run > 1 or is_longer)) or (shared >= _ALIKE and run > 1)
+
+
+def _count_sentences(text: str) -> int:
+    return len(_SENTENCE.findall(text))
 
 
 @cached_by_text

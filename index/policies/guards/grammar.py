@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -23,18 +23,22 @@ _QUANTIFIERS = _groups(
     "many much numerous lots",
     "only just",
     "last latest newest recent final",
-    *"both one few minority half either neither first next previous almost hardly single".split(),
+    "enough sufficient sufficiently",
+    *"both one few minority half either neither first next previous almost hardly single excess shortage".split(),
 )
 _FREQUENCIES = _groups(
-    "always", "sometimes occasionally", "often frequently usually normally generally", "rarely seldom", "never"
-)
+    "always", "sometimes occasionally", "often frequently usually normally generally", "rarely seldom", "never",
+    "recently lately", "yearly annually annual", *"ever hourly daily weekly monthly quarterly".split(),
+)  # fmt: skip
+_PHASES = _groups("still anymore", "already yet", "again")
 _ASPECTS = _groups("being", "been")
 _CERTAINTY = _groups("will shall", "may might could")
 _MODALS = _groups(
     "must mustn't obliged obligated required forced compelled necessary mandatory compulsory obligatory",
-    "can could may might cannot can't couldn't able capable allowed permitted possible optional",
+    "needless unnecessary",
+    "can could may might cannot can't couldn't able capable allowed permitted possible optional entitled eligible",
     "should ought shouldn't supposed expected advised advisable recommended",
-    "will shall would",
+    "will shall would won't wouldn't willing",
 )
 _COMPATIBLE_MODALS = {"can", "will"}
 _RELATIONS = _groups(
@@ -42,15 +46,17 @@ _RELATIONS = _groups(
     "after afterwards afterward",
     "until till",
     "during while throughout",
-    *"since from within deadline".split(),
+    *"since from within deadline ago".split(),
 )
+_ORDERS = frozenset("before after until".split())
+_PREPOSITIONS = _groups("at", "on upon", "in", "over", "through")
 _SUBJECTS = _groups("1 i me we us myself", "2 you yourself", "3 he him she they them himself herself themselves")
 _OWNERS = _groups(
-    "1 my mine our ours", "2 your yours", "3 its their theirs someone's somebody's else's", "his", "her hers"
+    "1 my mine our ours", "2 your yours", "3 their theirs someone's somebody's else's", "its", "his", "her hers"
 )
-_THIRD_PERSONS = {"3", "his", "her"}
+_THIRD_PERSONS = {"3", "its", "his", "her"}
 _NO_OWNERS = TIMES | FUNCTION_WORDS | {"one"}
-_TABLES = (_QUANTIFIERS, _FREQUENCIES, _ASPECTS, _RELATIONS, _CERTAINTY)
+_TABLES = (_QUANTIFIERS, _FREQUENCIES, _ASPECTS, _RELATIONS, _CERTAINTY, _PHASES)
 _CLOSED = frozenset({"become"}).union(*_TABLES, _MODALS, _SUBJECTS, _OWNERS, AUXILIARIES)
 _SUBJECT = r"(?:(?!not\b)[\w']+ ){1,4}?"
 _PHRASES = tuple(
@@ -63,6 +69,10 @@ _PHRASES = tuple(
         ("'s", r"\b(it|that|there|what|who|where|when|how|why|he|she)'s\b", r"\1 is"),
         (" you", r"\b(?:can|could|will|would) you\b", "can you"),
         ("look", r"\blook(s|ed|ing)? after\b", r"tend\1"),
+        ("'s ", r"\b(\w+)'s (?=(?:\w+ing|not|also|already|still)\b)", r"\1 is "),
+        ("'s been", r"\b(\w+)'s been\b", r"\1 has been"),
+        ("s' ", r"(?<=\w)s' (?=\w)", "s's "),
+        ("got ", r"(?<!have )(?<!has )\bgot (?=\w+ed\b)", "was "),
         (" got", r"\b(have|has) ((?:\w+ )?)got\b", r"\1 \2"),
         ("prior to", r"\bprior to\b", "before"),
         ("ahead of", r"\bahead of\b", "before"),
@@ -71,12 +81,19 @@ _PHRASES = tuple(
         ("once ", r"\bonce (?=i|you|we|they|he|she|it|the)\b", "after "),
         ("as soon as", r"\bas soon as\b", "after "),
         (" to", r"\b(?:have|has|had|need|needs|got) to\b", "must"),
-        ("need", r"\bneed(?= (?:i|you|we|they|he|she|it|the)\b)|\bneed(?=s? not\b)", "must"),
+        ("need", r"\bneed(?= (?:i|you|we|they|he|she|it|the)\b)", "must"),
+        ("need", r"\bneed(?:n't|s? not)\b", "needless"),
+        ("n't must", r"\b(?:do|does|did)n't must\b", "needless"),
         ("do", rf"\b(?:do|does) ({_SUBJECT})(?:need|must)\b", r"must \1"),
         (" to", rf"\b(?:am|is|are) ({_SUBJECT})?(?:going|about) to\b", r"will \1"),
         ("becoming", rf"\b(?:am|is|are) ({_SUBJECT})?becoming\b", r"will \1become"),
         ("use to", rf"\bdid ({_SUBJECT})use to\b", r"did \1"),
         ("used to", r"(?<!\bis )(?<!\bare )(?<!\bbe )(?<!\bam )\bused to\b", "did"),
+        ("too ", r"\btoo (?:many|much)\b", "excess"),
+        ("too ", r"\btoo (?:few|little)\b", "shortage"),
+        ("a little", r"\ba little\b", "some"),
+        (" when", r"(?<=\w )(?<!and )(?<!or )when(?= (?:i|you|we|they|he|she|it|the|my|your)\b)", "after while"),
+        ("no one", r"\bno one\b", "nobody"),
         ("at least one", r"\bat least one\b", "several"),
         ("more than", r"\bmore than (?:one|a)\b", "several"),
         ("a few", r"\ba few\b", "several"),
@@ -95,7 +112,8 @@ _PHRASES = tuple(
     )
 )  # fmt: skip
 _CHOICE = re.compile(
-    r"^\W*(how|what|where|when|which|who|why)\b(?: (often|long|much|many|soon|late|early|far|old|big)\b)?"
+    r"^\W*(how|what|where|when|which|who|why)\b"
+    r"(?: (often|long|much|many|soon|late|early|far|old|big|high|deep|tall|fast|large|heavy)\b)?"
 )
 # After these, `can`, `should`, and `do` mostly ask for the same: `where can I park`, `what should I bring`.
 _ADVICE = frozenset("how what where which why".split())
@@ -115,6 +133,7 @@ class _Grammar:
     subjects: Counter[str]
     owners: Counter[str]
     owned: Mapping[str, str]
+    times: Mapping[str, str]
     content: tuple[str, ...]
     question_word: str
 
@@ -130,6 +149,7 @@ def grammar_differs(question: str, cached_question: str) -> bool:
     return (
         any(_exclude_each_other(*pair) for pair in zip(ours.groups, theirs.groups, strict=True))
         or _persons_differ(ours, theirs)
+        or _times_differ(ours, theirs)
         or _numbers_differ(ours.tokens, theirs.tokens)
         or _modals_differ(ours, theirs)
         or (others == 0 and _tenses_differ(ours, theirs))
@@ -152,6 +172,7 @@ def _grammar(text: str) -> _Grammar:
         Counter(_SUBJECTS[word] for word in tokens if word in _SUBJECTS) + _objects(tokens),
         Counter(filter(None, map(_owner, tokens))),
         {noun: owner for word, noun in pairwise(tokens) if (owner := _owner(word))},
+        _times(tokens),
         tuple(word for word in tokens if word not in FUNCTION_WORDS and word not in _CLOSED),
         "" if choice is None else choice[2] or choice[1],
     )
@@ -208,12 +229,14 @@ def _numbers_differ(ours: tuple[str, ...], theirs: tuple[str, ...]) -> bool:
 
 def _modals_differ(ours: _Grammar, theirs: _Grammar) -> bool:
     one, other = ours.modals - theirs.modals, theirs.modals - ours.modals
-    if {ours.modals, theirs.modals} == {frozenset(), frozenset({"should"})}:
-        is_about_others = not {*ours.subjects, *theirs.subjects} & {"1", "2"}
-        return is_about_others and not (ours.question_word or theirs.question_word)
-    if not one or not other or one | other == _COMPATIBLE_MODALS:
-        return False
+    is_about_others = not {*ours.subjects, *theirs.subjects} & {"1", "2"}
     question_words = {ours.question_word, theirs.question_word} - {""}
+    if {ours.modals, theirs.modals} == {frozenset(), frozenset({"should"})}:
+        return is_about_others and not question_words
+    if not one or not other or (one | other == _COMPATIBLE_MODALS and (not is_about_others or "why" in question_words)):
+        return False
+    if is_about_others:
+        return True
     if question_words & {"how", "why"} or (question_words == {"who"} and "1" in ours.subjects & theirs.subjects):
         return False
     return not question_words & _ADVICE or {"must", "can"} <= one | other
@@ -224,7 +247,38 @@ def _persons_differ(ours: _Grammar, theirs: _Grammar) -> bool:
         return True  # `my visa .. his trip` and `his visa .. my trip`
     owners, other_owners = ours.owners - theirs.owners, theirs.owners - ours.owners
     changed = {*owners, *other_owners}
-    if owners and other_owners and changed not in ({"3", "his"}, {"3", "her"}):
+    if any(_exclude_owners(ours.owned[noun], theirs.owned[noun]) for noun in ours.owned.keys() & theirs.owned.keys()):
+        return True
+    if owners and other_owners and not _are_alike(changed):
         return ours.subjects == theirs.subjects or not changed.isdisjoint(_THIRD_PERSONS)
     subjects, other_subjects = ours.subjects - theirs.subjects, theirs.subjects - ours.subjects
     return bool(subjects and other_subjects) and "3" in {*subjects, *other_subjects}
+
+
+def _exclude_owners(one: str, other: str) -> bool:
+    return one != other and not _are_alike({one, other}) and not _THIRD_PERSONS.isdisjoint({one, other})
+
+
+def _are_alike(owners: Set[str]) -> bool:
+    """Whether owners can be one person: `their` is used for `his`, `her`, and `its`."""
+    return len(owners) == 2 and "3" in owners and owners <= _THIRD_PERSONS
+
+
+def _times_differ(ours: _Grammar, theirs: _Grammar) -> bool:
+    """Whether a word follows another time relation: `before midnight` and `at midnight`."""
+    pairs = ({ours.times[word], theirs.times[word]} for word in ours.times.keys() & theirs.times.keys())
+    return any(len(pair) == 2 and bool(pair & _ORDERS) and pair != {"after", "on"} for pair in pairs)
+
+
+def _times(tokens: tuple[str, ...]) -> Mapping[str, str]:
+    """Map content words to the preposition or conjunction before them."""
+    times: dict[str, str] = {}
+    relation = ""
+    for word in tokens:
+        if word in _RELATIONS or word in _PREPOSITIONS:
+            relation = "" if relation else _RELATIONS.get(word) or _PREPOSITIONS[word]
+        elif word not in FUNCTION_WORDS:
+            if relation:
+                times[word] = relation
+            relation = ""
+    return times

@@ -7,10 +7,11 @@ from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-from kvproxy.index.policies.guards.words import FUNCTION_WORDS, UNITS, base_forms, words
+from kvproxy.index.policies.guards.words import FUNCTION_WORDS, UNITS, roots, words
 
 _ARTICLES = frozenset("a an the".split())
 _BEFORE_VERBS = frozenset("i you we they he she can could must should will would may might shall".split())
+_PLURALS = (("s", ""), ("es", ""), ("ies", "y"), ("men", "man"), ("ves", "f"), ("ves", "fe"))
 _NO_SYNSETS: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
 
 
@@ -33,7 +34,7 @@ def _synsets(noun: str) -> tuple[frozenset[str], frozenset[str]]:
 
 @lru_cache(maxsize=8192)
 def _singular(word: str) -> str:
-    forms = {*base_forms(word), word.removesuffix("ies") + "y" * word.endswith("ies")}
+    forms = {word, *(word.removesuffix(plural) + singular for plural, singular in _PLURALS if word.endswith(plural))}
     return next((form for form in sorted(forms, key=len) if _synsets(form) is not _NO_SYNSETS), word)
 
 
@@ -63,7 +64,7 @@ def noun_differs(question: str, cached_question: str) -> bool:
         return UNITS[one] != UNITS[other]
     if {one, other} & FUNCTION_WORDS or (_is_verb(one, words(question)) and _is_verb(other, words(cached_question))):
         return False
-    return are_of_one_kind(one, other)
+    return roots(one).isdisjoint(roots(other)) and are_of_one_kind(one, other)
 
 
 def _is_verb(word: str, tokens: Sequence[str]) -> bool:

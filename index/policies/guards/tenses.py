@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import takewhile
 
 from kvproxy.index.policies.guards.words import IRREGULAR_VERBS, roots
 
@@ -20,6 +21,8 @@ _BE = frozenset("is are am was were be been being isn't aren't wasn't weren't ge
 _MODALS = frozenset("can could may might must should would cannot can't couldn't shouldn't wouldn't to".split())
 _DETERMINERS = frozenset("a an the my your his her its our their this these those no some any all".split())
 _EQUAL_PARTICIPLES = frozenset("run come become put cut set read let shut hit cost hurt quit".split())
+_CLAUSES = frozenset("who which that what when where why how if because while and but or whether".split())
+_ADVERBS = frozenset("already also always ever just never not recently still yet".split())
 _REACH = 4
 
 
@@ -28,7 +31,7 @@ def count_tenses(tokens: Sequence[str]) -> Counter[str]:
     tenses = Counter[str]()
     for place, word in enumerate(tokens):
         if word in _PERFECT:
-            following = tokens[place + 1 : place + 1 + _REACH]
+            following = [other for other in tokens[place + 1 :] if other not in _ADVERBS][:_REACH]
             is_perfect = any(_is_past_form(other) or other in _EQUAL_PARTICIPLES for other in following)
             tenses["past" if is_perfect else "present"] += 1
         elif word in _TENSES:
@@ -37,13 +40,15 @@ def count_tenses(tokens: Sequence[str]) -> Counter[str]:
 
 
 def verb_roots(verb: str) -> frozenset[str]:
-    """Return the roots of a verb, and the base form of one with two letters before its ending, such as `used` or `dying`."""
+    """Return the roots of a verb, and base forms of one with two letters before its ending: `used`, `doing`, `dying`."""
     stem = verb.removesuffix("ed").removesuffix("ing")
-    return roots(verb) | {f"{stem}e"} if stem != verb and len(stem) == 2 else roots(verb)
+    return roots(verb) | {stem, f"{stem}e", f"{stem[:-1]}ie"} if stem != verb and len(stem) == 2 else roots(verb)
 
 
 def verb_tenses_differ(ours: Sequence[str], theirs: Sequence[str]) -> bool:
     """Whether a verb has another tense by its form: `who owns it`, `who owned it`; `I am taking it`, `I took it`."""
+    if _is_conditional(ours) or _is_conditional(theirs):
+        return False  # `If I moved, what would change` and `if I move, what changes` ask for the same.
     one, other = (
         [(word, place) for place, word in enumerate(tokens) if word not in others]
         for tokens, others in ((ours, theirs), (theirs, ours))
@@ -54,6 +59,10 @@ def verb_tenses_differ(ours: Sequence[str], theirs: Sequence[str]) -> bool:
         for other_verb, other_place in other
         if not verb_roots(verb).isdisjoint(verb_roots(other_verb))
     )
+
+
+def _is_conditional(tokens: Sequence[str]) -> bool:
+    return "if" in tokens and ("would" in tokens or "could" in tokens)
 
 
 def _is_past_form(word: str) -> bool:
@@ -67,7 +76,8 @@ def _tense(tokens: Sequence[str], place: int) -> str | None:
     verb, before = tokens[place], tokens[max(0, place - _REACH) : place]
     if before and before[-1] in _DETERMINERS:
         return None
-    auxiliary = next((word for word in reversed(before) if word in AUXILIARIES | _BE | _MODALS), None)
+    clause = takewhile(lambda word: word not in _CLAUSES, reversed(before))
+    auxiliary = next((word for word in clause if word in AUXILIARIES | _BE | _MODALS), None)
     if _is_past_form(verb):
         return None if auxiliary in _BE or auxiliary in _MODALS else "past"
     if verb.endswith("ing"):

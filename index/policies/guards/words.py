@@ -23,7 +23,14 @@ IRREGULAR_VERBS = {
         "|spend spent|meet met|know knew known|grow grew grown|write wrote written|drive drove driven|speak spoke spoken"
         "|choose chose chosen|break broke broken|eat ate eaten|get got gotten|fly flew flown|become became|stand stood|hear heard"
         "|drink drank drunk|sing sang sung|swim swam swum|wear wore worn|throw threw thrown|draw drew drawn|steal stole stolen"
-        "|ride rode ridden|hide hid hidden|freeze froze frozen"
+        "|ride rode ridden|hide hid hidden|freeze froze frozen|see saw seen|feel felt|sleep slept|fight fought|catch caught"
+        "|seek sought|sit sat|lay laid|lie lain|deal dealt|shoot shot|stick stuck|strike struck|hang hung|dig dug|spin spun"
+        "|feed fed|breed bred|bleed bled|bind bound|grind ground|bear bore born|tear tore torn|swear swore sworn|wake woke woken"
+        "|shrink shrank shrunk|sink sank sunk|ring rang rung|spring sprang sprung|blow blew blown|show shown|do did done"
+        "|understand understood|mean meant|dream dreamt|burn burnt|learn learnt|spell spelt|smell smelt|spill spilt"
+        "|bite bit bitten|shake shook shaken|forgive forgave forgiven|sweep swept|weep wept|creep crept|leap leapt|bend bent"
+        "|slide slid|light lit|shine shone|sting stung|swing swung|cling clung|fling flung|weave wove woven"
+        "|mistake mistook mistaken"
     ).split("|")
     for form in line.split()[1:]
 }
@@ -59,8 +66,8 @@ NUMBER_WORDS = {word: str(number) for number, word in enumerate(
     "first second third fourth fifth half double twice".split()}  # fmt: skip
 ROMAN = {"II": "2", "III": "3", "IV": "4", "VI": "6", "VII": "7", "VIII": "8", "IX": "9"}
 NEGATION = frozenset(
-    "not no never none nothing without cannot neither nor hardly except unless isn't aren't wasn't weren't don't doesn't"
-    " didn't can't won't shouldn't wouldn't couldn't haven't hasn't hadn't mustn't".split()
+    "not no never none nothing nobody nowhere without cannot neither nor hardly except unless isn't aren't wasn't weren't don't"
+    " doesn't didn't can't won't shouldn't wouldn't couldn't haven't hasn't hadn't mustn't needn't".split()
 )
 NEGATIVE_PREFIXES = ("un", "in", "im", "ir", "il", "dis", "non", "de", "mis", "anti")
 PREFIX_PAIRS = (("hyper", "hypo"), ("over", "under"), ("macro", "micro"), ("pre", "post"), ("inter", "intra"))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from kvproxy.apis.api_request import PUBLIC_TENANT
 from kvproxy.commands.formatting import percent
-from kvproxy.units import format_bytes, plural
+from kvproxy.units import format_bytes, plural, tenant_name
 
 if TYPE_CHECKING:
     from kvproxy.backends.reports import EngineMetrics, PrefixCacheStats
@@ -45,8 +45,12 @@ def eviction_lines(stats: "PrefixCacheStats") -> list[str]:
     pairs = stats.residency.by_client if stats.residency is not None else ()
     if all(pair.owner == pair.evictor == pairs[0].owner for pair in pairs):
         return []
+
+    def name(tenant: str | None) -> str:
+        return tenant_name(tenant or PUBLIC_TENANT)
+
     lines = [
-        f"{pair.evictor or PUBLIC_TENANT} evicted {plural(pair.blocks, 'block')} of {pair.owner or PUBLIC_TENANT}"
+        f"{name(pair.evictor)} evicted {plural(pair.blocks, 'block')} of {name(pair.owner)}"
         for pair in pairs[:_MAX_PAIRS]
     ]
     hidden = len(pairs) - len(lines)

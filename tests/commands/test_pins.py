@@ -131,7 +131,7 @@ def test_evictions_name_both_tenants_if_several_share_the_pool() -> None:
 
     assert lines() == lines(ClientEvictions("client:a", "client:a", 3)) == []
     found = lines(ClientEvictions("client:a", "client:b", 3), ClientEvictions(None, "client:a", 1))
-    assert found == ["client:b evicted 3 blocks of client:a", "client:a evicted 1 block of public"]
+    assert found == ["b evicted 3 blocks of a", "a evicted 1 block of public"]
     assert lines(*[ClientEvictions("a", f"b{number}", 1) for number in range(12)])[-1].startswith("2 further pairs")
 
 

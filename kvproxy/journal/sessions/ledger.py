@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kvproxy.blocks.divergence import reusable_tokens
+
 CAUSES = {
     "new": "The text was new, or shorter than a block of the cache.",
     "changed": "The text was sent before, but after another beginning.",
@@ -81,7 +83,11 @@ def lost_tokens(prompt_tokens: int, reused_tokens: int | None, expected: Expecte
     tolerance = _reuse_tolerance(reused, known, expected)
     end = min(prompt_tokens, known + expected.answer)
     if known - reused > tolerance:
-        lost = _lost_prefix(reused, known if expected.answer_changed else end, tolerance, expected)
+        lost_end = known if expected.answer_changed else end
+        if expected.block:
+            # An engine reuses whole blocks.
+            lost_end = reusable_tokens(lost_end, prompt_tokens, expected.block)
+        lost = _lost_prefix(reused, lost_end, tolerance, expected)
         covered = reused + sum(lost.values())
     if expected.answer and end - covered > tolerance:
         cause = "changed" if expected.answer_changed else "retokenised"

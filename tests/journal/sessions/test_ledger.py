@@ -46,6 +46,20 @@ def test_reused_and_lost_tokens_add_up(prompt: int, reused: int | None, earlier:
     assert set(lost) <= set(CAUSES)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "prefix", "lost"),
+    [
+        (189, ExpectedReuse(179, is_exact=False, block=16), {"evicted": 176, "new": 13}),
+        (189, ExpectedReuse(160, answer=19, moved=True, block=16), {"moved": 176, "new": 13}),
+        # The engine computes the last token of a prompt in any case.
+        (192, ExpectedReuse(192, block=16), {"evicted": 176, "new": 16}),
+        (192, ExpectedReuse(192), {"evicted": 192}),
+    ],
+)
+def test_an_engine_loses_whole_blocks(prompt: int, prefix: ExpectedReuse, lost: dict[str, int]) -> None:
+    assert lost_tokens(prompt, 0, prefix) == lost
+
+
 FIRST = [SYSTEM, user("How does a cache work?")]
 ANSWER = assistant("It keeps answers.", reasoning_content="The user asks about caches.")
 SECOND = [*FIRST, ANSWER, user("And a block?")]

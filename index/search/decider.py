@@ -177,7 +177,8 @@ class Decider:
             question = compared_turn(request.question)
             result = policy.decide(question, list(neighbours.values()), request.limits, request.namespace)
         chosen_place = None if result.chosen is None else eligible[result.chosen]
-        explored = chosen_place is not None and request.explore and self.random_number() < result.exploration_share
+        may_explore = chosen_place is not None and request.explore and request.compare
+        explored = may_explore and self.random_number() < result.exploration_share
         decisions |= zip(eligible, result.decisions, strict=True)
         if request.explore:
             refused = (place for place, decision in decisions.items() if decision.verdict in _REFUSALS)

@@ -81,6 +81,7 @@ class LookupRequest:
     question: str
     limits: Limits = field(default_factory=Limits)
     explore: bool = True
+    compare: bool = True
     allowed_freshness: tuple[Freshness, ...] = FRESH
     policy: PolicyName | None = None
     pending: tuple[PendingWrite, ...] = ()

@@ -147,6 +147,7 @@ class SemanticCache:
         *,
         limits: Limits = Limits(),
         explore: bool = True,
+        compare: bool = True,
         seconds: float | None = None,
         allowed_freshness: tuple[Freshness, ...] = FRESH,
         policy: PolicyName | None = None,
@@ -157,12 +158,13 @@ class SemanticCache:
             text: the prompt, see `Entry`.
             limits: make the policy stricter for this request.
             explore: a hit may be forwarded to compare the answers, and refusals count in the `RefusalBudget`.
+            compare: answers are compared; otherwise, no hit is forwarded for this.
             seconds: timeout, ten times as long if no other lookup is in progress; None waits without a limit.
             allowed_freshness: an entry in another state is not served.
             policy: None uses the configured policy.
         """
         pending = self.pending_writes.in_namespace(namespace)
-        request = LookupRequest(namespace, text, limits, explore, allowed_freshness, policy, pending)
+        request = LookupRequest(namespace, text, limits, explore, compare, allowed_freshness, policy, pending)
         if not pending and not await self._has_vectors(namespace):
             return request.empty_result()
         try:

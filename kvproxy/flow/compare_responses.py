@@ -16,7 +16,7 @@ from kvproxy.apis.json import Json, JsonObject, dumps, loads
 from kvproxy.backends.protocol import Backend
 from kvproxy.errors import KvproxyError
 from kvproxy.flow.backend_response import fetch_response
-from kvproxy.flow.layers.cached import is_shadow
+from kvproxy.flow.layers.cached import is_shadow, judge_of
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.policies.learned.answer_classes import text_digest
@@ -25,7 +25,6 @@ from kvproxy.index.search.lookup_result import Lookup
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store.observations import Audit
 from kvproxy.settings import CacheSettings
-from kvproxy.settings.cache import JudgeName
 
 _INSTRUCTION = (
     "You compare two answers to the same question. Reply with one word: SAME if both state the same facts in any wording,"
@@ -50,11 +49,6 @@ _BATCH = 8
 _AUDITED_SHARE = 0.05
 _MAX_CREDIT = 20.0
 _log = logging.getLogger("kvproxy")
-
-
-def judge_of(request: ApiRequest, settings: CacheSettings) -> JudgeName:
-    """Return how responses to a request are compared, by its rule or else by `cache.judge`."""
-    return request.control.rule.judge or settings.judge
 
 
 async def judge_with_model(

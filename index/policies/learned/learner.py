@@ -146,7 +146,8 @@ class Learner:
         """
         if self.level.served + num_pending < _UNEXPLORED:
             return 0.0
-        known = max(self.num_checked, _WELL_EXPLORED)
+        # If the judge leaves answers undecided, more of them would not help.
+        known = max(self.num_checked + self.num_undecided, _WELL_EXPLORED)
         return max(_CHECKED_LEAST, _CHECKED_EXPLORED * math.sqrt(_WELL_EXPLORED / known))
 
     @property

@@ -22,6 +22,7 @@ from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.lookup_result import FRESH, SERVABLE_AFTER_ERROR, Candidate, Lookup
 from kvproxy.index.store import Store
 from kvproxy.settings import CacheSettings
+from kvproxy.settings.cache import JudgeName
 
 _FALLBACK_FRACTION = 0.9  # Of the client's timeout, after which a stale response is served.
 _log = logging.getLogger("kvproxy")
@@ -192,6 +193,11 @@ def is_shadow(request: ApiRequest, settings: CacheSettings) -> bool:
     return settings.shadow if request.control.rule.shadow is None else request.control.rule.shadow
 
 
+def judge_of(request: ApiRequest, settings: CacheSettings) -> JudgeName:
+    """Return how responses to a request are compared, by its rule or else by `cache.judge`."""
+    return request.control.rule.judge or settings.judge
+
+
 class SemanticHits(Layer):
     """Serves the stored response to a similar question, if the policy accepts it."""
 
@@ -255,6 +261,7 @@ class SemanticHits(Layer):
             limits=request.control.limits,
             seconds=self._settings.lookup_timeout if is_limited else None,
             explore=explore,
+            compare=judge_of(request, self._settings) != "none",
             allowed_freshness=SERVABLE_AFTER_ERROR if failed else FRESH,
             policy=request.control.rule.policy,
         )

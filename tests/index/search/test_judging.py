@@ -39,17 +39,25 @@ def entries(store: Store) -> None:
     store.put(make_entry("what is theirs", id="theirs", namespace="other"))
 
 
-def looked_up(store: Store, policy: FixedPolicy, chance: float | None = 0.0, near: str = "a b c") -> Lookup:
+def looked_up(
+    store: Store, policy: FixedPolicy, chance: float | None = 0.0, near: str = "a b c", *, compare: bool = True
+) -> Lookup:
     """Let a policy decide about entries; `chance` None disables exploration."""
     decider = Decider(store, FaissSearch(store, "e", 2), None, policy, None, lambda: chance or 0.0)
     heads = store.questions(near.split())
     found = [(heads[id], 0.9 - 0.1 * place) for place, id in enumerate(near.split()) if id in heads]
-    return decider.decide_candidates(LookupRequest("n", "what is it", explore=chance is not None), found, policy)
+    request = LookupRequest("n", "what is it", explore=chance is not None, compare=compare)
+    return decider.decide_candidates(request, found, policy)
 
 
 ACCEPTED = PolicyResult(
     [Decision("not compared"), Decision("accepted", score=0.9), Decision("not compared")], 1, exploration_share=0.3
 )
+
+
+def test_without_a_comparison_nothing_is_explored(store: Store) -> None:
+    found = looked_up(store, FixedPolicy(ACCEPTED), 0.0, compare=False)
+    assert (found.entry is not None, found.outcome) == (True, "accepted")
 
 
 @pytest.mark.parametrize(("drawn", "explored"), [(0.0, True), (0.29, True), (0.3, False), (0.99, False), (None, False)])

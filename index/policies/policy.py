@@ -179,14 +179,14 @@ class LearningSummary:
     """`LearningStatus` summed over all namespaces in memory; `would_serve` is their weighted mean, `max_error` the maximum.
 
     `unlearnable` is the number of namespaces with a `warning`. `expected_wrong` leaves out the `unestimated` hits, which are
-    those of namespaces without an estimate.
+    those of namespaces without an estimate; it is None if it leaves out all.
     """
 
     namespaces: int
     serving: int
     observations: int
     served: int
-    expected_wrong: float
+    expected_wrong: float | None
     would_serve: float
     most_wrong: int
     max_error: float
@@ -198,20 +198,22 @@ class LearningSummary:
     @classmethod
     def from_statuses(cls, statuses: Sequence[LearningStatus]) -> "LearningSummary":
         observations = sum(status.observations for status in statuses)
+        served = sum(status.served for status in statuses)
+        unestimated = sum(status.served for status in statuses if status.expected_wrong is None)
         would_serve = sum(status.would_serve * status.observations for status in statuses)
         return cls(
             len(statuses),
             sum(status.serves for status in statuses),
             observations,
-            sum(status.served for status in statuses),
-            sum(status.expected_wrong or 0.0 for status in statuses),
+            served,
+            None if unestimated == served > 0 else sum(status.expected_wrong or 0.0 for status in statuses),
             would_serve / observations if observations else 0.0,
             sum(status.most_wrong for status in statuses),
             max((status.max_error for status in statuses), default=0.0),
             sum(status.equal for status in statuses),
             sum(status.undecided for status in statuses),
             sum(status.warning is not None for status in statuses),
-            sum(status.served for status in statuses if status.expected_wrong is None),
+            unestimated,
         )
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
-from kvproxy.index.policies.policy import Limits, Neighbour, Policy
+from kvproxy.index.policies.policy import LearningSummary, Limits, Neighbour, Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.store.observations import Observation
 from tests.index.doubles import OverlapVerifier
@@ -185,6 +185,7 @@ def test_the_first_hits_are_not_explored_and_later_ones_less() -> None:
     assert hits == 10
     assert policy.status("").expected_wrong is None
     assert policy.status("").most_wrong == 10
+    assert LearningSummary.from_statuses([policy.status("")]).expected_wrong is None
     hits, wrong, policy = explored_hits(lambda number: True, 500)
     assert wrong == 0
     assert hits >= 0.85 * 500

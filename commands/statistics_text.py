@@ -36,7 +36,7 @@ _LABELS: dict[str, str] = {
     "cache.semantic.learning.observations": "Learned policy: comparisons",
     "cache.semantic.learning.served": "Learned policy: responses served",
     "cache.semantic.learning.expected_wrong": "Learned policy: wrong responses, expected",
-    "cache.semantic.learning.unestimated": "Learned policy: responses without an estimate",
+    "cache.semantic.learning.unestimated": "Learned policy: hits without an estimate",
     "cache.semantic.learning.would_serve": "Learned policy: requests it would serve",
     "cache.semantic.learning.most_wrong": "Learned policy: wrong responses, at most",
     "cache.semantic.learning.max_error": "Learned policy: configured bound",

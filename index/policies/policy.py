@@ -132,6 +132,7 @@ class PolicyResult:
 
 
 NEVER_EQUAL = 'answers are hardly ever judged equal, so learned cannot learn: set cache.judge = "model"'
+_MIN_CONTRADICTED = 5
 _MIN_UNDECIDED = 30
 _MAX_EQUAL_SHARE = 0.05
 
@@ -149,6 +150,7 @@ class LearningStatus:
         would_serve: share of recent requests, served or not, whose estimated error is within `level`.
         doubted: number of classes of equal answers (see `answer_classes`) whose right answer may have changed.
         equal, undecided: numbers of comparisons that found equal answers, and that the judge could not decide.
+        contradicted: number of compared hits of `checked` that differed, if hardly any were equal; otherwise 0.
     """
 
     observations: int
@@ -162,10 +164,16 @@ class LearningStatus:
     doubted: int
     equal: int = 0
     undecided: int = 0
+    contradicted: int = 0
 
     @property
     def warning(self) -> str | None:
         """A sentence with the fix if the namespace's answers are never judged equal; otherwise None."""
+        if self.contradicted >= _MIN_CONTRADICTED:
+            return (
+                f"{self.contradicted:,} fresh answers to questions that `checked` accepts differ from the cached ones, and hardly"
+                f" any are equal, so the model contradicts itself, or hits are wrong: {NEVER_EQUAL}"
+            )
         if self.undecided < _MIN_UNDECIDED or self.equal > _MAX_EQUAL_SHARE * (self.equal + self.undecided):
             return None
         return (

@@ -1,9 +1,10 @@
 """Semantic hits in front of a model that words its answers differently: python -m tests.benchmarks.live_wordings
 
 Sends questions of eight intents through `kvproxy serve` with default settings. The upstream answers each intent with one fixed
-text, or with one of five wordings of the same facts, as a sampled model does. A hit is wrong if its answer is that of another
-intent. `--model URL` uses a real server as the upstream instead, with `--temperature` and `--max-tokens`. A hit is then wrong if
-its answer was generated for a question of another intent. `--answers FILE` writes the upstream's answers, one JSON object a line.
+text, with one of five wordings of the same facts, as a sampled model does, or with other facts each time, as a small one does.
+A hit is wrong if its answer is that of another intent. `--model URL` uses a real server as the upstream instead, with
+`--temperature` and `--max-tokens`. A hit is then wrong if its answer was generated for a question of another intent.
+`--answers FILE` writes the upstream's answers, one JSON object a line.
 """
 
 import itertools
@@ -105,16 +106,20 @@ def questions(count: int, seed: int) -> list[tuple[int, str]]:
 
 @dataclass
 class ScriptedUpstream:
-    """Answers each question with one of the first `wordings` texts of its intent."""
+    """Answers each question with one of the first `wordings` texts of its intent, or, if it is 0, with other facts each time."""
 
     answers: dict[str, list[str]]
     wordings: int
     chance: random.Random = field(default_factory=lambda: random.Random(1))
 
+    def _other_facts(self, text: str) -> str:
+        return f"{self.chance.choice(('Yes', 'No'))}, {self.chance.randint(1, 10_000)} {' '.join(text.split()[:4])}."
+
     def app(self) -> Starlette:
         async def chat(request: Request) -> Response:
             question = (await request.json())["messages"][-1]["content"]
-            text = self.chance.choice(self.answers[question][: self.wordings])
+            texts = self.answers[question]
+            text = self.chance.choice(texts[: self.wordings]) if self.wordings else self._other_facts(texts[0])
             message = {"role": "assistant", "content": text}
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
             usage = {"prompt_tokens": 20, "completion_tokens": 30, "total_tokens": 50}
@@ -253,8 +258,9 @@ def _results(asked: list[tuple[int, str]], options, extra: list[str]) -> Iterato
             ),
         )
         return
-    for wordings in (1, 5):
-        yield f"{wordings} wordings", scripted(asked, wordings, extra, interval)
+    for wordings in (1, 5, 0):
+        label = f"{wordings} wordings" if wordings else "other facts each time"
+        yield label, scripted(asked, wordings, extra, interval)
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ class LearnedPolicy:
             record,
             error,
             self._early_share(namespace, learner),
-            has_estimate=learner.num_checked >= 1,
+            has_estimate=learner.num_checked >= 1 and not learner.answers_vary,
         )
 
     def _early_share(self, namespace: str, learner: Learner) -> float:
@@ -322,7 +322,8 @@ class LearnedPolicy:
                 risk=learner.level.risk + hits.risk,
                 checked_risk=(learner.served_by_checked + hits.by_checked) * learner.checked_error,
             )
-        is_estimated = not level.served or learner.decides_without_checked or learner.num_checked > 0
+        is_compared = learner.num_checked > 0 and not learner.answers_vary
+        is_estimated = not level.served or learner.decides_without_checked or is_compared
         return LearningStatus(
             learner.num_comparisons,
             learner.decides_without_checked,
@@ -335,6 +336,7 @@ class LearnedPolicy:
             sum(odds > 0.1 for odds in learner.class_evidence.odds.values()),
             learner.num_equal,
             learner.num_undecided,
+            round(learner.num_checked_wrong) if learner.answers_vary else 0,
         )
 
     def statuses(self) -> dict[str, LearningStatus]:

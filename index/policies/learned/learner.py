@@ -37,6 +37,7 @@ _UNEXPLORED = 10  # First hits, so that a new user sees them.
 _WELL_EXPLORED = 10  # Comparisons of hits of `checked`, after which fewer are explored.
 _MIN_CHECKED = 30
 _CHECKED_WRONG, _CHECKED_SEEN = 0.5, 50.0  # Prior of `checked_error`.
+_LEAST_EQUAL_SHARE = 0.1
 _CHECKED_DECAY = 1 - 1 / 500
 
 
@@ -135,8 +136,23 @@ class Learner:
 
     @property
     def checked_error(self) -> float:
-        """The estimated share of wrong answers among those that the policy `checked` accepted."""
+        """The estimated share of wrong answers among those that the policy `checked` accepted.
+
+        If hardly any of them equal the fresh answers, a sampled model probably contradicts itself, or the judge cannot compare
+        its answers. The differences are then no evidence.
+        """
+        if self.answers_vary:
+            return _CHECKED_WRONG / _CHECKED_SEEN
         return (_CHECKED_WRONG + self.num_checked_wrong) / (_CHECKED_SEEN + self.num_checked)
+
+    @property
+    def answers_vary(self) -> bool:
+        """Whether less than a tenth of the compared answers equal the fresh ones, also of those that `checked` accepted."""
+        num_right = self.num_checked - self.num_checked_wrong
+        return (
+            num_right < _LEAST_EQUAL_SHARE * self.num_checked
+            and self.num_equal < _LEAST_EQUAL_SHARE * self.num_comparisons
+        )
 
     def early_exploration_share(self, num_pending: int) -> float:
         """Return the share of hits that are forwarded while they depend on `checked`: its misses say nothing about its hits.
@@ -155,13 +171,16 @@ class Learner:
         """Whether answers that the policy `checked` accepts may be served.
 
         `checked_error` must be within `max_error`. Once the policy `decides_without_checked`, it must be within half of
-        `max_error`, and enough answers of `checked` must have been compared.
+        `max_error`, and enough answers of `checked` must have been compared. If the `answers_vary`, nothing is learned, so
+        `checked` decides as in a new namespace.
         """
+        within = self.checked_error <= self.level.max_error
+        if self.answers_vary:
+            return within
         if self.decides_without_checked and not (
             self.num_checked >= _MIN_CHECKED and self.checked_error <= self.level.max_error / 2
         ):
             return False
-        within = self.checked_error <= self.level.max_error
         return within and (self.num_comparisons < _MIN_COMPARISONS or self.level.bound_allows(self.checked_error))
 
     def add(self, observation: Observation) -> None:

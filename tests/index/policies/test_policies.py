@@ -1,6 +1,7 @@
 """Decisions of the policies; limits of a request can only make them stricter."""
 
 import random
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -178,6 +179,24 @@ def test_hits_of_checked_are_explored_so_that_wrong_ones_end_them() -> None:
     expected = policy.status("").expected_wrong
     assert expected is not None
     assert expected > 0.02 * hits
+
+
+def test_a_model_that_contradicts_itself_keeps_the_hits_of_checked_with_a_warning() -> None:
+    policy = LearnedPolicy(MemoryObservations(), CheckedPolicy(Fixed(0.95), 0.9, 0.5, guards=()), 0.02, floor=0.5)
+    near, learner = near_class("a"), policy.learner("")
+    learner.level.served = 300
+    learner.num_comparisons, learner.num_checked, learner.num_checked_wrong = 60, 20, 19
+    assert policy.decide("how do I open the account", near).chosen == 0
+    status = policy.status("")
+    assert (status.expected_wrong, status.most_wrong) == (None, 300)
+    assert re.match(
+        r"19 fresh answers .* differ .* the model contradicts itself, or hits are wrong: ", status.warning or ""
+    )
+    learner.num_checked_wrong = 17
+    assert policy.decide("how do I open the account", near).chosen is None
+    assert policy.status("").warning is None
+    learner.num_checked_wrong, learner.num_equal = 20, 10
+    assert policy.decide("how do I open the account", near).chosen is None
 
 
 def test_the_first_hits_are_not_explored_and_later_ones_less() -> None:

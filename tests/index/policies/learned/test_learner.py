@@ -376,8 +376,9 @@ def test_checked_may_serve_within_the_bound() -> None:
 def test_checked_returns_after_it_has_proved_itself_while_suspended() -> None:
     learner = Learner.new(ErrorModelPrior(), 0.02)
     learner.add(observation(right=False, checked=True, number=1))
+    learner.add(observation(checked=True, number=2))
     assert not learner.may_serve_checked
-    for number in range(2, 60):
+    for number in range(3, 60):
         learner.add(observation(checked=True, number=number))
     assert learner.may_serve_checked
 

@@ -117,9 +117,9 @@ def policy_sentences(learned: dict[str, Any]) -> list[str]:
 
 
 def _wrong_hits(learned: dict[str, Any]) -> str:
-    expected, most, served = learned["expected_wrong"], learned["most_wrong"], int(learned["served"])
+    expected, most, served = learned.get("expected_wrong"), learned["most_wrong"], int(learned["served"])
     unknown = served if expected is None else int(learned.get("unestimated", 0))
     if unknown == served:
-        return "Wrong: unknown, because no hit was compared with a fresh response yet."
+        return "Wrong: unknown, because no comparison estimates it."
     without = f", without {unknown:,} that no comparison estimates" if unknown else ""
     return f"Wrong: {expected:,.2f} expected{without}, at most {most:,.0f} (90% confidence, not for checked)."

@@ -157,7 +157,7 @@ class Metrics:
             equal="Comparisons that found equal responses.",
             undecided="Comparisons that the judge could not decide.",
             unlearnable="Namespaces whose responses are hardly ever judged equal.",
-            unestimated="Served responses of namespaces in which no hit of checked was compared with a fresh response yet.",
+            unestimated="Served responses of namespaces in which no comparison estimates the errors of checked.",
         )
         self._upstreams = self._group(
             "upstream",

@@ -147,7 +147,10 @@ class Decider:
         *,
         with_verdicts: bool = True,
     ) -> Lookup:
-        """Decide on neighbours. `with_verdicts`: refuse entries that a person rejected, or that were refused too often."""
+        """Decide on neighbours.
+
+        `with_verdicts`: refuse entries that a person rejected, entries farther than these, and those that were refused too often.
+        """
         in_namespace = [(head, cosine) for head, cosine in near if head.namespace == request.namespace]
         ids = [head.id for head, _ in in_namespace]
         verdicts = self._observations if with_verdicts and ids else None
@@ -157,6 +160,11 @@ class Decider:
             for place, (head, _) in enumerate(in_namespace)
             if head.id in rejected or head.freshness not in request.allowed_freshness
         }
+        nearest_rejected = next((place for place, (head, _) in enumerate(in_namespace) if head.id in rejected), None)
+        if nearest_rejected is not None:
+            # A person who rejects an entry wants a fresh answer, rather than the answer to a less similar question.
+            farther = range(nearest_rejected + 1, len(in_namespace))
+            decisions = {place: Decision("not compared") for place in farther} | decisions
         for place, (head, cosine) in enumerate(in_namespace):
             is_spent = with_verdicts and cosine >= policy.floor and self.refusal_budget.is_spent(head.id)
             if place not in decisions and is_spent:

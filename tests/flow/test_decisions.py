@@ -161,6 +161,19 @@ def test_a_rejected_entry_is_served_to_equal_requests_only(tmp_path: Path) -> No
         assert httpx.post(f"{url}/admin/cache/nope/feedback", json={"right": True}).status_code == 404
 
 
+def test_no_neighbour_farther_than_a_rejected_one_is_served(tmp_path: Path) -> None:
+    with proxy(tmp_path, checked()) as (url, _, _):
+        ask(url, QUESTION)
+        (entry,) = httpx.get(f"{url}/admin/cache").json()
+        httpx.post(f"{url}/admin/cache/{entry['id']}/feedback", json={"right": False, "question": NEAR})
+        ask(url, NEAR)
+        nearest, farther = explain(url, CLOSE)["semantic"]["neighbours"]
+        assert nearest["id"] == entry["id"] != farther["id"]
+        assert (nearest["verdict"], farther["verdict"]) == ("rejected", "not compared")
+        assert "fwd=" in ask(url, CLOSE).headers["cache-status"]
+        assert 'detail="exact"' in ask(url, NEAR).headers["cache-status"]
+
+
 def savings(url: str, services: Services, records: int) -> dict[str, Any]:
     until(lambda: len(services.journal.latest(records)) == records)
     services.journal.flush()

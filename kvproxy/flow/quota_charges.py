@@ -16,7 +16,7 @@ from kvproxy.apis.reported_usage import (
 from kvproxy.apis.service_tiers import requested_tier, served_tier
 from kvproxy.backends.protocol import Body, RelayedResponse
 from kvproxy.clients.quotas import Account
-from kvproxy.errors import DeadlineExceeded, Forbidden, KvproxyError
+from kvproxy.errors import DeadlineExceeded, Forbidden, KvproxyError, UpstreamTimeout
 from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.journal.spending import PaidRequest
@@ -114,7 +114,8 @@ async def send_charged(
 ) -> BackendResponse:
     """Send a request, and charge its tokens to the account.
 
-    A request that fails costs nothing. One that is cancelled after it was sent, before its response, costs its estimated prompt.
+    A request that fails costs nothing. One that is cancelled, or too slow, after it was sent, before its response, costs its
+    estimated prompt.
     """
     request, arrived = exchange.api_request, exchange.arrived
     estimated = await in_thread_if_large(len(request.raw), lambda: estimate_prompt_tokens(request.body))
@@ -122,7 +123,7 @@ async def send_charged(
     price = await reserve(account, estimated, output, request.model, arrived, requested_tier(request.body))
     try:
         response = await send()
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, UpstreamTimeout):
         if exchange.was_sent:
             fallback = request.delivery.fallback or None
             money = None if price is None else price.cost(estimated, 0, None, fallback, price.requested_tier)
@@ -246,7 +247,7 @@ class UnparsedRequestCharge:
 
         If the quota stopped its upload, raise the quota's error from `error`.
         """
-        is_aborted = isinstance(error, DeadlineExceeded) or not isinstance(error, KvproxyError)
+        is_aborted = isinstance(error, DeadlineExceeded | UpstreamTimeout) or not isinstance(error, KvproxyError)
         if is_aborted and self._exchange.was_sent and self._refused is None:
             self._account.settle(*self._aborted_usage(), self._model or "")
         else:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from kvproxy.apis.api import TokenCounts
 from kvproxy.apis.json import as_token_count
 from kvproxy.apis.service_tiers import requested_tier
+from kvproxy.errors import UpstreamTimeout
 from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.policy import verdict_token
@@ -107,10 +108,15 @@ def _estimated_usage_of_aborted(exchange: Exchange) -> TokenCounts:
     """Return the estimated tokens of a request that was aborted after it was sent, and before its response began."""
     if exchange.request is None:
         return exchange.facts.estimated_usage
-    is_aborted = exchange.failure is not None and exchange.failure.startswith(_ABORTED)
-    if not is_aborted or not exchange.was_sent:
+    if not _was_aborted(exchange) or not exchange.was_sent:
         return None, None
     return estimate_prompt_tokens(exchange.request.body), 0
+
+
+def _was_aborted(exchange: Exchange) -> bool:
+    # An upstream that was unreachable, or too slow, has one reason.
+    is_too_slow = exchange.failure == UpstreamTimeout.reason and exchange.status == UpstreamTimeout.status
+    return is_too_slow or (exchange.failure or "").startswith(_ABORTED)
 
 
 def reason_of(exchange: Exchange) -> str:

@@ -329,6 +329,26 @@ def test_a_request_that_is_aborted_before_its_response_costs_its_estimated_promp
     proxy.upstream.gate.clear()
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/rerank"])
+def test_a_request_that_the_read_timeout_ends_costs_its_estimated_prompt(tmp_path: Path, path: str) -> None:
+    upstream = Upstream()
+    with contextlib.ExitStack() as stack:
+        url = stack.enter_context(run_upstream(upstream.answer))
+        # The upstream's threads wait for it.
+        stack.callback(upstream.gate.set)
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr(
+            "kvproxy.http.client_authentication._CHECK_SECONDS", 0.0
+        )
+        front = run_front(tmp_path, url, journal={"prices": PRICES}, forward={"read_timeout": 0.2})
+        running = Proxy(*stack.enter_context(front), upstream)
+        key = add_client(running.settings, "patient", budget_per_day=10)
+        assert running.ask(key, "wait" + "x" * 3_996, path).status_code == 504
+        until(lambda: len(running.services.journal.latest(1)) == 1)
+        (client,) = list_clients(running.settings)
+        assert client.spent == pytest.approx(1_050 * 100 / 1e6, abs=50 * 100 / 1e6)
+        until(lambda: running.spent("patient") == pytest.approx(client.spent))
+
+
 def test_a_request_that_reached_no_upstream_is_free(tmp_path: Path) -> None:
     with socket.socket() as unused, pytest.MonkeyPatch.context() as patch:
         unused.bind(("127.0.0.1", 0))

@@ -29,6 +29,7 @@ MIN_EQUAL_COSINE, _MAX_DIFFERENT_COSINE = 0.65, 0.4
 _MIN_EQUAL_OVERLAP, _MAX_DIFFERENT_OVERLAP = 0.4, 0.3
 _MIN_EQUAL_COSINE_OF_OTHER_LANGUAGES, _MAX_DIFFERENT_COSINE_OF_OTHER_LANGUAGES = 0.9, 0.6
 _COPY_RATIO = 0.75
+_MAX_SHORT = 6  # Content words.
 _MAX_COMPARED = 2000  # Characters.
 _RANGE = re.compile(r"(\d)\s*[-–]\s*(?=\d)")
 _FENCE = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
@@ -101,7 +102,8 @@ def answers_equal(one: str, other: str, cosine: float, min_cosine: float = MIN_E
     shared = 1 - len(alone) / max(1, len(ours.content)), 1 - len(also_alone) / max(1, len(theirs.content))
     if cosine < _MAX_DIFFERENT_COSINE or (cosine < min_cosine and max(shared) < _MAX_DIFFERENT_OVERLAP):
         return False
-    is_copy = _is_near_copy(one, other)
+    is_short = max(len(ours.content), len(theirs.content)) <= _MAX_SHORT
+    is_copy = _is_near_copy(one, other) or (is_short and len(alone) == len(also_alone) == 1)
     has_conflict = _conflict(alone, also_alone)
     if is_copy and (
         has_conflict or _facts_are_replaced(ours, theirs) or any(guard.vetoes(one, other) for guard in GUARDS)
@@ -111,6 +113,8 @@ def answers_equal(one: str, other: str, cosine: float, min_cosine: float = MIN_E
         return None
     if is_copy and (alone or also_alone or _words_are_reordered(one, other)):
         return None  # A replaced, missing, or moved word may be a fact.
+    if is_short and alone and also_alone:
+        return None  # Each word of a short answer may be its only fact.
     return True if cosine >= min_cosine and min(shared) >= _MIN_EQUAL_OVERLAP else None
 
 

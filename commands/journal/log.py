@@ -101,7 +101,7 @@ def log(
         has_matches = any(_matched_question(row) for row in rows)
         print_table(
             (_record_row(row, shows_stored_question=has_matches, layout=layout) for row in rows),
-            empty=_no_match(journal, query) if not rows else "",
+            empty=no_match(journal, query) if not rows else "",
             layout=layout,
         )
     if follow:
@@ -110,13 +110,13 @@ def log(
         print_note(note)
 
 
-def _no_match(journal: "JournalClient", query: RecordQuery, otherwise: str = EMPTY) -> str:
+def no_match(journal: "JournalClient", query: object, otherwise: str = EMPTY) -> str:
     """Return a sentence about an empty result: it names similar values of a filter whose value no request has."""
     from kvproxy.operations.journal import DirectJournal
 
     if isinstance(journal, DirectJournal):
         for option in ("model", "tag", "tenant"):
-            value: str | None = getattr(query, option)
+            value: str | None = getattr(query, option, None)
             known = {tenant_name(name) for name in journal.recorded_names(option)} if value else set()
             if value and tenant_name(value) not in known:
                 similar = difflib.get_close_matches(value, known, n=_SUGGESTED) or sorted(known)[:_SUGGESTED]
@@ -297,7 +297,7 @@ def top(
         for row in listed
     ]
     document = [asdict(row) for row in listed]
-    empty = "" if rows else _no_match(journal, selection, _NO_CLIENT if by == "client" else EMPTY)
+    empty = "" if rows else no_match(journal, selection, _NO_CLIENT if by == "client" else EMPTY)
     output = table_output(
         document, rows, empty=empty, layout=layout, fields=field_names(RequestGroup), total=len(groups), is_minimum=True
     )

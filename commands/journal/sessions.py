@@ -9,7 +9,8 @@ from typer import Argument, Option
 
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.formatting import Formatted, format_duration, money, percent, table_time
-from kvproxy.commands.journal.spending import spending_output
+from kvproxy.commands.journal.log import no_match
+from kvproxy.commands.journal.spending import NO_BILL, spending_output
 from kvproxy.commands.options import JournalOptions, LimitOrAll, completion_of
 from kvproxy.commands.output import Output, print_facts
 from kvproxy.commands.tables import (
@@ -69,12 +70,16 @@ def sessions(
             option = "--limit" if limit is not None else "--turns"
             raise typer.BadParameter(f"--by sums all requests by group, so {option} does not apply")
         query = SpendingQuery(by, selection.since, selection.until, selection.tenant, selection.model)
-        return spending_output(source.open().perform(report_spending, query), layout)
+        journal = source.open()
+        report = journal.perform(report_spending, query)
+        empty = "" if report.rows else no_match(journal, query, NO_BILL)
+        return spending_output(report, layout, empty)
     from kvproxy.operations.journal_reports import find_sessions, list_sessions
 
     limit = default_limit(limit, 20)
     # One more row than the limit shows whether there are more.
-    summaries = find_sessions(source.open(), replace(selection, limit=limit + 1 if limit else None))
+    journal = source.open()
+    summaries = find_sessions(journal, replace(selection, limit=limit + 1 if limit else None))
     listed = summaries[: limit or None]
     has_unpriced = any(session.unpriced_turns for session in listed)
     document, rows = (
@@ -84,7 +89,7 @@ def sessions(
     return table_output(
         document,
         rows,
-        empty="no sessions",
+        empty="" if rows else no_match(journal, selection, "no sessions"),
         layout=layout,
         fields=list_sessions.row_fields,
         total=len(summaries),

@@ -1,10 +1,11 @@
 """Prints the cost of requests, by day, project, model, or client."""
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from kvproxy.commands.formatting import local_time, money, percent
-from kvproxy.commands.output import Output, print_note
+from kvproxy.commands.output import Output
 from kvproxy.commands.tables import ListLayout, Row, digest_column, number_column, print_table
 from kvproxy.journal.sessions.ledger import main_cause
 from kvproxy.units import plural
@@ -13,11 +14,21 @@ if TYPE_CHECKING:
     from kvproxy.journal.spending import Spending, SpendingReport
 
 UNKNOWN_GROUP = "(unknown)"
+NO_BILL = "no paid requests yet"
 
 
-def spending_output(report: "SpendingReport", layout: ListLayout) -> Output:
+def spending_output(report: "SpendingReport", layout: ListLayout, empty: str = NO_BILL) -> Output:
+    """Return the bill as an output; `empty` is printed if it has no rows. Its note says what the bill leaves out."""
     document, fields = asdict(report), list(asdict(report.total))
-    return Output(document, lambda: _print_spending(report, layout), records=document["rows"], fields=fields)
+    total = [report.total] if len(report.rows) > 1 else []
+    rows = [_spending_row(row, report) for row in [*report.rows, *total]]
+    return Output(
+        document,
+        lambda: print_table(rows, empty=empty, layout=layout),
+        records=document["rows"],
+        fields=fields,
+        note="\n".join(_notes(report)) or None,
+    )
 
 
 def removed_note(oldest: float) -> str:
@@ -25,29 +36,24 @@ def removed_note(oldest: float) -> str:
     return f"since {local_time(oldest)}; older records were removed (journal.retention, journal.max_rows)"
 
 
-def _print_spending(report: "SpendingReport", layout: ListLayout) -> None:
-    total = [report.total] if len(report.rows) > 1 else []
-    print_table(
-        [_spending_row(row, report) for row in [*report.rows, *total]], empty="no paid requests yet", layout=layout
-    )
+def _notes(report: "SpendingReport") -> Iterator[str]:
+    total = report.total
     if report.complete_since is not None:
-        print_note(removed_note(report.complete_since))
-    if report.total.unpriced:
-        print_note(
-            f"not in the money: {plural(report.total.unpriced, 'request')} of models without a price; set"
+        yield removed_note(report.complete_since)
+    if total.unpriced:
+        yield (
+            f"not in the money: {plural(total.unpriced, 'request')} of models without a price; set"
             ' [journal.prices."MODEL"]'
         )
-    if report.total.standard_priced:
-        print_note(
-            f"at the price of the standard tier: {plural(report.total.standard_priced, 'request')} of the service tiers"
+    if total.standard_priced:
+        yield (
+            f"at the price of the standard tier: {plural(total.standard_priced, 'request')} of the service tiers"
             f' {", ".join(report.tiers_without_price)}; set service_tiers in [journal.prices."MODEL"]'
         )
-    if report.total.estimated:
-        print_note(f"estimated: tokens and money of {plural(report.total.estimated, 'request')} without reported usage")
-    if report.total.unreported:
-        print_note(
-            f"not in the tokens and the money: {plural(report.total.unreported, 'request')} without reported usage"
-        )
+    if total.estimated:
+        yield f"estimated: tokens and money of {plural(total.estimated, 'request')} without reported usage"
+    if total.unreported:
+        yield f"not in the tokens and the money: {plural(total.unreported, 'request')} without reported usage"
 
 
 def _spending_row(row: "Spending", report: "SpendingReport") -> Row:

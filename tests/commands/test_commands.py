@@ -260,6 +260,11 @@ def test_an_unknown_value_of_a_filter_is_named_beside_similar_ones(tmp_path: Pat
     journal = open_stored_journal(tmp_path / "journal.db", JournalSettings())
     journal.add(finished("a", "a" * 32, tenant="client:search-team", tags="project:web"))
     journal.close()
+    for name in (("sessions",), ("sessions", "--by", "client")):
+        for option, value, known in (("--tenant", "serch-team", "search-team"), ("--model", "gpt-unknown", "m")):
+            told = f"no request has the {option[2:]} {value!r}: there are {known}\n"
+            done = kvproxy(*name, option, value, "--data", tmp_path)
+            assert (done.returncode, done.stdout, done.stderr) == (0, "", told)
     for option, value, known in (
         ("--tenant", "serch-team", "search-team"),
         ("--tag", "project:wep", "project:web"),

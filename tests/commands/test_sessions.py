@@ -122,9 +122,10 @@ def test_requests_are_billed_by_day_project_model_and_client(tmp_path: Path) -> 
     assert {name: row["requests"] for name, row in rows("project").items()} == {"shop": 2, "": 3}
     assert rows("model")["free"]["cost"] is None
     assert rows("client")["ann"]["cost"] == pytest.approx(small)
-    shown = kvproxy("sessions", "--by", "model", "--data", tmp_path)
-    assert "1 request of models without a price" in shown.stderr
-    assert "1 request without reported usage" in shown.stderr
+    for layout in ((), ("--csv",), ("--jsonl",)):
+        shown = kvproxy("sessions", "--by", "model", *layout, "--data", tmp_path)
+        assert "1 request of models without a price" in shown.stderr
+        assert "1 request without reported usage" in shown.stderr
     for option in ("--turns", "--limit"):
         refused = kvproxy("sessions", "--by", "day", option, 2, "--data", tmp_path)
         assert (refused.returncode, f"so {option} does not apply" in refused.stderr) == (2, True)

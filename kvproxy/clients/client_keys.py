@@ -223,10 +223,15 @@ def reset_counts(settings: Settings, name: str) -> None:
 def remove_client(settings: Settings, name: str) -> None:
     """Remove a client and its counts. Running proxies reject its key within two seconds.
 
-    Raises NotFound, or InvalidRequest if kvproxy.toml defines the client.
+    Raises NotFound, or InvalidRequest if kvproxy.toml defines the client, or if it is the team of clients.
     """
     change = _named("remove", _find_client(settings, name))
-    _check_teams(other for other in all_clients(settings) if other.name != name)
+    if members := [client.name for client in all_clients(settings) if client.team == name]:
+        names = ", ".join(members[:5]) + (", and more" if len(members) > 5 else "")
+        raise InvalidRequest(
+            f"clients have the team {name}: {names}; move or remove each of them first: kvproxy keys set {members[0]}"
+            f" --unlimited team (or --team OTHER), or kvproxy keys rm {members[0]}"
+        )
     clients = _read_clients(settings.data)
     if any(client.name == name for client in clients):
         _write_clients(settings.data, [client for client in clients if client.name != name])

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from kvproxy.clients.client_keys import add_client, remove_client, set_disabled, set_limits, spent_money
-from kvproxy.errors import SettingsError
+from kvproxy.errors import InvalidRequest, SettingsError
 from kvproxy.http.services import Services
 from kvproxy.operations.keys import list_clients
 from kvproxy.settings import load_settings
@@ -129,8 +129,12 @@ def test_a_team_is_a_client_without_a_team(tmp_path: Path) -> None:
     for name, team in (("lab", "ada"), ("lab", "lab")):
         with pytest.raises(SettingsError, match="has a team itself"):
             set_limits(settings, name, {"team": team})
-    with pytest.raises(SettingsError, match="keys set ada --unlimited team"):
+    with pytest.raises(InvalidRequest, match=r"have the team lab: ada; .*: kvproxy keys set ada --unlimited team"):
         remove_client(settings, "lab")
+    add_client(settings, "ben", team="lab")
+    with pytest.raises(InvalidRequest, match="have the team lab: ada, ben; move or remove each"):
+        remove_client(settings, "lab")
+    set_limits(settings, "ben", {"team": None})
     done = kvproxy("keys", "set", "ada", "--unlimited", "team", "--data", tmp_path)
     assert "team none" in done.stdout, done.stderr
     remove_client(settings, "lab")

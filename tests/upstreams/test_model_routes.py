@@ -234,7 +234,8 @@ def test_doctor_compares_configured_and_listed_models(tmp_path: Path) -> None:
             upstreams = [{"url": url, "models": each} for url, each in zip((first, second), models, strict=True)]
             return check_model_routes(load_settings(data=tmp_path, upstreams=upstreams))
 
-        assert check([LARGE], ["gpt-*"]) == f"{LARGE}: {first}"
+        assert check([LARGE], ["gpt-*"]) == f"{LARGE}: {first}; gpt-*: {second}"
+        assert check(["gpt-*"], ["claude-*"]) == f"gpt-*: {first}; claude-*: {second}"
         with pytest.raises(CheckWarning, match=f"does not list {SMALL}"):
             check([LARGE, SMALL], [])
         with pytest.raises(CheckWarning, match="list different models"):

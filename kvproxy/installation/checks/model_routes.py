@@ -38,7 +38,7 @@ def check_model_routes(settings: Settings) -> str:
         )
     if warnings:
         raise CheckWarning("; ".join(warnings))
-    names = list(dict.fromkeys(name for server in servers for name in server.models if not is_model_pattern(name)))
+    names = list(dict.fromkeys(name for server in servers for name in server.models))
     if not names:
         return "all upstreams serve the same models"
     return "; ".join(f"{name}: {' or '.join(upstreams_of(name, servers))}" for name in names)

@@ -45,19 +45,23 @@ _VERBS = frozenset(
 )
 _WEIGHTS = {"after": 2, "left": 1, "right": 1}
 _DECISIVE = 2
+_SENTENCE_ENDS = frozenset(".?!")
+_MIN_SENTENCES, _MIN_MOVED_WORDS, _MAX_CHANGED_WORDS = 2, 2, 1
 Role = tuple[str, str]  # ("after", preposition), or ("left" or "right", adjacent word)
 
 
 def has_exchanged_words(question: str, cached_question: str) -> bool:
     """Whether two words exchanged their roles: `from Oslo to Rome` and `from Rome to Oslo`.
 
-    A word's role is determined by its preposition and its adjacent words.
+    A word's role is determined by its preposition, its adjacent words, and the other words of its sentence.
     """
     ours, theirs = _tokens(question), _tokens(cached_question)
     names = _map_by_common_root(theirs, ours)
     participles = {token for token in ours if _is_participle(token)}
     participles |= {names.get(token, token) for token in theirs if _is_participle(token)}
     theirs = tuple(names.get(token, token) for token in theirs)
+    if _sentences_exchange_words(ours, theirs):
+        return True
     phrases = {phrase for phrase in _phrases(ours) & _phrases(theirs) if phrase[1] not in participles}
     ours, theirs = _join_phrases(ours, phrases), _join_phrases(theirs, phrases)
     one, other = _roles(ours, participles), _roles(theirs, participles)
@@ -65,6 +69,34 @@ def has_exchanged_words(question: str, cached_question: str) -> bool:
     return any(_are_exchanged(ours, theirs, one, other, pair) for pair in combinations(moved, 2)) or _is_reordered(
         ours, theirs
     )
+
+
+def _sentences_exchange_words(ours: Sequence[str], theirs: Sequence[str]) -> bool:
+    """Whether sentences exchange content words: `Ann sells tea. Tom buys it.` and `Tom sells tea. Ann buys it.`"""
+    one, other = _sentences(ours), _sentences(theirs)
+    if min(len(one), len(other)) < _MIN_SENTENCES:
+        return False
+    words, other_words = (sum(sentences, Counter[str]()) for sentences in (one, other))
+    common = words & other_words
+    if max((words - common).total(), (other_words - common).total()) > _MAX_CHANGED_WORDS:
+        return False
+    return common.total() - min(_num_kept(one, other), _num_kept(other, one)) >= _MIN_MOVED_WORDS
+
+
+def _sentences(tokens: Sequence[str]) -> list[Counter[str]]:
+    """Return the content words of each sentence."""
+    sentences = [Counter[str]()]
+    for token in tokens:
+        if token in _SENTENCE_ENDS:
+            sentences.append(Counter())
+        elif _is_content(token):
+            sentences[-1][token] += 1
+    return [sentence for sentence in sentences if sentence]
+
+
+def _num_kept(sentences: Sequence[Counter[str]], others: Sequence[Counter[str]]) -> int:
+    """Return the number of words that each sentence shares with the most similar one of the others, in total."""
+    return sum(max((sentence & other).total() for other in others) for sentence in sentences)
 
 
 @cached_by_text

@@ -49,7 +49,9 @@ order: convert miles to kilometres ~ convert kilometres to miles; from A to B ~ 
     to the old town by bus from work ~ to work from the old town;
     enter Canada with a US passport ~ enter the US with a Canadian passport; Can dogs eat cat food ~ Can a cat eat dog food;
     how many teaspoons are in a tablespoon ~ how many tablespoons are in a teaspoon; 7 divided by 3 ~ 3 divided by 7;
-    convert miles to yards ~ convert from yards to miles
+    convert miles to yards ~ convert from yards to miles;
+    Ann handles refunds. Ben handles repairs. ~ Ann handles repairs. Ben handles refunds.;
+    Ann handles refunds. Ben handles repairs. Who pays? ~ Ben handles refunds. Ann handles all repairs. Who pays?
 roles: who beat Brazil ~ who did Brazil beat; was Tom hit by Ann ~ did Tom hit Ann;
     who was paid by the guests ~ who paid the guests; who chose Brazil ~ who did Brazil choose;
     what team beat Spain ~ what team did Spain beat
@@ -88,6 +90,8 @@ order: cats and dogs ~ dogs and cats; to Rome from Oslo ~ from Oslo to Rome; Is 
     With a US visa, may I enter Peru ~ Can I enter Peru with a US visa;
     the best speed reading course ~ a good reading speed course;
     Was Rome attacked by Gaul ~ Did Gaul attack Rome; convert miles to yards ~ convert from miles to yards;
+    I lost my card. How do I block it? ~ How do I block my card? I lost it.;
+    My card was stolen. How do I block the card? ~ My card is stolen! How can I block my card?;
     how many feet are in a mile ~ a mile is how many feet; a visa for India ~ an Indian visa;
     which is the best phone ~ which phone is best;
     the difference between miles and yards ~ the difference between yards and miles;

@@ -73,6 +73,10 @@ _PLEASANTRY = re.compile(
     r"|(?<=[,.!] )no (?:worries|problem|rush)[\s,.!;]+",
     re.IGNORECASE,
 )
+# Words with which an assistant introduces a fact, as in `I found this: ..`.
+_REPORTS = frozenset(
+    "thank see find found look looked check checked read heard know known note notes say says here following".split()
+)
 _COVERED, _EQUAL_SHARE = 0.5, 0.8
 _COPY_RATIO = 0.62
 _FEW_WORDS = 4
@@ -195,19 +199,25 @@ def have_equal_facts(ours: Context, theirs: Context) -> bool:
 
 
 def _repeats_statements(ours: Context, theirs: Context) -> bool:
-    """Whether our earlier turns repeat what their earlier turns tell, at least in part if it is about the user."""
+    """Whether our earlier turns repeat what their earlier turns tell, at least in part if the users tell it about themselves."""
     told = told_statements(theirs.turns, lasting=True)
-    return all(_repeats(ours, statement) for statement in told if not _JOKING.search(statement))
+    return all(
+        _repeats(ours, statement, is_by_user=not any(statement in turn for turn in theirs.turns[1::2]))
+        for statement in told
+        if not _JOKING.search(statement)
+    )
 
 
-def _repeats(ours: Context, statement: str) -> bool:
+def _repeats(ours: Context, statement: str, *, is_by_user: bool) -> bool:
     content = _content(statement)
+    if not is_by_user:
+        content = content - _REPORTS or content
     if not content:
         return text_digest(statement) in map(text_digest, ours.user_turns)
     # A question of the assistant may have the words of each possible reply.
     answers = (each for turn in ours.turns[1::2] for each in _SENTENCE_END.split(turn) if not each.endswith("?"))
     known = _roots(" ".join((*ours.user_turns[:-1], *answers)))
-    least = _COVERED if is_own_case(statement) else 1
+    least = _COVERED if is_by_user and is_own_case(statement) else 1
     return len(content) - len(_unknown(content, known)) >= least * len(content)
 
 

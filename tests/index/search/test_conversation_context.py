@@ -76,6 +76,27 @@ def test_a_reply_to_a_question_about_the_user_is_told() -> None:
     assert told_statements(turns) == ["yes"]
 
 
+@pytest.mark.parametrize(
+    "report",
+    [
+        "I found this: invoices are issued by %s.",
+        "I looked it up: %s issues invoices.",
+        "We know that %s issues invoices.",
+    ],
+)
+def test_a_report_of_the_assistant_is_no_statement_about_the_user(report: str) -> None:
+    one, other = (["Hi", report % issuer, "Who issues invoices?"] for issuer in ("the reseller", "Acme"))
+    assert not may_match(one, other)
+    assert not may_match(other, one)
+    assert may_match(one, [*one[:2], "who issues invoices"])
+
+
+def test_statements_that_exchange_words_do_not_match() -> None:
+    one, other = "Ann handles refunds. Ben handles repairs.", "Ann handles repairs. Ben handles refunds."
+    assert not may_match([one, "Noted.", "Who handles repairs?"], [other, "Noted.", "Who handles repairs?"])
+    assert not may_match(["Hi", one, "Who handles repairs?"], ["Hi", other, "Who handles repairs?"])
+
+
 def test_a_question_that_depends_on_earlier_turns_needs_them() -> None:
     traps = [case for case in CASES if case["kind"] in ("other topic", "looks standalone")]
     assert not any(need_no_context(Context(tuple(case["a"])), Context(tuple(case["b"])), eq) for case in traps)

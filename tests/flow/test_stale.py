@@ -1,6 +1,7 @@
 """Stale responses: served while they are revalidated or after errors, and only in their stale periods."""
 
 import contextlib
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -186,6 +187,25 @@ def test_a_stale_response_is_served_after_an_error(proxy: Proxy, status: int, st
     # All stale periods have ended.
     proxy.now += ERROR
     assert proxy.ask(close, stream=stream).status_code == status
+
+
+def test_the_time_of_a_failed_upstream_is_not_that_of_the_semantic_lookup(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Gate:
+        reached = 0.0
+
+        def wait(self, seconds: float) -> None:
+            self.reached = time.perf_counter()
+            time.sleep(0.1)
+
+    gate, proxy.model.status = Gate(), 500
+    monkeypatch.setattr(proxy.model, "go", gate)
+    asked = time.perf_counter()
+    assert proxy.ask("how slow is an upstream that fails").status_code == 500
+    semantic = proxy.services.journal.latest(1)[0].semantic_ms
+    assert semantic is not None
+    assert semantic / 1_000 < gate.reached - asked
 
 
 def test_a_request_may_refuse_stale_responses(proxy: Proxy) -> None:

@@ -265,7 +265,8 @@ class SemanticHits(Layer):
             allowed_freshness=SERVABLE_AFTER_ERROR if failed else FRESH,
             policy=request.control.rule.policy,
         )
-        exchange.semantic_done, exchange.lookup = time.perf_counter(), lookup
+        # A second lookup, after the backend failed, also took the backend's time.
+        exchange.semantic_done, exchange.lookup = exchange.semantic_done or time.perf_counter(), lookup
         entry = lookup.entry
         if entry is None:
             return None

@@ -53,7 +53,8 @@ class ListedClient(LimitedClient):
         previous_key_expires: end of its previous key's validity in seconds since the epoch; None after it.
         spent_today, left_today, spent_this_month, left_this_month: what counts for its budget in this UTC day or month, and what
             is left, in `journal.currency`; None without such a budget.
-        requests: number of its requests, also of those that a cache answered. A team counts its clients' requests, too.
+        requests: number of its requests, also of those that a cache answered. A team has the requests,
+            tokens, and money of its present clients, too, also from before they joined; its budget does not.
         tokens: tokens that quotas count: of prompts, also reused ones, and of responses; estimated if not reported.
         spent: price of its requests in `journal.currency`; None without prices.
         last_used: time of the last request in seconds since the epoch.

@@ -393,7 +393,10 @@ def _wrong_hit_interval(counts: Mapping[str, int]) -> WrongHitInterval | None:
     if not counts["accepted"]:
         return None
     wrong, compared = counts["accepted_wrong"], counts["accepted"]
-    source = f"95% interval; {wrong:,} of {compared:,} semantic hits compared with a fresh response were wrong"
+    source = (
+        f"95% interval; {wrong:,} of {compared:,} semantic hits compared with a fresh response were wrong; without the first hits"
+        " of each namespace and undecided comparisons"
+    )
     return WrongHitInterval(*wilson_interval(wrong, compared), source)
 
 

@@ -49,6 +49,7 @@ from kvproxy.flow.prepare.steps import (
     SetBreakpoints,
     Step,
 )
+from kvproxy.flow.prepare.unread_writes import UnreadWrites
 from kvproxy.flow.store_response import ResponseWriter
 from kvproxy.flow.tenants import Tenants
 from kvproxy.index.response_cache import ResponseCache
@@ -114,7 +115,7 @@ class RequestPath:
         self.rules = rules
         self.tenants = Tenants(AccessSettings()) if tenants is None else tenants
 
-        previous = PreviousResponses()
+        previous, self.unread_writes = PreviousResponses(), UnreadWrites()
         history, responses = HistoryRepair(), StoredResponses(cache.store, clock)
         self._writer = writer = ResponseWriter(cache, settings, clock, comparer, journal, history)
         self._sending: tuple[SendingLayer, ...] = (
@@ -137,7 +138,7 @@ class RequestPath:
         )
         self._steps: tuple[Step, ...] = (
             *self._edits,
-            SetBreakpoints(self.keep_warm, clock),
+            SetBreakpoints(self.keep_warm, self.unread_writes, clock),
             AskForDiagnosis(previous),
             AddTraceHeader(trace_sample_rate),
         )
@@ -158,6 +159,7 @@ class RequestPath:
             journal.add,
             export_spans,
             self.keep_warm.on_finish,
+            self.unread_writes.on_finish,
             previous.finished,
             self.tenants.record_answer,
             log_access,

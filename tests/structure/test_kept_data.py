@@ -21,6 +21,7 @@ BOUNDED = """
 flow/prepare/keep_warm: _sessions _fixed_models _models_with_output
 providers/cache_policy: _counts
 flow/prepare/continuations: _kinds _waiting
+flow/prepare/unread_writes: _sessions
 flow/prepare/diagnoses: _ids
 upstreams/refused_cache_fields: _models
 flow/prepare/history_repair: _originals
@@ -87,6 +88,7 @@ engine/scheduler/scheduler: _num_live _queues loading running
 engine/tier_connector: _loading_keys _loads _timed_out
 tiers/tier_chain: _pending
 # Words of the code, settings, and clients of the operator.
+flow/prepare/unread_writes: _warned
 flow/layers/layer: counts
 flow/compare_responses: counts
 flow/prepare/keep_warm: _budgets
@@ -161,6 +163,7 @@ journal.sessions.turn_writer:_MAX_ROOTS
 journal.sessions.turn_writer:_MAX_REQUEST_IDS
     journal/test_bounds.py::test_turns_that_wait_for_keep_warm_requests_are_kept_to_the_bound
 flow.prepare.continuations:_MAX_WAITING flow/test_bounds.py::test_requests_that_may_continue_are_kept_to_the_bounds
+flow.prepare.unread_writes:MAX_SESSIONS flow/test_unread_writes.py::test_sessions_are_remembered_to_the_bound
 flow.prepare.continuations:_MAX_KINDS flow/test_bounds.py::test_requests_that_may_continue_are_kept_to_the_bounds
 upstreams.refused_cache_fields:_MAX_MODELS
     flow/test_bounds.py::test_models_whose_upstream_refuses_breakpoints_are_kept_to_the_bound

@@ -14,6 +14,7 @@ from kvproxy.apis.json import Json, JsonObject, dumps, field, objects
 from kvproxy.apis.message_parts import REASONING_BLOCKS
 from kvproxy.flow.conversation_digests import BREAKPOINT_FIELD, content_blocks
 from kvproxy.flow.prepare.openai_breakpoints import with_openai_breakpoints
+from kvproxy.flow.prepare.unread_writes import BlockPosition, UnreadPrefix
 from kvproxy.providers.cache_rules import CacheRule, cache_rule, rule_of_marks
 
 Lifetime = Literal["5m", "1h"]
@@ -39,13 +40,20 @@ def rule_for_breakpoints(request: ApiRequest) -> CacheRule | None:
     return rule if rule is not None and rule.mark_field == "prompt_cache_breakpoint" else None
 
 
-def with_breakpoints(request: ApiRequest, last_one_hour_message: int = -1, *, is_continued: bool = True) -> ApiRequest:
+def with_breakpoints(
+    request: ApiRequest,
+    last_one_hour_message: int = -1,
+    *,
+    is_continued: bool = True,
+    unread: UnreadPrefix | None = None,
+) -> ApiRequest:
     """Return the request with the breakpoints that its rule requires.
 
     With the rule `breakpoints = "auto"`, blocks up to the message with index `last_one_hour_message` are cached for one hour,
     and later blocks for five minutes. With -1, all blocks are cached for five minutes.
 
-    If no later request continues the conversation (`is_continued`), the prompt's end is not cached.
+    If no later request continues the conversation (`is_continued`), the prompt's end is not cached. If no later request is
+    expected to read the prompt (`unread`), `auto` caches for five minutes, and repeated failures cache the unchanged blocks only.
     """
     lifetime, rule = request.control.rule.breakpoints, rule_for_breakpoints(request)
     if lifetime is None or rule is None or not _is_well_formed(request.body):
@@ -53,6 +61,11 @@ def with_breakpoints(request: ApiRequest, last_one_hour_message: int = -1, *, is
     if rule.mark_field == "prompt_cache_breakpoint":
         return with_openai_breakpoints(request, rule, is_continued=is_continued)
     positions = list(_find_positions(request.body))
+    if unread is not None:
+        last_one_hour_message = -1
+        if unread.is_worth_no_write:
+            is_continued = False
+            positions = [position for position in positions if _is_before(position, unread.changed)]
     chosen = _choose_breakpoints(request.body, positions, rule, last_one_hour_message, is_continued=is_continued)
     if lifetime != "auto":
         last_one_hour_message = _EVERY_MESSAGE if lifetime == "1h" else -1
@@ -87,6 +100,11 @@ def _find_positions(body: JsonObject) -> Iterator[_BlockPosition]:
                 end += len(dumps(block))
                 if _accepts_breakpoint(block):
                     yield _BlockPosition(section, item, part, end, BREAKPOINT_FIELD in block)
+
+
+def _is_before(position: _BlockPosition, other: BlockPosition) -> bool:
+    one, two = ((_SECTIONS.index(place.section), place.item) for place in (position, other))
+    return one < two
 
 
 def _accepts_breakpoint(block: JsonObject) -> bool:

@@ -397,6 +397,9 @@ def _keep_warm_body(raw: bytes, model: str, takes_no_output: bool) -> JsonObject
     body = as_object(loads(raw))
     if BREAKPOINT_FIELD.encode() not in raw:
         return "the request had no breakpoint"
+    messages = dumps(body.get("messages"))
+    if BREAKPOINT_FIELD.encode() not in messages and 2 * len(messages) > len(raw):
+        return "less than half of the request had a breakpoint"
     if field(body.get("thinking"), "type") == "enabled":
         return "a request with thinking.type = enabled requires output"
     requires_output = (

@@ -14,6 +14,7 @@ from kvproxy.flow.prepare.diagnoses import PreviousResponses, asks_for_diagnosis
 from kvproxy.flow.prepare.history_repair import HistoryRepair
 from kvproxy.flow.prepare.keep_warm import KeepWarm
 from kvproxy.flow.prepare.rules import Rules
+from kvproxy.flow.prepare.unread_writes import UnreadWrites
 
 
 class Step(Protocol):
@@ -70,8 +71,9 @@ class RepairHistory:
 class SetBreakpoints:
     """Ends the pause of the request's session, and sets breakpoints for the provider's cache, if the rule says so."""
 
-    def __init__(self, keep_warm: KeepWarm, clock: Callable[[], float]) -> None:
+    def __init__(self, keep_warm: KeepWarm, unread_writes: UnreadWrites, clock: Callable[[], float]) -> None:
         self._keep_warm = keep_warm
+        self._unread_writes = unread_writes
         self._continuations = Continuations(clock)
 
     async def prepare(self, exchange: Exchange) -> None:
@@ -80,9 +82,10 @@ class SetBreakpoints:
         if rule is not None:
             request = await with_conversation(request)
             is_continued = self._continuations.expects_another(request, request.conversation, rule)
+            unread = await in_thread_if_large(len(request.raw), lambda: self._unread_writes.find(request))
             request = await in_thread_if_large(
                 len(request.raw),
-                lambda: with_breakpoints(request, last_one_hour_message, is_continued=is_continued),
+                lambda: with_breakpoints(request, last_one_hour_message, is_continued=is_continued, unread=unread),
             )
         exchange.request = request
 

@@ -225,7 +225,7 @@ def strip_edits(span: ChangedSpan, *, with_lead: bool = False) -> list[EditSetti
         return [EditSettings(name=name, action="strip", role=role, pattern=pattern)]
     if span.kind == "moving text":
         return [EditSettings(name=_MOVING, action="strip", role=role, pattern=_moving_pattern(span.old))]
-    lead = re.split(r"\n|(?<=[.:;!?]) ", span.before)[-1]
+    lead = re.split(r"\n|(?<=[.;!?]) ", span.before)[-1]
     begins = span.at == len(lead) and re.fullmatch(r"\w+\s+", lead) and not span.after.lstrip()[:1].islower()
     if with_lead and begins:
         return [

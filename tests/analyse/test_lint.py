@@ -46,6 +46,14 @@ CHANGING: dict[str, Callable[[int], str]] = {
 }
 
 
+def test_a_moved_date_keeps_the_words_before_it() -> None:
+    old, new = (conversation(f"Now: 2026-11-{day}. {TAIL}", "A question.") for day in (28, 29))
+    span = find_changed_span(old, new)
+    assert span is not None
+    (edit, *_) = strip_edits(span, with_lead=True)
+    assert after(move_edit(edit), new)[-1]["content"].endswith("Now: 2026-11-29")
+
+
 @pytest.mark.parametrize("kind", CHANGING)
 @given(one=st.integers(0, 400), other=st.integers(0, 400), lead=st.sampled_from(["", "Be kind. ", "Line one.\nNow: "]))
 @settings(max_examples=12, deadline=None)

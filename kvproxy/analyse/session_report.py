@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 from statistics import mean, median
@@ -42,6 +43,8 @@ _BATCH = 64
 _FIRST_TRACE_NUMBER = 10_000_000
 _POLICY = 'breakpoints = "auto", keep_warm_tokens'
 """The policy of `providers/cache_policy.py`, by the settings that select it."""
+_TOLERANCE = 0.02
+"""Largest share of a prompt that the first request of its resumed session changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +310,43 @@ def _input_cost(turn: Turn, prices: Mapping[str, PriceSettings], *, cached: bool
     return input_price(price, turn.prompt_tokens, *use)
 
 
+def _branches(sessions: Sequence[Sequence[Turn]]) -> list[list[Turn]]:
+    """Return the branches of sessions: requests to one model, each of which continues the prompt of the previous one.
+
+    A sub-agent is a branch, and a resumed session continues the branch of the earlier session.
+    """
+    turns = sorted((turn for session in sessions for turn in session), key=lambda turn: (turn.time, turn.number))
+    # Of several requests that continue a prompt, such as one of a sub-agent, the most similar one is in its branch.
+    successors: dict[int | None, Turn] = {}
+    for turn in turns:
+        best = successors.get(turn.parent)
+        if _shared_tokens(turn) > (0 if best is None else _shared_tokens(best)):
+            successors[turn.parent] = turn
+    branches: list[list[Turn]] = []
+    for turn in turns:
+        is_successor = turn.parent is None or successors.get(turn.parent) is turn
+        branch = next((branch for branch in reversed(branches) if is_successor and _continues(turn, branch[-1])), None)
+        if branch is None:
+            branches.append([turn])
+        else:
+            branch.append(turn)
+    return branches
+
+
+def _continues(turn: Turn, last: Turn) -> bool:
+    """Whether a turn continues the last one of a branch; a turn without a parent may resume an earlier session."""
+    if (last.tenant, last.model) != (turn.tenant, turn.model):
+        return False
+    if turn.parent is not None:
+        return turn.parent == last.number
+    return abs(last.prompt_tokens - _shared_tokens(turn)) <= _TOLERANCE * last.prompt_tokens
+
+
+def _shared_tokens(turn: Turn) -> int:
+    """Return the number of tokens that an earlier prompt has, too."""
+    return round(turn.prompt_tokens * _common_prefix_share(turn))
+
+
 def _pause_costs(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceSettings]) -> dict[str, float]:
     writes: dict[str, LongWrite] = {
         'breakpoints = "5m"': lambda new, unprotected: False,
@@ -314,13 +354,16 @@ def _pause_costs(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceS
     }
     costs = dict.fromkeys([*writes, _POLICY], 0.0)
     survival = PauseTimes().survival()
-    for turns in sessions:
+    for turns in _branches(sessions):
         rule, price = cache_rule(turns[0].model), price_of(turns[0].model, prices)
         # The lifetimes and the keep-warm requests are Anthropic's; other providers' rules forbid them, or are unknown.
         if price is None or rule is None or rule.mark_field != "cache_control":
             continue
-        sizes = [(turn.prompt_tokens, _common_prefix_share(turn), turn.pause) for turn in turns]
-        steps = [SessionStep(tokens, round(tokens * share), pause) for tokens, share, pause in sizes]
+        pauses = [None, *(max(0.0, turn.time - last.time - last.seconds) for last, turn in pairwise(turns))]
+        steps = [
+            SessionStep(turn.prompt_tokens, _shared_tokens(turn), pause)
+            for turn, pause in zip(turns, pauses, strict=True)
+        ]
         steps.append(SessionStep(0, turns[-1].prompt_tokens, inf))
         for name, long_write in writes.items():
             costs[name] += session_price(steps, lambda tokens, kept: 0, long_write, price)

@@ -104,6 +104,28 @@ def test_a_sub_agent_is_in_the_session(tmp_path: Path) -> None:
     assert session.turns == 4
 
 
+def test_the_price_of_pauses_follows_each_branch(tmp_path: Path) -> None:
+    """A turn after a sub-agent, and a resumed session, find what their own branch wrote for one hour."""
+    main, agent = Claude(), Claude()
+    main.user(0, "Fix the tests.")
+    main.answer(4, 10, 0, 12_000, {"type": "tool_use", "id": "t1", "name": "Task", "input": {"prompt": TASK}})
+    agent.user(5, TASK, isSidechain=True)
+    agent.answer(8, 10, 0, 3_000, isSidechain=True)
+    agent.write(tmp_path / "5e55" / "subagents" / "agent-1.jsonl")
+    main.user(1_000, [{"type": "tool_result", "tool_use_id": "t1", "content": "3 tests"}])
+    main.answer(1_004, 10, 0, 12_900)
+    main.write(tmp_path / "5e55.jsonl")
+    main.user(2_000, "Resume.")
+    main.answer(2_004, 10, 0, 13_200)
+    for line in main.lines:
+        line["sessionId"] = "77aa"
+    main.write(tmp_path / "77aa.jsonl")
+    costs = report(tmp_path).pause_costs
+    five_minutes = 3.75 * (12_010 + 3_010 + 12_910 + 13_210)
+    new, read = 12_010 + 3_010 + 900 + 300, 12_010 + 12_910
+    assert costs['breakpoints = "1h"'] == pytest.approx((6 * new + 0.3 * read) / five_minutes, rel=0.01)
+
+
 def test_codex_reports_reused_tokens(tmp_path: Path) -> None:
     def line(seconds: float, kind: str, **payload: Any) -> dict[str, Any]:
         return {"timestamp": at(seconds), "type": kind, "payload": payload}

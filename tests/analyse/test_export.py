@@ -77,7 +77,7 @@ def test_exported_requests_have_the_layers_of_the_live_proxy(tmp_path: Path) -> 
     exported = result("log", "export", file, "--format", "requests", "--data", tmp_path)
     assert (exported["requests"], exported["without_text"]) == (len(lines), 0)
     log = read_log(file, file.read_text(), "m")
-    assert log.format == "OpenAI batch"
+    assert log.format == "batch lines (custom_id, url, body)"
     assert [each.body["messages"] for each in log.requests] == [each["body"]["messages"] for each in lines]
     found = result("estimate", file, "--data", tmp_path)
     assert (found["exact"], found["forwarded"]) == (live["exact"], live["forward"])

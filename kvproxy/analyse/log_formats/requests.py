@@ -139,7 +139,7 @@ FORMATS = (
         has_requests=False,
     ),
     LogFormat("anthropic-batch", "Anthropic batch", ("custom_id", "params"), _read_anthropic_batch),
-    LogFormat("batch", "OpenAI batch", ("custom_id", "url", "body"), _read_request),
+    LogFormat("batch", "batch lines (custom_id, url, body)", ("custom_id", "url", "body"), _read_request),
     LogFormat("preferences", "preference data for fine-tuning", ("input", "preferred_output"), _read_preference),
     _FineTuning("fine-tuning", "fine-tuning data", ("messages",), _read_fine_tuning),
     LogFormat("completions", "prompts with completions", ("prompt", "completion"), _read_prompt_completion),

@@ -20,7 +20,7 @@ COMMAND_PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "sessions": ("kvproxy.commands.journal.sessions:app", "List sessions and their reused and lost tokens."),
         "savings": (
             "kvproxy.commands.journal.savings:savings",
-            "Sum the tokens, seconds and money that both caches saved.",
+            "Sum the tokens, seconds and money saved by all caches.",
         ),
         "cache": ("kvproxy.commands.cache:app", "List, show, remove and export stored responses."),
         "blocks": ("kvproxy.commands.blocks:app", "Inspect the prefix cache: blocks, chains, pins and tiers."),

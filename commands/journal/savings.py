@@ -1,4 +1,4 @@
-"""`kvproxy savings`: what both caches saved."""
+"""`kvproxy savings`: what the response cache and prefix caches saved, the provider's included."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -35,11 +35,12 @@ def savings(
     plot: Plot = None,
     source: JournalOptions,
 ) -> Output:
-    r"""Sum the tokens, seconds and money that both caches saved.
+    r"""Sum the tokens, seconds and money saved by all caches.
 
     Prices are set in kvproxy.toml: \[journal.prices."gpt-4o*"] with input, cached, write_5m, write_1h and output per million
-    tokens. A hit saves the provider's price, with the discount that its own prefix cache would have given. The column At least
-    subtracts the largest plausible number of wrong semantic hits. Removed responses stay in the sums. With --ledger, each prompt
+    tokens. The layer prefix includes the provider's own cache. A hit saves the provider's price, with the discount that its own
+    prefix cache would have given. The column At least subtracts the largest plausible number of wrong semantic hits. Removed
+    responses stay in the sums. With --ledger, each prompt
     token that reached the backend is reused, or lost to one cause. kvproxy sessions lists what reuse saved in each session.
 
     Example: kvproxy savings --by client

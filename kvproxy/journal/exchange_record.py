@@ -83,6 +83,7 @@ def _short_id(id: str | None) -> str | None:
     return id[:MAX_REQUEST_ID] if id else None
 
 
+KEEP_WARM_TAG = "keep-warm"
 _ABORTED = ("disconnected", "error-timeout", "error-stopped")
 """Beginnings of the reasons of requests that the client or the proxy aborted."""
 
@@ -137,6 +138,8 @@ def reason_of(exchange: Exchange) -> str:
         return "refused-upstream" if exchange.status in INVALID_STATUSES else "error-upstream"
     if exchange.layer == "revalidated":
         return "revalidated"
+    if exchange.is_warming and exchange.request is not None and KEEP_WARM_TAG in exchange.request.control.tags:
+        return "keep-warm"
     if exchange.is_shadow_pair:
         return "shadow"
     if exchange.was_collapsed:

@@ -11,6 +11,7 @@ _REASONS: dict[str, str] = {
     "stale-while-revalidate": "An expired response was served, and a fresh one is computed in the background.",
     "stale-if-error": "An expired response was served, because the backend failed.",
     "revalidated": "A fresh response was computed in the background after an expired one was served.",
+    "keep-warm": "The proxy repeated the last request of a paused session, so that the provider keeps its prefix cached.",
     "plugin-NAME": "The layer of this name, which a plugin adds, answered.",
     "prefix-N%": "A miss like `miss-new`; the backend reused N percent of the prompt.",
     "miss-new": "The journal has no equal request, and no similar question in the namespace (with tools: no equal one).",

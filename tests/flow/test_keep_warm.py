@@ -130,7 +130,8 @@ def test_a_paused_session_is_kept_warm_until_it_continues(tmp_path: Path) -> Non
         prices = {"claude-test": PriceSettings(input=1.0, cached=0.1)}
         (project,), (every,) = (savings(reader, by, prices) for by in ("project", "tenant"))
         assert (project.name, project.requests, project.spent) == ("web", 2, pytest.approx(every.spent))
-        assert len(reader.records(RecordQuery(layer="warming"))) == 5
+        repeated = reader.records(RecordQuery(layer="warming"))
+        assert [record.reason for record in repeated] == ["keep-warm"] * 5
 
 
 @pytest.mark.parametrize(

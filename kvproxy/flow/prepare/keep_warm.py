@@ -30,7 +30,7 @@ from kvproxy.flow.conversation_digests import (
 )
 from kvproxy.flow.prepare.breakpoints import find_last_one_hour_message
 from kvproxy.flow.single_flight import cancel_tasks
-from kvproxy.journal.sessions.turn_writer import KEEP_WARM_TAG
+from kvproxy.journal.exchange_record import KEEP_WARM_TAG
 from kvproxy.providers.cache_policy import (
     HEADLESS_PAUSES,
     HOUR,

@@ -17,6 +17,7 @@ from kvproxy.exchange import Exchange
 from kvproxy.journal.cache_history import CacheHistory
 from kvproxy.journal.daily_sums import DailySums
 from kvproxy.journal.databases.database import JournalDatabase
+from kvproxy.journal.exchange_record import KEEP_WARM_TAG
 from kvproxy.journal.miss_explanation import common_prefix_and_suffix, comparable_texts
 from kvproxy.journal.reader import CACHES
 from kvproxy.journal.record import Record
@@ -46,7 +47,6 @@ from kvproxy.journal.token_estimates import has_file, weighted_size
 from kvproxy.providers.prices import CacheLimits, cache_limits, shortest_cached_prefix
 from kvproxy.settings.journal import PriceSettings
 
-KEEP_WARM_TAG = "keep-warm"
 """Tag of the requests with which the proxy keeps a prefix in a provider's cache."""
 _HOUR = 3_600.0
 _MAX_RESTORED = 1_000

@@ -16,7 +16,7 @@ from kvproxy.index.policies.guards.question_and_format import named_times
 from kvproxy.index.policies.guards.words import FUNCTION_WORDS, WORD, cached_by_text, roots, words
 from kvproxy.index.policies.learned.answer_classes import text_digest
 from kvproxy.index.policies.learned.answer_facts import answer_facts
-from kvproxy.index.search.told_statements import is_own_case, is_question, told_statements
+from kvproxy.index.search.earlier_statements import earlier_statements, is_own_case, is_question
 
 MAX_TURNS_OF_FREE_WORDING = 15
 _MAX_TURN_BYTES = 800
@@ -161,11 +161,11 @@ class Context:
 
 
 def need_no_context(ours: Context, theirs: Context, are_alike: Callable[[str, str], bool]) -> bool:
-    """Whether both last turns are standalone, and the earlier turns tell statements of the same meaning, or none."""
+    """Whether both last turns are standalone, and the earlier turns have statements of the same meaning, or none."""
     if not (is_standalone(ours.last) and is_standalone(theirs.last)):
         return False
-    told, also_told = told_statements(ours.turns), told_statements(theirs.turns)
-    return len(told) == len(also_told) and all(map(are_alike, told, also_told))
+    statements, their_statements = earlier_statements(ours.turns), earlier_statements(theirs.turns)
+    return len(statements) == len(their_statements) and all(map(are_alike, statements, their_statements))
 
 
 def have_other_words(turn: str, other: str) -> bool:
@@ -174,7 +174,7 @@ def have_other_words(turn: str, other: str) -> bool:
 
 
 def have_equal_facts(ours: Context, theirs: Context) -> bool:
-    """Whether the facts of two conversations agree, and both tell the same (see `told_statements`).
+    """Whether the facts of two conversations agree, and both have the same statements (see `earlier_statements`).
 
     One of them may have additional numbers, times, or names, but not both of them. A last turn that only reacts (*yes please*,
     *the second one*) requires equal answers before it. Turns with nearly equal words must not differ in a fact, and a statement
@@ -199,11 +199,11 @@ def have_equal_facts(ours: Context, theirs: Context) -> bool:
 
 
 def _repeats_statements(ours: Context, theirs: Context) -> bool:
-    """Whether our earlier turns repeat what their earlier turns tell, at least in part if the users tell it about themselves."""
-    told = told_statements(theirs.turns, lasting=True)
+    """Whether our earlier turns repeat their statements, at least in part if they are about the user."""
+    statements = earlier_statements(theirs.turns, lasting=True)
     return all(
         _repeats(ours, statement, is_by_user=not any(statement in turn for turn in theirs.turns[1::2]))
-        for statement in told
+        for statement in statements
         if not _JOKING.search(statement)
     )
 

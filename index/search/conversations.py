@@ -22,7 +22,7 @@ from kvproxy.index.search.conversation_context import (
     uses_words,
     words_only_in,
 )
-from kvproxy.index.search.told_statements import states_facts
+from kvproxy.index.search.earlier_statements import states_facts
 
 SEPARATOR = "⏎"  # A conversation whose text contains this character has exact hits only.
 _JOIN = f" {SEPARATOR} "
@@ -84,7 +84,7 @@ class EarlierTurns:
     def matches(self, question: str) -> bool:
         """Return whether the earlier turns of a stored `question` call for the same answer.
 
-        They are equal, or have equal answers and questions of the same meaning, or neither last turn needs them and they tell
+        They are equal, or have equal answers and questions of the same meaning, or neither last turn needs them and they state
         the same, or they state the same facts (see `conversation_context`).
         """
         stored = Context(tuple(question.split(_JOIN)))
@@ -147,7 +147,7 @@ class EarlierTurns:
 def describe_match(question: str, stored: str) -> str:
     """Return why `EarlierTurns` accept a stored conversation whose earlier turns differ, as the end of a sentence."""
     ours, theirs = (tuple(text.split(_JOIN)) for text in (question, stored))
-    if need_no_context(Context(ours), Context(theirs), are_alike=lambda told, other: True):
+    if need_no_context(Context(ours), Context(theirs), are_alike=lambda one, other: True):
         return "neither question needs its earlier turns"
     if len(ours) == len(theirs) and ours[1:-1:2] == theirs[1:-1:2]:
         return "the earlier questions mean the same"

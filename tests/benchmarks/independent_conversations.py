@@ -41,7 +41,7 @@ class Case:
 
 
 def read_own() -> Iterator[Case]:
-    for source, name in (("own", "conversations"), ("told", "told_facts")):
+    for source, name in (("own", "conversations"), ("facts", "earlier_facts")):
         for each in map(json.loads, (_DATA / f"{name}.jsonl").read_text().splitlines()):
             yield Case(f"{source}: {each['kind']}", bool(each["same"]), _messages(each["a"]), _messages(each["b"]))
 

@@ -16,7 +16,7 @@ from kvproxy.index.search.conversations import (
     searched_text,
     uses_own_context,
 )
-from kvproxy.index.search.told_statements import told_statements
+from kvproxy.index.search.earlier_statements import earlier_statements
 from tests.index.entries import make_entry
 
 
@@ -24,7 +24,7 @@ def read_cases(name: str) -> list[dict[str, Any]]:
     return [*map(json.loads, (Path(__file__).parent.parent / "data" / name).read_text().splitlines())]
 
 
-CASES, TOLD = read_cases("conversations.jsonl"), read_cases("told_facts.jsonl")
+CASES, EARLIER_FACTS = read_cases("conversations.jsonl"), read_cases("earlier_facts.jsonl")
 
 
 def may_match(one: list[str], other: list[str]) -> bool:
@@ -39,13 +39,13 @@ def test_no_conversation_with_another_detail_fact_or_proposal_matches() -> None:
 
 
 def test_no_conversation_that_tells_another_fact_matches() -> None:
-    traps = [case for case in TOLD if not case["same"]]
+    traps = [case for case in EARLIER_FACTS if not case["same"]]
     assert len(traps) >= 130
     assert not [case for case in traps if may_match(case["a"], case["b"]) or may_match(case["b"], case["a"])]
 
 
 def test_conversations_that_tell_nothing_match() -> None:
-    cases = [case for case in TOLD if case["same"]]
+    cases = [case for case in EARLIER_FACTS if case["same"]]
     assert sum(may_match(case["a"], case["b"]) for case in cases) >= 0.7 * len(cases)
 
 
@@ -53,7 +53,7 @@ QUESTION = "How many moons does Jupiter have?"
 
 
 @pytest.mark.parametrize(
-    ("turn", "reply", "told"),
+    ("turn", "reply", "statements"),
     [
         ("Our admin blocked exports.", "I see.", ["Our admin blocked exports."]),
         ("Passage: Jupiter has 97 moons.", "Understood.", ["Passage: Jupiter has 97 moons."]),
@@ -67,13 +67,13 @@ QUESTION = "How many moons does Jupiter have?"
         ("ok thanks, I'll try that", "No problem. Anything else?", []),
     ],
 )
-def test_a_turn_tells_facts_or_nothing(turn: str, reply: str, told: list[str]) -> None:
-    assert told_statements([turn, reply, QUESTION]) == told
+def test_a_turn_states_facts_or_nothing(turn: str, reply: str, statements: list[str]) -> None:
+    assert earlier_statements([turn, reply, QUESTION]) == statements
 
 
-def test_a_reply_to_a_question_about_the_user_is_told() -> None:
+def test_a_reply_to_a_question_about_the_user_is_a_statement() -> None:
     turns = ["hi", "Hello! Do you have an account?", "yes", "Great.", QUESTION]
-    assert told_statements(turns) == ["yes"]
+    assert earlier_statements(turns) == ["yes"]
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_reworded_questions_match_in_order_only(turns: list[tuple[str, str]]) ->
 
 
 def test_a_statement_matches_only_if_its_words_are_equal() -> None:
-    path = Path(__file__).parent.parent / "data" / "told_facts.jsonl"
+    path = Path(__file__).parent.parent / "data" / "earlier_facts.jsonl"
     kinds = ("nearly equal statement", "passage", "own situation", "data", "preference")
     cases = [case for line in path.read_text().splitlines() if (case := json.loads(line))["kind"] in kinds]
     assert len(cases) > 60

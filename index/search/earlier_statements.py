@@ -1,6 +1,6 @@
-"""Finds what the earlier turns of a conversation tell the model, because it may change the answer to a later question.
+"""Finds the statements of a conversation's earlier turns that may change the answer to a later question.
 
-A question and its answer tell nothing about another question. A passage, a fact, a correction, a preference, or an instruction
+A question and its answer do not matter to another question. A passage, a fact, a correction, a preference, or an instruction
 may change a later answer, even if it shares no word with the later question.
 """
 
@@ -93,7 +93,7 @@ _SMALL_TALK = frozenset(
 _NO_CONTENT = FUNCTION_WORDS | _SMALL_TALK | _VAGUE
 
 
-def told_statements(turns: Sequence[str], *, lasting: bool = False) -> list[str]:
+def earlier_statements(turns: Sequence[str], *, lasting: bool = False) -> list[str]:
     """Return the statements of the earlier turns that may change the answer to the last turn.
 
     Args:
@@ -101,36 +101,36 @@ def told_statements(turns: Sequence[str], *, lasting: bool = False) -> list[str]
         lasting: only statements that may change the answer to any question, whatever it is about.
     """
     *earlier, question = turns
-    told, is_caused = list[str](), False
+    statements, is_caused = list[str](), False
     for place in range(0, len(earlier) - 1, 2):
         turn, reply = earlier[place : place + 2]
-        asked = [each for each in _sentences(earlier[place - 1]) if "?" in each and tells(each)] if place else []
+        asked = [each for each in _sentences(earlier[place - 1]) if "?" in each and has_content(each)] if place else []
         if any(map(_ABOUT_USER.search, asked)):
             by_user = [turn]
         else:
             is_explained = _asks(turn) or _is_discussed(turn, reply, is_continued=is_caused or bool(asked))
-            by_user = [*_told_by_user(turn, "" if lasting else question, is_explained=is_explained)]
+            by_user = [*_statements_of_user(turn, "" if lasting else question, is_explained=is_explained)]
         # A reply to small talk continues an earlier answer. A command, such as a search, returns new facts.
         is_caused = not any(map(_INSTRUCTION.search, by_user)) and (
             _asks(turn) or (not by_user and (is_caused or bool(_statements(turn))))
         )
-        by_assistant = [*_told_by_assistant(reply, question, is_caused=is_caused)]
+        by_assistant = [*_statements_of_assistant(reply, question, is_caused=is_caused)]
         is_caused = is_caused and not by_assistant
-        told += [*by_user, *by_assistant]
-    return told
+        statements += [*by_user, *by_assistant]
+    return statements
 
 
 def is_own_case(statement: str) -> bool:
-    """Whether users tell something about themselves, rather than a fact about the world."""
+    """Whether users state something about themselves, rather than a fact about the world."""
     return _OWN_CASE.search(statement) is not None
 
 
 def _is_discussed(turn: str, reply: str, *, is_continued: bool) -> bool:
     """Whether the reply is about the statements of a turn, rather than an acknowledgement."""
-    return (is_continued or is_own_case(turn)) and any(map(tells, _sentences(reply)))
+    return (is_continued or is_own_case(turn)) and any(map(has_content, _sentences(reply)))
 
 
-def _told_by_user(turn: str, question: str, *, is_explained: bool) -> Iterator[str]:
+def _statements_of_user(turn: str, question: str, *, is_explained: bool) -> Iterator[str]:
     """Yield statements of a user, without those that only explain their own question or problem, or continue one."""
     if "?" not in turn and _DATA.search(turn.strip()):
         yield turn
@@ -142,20 +142,20 @@ def _told_by_user(turn: str, question: str, *, is_explained: bool) -> Iterator[s
     yield from (each for each in _sentences(turn) if is_question(each) and _INSTRUCTION.search(each))
 
 
-def _told_by_assistant(reply: str, question: str, *, is_caused: bool) -> Iterator[str]:
+def _statements_of_assistant(reply: str, question: str, *, is_caused: bool) -> Iterator[str]:
     """Yield sentences of a reply that no question caused, that describe the user, or that may answer the later question."""
     for sentence in _sentences(reply):
         is_answer = is_caused or "?" in sentence or _ADVICE.search(sentence) is not None
-        if tells(sentence) and (not is_answer or _STATE_OF_USER.search(sentence) or _covers(sentence, question)):
+        if has_content(sentence) and (not is_answer or _STATE_OF_USER.search(sentence) or _covers(sentence, question)):
             yield sentence
 
 
 def states_facts(turn: str) -> bool:
     """Whether a turn has a sentence that is neither a question nor small talk."""
-    return any(tells(sentence) and not is_question(sentence) for sentence in _sentences(turn))
+    return any(has_content(sentence) and not is_question(sentence) for sentence in _sentences(turn))
 
 
-def tells(sentence: str) -> bool:
+def has_content(sentence: str) -> bool:
     """Whether a sentence has more than small talk."""
     if _PLEASANTRY.search(sentence):
         return False
@@ -195,7 +195,7 @@ def _sentences(turn: str) -> tuple[str, ...]:
 def _statements(turn: str) -> tuple[str, ...]:
     """Return the sentences of a turn, or their clauses before a question, that have more than small talk."""
     parts = (_before_question(without_fillers(sentence)) for sentence in _sentences(turn))
-    return tuple(part for part in parts if part and tells(part) and not _INTENTION.search(part))
+    return tuple(part for part in parts if part and has_content(part) and not _INTENTION.search(part))
 
 
 def _before_question(sentence: str) -> str:

@@ -16,7 +16,7 @@ from kvproxy.index.policies.guards.question_and_format import named_times
 from kvproxy.index.policies.guards.words import FUNCTION_WORDS, WORD, cached_by_text, roots, words
 from kvproxy.index.policies.learned.answer_classes import text_digest
 from kvproxy.index.policies.learned.answer_facts import answer_facts
-from kvproxy.index.search.earlier_statements import earlier_statements, is_own_case, is_question
+from kvproxy.index.search.earlier_statements import SENTENCE_END, earlier_statements, is_own_case, is_question
 
 MAX_TURNS_OF_FREE_WORDING = 15
 _MAX_TURN_BYTES = 800
@@ -51,7 +51,6 @@ _MAX_COMPLEMENT_DISTANCE = 5
 _EXISTENTIAL = re.compile(r"(?<=\b(?:is|re)) there\b", re.IGNORECASE)
 _COMPLEMENT = re.compile(r"\b(?:for|in|on|from|to|with|between) (?:your )?[a-z]+\W*$", re.IGNORECASE)
 _MIN_WORDS, _MIN_WORDS_WITH_COMPLEMENT, _MIN_WORDS_WITH_NAME = 4, 3, 2
-_SENTENCE_END = re.compile(r"(?<=[.?!;])\s+|\n+")
 _SMALL_TALK = frozenset(
     "hi hello hey hiya thanks thank cheers great ok okay yes no yep yeah sure lol haha nice cool perfect brilliant sorry please"
     " good morning afternoon evening hope day well done".split()
@@ -200,23 +199,23 @@ def have_equal_facts(ours: Context, theirs: Context) -> bool:
 
 def _repeats_statements(ours: Context, theirs: Context) -> bool:
     """Whether our earlier turns repeat their statements, at least in part if they are about the user."""
-    statements = earlier_statements(theirs.turns, lasting=True)
+    # A question of the assistant may have the words of each possible reply.
+    answers = (each for turn in ours.turns[1::2] for each in SENTENCE_END.split(turn) if not each.endswith("?"))
+    known = _roots(" ".join((*ours.user_turns[:-1], *answers)))
     return all(
-        _repeats(ours, statement, is_by_user=not any(statement in turn for turn in theirs.turns[1::2]))
-        for statement in statements
+        _repeats(ours, known, statement, is_by_user=not any(statement in turn for turn in theirs.turns[1::2]))
+        for statement in earlier_statements(theirs.turns, lasting=True)
         if not _JOKING.search(statement)
     )
 
 
-def _repeats(ours: Context, statement: str, *, is_by_user: bool) -> bool:
+def _repeats(ours: Context, known: frozenset[str], statement: str, *, is_by_user: bool) -> bool:
+    """Whether the `known` roots of our earlier turns have enough of a statement's words."""
     content = _content(statement)
     if not is_by_user:
         content = content - _REPORTS or content
     if not content:
         return text_digest(statement) in map(text_digest, ours.user_turns)
-    # A question of the assistant may have the words of each possible reply.
-    answers = (each for turn in ours.turns[1::2] for each in _SENTENCE_END.split(turn) if not each.endswith("?"))
-    known = _roots(" ".join((*ours.user_turns[:-1], *answers)))
     least = _COVERED if is_by_user and is_own_case(statement) else 1
     return len(content) - len(_unknown(content, known)) >= least * len(content)
 
@@ -275,7 +274,7 @@ def _sentences(context: Context, other: Context, *, covered: bool = True) -> lis
     return [
         sentence
         for turn in context.user_turns
-        for sentence in _SENTENCE_END.split(without_fillers(turn))
+        for sentence in SENTENCE_END.split(without_fillers(turn))
         if (content := _content(sentence)) and (1 - len(_unknown(content, known)) / len(content) >= _COVERED) is covered
     ]
 

@@ -13,7 +13,8 @@ from kvproxy.index.policies.guards.words import FUNCTION_WORDS, roots, words
 
 _MAX_BYTES_OF_CASE = 300
 _COVERED = 0.5
-_SENTENCE_END = re.compile(r"(?<=[.?!;])\s+|\n+")
+SENTENCE_END = re.compile(r"(?<=[.?!;])\s+|\n+")
+"""Matches between two sentences of a turn."""
 _CLAUSE_END = re.compile(r"(?<=[,:])\s+|\s+[-–—]\s+")
 _LEAD = (
     r"^\W*(?:(?:and|but|so|ok|okay|well|also|right|done|yes|yeah|no|then|or|now|great|cool|nice|thanks|good|brill|perfect|fine"
@@ -188,7 +189,7 @@ def _persists(statement: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _sentences(turn: str) -> tuple[str, ...]:
-    return tuple(each for each in _SENTENCE_END.split(turn.strip()) if any(map(str.isalnum, each)))
+    return tuple(each for each in SENTENCE_END.split(turn.strip()) if any(map(str.isalnum, each)))
 
 
 @lru_cache(maxsize=4096)

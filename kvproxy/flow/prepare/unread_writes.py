@@ -87,9 +87,11 @@ class UnreadWrites:
         """Return the part of a prompt that no request will read; None for a prompt that its session repeats."""
         # A request with equal messages, such as one for a title, is no earlier turn.
         session = self._find_session(request.conversation[:-1])
+        if session is None or not session.unread:
+            return None
         beginning = _Beginning.of(request)
-        changed = None if session is None else session.first_changed(beginning)
-        if session is None or changed is None or not session.unread:
+        changed = session.first_changed(beginning)
+        if changed is None:
             return None
         unread = UnreadPrefix(beginning.position(changed), session.unread)
         if unread.is_worth_no_write:

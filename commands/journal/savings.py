@@ -1,4 +1,4 @@
-"""`kvproxy savings`: what the response cache and prefix caches saved, the provider's included."""
+"""`kvproxy savings`: what the response cache, prefix caches, and the provider's cache saved."""
 
 from collections.abc import Iterator
 from dataclasses import asdict

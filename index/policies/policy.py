@@ -146,7 +146,7 @@ class LearningStatus:
         serves: the policy decides without the policy `checked`.
         level: maximum estimated error of a served answer.
         expected_wrong, most_wrong: expected number of wrong answers among the `served` answers, and its upper bound with 90%
-            probability, apart from answers that `checked` accepted. None and `served` if no hit of `checked` was compared.
+            probability, apart from answers that `checked` accepted. None and `served` if no comparison estimates its errors.
         would_serve: share of recent requests, served or not, whose estimated error is within `level`.
         doubted: number of classes of equal answers (see `answer_classes`) whose right answer may have changed.
         equal, undecided: numbers of comparisons that found equal answers, and that the judge could not decide.

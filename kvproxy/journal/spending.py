@@ -202,7 +202,7 @@ def recorded_requests(
 ) -> Iterator[PaidRequest]:
     """Yield the journal's requests that reached a provider between two times in seconds since the epoch.
 
-    With `tenant`, yield only those of this tenant or of the client with this name; with `model`, only those for this model.
+    `tenant` selects the requests of a tenant, or of the client with this name. `model` selects the requests for a model.
     """
     first = 0 if since is None else reader.first_number_since(since)
     values: list[object] = [first, since or 0.0, math.inf if until is None else until]
@@ -273,7 +273,7 @@ def recorded_writes(reader: JournalReader, numbers: Sequence[int]) -> dict[int, 
 def record_costs(
     records: Sequence[Record], turns: Mapping[int, Writes], prices: Mapping[str, PriceSettings]
 ) -> dict[int, float]:
-    """Return costs by record number: 0 for answers of caches and plugins, none if a price or the usage is unknown."""
+    """Return costs by record number. Answers of caches and plugins cost 0. Records with an unknown price or usage are omitted."""
     costs: dict[int, float] = {}
     for record in records:
         if record.layer in (*CACHES, "plugin") or record.reason.startswith("hit-"):

@@ -33,7 +33,7 @@ _SAMPLE = 24
 
 
 class CountingVerifier:
-    """A verifier without a bound that records what it computes."""
+    """A verifier without a minimum cosine that records its pairs."""
 
     def __init__(self, verifier: BuiltInVerifier) -> None:
         self.verifier = verifier

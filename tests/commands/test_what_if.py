@@ -30,7 +30,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 
 def _forecast_requests(url: str) -> list[int]:
-    """Return the requests that each forecast counts: none before the writer of the journal has counted the first."""
+    """Return the number of requests of each forecast. The list is empty until the journal has written a request."""
     return [forecast["requests"] for forecast in httpx.get(f"{url}/admin/blocks/what-if").json()]
 
 

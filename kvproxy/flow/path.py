@@ -147,7 +147,7 @@ class RequestPath:
             renewal := Renewal(background),
             ExactHits(cache, responses),
             StaleHits(responses),
-            load := LimitLoad(limits),
+            load := LimitLoad(limits, journal),
             UntilDisconnect(),
             similar := SemanticHits(cache, settings, responses),
             OnlyIfCached(),

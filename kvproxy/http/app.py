@@ -19,6 +19,7 @@ from kvproxy.http.client_authentication import ClientGuard
 from kvproxy.http.error_responses import ErrorHandler, error_body, error_response
 from kvproxy.http.exchange_middleware import ExchangeMiddleware, request_id_of
 from kvproxy.http.services import Services
+from kvproxy.http.unread_refusals import RefuseUnread
 from kvproxy.index.entry_redaction import RedactionFailed
 from kvproxy.index.errors import CacheStoreError, EmbedderError
 
@@ -42,6 +43,7 @@ def create_app(services: Services) -> Starlette:
         routes=[*routes.ROUTES, guarded, *ui.routes(), routes.CATCH_ALL],
         lifespan=lifespan,
         middleware=[
+            Middleware(RefuseUnread, load=services.path.load, metrics=services.metrics),
             Middleware(
                 ExchangeMiddleware,
                 finish=services.path.finish,

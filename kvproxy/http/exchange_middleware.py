@@ -1,6 +1,6 @@
 """Creates the exchange of each request, and adds its headers to the response."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from functools import lru_cache
 from os import urandom
@@ -33,6 +33,20 @@ def request_id_of(scope: Scope) -> str | None:
 def is_proxy_path(path: str) -> bool:
     """Whether a path belongs to the proxy itself: it needs no key, and is never forwarded or logged."""
     return path in _OWN_PATHS or path.startswith(("/admin/", "/ui/"))
+
+
+def request_id_in(headers: Mapping[bytes, bytes]) -> str:
+    """Return the request id of the client, or a new one."""
+    return headers.get(b"x-request-id", b"").decode("latin-1") or urandom(16).hex()
+
+
+def id_headers(path: str, request_id: bytes) -> dict[bytes, bytes]:
+    """Return the headers that each response has: its request id and date."""
+    headers = {b"x-request-id": request_id, b"date": _http_date(int(time()))}
+    if is_messages_path(path):
+        # Anthropic's SDKs read this header.
+        headers[b"request-id"] = request_id
+    return headers
 
 
 @lru_cache(maxsize=1)
@@ -70,7 +84,7 @@ class ExchangeMiddleware:
         api = PATHS.get(scope["path"])
         exchange = Exchange(
             api.name if api is not None and scope["method"] == "POST" else None,
-            headers.get(b"x-request-id", b"").decode("latin-1") or urandom(16).hex(),
+            request_id_in(headers),
             arrived=self._clock(),
             traceparent=None if traceparent is None else traceparent.decode("latin-1"),
         )
@@ -83,10 +97,7 @@ class ExchangeMiddleware:
             if message["type"] == "http.response.start":
                 exchange.status = exchange.status or message["status"]
                 names = dict(message["headers"])
-                missing = {b"x-request-id": request_id, b"date": _http_date(int(time()))}
-                if is_messages_path(scope["path"]):
-                    # Anthropic's SDKs read this header.
-                    missing[b"request-id"] = request_id
+                missing = id_headers(scope["path"], request_id)
                 if names.get(b"x-request-id", request_id) != request_id:
                     missing[_OWN_ID] = request_id
                 for name in (b"x-request-id", b"request-id"):

@@ -99,8 +99,9 @@ async def _answer(
 ) -> Response:
     forwarder = app.backend.forwarder
     limits, deadline = app.settings.limits, Deadline(app.deadlines)
-    await app.journal.wait_for_space()
+    await app.journal.wait_for_space(is_miss=False)
     raw = await read_body(request, limits.body_bytes, limits.body_seconds, reservation)
+    app.path.load.check_unread(raw)
     try:
         decoded = await decode_body(request, raw, limits.body_bytes, reservation)
         parsed = await read_api_request(request, api, decoded, app.tenants, check_fields=forwarder is None)
@@ -112,6 +113,7 @@ async def _answer(
         deadline.shorten(exchange.api_request.control.timeout)
         exchange.watch = partial(deadline.cancel_when_over, request.receive)
         answer = await app.path.answer(exchange)
+        app.path.load.record_answered(raw, answer.status)
     except InvalidRequest as error:
         # The upstream judges unparsable requests and those without a key, but not our own headers and limits.
         if forwarder is None or error.param is not None or isinstance(error, RequestTooLarge | UnsupportedEncoding):

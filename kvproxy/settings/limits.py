@@ -51,7 +51,7 @@ class LimitSettings(Section):
         default=0.1, gt=0, description="Maximum lag of the event loop; then cache misses queue, so that hits stay fast."
     )
     overload_seconds: Seconds = Field(
-        default=5.0, gt=0, description="Maximum time in that queue; then further cache misses receive 503."
+        default=2.0, gt=0, description="Maximum time in that queue; then further cache misses receive 503."
     )
     connections: int = Field(default=4096, ge=1, description="Maximum client connections; excess receives 503.")
     import_bytes: Bytes = Field(default=4 * 2**30, ge=1, description="Maximum size of a file imported into the cache.")

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from kvproxy.errors import ProxyOverloaded
 from kvproxy.exchange import Exchange
+from kvproxy.flow.answered_bodies import MAX_ANSWERED, AnsweredBodies
 from kvproxy.flow.layers import load_limit
 from kvproxy.flow.layers.load_limit import LEAST_LIMIT, MIN_QUEUE, ConcurrencyLimit, LimitLoad
 from kvproxy.http.services import Services
@@ -186,9 +187,33 @@ class Gate:
             self._loop.call_soon_threadsafe(self._opened.set)
 
 
+async def test_misses_beyond_a_reduced_limit_count_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_limit, "MIN_QUEUE", 3)
+    load = LimitLoad(LimitSettings())
+    for number in range(5):
+        await load.enter(exchange(number))
+    monkeypatch.setattr(load._limit, "value", 2)
+    with pytest.raises(ProxyOverloaded):
+        await load.enter(exchange(5))
+
+
+def test_only_equal_bodies_count_as_answered() -> None:
+    answered = AnsweredBodies()
+    for number in range(1000):
+        answered.add(b"%d" % number)
+    assert sum(b"%d" % number in answered for number in range(1000)) > 900
+    assert not any(b"%d" % number in answered for number in range(1000, 100_000))
+    before = len(answered._hashes)
+    for number in range(2 * MAX_ANSWERED):
+        answered.add(b"%d" % number)
+    assert len(answered._hashes) == before == MAX_ANSWERED
+
+
+@pytest.mark.parametrize(("unread_lag", "records"), [(math.inf, 3), (0.25, 1)], ids=["read", "unread"])
 def test_a_lagging_proxy_serves_hits_queues_misses_and_refuses_the_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unread_lag: float, records: int
 ) -> None:
+    monkeypatch.setattr(load_limit, "UNREAD_LAG", unread_lag)
     monkeypatch.setattr(load_limit, "MIN_QUEUE", 3)
     monkeypatch.setattr(load_limit, "LEAST_LIMIT", _IN_FLIGHT)
     monkeypatch.setattr(load_limit, "MEASURED_FROM", _IN_FLIGHT)
@@ -204,11 +229,11 @@ def test_a_lagging_proxy_serves_hits_queues_misses_and_refuses_the_rest(
         path = f"{url}/v1/chat/completions"
         httpx.post(path, json=chat("known"), timeout=300)
         asyncio.run(overload(path, gate, services))
-        limited = 'kvproxy_limited_total{limit="overload_seconds"} 2.0'
+        limited = 'kvproxy_limited_total{limit="overload_seconds"} 4.0'
         assert limited in httpx.get(f"{url}/metrics", timeout=300).text
     reasons = [record.reason for record in services.journal.read(lambda reader: reader.records(RecordQuery()))]
-    # A forwarded request that is refused has no record.
-    assert reasons.count("refused-overload") == 1
+    # A forwarded request that is refused has no record, and neither has a request that is refused before its route.
+    assert reasons.count("refused-overload") == records
 
 
 async def overload(path: str, gate: Gate, services: Services) -> None:
@@ -219,12 +244,18 @@ async def overload(path: str, gate: Gate, services: Services) -> None:
             await asyncio.to_thread(until, lambda: load._limit.value < math.inf)
             queued = [asyncio.create_task(client.post(path, json=chat(f"queued {n}"))) for n in range(3)]
             await asyncio.to_thread(until, lambda: len(load._waiting) == 3)
-            # A forwarded request, too.
-            for url, body in ((path, chat("refused")), (path.replace("chat/completions", "rerank"), {})):
-                refused = await client.post(url, json=body)
+            messages, rerank = (path.replace("chat/completions", name) for name in ("messages", "rerank"))
+            # A body of several parts, another format of errors, and a forwarded request, too.
+            large = chat("refused " + "x" * 200_000)
+            bodies = ((path, chat("refused")), (path, large), (messages, chat("refused")), (rerank, {}))
+            for url, body in bodies:
+                refused = await client.post(url, json=body, headers={"x-request-id": "mine"})
                 assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-                assert refused.json()["error"]["code"] == "overloaded"
+                assert refused.headers["x-request-id"] == "mine"
+                assert refused.headers["date"]
                 assert "limits.overload_seconds" in refused.json()["error"]["message"]
+                code = refused.json()["error"].get("code")
+                assert code == ("overloaded" if url != messages else None)
             hit = await client.post(path, json=chat("known"))
             assert "hit" in hit.headers["cache-status"]
         responses = await asyncio.gather(*admitted, *queued)

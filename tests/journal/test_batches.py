@@ -178,17 +178,22 @@ def test_after_a_failed_commit_a_prompt_is_what_it_was(opened: Opened, monkeypat
     assert database.rows("select entry, expires from prompts") == [(None, None)]
 
 
-async def test_a_request_waits_while_many_records_wait_to_be_written(
+async def test_a_miss_waits_while_many_records_wait_to_be_written_and_a_hit_while_three_times_as_many_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvproxy.journal.journal._LONG_QUEUE", 3)
+    monkeypatch.setattr("kvproxy.journal.journal._VERY_LONG_QUEUE", 9)
     journal = open_stored_journal(tmp_path / "journal.db", JournalSettings())
     with journal._writing:
         for number in range(5):
             journal.add(finished(f"{number}", f"r{number}"))
-        waiting = asyncio.create_task(journal.wait_for_space())
+        waiting = [asyncio.create_task(journal.wait_for_space(is_miss=True))]
+        await journal.wait_for_space(is_miss=False)
+        for number in range(5, 10):
+            journal.add(finished(f"{number}", f"r{number}"))
+        waiting.append(asyncio.create_task(journal.wait_for_space(is_miss=False)))
         await asyncio.sleep(0.1)
-        assert not waiting.done()
-    await waiting
-    assert len(journal.latest(10)) == 5
+        assert not any(task.done() for task in waiting)
+    await asyncio.gather(*waiting)
+    assert len(journal.latest(20)) == 10
     journal.close()

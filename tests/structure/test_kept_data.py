@@ -130,6 +130,7 @@ index/store/writer: _hits
 FILLED = """
 apis.api_request:MAX_MODEL_NAME journal/test_bounds.py::test_names_of_models_and_tags_are_short
 apis.request_directives:MAX_TAGS apis/test_request_directives.py::test_invalid_values_are_rejected_by_name
+flow.answered_bodies:MAX_ANSWERED flow/test_load_limit.py::test_only_equal_bodies_count_as_answered
 apis.request_directives:MAX_TAG_LENGTH apis/test_request_directives.py::test_invalid_values_are_rejected_by_name
 apis.json:MAX_TOKENS apis/test_reported_usage.py::test_formats_of_all_servers
 apis.reported_usage:UNSENT_TOKENS

@@ -6,7 +6,9 @@ import math
 from kvproxy.backends.overload_log import RETRY_SECONDS, OverloadLog
 from kvproxy.errors import ProxyOverloaded
 from kvproxy.exchange import Answer, Exchange
+from kvproxy.flow.answered_bodies import AnsweredBodies
 from kvproxy.flow.layers.layer import Layer, Rest
+from kvproxy.journal.journal import Journal
 from kvproxy.settings.limits import LimitSettings
 
 MEASURED_FROM = 64
@@ -23,6 +25,9 @@ _TICK_SECONDS = 0.02
 _RATE_SECONDS = 1.0
 _LEAST_FACTOR = 0.5
 _INCREASE = 1.1
+_OK = 200
+UNREAD_LAG = 0.25
+"""Share of `max_lag` from which a full queue refuses requests unread."""
 
 
 class ConcurrencyLimit:
@@ -31,6 +36,9 @@ class ConcurrencyLimit:
     The limit falls in proportion to the lag, as Envoy's gradient controller does with latencies. Misses that wait for a slow
     upstream cause no lag, and are not limited.
 
+    Attributes:
+        lag: of the last turn, in seconds.
+
     Args:
         max_lag: in seconds.
         max_wait: seconds that a miss may wait. If misses wait for twice as long, they do not cause the lag: the limit rises.
@@ -38,11 +46,12 @@ class ConcurrencyLimit:
     """
 
     def __init__(self, max_lag: float, max_wait: float, now: float = 0.0) -> None:
-        self._max_lag = max_lag
+        self.max_lag = max_lag
         self._max_wait = max_wait
         self._lagging_since: float | None = None
         self._last_wait = self._last_update = now
         self._rate = 0.0
+        self.lag = 0.0
         self.value = math.inf
 
     @property
@@ -58,9 +67,10 @@ class ConcurrencyLimit:
             completed: misses that were completed since the last call.
             oldest_wait: seconds that the oldest waiting miss has waited; 0 if no miss waits.
         """
+        self.lag = lag
         passed, self._last_update = max(_TICK_SECONDS, now - self._last_update), now
         self._rate += (completed / passed - self._rate) * -math.expm1(-passed / _RATE_SECONDS)
-        is_lagging = lag > self._max_lag
+        is_lagging = lag > self.max_lag
         if not is_lagging:
             self._lagging_since = None
         elif self._lagging_since is None:
@@ -79,11 +89,11 @@ class ConcurrencyLimit:
                 self._reduce(lag, in_flight)
         elif now - self._last_wait >= UNLIMITED_SECONDS:
             self.value = math.inf
-        elif lag < self._max_lag / 2 and in_flight >= self.value / _INCREASE:
+        elif lag < self.max_lag / 2 and in_flight >= self.value / _INCREASE:
             self.value *= _INCREASE
 
     def _reduce(self, lag: float, in_flight: int) -> None:
-        factor = max(_LEAST_FACTOR, self._max_lag / lag)
+        factor = max(_LEAST_FACTOR, self.max_lag / lag)
         self.value = max(LEAST_LIMIT, min(self.value, in_flight) * factor)
 
 
@@ -93,10 +103,12 @@ class LimitLoad(Layer):
     `finish` must receive each exchange.
     """
 
-    def __init__(self, limits: LimitSettings) -> None:
+    def __init__(self, limits: LimitSettings, journal: Journal = Journal()) -> None:
         super().__init__()
+        self._journal = journal
         self._max_wait = limits.overload_seconds
         self._limit = ConcurrencyLimit(limits.max_lag, limits.overload_seconds)
+        self._answered = AnsweredBodies()
         self._log = OverloadLog()
         self._in_flight: set[Exchange] = set()
         self._waiting: dict[Exchange, _Place] = {}
@@ -104,8 +116,39 @@ class LimitLoad(Layer):
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
 
+    @property
+    def _is_full(self) -> bool:
+        # Those in flight beyond a reduced limit end first.
+        ahead = max(0.0, len(self._in_flight) - self._limit.value)
+        return len(self._waiting) + ahead >= self._limit.max_waiting
+
+    @property
+    def is_overloaded(self) -> bool:
+        """Whether the queue is full, and lookups for further requests would increase the lag."""
+        return self._limit.lag > self._limit.max_lag * UNREAD_LAG and self._is_full
+
+    def refuses_unread(self, body: bytes) -> bool:
+        """Whether to refuse a request without a lookup: the proxy is overloaded, and answered no equal body."""
+        return self.is_overloaded and body not in self._answered
+
+    def check_unread(self, body: bytes) -> None:
+        """Raise ProxyOverloaded if the request is to be refused without a lookup."""
+        if self.refuses_unread(body):
+            raise self.refusal()
+
+    def record_answered(self, body: bytes, status: int) -> None:
+        if status == _OK:
+            self._answered.add(body)
+
+    def refusal(self) -> ProxyOverloaded:
+        """Return the error for a request beyond the queue, and log the overload once a minute."""
+        self._log.log("overload_seconds", f"{len(self._waiting)} cache misses wait, because the event loop lags")
+        message = f"the proxy is overloaded (limits.overload_seconds): retry after {RETRY_SECONDS:g} s"
+        return ProxyOverloaded(message, limit="overload_seconds", retry_after=RETRY_SECONDS)
+
     async def answer(self, exchange: Exchange, rest: Rest) -> Answer:
         await self.enter(exchange)
+        await self._journal.wait_for_space(is_miss=True)
         return await rest(exchange)
 
     async def enter(self, exchange: Exchange) -> None:
@@ -116,12 +159,10 @@ class LimitLoad(Layer):
         if not self._waiting and len(self._in_flight) < self._limit.value:
             self._admit(exchange)
             return
-        if len(self._waiting) >= self._limit.max_waiting:
-            self._log.log("overload_seconds", f"{len(self._waiting)} cache misses wait, because the event loop lags")
+        if self._is_full:
             # Without a key, the journal does not store the prompt, which takes as long as the rest of a refusal.
             exchange.key, exchange.failure = None, ProxyOverloaded.reason
-            message = f"the proxy is overloaded (limits.overload_seconds): retry after {RETRY_SECONDS:g} s"
-            raise ProxyOverloaded(message, limit="overload_seconds", retry_after=RETRY_SECONDS)
+            raise self.refusal()
         exchange.was_queued = True
         waiting = self._wait(exchange)
         await (waiting if exchange.watch is None else exchange.watch(waiting))

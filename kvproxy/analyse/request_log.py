@@ -10,7 +10,7 @@ from pathlib import Path
 from kvproxy.analyse.log_formats.log_format import LogFormat, LoggedRequest, Row, SkipRow, api_of_response, decoded
 from kvproxy.analyse.log_formats.registry import PROMPTS, format_names, log_formats
 from kvproxy.analyse.log_formats.requests import BODY_FIELDS, read_fields
-from kvproxy.analyse.log_formats.rows import FileRows, read_rows
+from kvproxy.analyse.log_formats.rows import NO_JSON, NO_OBJECT_ITEM, NO_OBJECT_LINE, FileRows, read_rows
 from kvproxy.apis import APIS
 from kvproxy.apis.json import Json, JsonObject, dumps, objects
 from kvproxy.errors import InvalidRequest
@@ -56,10 +56,10 @@ class RequestLog:
         return sum(map(len, self.skipped.values()))
 
     def describe_skipped(self) -> str:
-        """Return the number of rows by cause, and the lines of a file of JSON lines that are not JSON."""
+        """Return the number of rows by cause, and the lines of a file of JSON lines that are no object."""
         causes = []
         for cause, rows in sorted(self.skipped.items(), key=lambda item: -len(item[1])):
-            place = f" ({format_line_numbers(rows)})" if cause == "not JSON" else ""
+            place = f" ({format_line_numbers(rows)})" if cause in (NO_JSON, NO_OBJECT_LINE) else ""
             causes.append(f"{len(rows):,} {cause}{place}")
         return ", ".join(causes)
 
@@ -155,10 +155,10 @@ def _describe_empty(file: Path, content: FileRows) -> str:
     if content.invalid:
         number, error = next(iter(content.invalid.items()))
         return f"{file}, line {number}: {error}"
-    if "not JSON" in content.skipped:
+    if NO_JSON in content.skipped:
         return f"{file} is not JSON: add --format prompts if each line is a prompt"
-    if places := content.skipped.get("not a JSON object"):
-        return f"{file} has {len(places):,} values, and none is a JSON object: give an array of requests"
+    if places := content.skipped.get(NO_OBJECT_ITEM) or content.skipped.get(NO_OBJECT_LINE):
+        return f"{file} has {len(places):,} values, and none is a JSON object: give requests as objects"
     return f"{file} is empty: it contains no requests"
 
 
@@ -191,7 +191,7 @@ def _distance(format: LogFormat, value: JsonObject) -> tuple[float, int]:
 def _read_rows(content: FileRows, chosen: LogFormat, model: str) -> RequestLog:
     layout = f" in {content.envelope}" if content.envelope else " in a table" if content.is_table else ""
     log = RequestLog(f"{chosen.title}{layout}", len(content.rows), skipped=content.skipped)
-    log.errors = [LineError(number, error) for number, error in content.invalid.items()]
+    log.errors = _line_errors(content)
     for number, value in content.rows:
         try:
             requests = list(chosen.read(Row(number, value, model)))
@@ -229,16 +229,25 @@ def _read_prompts(text: str, model: str, system: str | None) -> RequestLog:
 def _read_column(file: Path, text: str, column: str, model: str, system: str | None) -> RequestLog:
     content = read_rows(file, text)
     names = dict.fromkeys(name for _, value in content.rows for name in value)
+    if not names:
+        raise InvalidRequest(_describe_empty(file, content))
     if column not in names:
-        raise InvalidRequest(f"{file} has no column {column!r}: it has {', '.join(names) or 'none'}")
-    log = RequestLog(f"the column {column}", len(content.rows), skipped=content.skipped)
+        raise InvalidRequest(f"{file} has no column {column!r}: it has {', '.join(names)}")
+    log = RequestLog(f"the column {column}", len(content.rows), skipped=content.skipped, errors=_line_errors(content))
     for number, value in content.rows:
-        question = value.get(column)
+        # A row of a table lacks its empty cells.
+        question = value.get(column, "" if content.is_table else None)
         if isinstance(question, str) and question.strip():
             log.requests.append(_request_of_prompt(number, question.strip(), model, system))
-        else:
+        elif isinstance(question, str):
             log.skipped["blank"].append(number)
+        else:
+            log.skipped[f"whose {column} is not text" if column in value else f"without {column}"].append(number)
     return log
+
+
+def _line_errors(content: FileRows) -> list[LineError]:
+    return [LineError(number, error) for number, error in content.invalid.items()]
 
 
 def _request_of_prompt(line: int, prompt: str, model: str, system: str | None) -> LoggedRequest:

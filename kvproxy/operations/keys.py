@@ -112,8 +112,10 @@ def read_clients(lines: Iterable[str]) -> list[NewClient]:
         raise InvalidRequest(f"{what}: the columns are {', '.join(known)}")
     clients = []
     for row in rows:
+        if any(row.pop(None, ())):
+            raise InvalidRequest(f"line {rows.line_num}: more values than columns: put commas into double quotes")
         try:
-            given = {name: known[name].parse(value) for name, value in row.items() if isinstance(name, str) and value}
+            given = {name: known[name].parse(value) for name, value in row.items() if value}
         except ValueError as error:
             raise InvalidRequest(f"line {rows.line_num}: {error}") from None
         if "name" not in given:

@@ -293,7 +293,7 @@ def test_lines_without_a_json_object_are_named(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text('{"prompt": "a"}\n[1, 2]\n# a comment\n')
     notes = kvproxy("estimate", log, "--data", tmp_path).stderr
-    assert "skipped 2 rows without a request: 1 not JSON (line 2), 1 comment\n" in notes
+    assert "skipped 2 rows without a request: 1 not a JSON object (line 2), 1 comment\n" in notes
 
 
 def test_records_of_the_journal_are_no_requests() -> None:

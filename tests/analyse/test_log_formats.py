@@ -608,6 +608,57 @@ def test_text_logs_of_engines() -> None:
     assert dict(log.skipped) == {"not JSON": [3]}
 
 
+def read_column(text: str, name: str = "q.jsonl") -> tuple[list[str], dict[str, list[int]], list[int]]:
+    log = read_log(Path(name), text, "m", column="question")
+    asked = [each.body["messages"][-1]["content"] for each in log.requests]  # type: ignore[index,call-overload]
+    return asked, dict(log.skipped), [error.line for error in log.errors]
+
+
+def test_each_line_of_a_column_is_a_question_or_has_a_cause() -> None:
+    rows = [
+        '{"question": "What?"}',
+        "{broken",
+        '{"question": "cut',
+        '{"question": "a",}',
+        '{"other": 1}',
+        '{"question": 7}',
+        '{"question": null}',
+        '{"question": ["a"]}',
+        '{"question": " "}',
+        "[1]",
+        "5",
+        "text",
+        "# comment",
+        "",
+        '{"question": "Why?"}',
+    ]
+    asked, skipped, invalid = read_column("\n".join(rows))
+    assert (asked, invalid) == (["What?", "Why?"], [2, 3, 4])
+    assert skipped == {
+        "without question": [5],
+        "whose question is not text": [6, 7, 8],
+        "blank": [14, 9],
+        "not a JSON object": [10, 11],
+        "not JSON": [12],
+        "comment": [13],
+    }
+    with pytest.raises(InvalidRequest, match=r"q.jsonl, line 1: this is not a JSON object"):
+        read_column("{broken\n{broken")
+
+
+def test_rows_of_a_table_with_surplus_cells_are_invalid() -> None:
+    table = 'question,answer\nWhat, exactly?,This.\n"What, then?",That.\nWhy?\u2028Tell,me\nHow?,a,,\n'
+    assert read_column(table, "q.csv") == (["What, then?", "Why?\u2028Tell", "How?"], {}, [2])
+
+
+def test_broken_lines_of_a_container_log_are_invalid() -> None:
+    log = read(docker(f"{LINE}\n") + '{"log": "cut\nother\n')
+    assert (len(log.requests), [error.line for error in log.errors], dict(log.skipped)) == (1, [2], {"not JSON": [3]})
+    line = "INFO Received request cmpl-1: prompt: 'q', params: SamplingParams(n=1), prompt_token_ids: [1].\n"
+    log = read(docker(line) + '{"log": "cut\n')
+    assert (len(log.requests), [error.line for error in log.errors]) == (1, [2])
+
+
 def test_conversations_are_requests_that_continue_no_earlier_one() -> None:
     turns = [{"from": "human", "value": "p"}, {"from": "gpt", "value": "b"}] * 3
     log = read(json.dumps([{"conversations": turns}, {"conversations": turns}]))

@@ -1,6 +1,7 @@
 """Splits a file into rows: JSON lines, documents, a table, or the lines of a container's or an engine's log."""
 
 import csv
+import io
 import json
 import re
 import warnings
@@ -32,6 +33,9 @@ _KUBERNETES_LINE = re.compile(r"\S+ (?:stdout|stderr) ([FP]) (.*)", re.DOTALL)
 _MAX_PREFIX = 200
 _COLUMN_NAME = re.compile(r"[\w .()/-]{1,60}")
 _ARRAY = re.compile(r"\s*\[\s*[\[{\"\d]")
+NO_JSON = "not JSON"
+NO_OBJECT_LINE = "not a JSON object"
+NO_OBJECT_ITEM = "not an object"
 _Line = tuple[int, str]
 
 
@@ -41,7 +45,8 @@ class FileRows:
 
     Attributes:
         skipped: numbers of the lines without a row by cause.
-        invalid: errors of the lines that begin like a JSON object and are none, by the number of the line.
+        invalid: errors by the number of the line: of lines that begin like a JSON object and are none, and of rows of a table
+            with more cells than its header.
         envelope: the log that has the rows in its lines, such as Docker's log; empty for none.
         is_table: the rows are those of a table, so each value is a string.
     """
@@ -51,6 +56,11 @@ class FileRows:
     invalid: dict[int, str] = field(default_factory=dict)
     envelope: str = ""
     is_table: bool = False
+
+    def add_lines_without_row(self, other: "FileRows") -> None:
+        self.invalid |= other.invalid
+        for cause, numbers in other.skipped.items():
+            self.skipped[cause] += numbers
 
 
 def read_rows(file: Path, text: str) -> FileRows:
@@ -63,13 +73,16 @@ def read_rows(file: Path, text: str) -> FileRows:
         _refuse_yaml(file, text)
         lines, envelope = _kubernetes_lines(lines)
         file_rows = _rows_of_lines(lines, envelope)
+    outer = FileRows()
     for name, second, title in _ENVELOPES:
         if file_rows.rows and all(isinstance(value.get(name), str) and second in value for _, value in file_rows.rows):
+            outer.add_lines_without_row(file_rows)
             lines = _joined([(number, str(value[name])) for number, value in file_rows.rows], ends_line=name == "log")
             file_rows = _rows_of_lines(lines, title)
-    if file_rows.rows or file_rows.invalid or file_rows.is_table:
-        return file_rows
-    return _rows_of_engine_log(file, lines, file_rows.envelope)
+    if not (file_rows.rows or file_rows.invalid or file_rows.is_table):
+        file_rows = _rows_of_engine_log(file, lines, file_rows.envelope)
+    file_rows.add_lines_without_row(outer)
+    return file_rows
 
 
 def _numbered(text: str) -> list[_Line]:
@@ -126,7 +139,7 @@ def _rows_of_document(document: Json) -> FileRows:
         if isinstance(item, dict):
             file_rows.rows.append((number, item))
         else:
-            file_rows.skipped["not a JSON object"].append(number)
+            file_rows.skipped[NO_OBJECT_ITEM].append(number)
     return file_rows
 
 
@@ -134,11 +147,7 @@ def _rows_of_lines(lines: Sequence[_Line], envelope: str = "") -> FileRows:
     file_rows = FileRows(envelope=envelope)
     for number, line in lines:
         content = line.strip("\x1e \t\r\n")
-        if not content:
-            file_rows.skipped["blank"].append(number)
-        elif content.startswith("#"):
-            file_rows.skipped["comment"].append(number)
-        elif content.startswith("{"):
+        if content.startswith("{"):
             try:
                 file_rows.rows.append((number, as_object(loads(content.encode()))))
             except ValueError as error:
@@ -147,8 +156,22 @@ def _rows_of_lines(lines: Sequence[_Line], envelope: str = "") -> FileRows:
             file_rows.rows.append((number, row))
             file_rows.envelope = envelope or "lines with a prefix"
         else:
-            file_rows.skipped["not JSON"].append(number)
+            file_rows.skipped[_cause_of_skip(content)].append(number)
     return file_rows
+
+
+def _cause_of_skip(line: str) -> str:
+    """Return why a line that begins no JSON object has no row."""
+    content = line.strip()
+    if not content:
+        return "blank"
+    if content.startswith("#"):
+        return "comment"
+    try:
+        loads(content.encode())
+    except ValueError:
+        return NO_JSON
+    return NO_OBJECT_LINE
 
 
 def _row_after_prefix(line: str) -> JsonObject | None:
@@ -195,8 +218,15 @@ def _rows_of_table(file: Path, text: str) -> FileRows | None:
     file_rows = FileRows(is_table=True)
     limit = csv.field_size_limit(max(len(text), 1))
     try:
-        reader = csv.DictReader(text.lstrip("\ufeff").splitlines(keepends=True), delimiter=separator)
+        # Lines of this file end at line feeds and carriage returns only.
+        reader = csv.DictReader(io.StringIO(text.lstrip("\ufeff"), newline=""), delimiter=separator)
         for row in reader:
+            if any(row.pop(None, ())):
+                # A separator in a text without quotes: each cell could be cut.
+                file_rows.invalid[reader.line_num] = (
+                    f"the row has more than {len(names)} cells: put texts that contain {separator!r} into double quotes"
+                )
+                continue
             values: JsonObject = {name: value for name, value in row.items() if name and value not in (None, "")}
             file_rows.rows.append((reader.line_num, values))
     except csv.Error as error:
@@ -231,12 +261,8 @@ def _rows_of_engine_log(file: Path, lines: Sequence[_Line], envelope: str) -> Fi
             file_rows.rows.append((number, row))
         elif _VLLM_WITHOUT_PROMPT.search(line):
             file_rows.skipped["no prompt"].append(number)
-        elif not line.strip():
-            file_rows.skipped["blank"].append(number)
-        elif line.lstrip().startswith("#"):
-            file_rows.skipped["comment"].append(number)
         else:
-            file_rows.skipped["not JSON"].append(number)
+            file_rows.skipped[_cause_of_skip(line)].append(number)
     if "no prompt" in file_rows.skipped and not file_rows.rows:
         raise InvalidRequest(
             f"{file} has no prompts: start vLLM with --enable-log-requests and VLLM_LOGGING_LEVEL=DEBUG"

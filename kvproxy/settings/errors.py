@@ -115,10 +115,12 @@ def _closest_name(path: SettingPath, settings: Sequence[str]) -> str | None:
     names = sorted({*settings, *(name.rpartition(".")[0] for name in settings)} - {""})
     wanted = ".".join(part for part in path if isinstance(part, str))
     section = wanted.rpartition(".")[0]
+    separated_otherwise = [name for name in names if name.replace(".", "_") == wanted.replace(".", "_")]
     # A setting of another section has the same last name.
     elsewhere = [name for name in names if name.rpartition(".")[2] == wanted.rpartition(".")[2]]
-    near = difflib.get_close_matches(wanted, [name for name in names if name.rpartition(".")[0] == section], n=1)
-    return next(iter(elsewhere[:1] or near or difflib.get_close_matches(wanted, names, n=1)), None)
+    siblings = [name for name in names if name.rpartition(".")[0] == section] if section else names
+    near = difflib.get_close_matches(wanted, siblings, n=1) or difflib.get_close_matches(wanted, names, n=1)
+    return next(iter(separated_otherwise or elsewhere or near), None)
 
 
 def _find_flag(path: SettingPath, flags: Mapping[str, Any]) -> str | None:

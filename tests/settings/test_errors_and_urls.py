@@ -276,6 +276,10 @@ def test_many_errors_are_explained_in_the_time_of_few(tmp_path: Path) -> None:
     ("variable", "fix"),
     [
         ("KVPROXY_TTL", "did you mean KVPROXY_CACHE__TTL?"),
+        ("KVPROXY_CACHE_TTL", "did you mean KVPROXY_CACHE__TTL?"),
+        ("KVPROXY_CACHE_MAX_ENTRYS", "did you mean KVPROXY_CACHE__MAX_ENTRIES?"),
+        ("KVPROXY_TIERS_DISK_SIZE", "did you mean KVPROXY_TIERS__DISK_SIZE?"),
+        ("KVPROXY_ADMIN__TOKEN", "did you mean KVPROXY_ADMIN_TOKEN?"),
         ("KVPROXY_UPSTREM", "did you mean KVPROXY_UPSTREAM?"),
         ("KVPROXY_QZX", "unset it"),
     ],

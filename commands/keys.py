@@ -138,9 +138,10 @@ def ls(query: ClientUsageQuery, *, layout: ListLayout, store: SharedStore = None
 
 @app.subcommand
 def history(*, limit: LimitOrAll = None, layout: ListLayout, store: SharedStore = None, data: Data = None) -> Output:
-    """List the last changes of clients, responses, and pins.
+    """List the last changes of clients and stored responses.
 
-    With a store in a file, the data folder records changes of clients only. The newest --limit changes are listed.
+    The responses are those that operators removed, expired, pinned, rejected, approved, or imported. The newest --limit changes
+    are listed.
     """
     from kvproxy.operations.keys import OperatorChange, list_changes
 

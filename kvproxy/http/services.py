@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from kvproxy.apis.reported_usage import UsageLog
 from kvproxy.backends.prefix_cache import PrefixCache
+from kvproxy.clients.change_log import record_change
 from kvproxy.clients.quotas import Quotas
 from kvproxy.clients.shared_state import SharedState
 from kvproxy.clients.spending_tables import SpendingFile
@@ -149,11 +150,16 @@ class Services:
                 _log.error("housekeeping failed, and is tried again: %s", error)
 
     async def record_change(self, request: Request, change: str) -> None:
-        """Log a change by the operator, and record it in PostgreSQL if proxies share a store there."""
+        """Log a change by the operator, and record it in PostgreSQL if proxies share a store there, or else in the folder."""
         operator = f"admin at {request.client.host if request.client is not None else 'a socket'}"
         _log.info("%s: %s", operator, change)
         if self.shared is not None:
             await asyncio.to_thread(self.shared.record_change, operator, change)
+            return
+        try:
+            await asyncio.to_thread(record_change, self.settings.data, operator, change)
+        except SettingsError as error:
+            _log.warning("the change is not in kvproxy keys history: %s", error.message)
 
     async def close(self) -> None:
         for task in self._tasks:

@@ -33,6 +33,7 @@ from kvproxy.operations.cache_results import (
 )
 from kvproxy.operations.operation import CountedRows, NoParameters, async_operation, fields_of
 from kvproxy.operations.parameters import declared_parameters
+from kvproxy.units import plural
 
 if TYPE_CHECKING:
     from kvproxy.index.entry import Entry
@@ -126,7 +127,8 @@ async def remove_responses(cache: CacheAccess, removal: EntryRemoval) -> Changed
 async def _remove(cache: CacheAccess, ids: list[str], selection: str, *, soft: bool) -> ChangedResponses:
     done: ChangedResponses = {"expired": await cache.expire_now(ids)} if soft else {"removed": await cache.remove(ids)}
     for change, count in done.items():
-        await cache.record_change(f"{change} {count} stored responses: {selection}")
+        if count:
+            await cache.record_change(f"{change} {plural(count, 'response')}: {selection}")
     return done
 
 
@@ -139,6 +141,7 @@ async def judge_response(cache: CacheAccess, name: EntryName, verdict: Verdict) 
     """
     entry = await _find_entry(cache, name.id)
     await cache.judge(entry, verdict)
+    await cache.record_change(f"{'approved' if verdict.right else 'rejected'} {entry.id}")
     return JudgedResponse(entry.id, verdict.right)
 
 
@@ -172,6 +175,8 @@ async def import_responses(cache: CacheAccess, nothing: NoParameters, lines: byt
     except ImportFailed as error:
         raise InvalidRequest(str(error)) from None
     imported = await cache.import_entries(entries)
+    if imported:
+        await cache.record_change(f"imported {plural(imported, 'response')}")
     return ImportedResponses(imported, len(entries) - imported)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvproxy.errors import InvalidRequest, KvproxyError
@@ -17,10 +18,16 @@ if TYPE_CHECKING:
 
 
 class DirectCache:
-    """The stored responses in an open store. `load_redactor` loads what redacts imported responses."""
+    """The stored responses in an open store.
 
-    def __init__(self, store: Store, load_redactor: "Callable[[], Redactor | None]" = lambda: None) -> None:
+    Args:
+        folder: data folder that records the changes of a store in a file.
+        load_redactor: loads what redacts imported responses.
+    """
+
+    def __init__(self, store: Store, folder: Path, load_redactor: "Callable[[], Redactor | None]") -> None:
         self.store = store
+        self._folder = folder
         self._load_redactor = load_redactor
 
     def perform(
@@ -61,8 +68,11 @@ class DirectCache:
         return SemanticStatistics(learned=self.store.observations.summary())
 
     async def record_change(self, change: str) -> None:
+        from kvproxy.clients.change_log import operator_name, record_change
+
         if self.store.remote:
-            from kvproxy.clients.change_log import operator_name
             from kvproxy.clients.shared_state import SharedState
 
             SharedState(self.store.database).record_change(operator_name(), change)
+        else:
+            record_change(self._folder, operator_name(), change)

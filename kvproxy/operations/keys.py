@@ -257,5 +257,5 @@ def remove_client(settings: Settings, client: ClientName) -> None:
 
 
 def list_changes(settings: Settings, limit: int | None) -> list[OperatorChange]:
-    """List the newest changes of clients, responses, and pins, the last one first."""
+    """List the newest changes of clients and stored responses, the last one first."""
     return [OperatorChange(**row) for row in client_keys.operator_changes(settings, limit)]

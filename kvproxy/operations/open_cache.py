@@ -56,7 +56,8 @@ def open_cache(
             raise NotFound(f"{missing}: check the path")
         raise NotFound(f"no proxy answers at {url}, and {missing}: start a proxy, or give --store")
     with open_configured_store(settings) as opened:
-        yield DirectCache(opened, lambda: _load_redactor(settings))
+        folder = settings.data if store is None else settings.store_path.parent
+        yield DirectCache(opened, folder, lambda: _load_redactor(settings))
 
 
 def _load_redactor(settings: "Settings") -> "Redactor | None":

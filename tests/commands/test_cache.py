@@ -232,6 +232,48 @@ def test_reject_and_approve_in_a_file(tmp_path: Path) -> None:
     assert (asked.returncode, "running proxy" in asked.stderr) == (2, True)
 
 
+def changes_of(data: Path) -> list[tuple[str, str]]:
+    """Return the recorded changes, without the operator's machine, the first one first."""
+    rows = result("keys", "history", "--data", data)
+    return [(row["change"], row["operator"].partition("@")[0]) for row in rows][::-1]
+
+
+@pytest.mark.parametrize("option", ["--data", "--store"])
+def test_changes_of_responses_in_a_file_are_recorded(tmp_path: Path, option: str) -> None:
+    entry = make_entry("What is a block?", created=time.time(), response=SERVABLE)
+    path = stored(tmp_path / "responses.db", entry)
+    place = (option, path if option == "--store" else tmp_path)
+    exported = kvproxy("cache", "export", *place).stdout.encode()
+    for command in (("reject",), ("approve",), ("pin",), ("unpin",), ("rm", "--soft"), ("rm",)):
+        assert kvproxy("cache", *command, entry.id, *place).returncode == 0
+    assert kvproxy("cache", "rm", "--all", "--yes", *place).returncode == 0
+    fresh = json.loads(exported) | {"expires": time.time() + 60}
+    assert kvproxy("cache", "import", "-", *place, stdin=json.dumps(fresh).encode()).returncode == 0
+    verbs = ("rejected", "approved", "pinned", "unpinned")
+    done = [
+        *(f"{verb} {entry.id}" for verb in verbs),
+        *(f"{verb} 1 response: id={entry.id}" for verb in ("expired", "removed")),
+    ]
+    assert changes_of(tmp_path) == [(change, getpass.getuser()) for change in (*done, "imported 1 response")]
+
+
+def test_a_proxy_with_a_file_records_changes_of_responses(tmp_path: Path) -> None:
+    with proxied(tmp_path) as url:
+        ask(url, "one")
+        id = result("cache", "ls", url=url)[0]["id"]
+        for command in ("pin", "rm"):
+            assert kvproxy("cache", command, id, url=url).returncode == 0
+        (data := tmp_path / "changes.jsonl").rename(tmp_path / "earlier.jsonl")
+        data.mkdir()
+        ask(url, "two")
+        # The change is made, even if it cannot be recorded.
+        assert result("cache", "rm", "--all", "--yes", url=url) == {"removed": 1}
+    data.rmdir()
+    (tmp_path / "earlier.jsonl").rename(data)
+    done = (f"pinned {id}", f"removed 1 response: id={id}")
+    assert changes_of(tmp_path) == [(change, "admin at 127.0.0.1") for change in done]
+
+
 def test_one_matching_response_is_removed_without_confirmation(tmp_path: Path) -> None:
     entries = [make_entry(f"question {number}", created=time.time(), tags=("t",)) for number in range(2)]
     path = stored(tmp_path / "responses.db", *entries)

@@ -85,6 +85,6 @@ def test_removals_and_pins_are_recorded(empty_postgres: str, tmp_path: Path) -> 
         assert shared is not None
         removed, by_id, pinned = shared.changes(9)
     assert (pinned["operator"], pinned["change"]) == ("admin at 127.0.0.1", f"pinned {entry['id']}")
-    assert by_id["change"] == f"removed 1 stored responses: id={entry['id']}"
+    assert by_id["change"] == f"removed 1 response: id={entry['id']}"
     assert "@" in by_id["operator"]
-    assert removed["change"] == "removed 1 stored responses: all"
+    assert removed["change"] == "removed 1 response: all"

@@ -32,7 +32,7 @@ from kvproxy.commands.analyse.session_report import (
     with_prices,
 )
 from kvproxy.commands.formatting import decimal, money, percent
-from kvproxy.commands.journal.spending import spending_output
+from kvproxy.commands.journal.spending import SET_TIERS, spending_output
 from kvproxy.commands.options import Data, Plot, load_settings
 from kvproxy.commands.output import Output, print_note, print_text, progress_bar
 from kvproxy.commands.tables import ListLayout, Row, print_table
@@ -245,6 +245,13 @@ def _assumptions(estimated: "Estimate", prefill_and_decode_rate: tuple[float, fl
         lines.append(f"not in the saved money: {plural(unpriced, 'hit')} of models without a price")
     if estimated.exact_savings.money is not None and estimated.reuse_discount is None:
         lines.append("no price of cached tokens is known: give --price INPUT,OUTPUT,CACHED for a million tokens")
+    if estimated.service_tiers:
+        lines.append(f"money: requests of the service tiers {', '.join(estimated.service_tiers)} have the prices of these")
+    if estimated.tiers_without_price:
+        lines.append(
+            "money: requests of these service tiers have the price of the standard tier:"
+            f" {', '.join(estimated.tiers_without_price)} ({SET_TIERS})"
+        )
     if estimated.untokenized:
         lines.append(f"{estimated.untokenized:,} prompts contain more than text and are not counted")
     return lines

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvproxy.journal.spending import Spending, SpendingReport
 
 UNKNOWN_GROUP = "(unknown)"
+SET_TIERS = 'set service_tiers in [journal.prices."MODEL"]'
 NO_BILL = "no paid requests yet"
 
 
@@ -48,7 +49,7 @@ def _notes(report: "SpendingReport") -> Iterator[str]:
     if total.standard_priced:
         yield (
             f"at the price of the standard tier: {plural(total.standard_priced, 'request')} of the service tiers"
-            f' {", ".join(report.tiers_without_price)}; set service_tiers in [journal.prices."MODEL"]'
+            f" {', '.join(report.tiers_without_price)}; {SET_TIERS}"
         )
     if total.estimated:
         yield f"estimated: tokens and money of {plural(total.estimated, 'request')} without reported usage"

@@ -21,7 +21,7 @@ from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.blocks.divergence import reusable_tokens
 from kvproxy.errors import KvproxyError
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
-from kvproxy.providers.prices import ModelPrices, price_at, shortest_cached_prefix
+from kvproxy.providers.prices import ModelPrices, has_tier_price, price_at, shortest_cached_prefix
 from kvproxy.settings import Settings
 from kvproxy.settings.journal import MILLION, PriceSettings, hit_price
 from kvproxy.upstreams.prompt_tokenizer import prompt_input
@@ -82,6 +82,8 @@ class Estimate:
             none. `prefix` counts tokens of the tokenizer.
         reuse_discount: mean difference between the prices of an uncached and a cached input token; None without a price of
             cached tokens.
+        service_tiers: tiers besides the standard tier whose prices the money has.
+        tiers_without_price: tiers whose requests have the price of the standard tier, because theirs is unknown.
     """
 
     requests: int
@@ -99,6 +101,8 @@ class Estimate:
     exact_savings: HitSavings
     semantic_savings: HitSavings
     reuse_discount: float | None
+    service_tiers: list[str]
+    tiers_without_price: list[str]
 
 
 async def estimate(
@@ -142,7 +146,13 @@ async def estimate(
     shares = [0.0 if tokens is None else next(reused) * block_size / max(1, len(tokens.prompt)) for tokens in tokenized]
     known_prices = ModelPrices(settings.journal)
     prices = [
-        price_at(each.request.model, known_prices, each.logged.time or 0.0, 0 if tokens is None else len(tokens.prompt))
+        price_at(
+            each.request.model,
+            known_prices,
+            each.logged.time or 0.0,
+            0 if tokens is None else len(tokens.prompt),
+            each.logged.service_tier,
+        )
         for each, tokens in pairs
     ]
     savings: dict[str, list[HitSavings]] = {"exact": [], "semantic": []}
@@ -180,6 +190,22 @@ async def estimate(
         exact_savings=exact,
         semantic_savings=semantic,
         reuse_discount=_mean_reuse_discount(prices, tokenized),
+        service_tiers=_service_tiers(requests, known_prices, has_price=True),
+        tiers_without_price=_service_tiers(requests, known_prices, has_price=False),
+    )
+
+
+def _service_tiers(requests: Sequence[LoggedRequest], prices: ModelPrices, *, has_price: bool) -> list[str]:
+    """Return the tiers of requests to models with a price, with or without a price of their own."""
+    tiers = {(str(each.body["model"]), each.time or 0.0, each.service_tier) for each in requests}
+    return sorted(
+        {
+            tier
+            for model, time, tier in tiers
+            if tier is not None
+            and price_at(model, prices, time, 0) is not None
+            and has_tier_price(model, prices, time, tier) == has_price
+        }
     )
 
 

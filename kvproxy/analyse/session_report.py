@@ -109,7 +109,7 @@ def report_sessions(
         by_session[turn.session].append(turn)
         written = {"written_5m": turn.written_5m or 0, "written_1h": turn.written_1h or 0}
         tokens[turn.model].update({"reused": turn.reused_tokens or 0, **written, **turn.lost})
-        if (price := price_at(turn.model, prices, turn.time, turn.prompt_tokens)) is not None:
+        if (price := price_at(turn.model, prices, turn.time, turn.prompt_tokens, turn.service_tier)) is not None:
             above = price_lost_per_token(price, turn.prompt_tokens, turn.reused_tokens or 0, *written.values())
             losses[turn.model].append(RecordedLoss(turn.lost, above))
         if turn.region is not None and "changed" in turn.lost:
@@ -170,6 +170,7 @@ def _paid_request(turn: Turn, request: LoggedRequest | None) -> PaidRequest:
         written_1h=turn.written_1h,
         pause=turn.pause,
         lost=turn.lost,
+        service_tier=turn.service_tier,
     )
 
 
@@ -240,6 +241,7 @@ def _finished_exchange(request: LoggedRequest, number: int) -> Exchange | None:
         ServingUpstream(""),
         prefix=reuse,
         usage=(prompt, completion),
+        service_tier=request.service_tier,
         answer_digests=answer_digests(response) if isinstance(response, dict) else None,
     )
     return exchange
@@ -303,7 +305,7 @@ def _common_prefix_share(turn: Turn) -> float:
 
 
 def _input_cost(turn: Turn, prices: Mapping[str, PriceSettings], *, cached: bool = True) -> float:
-    price = price_at(turn.model, prices, turn.time, turn.prompt_tokens)
+    price = price_at(turn.model, prices, turn.time, turn.prompt_tokens, turn.service_tier)
     if price is None:
         return 0.0
     use = (turn.reused_tokens or 0, turn.written_5m or 0, turn.written_1h or 0) if cached else (0, 0, 0)

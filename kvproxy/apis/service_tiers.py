@@ -5,6 +5,7 @@ from kvproxy.apis.reported_usage import usage_of
 from kvproxy.apis.sse import Event
 
 _STANDARD = frozenset(("", "auto", "default", "standard", "standard_only", "on_demand"))
+BATCH = "batch"
 _LONGEST_NAME = 32
 _MARKS = (b'"service_tier"', b'"speed"')
 
@@ -14,13 +15,18 @@ def served_tier(response: JsonMap) -> str | None:
 
     OpenAI and OpenRouter report `service_tier` beside the usage, and Anthropic in it, with its fast mode as `speed`.
     """
-    usage = usage_of(response)
-    return _first_tier(response.get("service_tier"), field(usage, "service_tier"), field(usage, "speed"))
+    return _first_tier(*_reported_names(response))
 
 
 def requested_tier(body: JsonMap) -> str | None:
     """Return the tier that a request asks for; None for the standard tier, or if the provider chooses it."""
     return _first_tier(body.get("service_tier"), body.get("speed"))
+
+
+def logged_tier(body: JsonMap, response: JsonMap) -> str | None:
+    """Return the tier of a logged request: that of its response, or the requested one if the log has no tier that served it."""
+    is_reported = any(isinstance(name, str) for name in _reported_names(response))
+    return served_tier(response) if is_reported else requested_tier(body)
 
 
 class TierReader:
@@ -41,6 +47,11 @@ class TierReader:
         holders = (part, field(part, "message"), field(part, "response"))
         tiers = (served_tier(holder) for holder in holders if isinstance(holder, dict))
         self.tier, self._is_known = next((tier for tier in tiers if tier is not None), None), True
+
+
+def _reported_names(response: JsonMap) -> tuple[Json, ...]:
+    usage = usage_of(response)
+    return response.get("service_tier"), field(usage, "service_tier"), field(usage, "speed")
 
 
 def _first_tier(*values: Json) -> str | None:

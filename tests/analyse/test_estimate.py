@@ -274,6 +274,28 @@ def test_hits_have_the_price_of_their_day(tmp_path: Path) -> None:
     assert money[0] > 0
 
 
+def test_lines_of_a_batch_have_the_price_of_batches(tmp_path: Path) -> None:
+    """Both of OpenAI and of Anthropic, also if the settings have the price."""
+    question = [{"role": "user", "content": logs.words("question", 40)}]
+    for model, api in (("gpt-5", "chat/completions"), ("claude-opus-4-5", "messages")):
+        (tmp_path / "kvproxy.toml").write_text(f'[journal.prices."{model}"]\ninput = 100\noutput = 100\n')
+        body = {"model": model, "messages": question, "max_tokens": 9}
+        plain = {"url": f"/v1/{api}", "body": body}
+        batches = [{"custom_id": "1", "method": "POST", **plain}]
+        batches += [{"custom_id": "1", "params": body}] if api == "messages" else []
+
+        def money(row: dict[str, object]) -> float:
+            file = logs.write(tmp_path / "log.jsonl", [row, row])
+            found = json.loads(kvproxy("estimate", file, "--data", tmp_path, "--json").stdout)
+            assert found["service_tiers"] == (["batch"] if "custom_id" in row else [])
+            return float(found["exact_savings"]["money"])
+
+        standard = money(plain)
+        assert standard > 0
+        assert [money(row) for row in batches] == pytest.approx([standard / 2] * len(batches))
+    assert "money: requests of the service tiers batch have" in kvproxy("estimate", tmp_path / "log.jsonl").stdout
+
+
 def test_the_edits_and_rules_of_the_settings_apply(tmp_path: Path) -> None:
     (tmp_path / "kvproxy.toml").write_text(
         '[[edits]]\nname = "ids"\naction = "strip"\npattern = "Session (.*?) "\n\n'

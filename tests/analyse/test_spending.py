@@ -147,6 +147,77 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     assert (done.returncode, f"no file {tmp_path / 'projects'}" in done.stderr) == (3, True), done
 
 
+GPT_5 = (1.25, 0.125, 10.0)
+"""List prices of gpt-5 per million tokens: input, cached, output."""
+
+
+@pytest.mark.parametrize(
+    ("request_tier", "response_tier", "factor"),
+    [
+        (None, None, 1.0),
+        (None, "flex", 0.5),
+        ("flex", "flex", 0.5),
+        (None, "priority", 2.0),
+        # The provider served the request in another tier, or the log has rebuilt the response.
+        ("priority", "default", 1.0),
+        ("flex", None, 0.5),
+    ],
+)
+def test_requests_have_the_price_of_their_service_tier(
+    request_tier: str | None, response_tier: str | None, factor: float, tmp_path: Path
+) -> None:
+    body = {"model": "gpt-5", "messages": [{"role": "user", "content": "Where?"}], "service_tier": request_tier}
+    usage = {
+        "prompt_tokens": 4_000,
+        "completion_tokens": 100,
+        "prompt_tokens_details": {"cached_tokens": 1_000},
+    }
+    response = {"object": "chat.completion", "choices": [], "usage": usage, "service_tier": response_tier}
+    row = {"time": "2026-11-20T22:00:00Z", "url": "/v1/chat/completions", "body": body, "response": response}
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps(row))
+    uncached, cached, output = GPT_5
+    cost = factor * (3_000 * uncached + 1_000 * cached) / 1e6
+    (bill,) = spending(log, "--sessions", "--by", "model")["rows"]
+    assert bill["input_cost"] == pytest.approx(cost)
+    assert bill["output_cost"] == pytest.approx(factor * 100 * output / 1e6)
+    report = json.loads(kvproxy("estimate", log, "--sessions", "--json").stdout)
+    assert (report["cost"], report["uncached"]) == pytest.approx((cost, factor * 4_000 * uncached / 1e6))
+
+
+@pytest.mark.parametrize(
+    ("model", "usage", "factor"),
+    [
+        ("claude-opus-4-5-20251101", {"service_tier": "batch"}, 0.5),
+        ("claude-opus-5", {"speed": "fast"}, 2.0),
+        ("claude-opus-5", {"service_tier": "standard", "speed": "standard"}, 1.0),
+    ],
+)
+def test_transcripts_have_the_price_of_their_service_tier(
+    model: str, usage: dict[str, str], factor: float, tmp_path: Path
+) -> None:
+    write_transcripts(tmp_path)
+    for file in tmp_path.rglob("*.jsonl"):
+        text = file.read_text()
+        for each in MODELS:
+            text = text.replace(each, model)
+        file.write_text(text)
+    standard = spending(tmp_path, "--by", "client")["total"]
+    for file in tmp_path.rglob("*.jsonl"):
+        file.write_text(file.read_text().replace('"usage": {', f'"usage": {json.dumps(usage)[:-1]}, '))
+    total = spending(tmp_path, "--by", "client")["total"]
+    for name in ("input_cost", "output_cost", "lost_cost"):
+        assert total[name] == pytest.approx(factor * standard[name])
+
+
+def test_a_tier_without_a_price_is_named(tmp_path: Path) -> None:
+    write_transcripts(tmp_path)
+    for file in tmp_path.rglob("*.jsonl"):
+        file.write_text(file.read_text().replace('"usage": {', '"usage": {"service_tier": "priority", '))
+    done = kvproxy("estimate", tmp_path, "--by", "day")
+    assert "at the price of the standard tier: 20 requests of the service tiers priority; set service" in done.stderr
+
+
 def test_the_requests_of_a_client_do_not_depend_on_those_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

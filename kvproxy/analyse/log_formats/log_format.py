@@ -10,6 +10,7 @@ from types import MappingProxyType
 from kvproxy.apis import APIS
 from kvproxy.apis.api import Api, ApiName
 from kvproxy.apis.json import Json, JsonMap, JsonObject, as_list, as_object, field, loads, objects
+from kvproxy.apis.service_tiers import logged_tier
 from kvproxy.errors import InvalidRequest
 
 PROMPT_FIELDS = ("messages", "prompt", "input")
@@ -52,6 +53,7 @@ class LoggedRequest:
         project: folder in which the client ran; empty if not logged.
         client: name of the program that sent it; empty if unknown.
         names_model: the logged request names its model.
+        processing: service tier that the format of the log implies, such as `batch`; None if body and response decide.
     """
 
     line: int
@@ -64,6 +66,12 @@ class LoggedRequest:
     project: str = ""
     client: str = ""
     names_model: bool = True
+    processing: str | None = None
+
+    @property
+    def service_tier(self) -> str | None:
+        """The tier that decides the price; see `apis/service_tiers.py`. None for the standard tier."""
+        return self.processing or logged_tier(self.body, self.response if isinstance(self.response, dict) else {})
 
 
 @dataclass(frozen=True, slots=True)

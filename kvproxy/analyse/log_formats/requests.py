@@ -1,6 +1,7 @@
 """Requests of the APIs themselves: bodies, batches, HTTP logs with bodies, and fine-tuning data."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from kvproxy.analyse.log_formats.log_format import (
     PROMPT_FIELDS,
@@ -24,6 +25,7 @@ from kvproxy.analyse.log_formats.log_format import (
 from kvproxy.apis import APIS
 from kvproxy.apis.api import Api
 from kvproxy.apis.json import JsonObject, objects
+from kvproxy.apis.service_tiers import BATCH
 from kvproxy.errors import InvalidRequest
 
 BODY_FIELDS = ("body", "request_body", "request", "payload", "json", "requestBody", "request_json")
@@ -112,7 +114,13 @@ def _read_prompt_completion(row: Row) -> Iterator[LoggedRequest]:
 
 
 def _read_anthropic_batch(row: Row) -> Iterator[LoggedRequest]:
-    yield request_of(row, require_object(row.value["params"], "params"), api=APIS["messages"])
+    request = request_of(row, require_object(row.value["params"], "params"), api=APIS["messages"])
+    yield replace(request, processing=BATCH)
+
+
+def _read_batch(row: Row) -> Iterator[LoggedRequest]:
+    for request in _read_request(row):
+        yield replace(request, processing=BATCH)
 
 
 def _refuse_batch_output(row: Row) -> Iterator[LoggedRequest]:
@@ -139,7 +147,7 @@ FORMATS = (
         has_requests=False,
     ),
     LogFormat("anthropic-batch", "Anthropic batch", ("custom_id", "params"), _read_anthropic_batch),
-    LogFormat("batch", "batch lines (custom_id, url, body)", ("custom_id", "url", "body"), _read_request),
+    LogFormat("batch", "batch lines (custom_id, url, body)", ("custom_id", "url", "body"), _read_batch),
     LogFormat("preferences", "preference data for fine-tuning", ("input", "preferred_output"), _read_preference),
     _FineTuning("fine-tuning", "fine-tuning data", ("messages",), _read_fine_tuning),
     LogFormat("completions", "prompts with completions", ("prompt", "completion"), _read_prompt_completion),

@@ -246,7 +246,9 @@ def _assumptions(estimated: "Estimate", prefill_and_decode_rate: tuple[float, fl
     if estimated.exact_savings.money is not None and estimated.reuse_discount is None:
         lines.append("no price of cached tokens is known: give --price INPUT,OUTPUT,CACHED for a million tokens")
     if estimated.service_tiers:
-        lines.append(f"money: requests of the service tiers {', '.join(estimated.service_tiers)} have the prices of these")
+        lines.append(
+            f"money: requests of the service tiers {', '.join(estimated.service_tiers)} have the prices of these"
+        )
     if estimated.tiers_without_price:
         lines.append(
             "money: requests of these service tiers have the price of the standard tier:"

@@ -8,7 +8,10 @@ import pytest
 
 from kvproxy.analyse.log_formats.registry import FORMATS
 from kvproxy.analyse.request_log import RequestLog, read_log
+from kvproxy.analyse.session_report import report_sessions
+from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.errors import InvalidRequest
+from kvproxy.settings.journal import JournalSettings
 from tests.commands.run import kvproxy
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "q"}]}
@@ -510,10 +513,10 @@ LANGFUSE_ROWS = [
     ("usage", "prompt", "cached", "written"),
     [
         ({"input": 30, "output": 20, "total": 50}, 30, None, None),
-        ({"input": "30", "input_cached_tokens": "150", "output": "20", "total": "200"}, 180, 150, 0),
+        ({"input": "30", "input_cached_tokens": "150", "output": "20", "total": "200"}, 180, 150, None),
         ({"input": 30, "cache_read_input_tokens": 100, "cache_creation_input_tokens": 50, "output": 20}, 180, 100, 50),
         # Parts of the input, by the total.
-        ({"input": 180, "input_cached_tokens": 150, "output": 20, "total": 200}, 180, 150, 0),
+        ({"input": 180, "input_cached_tokens": 150, "output": 20, "total": 200}, 180, 150, None),
         ({"input": 180, "output": 5, "output_reasoning_tokens": 15, "total": 200}, 180, None, None),
     ],
 )
@@ -523,13 +526,29 @@ def test_usage_of_langfuse(
     name = "usage_details" if "trace_id" in row else "usageDetails"
     (request,) = read(json.dumps(row | {name: usage})).requests
     assert isinstance(request.response, dict)
-    details = {"prompt_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written}}
+    writes = {} if written is None else {"cache_write_tokens": written}
+    details = {"prompt_tokens_details": {"cached_tokens": cached, **writes}}
     assert request.response["usage"] == {
         "prompt_tokens": prompt,
         "completion_tokens": 20,
         **({} if cached is None else details),
     }
     assert (request.body["model"], request.names_model) == ("m", True)
+
+
+def test_unknown_writes_are_no_lost_breakpoints() -> None:
+    """Exports of models that write their cache without breakpoints have no counter of writes."""
+    messages = [{"role": "user", "content": " ".join(f"word{number}" for number in range(4_000))}]
+    usage = {"input": 10, "input_cached_tokens": 0, "output": 5}
+    rows = [
+        LANGFUSE_ROWS[1]
+        | {"input": json.dumps(messages[:1] * count), "startTime": f"2026-11-01T10:00:0{count}Z"}
+        | {"usageDetails": usage | {"input": 9_000 * count}, "providedModelName": "gpt-5"}
+        for count in (1, 2)
+    ]
+    log = read("\n".join(map(json.dumps, rows)))
+    results = {row.result for row in report_sessions(log.requests, [], JournalSettings()).ledger.rows}
+    assert results == {"evicted", "new"}
 
 
 @pytest.mark.parametrize(
@@ -570,6 +589,11 @@ def test_usage_of_spans(prompt: str, completion: str, cached: str, written: str)
         "completion_tokens": 20,
         "prompt_tokens_details": {"cached_tokens": 100, "cache_write_tokens": 50},
     }
+    tier = attribute("openai.response.service_tier", "flex")
+    (request,) = read(json.dumps({"attributes": [*messages, *usage[:3], tier]})).requests
+    assert isinstance(request.response, dict)
+    assert request.service_tier == "flex"
+    assert reported_reuse(request.response) == (180, 100, None, None, 0)
 
 
 def test_requests_without_a_model_are_counted() -> None:

@@ -82,7 +82,7 @@ def _langfuse_usage(value: JsonObject) -> JsonObject | None:
     output = {name: count for name in counts if _OUTPUT.search(name) and (count := _count(counts[name])) is not None}
     if not prompt:
         return None
-    written = sum(count for name, count in prompt.items() if _CACHE_WRITE.search(name))
+    written = [count for name, count in prompt.items() if _CACHE_WRITE.search(name)]
     cached = sum(count for name, count in prompt.items() if "cache" in name and not _CACHE_WRITE.search(name))
     sums = sum(prompt.values()), sum(output.values())
     total, whole = _count(counts.get("total")), (prompt.get("input", 0), output.get("output", 0))
@@ -91,7 +91,9 @@ def _langfuse_usage(value: JsonObject) -> JsonObject | None:
         sums = whole
     reported: JsonObject = {"prompt_tokens": sums[0], "completion_tokens": sums[1]}
     if any("cache" in name for name in prompt):
-        reported["prompt_tokens_details"] = {"cached_tokens": cached, "cache_write_tokens": written}
+        # Not each provider reports its writes.
+        writes: JsonObject = {"cache_write_tokens": sum(written)} if written else {}
+        reported["prompt_tokens_details"] = {"cached_tokens": cached, **writes}
     return reported
 
 

@@ -35,6 +35,8 @@ _WRITTEN = (
     "llm.token_count.prompt_details.cache_write",
 )
 
+_TIERS = "openai.response.service_tier", "gen_ai.openai.response.service_tier"
+
 
 def _read_span(row: Row) -> Iterator[LoggedRequest]:
     for span in _spans(row.value):
@@ -118,9 +120,14 @@ def _with_usage(response: JsonObject | str | None, attributes: dict[str, Any]) -
     if not isinstance(response, dict) or "usage" in response or prompt is None:
         return response
     usage: JsonObject = {"prompt_tokens": prompt, "completion_tokens": completion or 0}
-    if cached is not None or written is not None:
-        usage["prompt_tokens_details"] = {"cached_tokens": cached or 0, "cache_write_tokens": written or 0}
-    return {**response, "usage": usage}
+    details: JsonObject = {} if cached is None and written is None else {"cached_tokens": cached or 0}
+    # Not each provider reports its writes.
+    if written is not None:
+        details["cache_write_tokens"] = written
+    if details:
+        usage["prompt_tokens_details"] = details
+    tier = _first(attributes, *_TIERS)
+    return {**response, "usage": usage} | ({} if tier is None else {"service_tier": tier})
 
 
 def _messages(attributes: dict[str, Any], current: str, openllmetry: str, openinference: str) -> list[Json]:

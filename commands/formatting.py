@@ -56,10 +56,11 @@ def local_time(seconds: float) -> str:
 
 def table_time(seconds: float) -> str:
     """Format seconds since the epoch like `local_time`, but shorter at a terminal."""
-    text, today = local_time(seconds), local_time(time.time())
+    text = local_time(seconds)
     day, _, time_of_day = text.partition(" ")
     if not time_of_day:
         return text
+    today = local_time(time.time())
     if day == today[:10]:
         return time_of_day
     return f"{day[5:]} {time_of_day[:5]}" if day[:5] == today[:5] else day

@@ -6,6 +6,7 @@ import itertools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
@@ -85,14 +86,17 @@ A column given as a string is not truncated. The suffix `#` of its name means `i
 """
 
 
+@cache
 def digest_column(name: str, digits: int = 12, *, optional: bool = False, field: str | None = None) -> Column:
     return Column(name, digits=digits, is_optional=optional, field=field)
 
 
+@cache
 def number_column(name: str, field: str, *, optional: bool = False, outranks_text: bool = False) -> Column:
     return Column(name, is_number=True, is_optional=optional, field=field, outranks_text=outranks_text)
 
 
+@cache
 def text_column(name: str) -> Column:
     return Column(name, is_text=True)
 
@@ -132,8 +136,7 @@ def print_rows_without_names(rows: Iterable[Row], layout: Layout) -> None:
 
 
 def _print_lines(cells: Iterable[Sequence[str]]) -> None:
-    for row in cells:
-        typer.echo("\t".join(row))
+    typer.echo("".join("\t".join(row) + "\n" for row in cells), nl=False)
 
 
 def print_records(

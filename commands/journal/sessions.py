@@ -82,12 +82,9 @@ def sessions(
     summaries = find_sessions(journal, replace(selection, limit=limit + 1 if limit else None))
     listed = summaries[: limit or None]
     has_unpriced = any(session.unpriced_turns for session in listed)
-    document, rows = (
-        [asdict(session) for session in listed],
-        [_session_row(session, has_unpriced) for session in listed],
-    )
+    rows = [_session_row(session, has_unpriced) for session in listed]
     return table_output(
-        document,
+        listed,
         rows,
         empty="" if rows else no_match(journal, selection, "no sessions"),
         layout=layout,

@@ -1,7 +1,7 @@
 """Several proxies on one PostgreSQL: exact hits with shared quotas, and throughput.
 
 python -m tests.benchmarks.fleet [--requests 2000]
-python -m tests.benchmarks.fleet --proxies 2 [--seconds 5] [--rounds 5] [--connections 16]
+python -m tests.benchmarks.fleet --proxies 2 [--seconds 5] [--rounds 5] [--connections 16] [--quota 0.3]
 
 The hits of a client with quotas and of a client without them alternate on one connection.
 
@@ -26,6 +26,7 @@ import psycopg
 
 from kvproxy.clients.client_keys import add_client
 from kvproxy.settings import load_settings
+from tests.benchmarks.cpu_quota import limit_cpu
 from tests.benchmarks.load import wrk
 from tests.benchmarks.options import read_options
 from tests.benchmarks.servers import cpu_seconds, kvproxy
@@ -92,25 +93,27 @@ class Fleet:
     processes: list[int]
 
 
-def start_fleet(stack: contextlib.ExitStack, folder: Path, proxies: int, flags: tuple[str, ...]) -> Fleet:
-    """Start proxies on one port, each on a core of its own if there are enough."""
+def start_fleet(stack: contextlib.ExitStack, folder: Path, proxies: int, quota: float, flags: tuple[str, ...]) -> Fleet:
+    """Start proxies on one port, each on a core of its own if there are enough, or each with a quota of CPU time."""
     cores, port = sorted(os.sched_getaffinity(0)), str(free_port())
     running = []
     for number in range(proxies):
         (data := folder / f"{proxies}-{number}").mkdir()
-        core = cores[number % len(cores)]
+        core = None if quota else cores[number % len(cores)]
         running.append(stack.enter_context(kvproxy(data, *flags, core=core, KVPROXY_SHARED_PORT=port)))
+        if quota:
+            stack.enter_context(limit_cpu(running[-1].process.pid, quota))
     return Fleet(f"http://127.0.0.1:{port}", [server.process.pid for server in running])
 
 
-def measure_throughput(proxies: int, seconds: float, rounds: int, connections: int) -> None:
+def measure_throughput(proxies: int, seconds: float, rounds: int, connections: int, quota: float) -> None:
     """Compare exact hits of one proxy and of several proxies on one port, in turn."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         server = stack.enter_context(run_postgres())
         upstream = stack.enter_context(run_plain_upstream())
         flags = ("--upstream", upstream, "--store", server.url, "--no-semantic")
-        fleets = {count: start_fleet(stack, folder, count, flags) for count in (1, proxies)}
+        fleets = {count: start_fleet(stack, folder, count, quota, flags) for count in (1, proxies)}
         rates: dict[int, list[float]] = {count: [] for count in fleets}
         costs: dict[int, list[tuple[float, ...]]] = {count: [] for count in fleets}
         for number in range(rounds + 1):
@@ -143,9 +146,9 @@ def measure_throughput(proxies: int, seconds: float, rounds: int, connections: i
 
 
 def main() -> None:
-    options = read_options(__doc__, requests=2_000, proxies=0, seconds=5.0, rounds=5, connections=16)
+    options = read_options(__doc__, requests=2_000, proxies=0, seconds=5.0, rounds=5, connections=16, quota=0.0)
     if options.proxies:
-        measure_throughput(options.proxies, options.seconds, options.rounds, options.connections)
+        measure_throughput(options.proxies, options.seconds, options.rounds, options.connections, options.quota)
     else:
         measure_hits(options.requests)
 

@@ -93,7 +93,7 @@ def ls(query: ClientUsageQuery, *, layout: ListLayout, store: SharedStore = None
     The journal gives the usage of the last 30 UTC days, or since --since. Tokens are those
     that quotas count: of prompts, also reused ones, and of responses, without hits. Requests that the proxy forwards unread
     have tokens only for clients with a budget. Budgets count UTC days and months. A team has the
-    usage of its present clients, too, also from before they joined; its budget counts what clients spent while they had the team.
+    usage of clients while they had the team, too.
     """
     from kvproxy.operations.keys import ListedClient, list_keys
 

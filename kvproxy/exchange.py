@@ -203,6 +203,7 @@ class Exchange:
         api: name of the cached API; None for other routes.
         arrived: seconds since the epoch.
         method, path: empty for the proxy's own routes and for background requests. `path` has no query.
+        team: client whose quotas and budgets count the request, too, or which is a team itself; None without one.
         account: charges tokens to the client's quota; None if the proxy has no clients.
         cacheable: an equal request may get the same response.
         storable: also, neither the request nor its lifetime forbids storing the response.
@@ -239,6 +240,7 @@ class Exchange:
     started: float = field(default_factory=perf_counter)
     # http/client_authentication.py
     client: "ClientSettings | None" = None
+    team: str | None = None
     account: "Account | None" = None
     # http/routes.py; the steps of flow/prepare/steps.py replace the request.
     request: ApiRequest | None = None

@@ -40,8 +40,12 @@ if TYPE_CHECKING:
     from kvproxy.operations.journal import DirectJournal, JournalClient
 
 EMPTY = "no request matches"
-_NO_CLIENT = "no request of a client matches: kvproxy keys add makes clients"
-TopGroup = Literal["prompt", "tenant", "client", "model", "tag", "reason", "layer", "upstream", "proxy", "day"]
+_NO_GROUP = {
+    "client": "no request of a client matches: kvproxy keys add makes clients",
+    "team": "no request of a team matches: kvproxy keys set NAME --team TEAM gives a client a team",
+}
+"""Sentences about an empty result, by its group."""
+TopGroup = Literal["prompt", "tenant", "client", "team", "model", "tag", "reason", "layer", "upstream", "proxy", "day"]
 _POLL_SECONDS = 0.3
 _LISTED = 20
 _TOP = 10
@@ -98,9 +102,11 @@ def log(
 
         print_records(map(_document, rows), layout, list_records.row_fields)
     else:
-        has_matches = any(_matched_question(row) for row in rows)
+        # Later rows may have a value, and must have the same columns.
+        has_matches = follow or any(_matched_question(row) for row in rows)
+        has_teams = follow or any(row.team for row in rows)
         print_table(
-            (_record_row(row, shows_stored_question=has_matches, layout=layout) for row in rows),
+            (_record_row(row, shows_stored_question=has_matches, shows_team=has_teams, layout=layout) for row in rows),
             empty=no_match(journal, query) if not rows else "",
             layout=layout,
         )
@@ -115,7 +121,7 @@ def no_match(journal: "JournalClient", query: object, otherwise: str = EMPTY) ->
     from kvproxy.operations.journal import DirectJournal
 
     if isinstance(journal, DirectJournal):
-        for option in ("model", "tag", "tenant"):
+        for option in ("model", "tag", "team", "tenant"):
             value: str | None = getattr(query, option, None)
             known = {tenant_name(name) for name in journal.recorded_names(option)} if value else set()
             if value and tenant_name(value) not in known:
@@ -210,7 +216,11 @@ def _matched_question(row: "RecordWithQuestions") -> str | None:
 
 
 def _record_row(
-    record: "RecordWithQuestions", *, shows_stored_question: bool = True, layout: ListLayout = ListLayout()
+    record: "RecordWithQuestions",
+    *,
+    shows_stored_question: bool = True,
+    shows_team: bool = True,
+    layout: ListLayout = ListLayout(),
 ) -> Row:
     shown: Row = {
         "Time": table_time(record.time),
@@ -223,6 +233,7 @@ def _record_row(
         "Model?": record.model,
         number_column("Reused", "reused_tokens", optional=True): record.reused_tokens,
         digest_column("Tenant", 16, optional=True): tenant_name(record.tenant),
+        **({Column("Team", is_optional=True): record.team} if shows_team else {}),
         text_column("Question"): record.question,
         **({text_column("Stored question"): _matched_question(record)} if shows_stored_question else {}),
     }
@@ -297,7 +308,7 @@ def top(
         for row in listed
     ]
     document = [asdict(row) for row in listed]
-    empty = "" if rows else no_match(journal, selection, _NO_CLIENT if by == "client" else EMPTY)
+    empty = "" if rows else no_match(journal, selection, _NO_GROUP.get(by, EMPTY))
     output = table_output(
         document, rows, empty=empty, layout=layout, fields=field_names(RequestGroup), total=len(groups), is_minimum=True
     )

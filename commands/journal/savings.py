@@ -59,7 +59,9 @@ def savings(
         if by != "layer" or plot is not None:
             option = "--plot" if by == "layer" else "--by"
             raise typer.BadParameter(f"--ledger lists tokens by cause, so {option} does not apply")
-        ledger_query = LedgerQuery(since=query.since, until=query.until, tenant=query.tenant, model=query.model)
+        ledger_query = LedgerQuery(
+            since=query.since, until=query.until, tenant=query.tenant, team=query.team, model=query.model
+        )
         ledger_report = source.open().perform(report_ledger, ledger_query)
         document = asdict(ledger_report) | _counted_days(selection)
         return Output(

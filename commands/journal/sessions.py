@@ -55,7 +55,7 @@ def sessions(
 
     A session is a conversation: requests that continue each other, or that name the same session. With --by, list the
     prices of input and output, also for requests without a session. A day is a local day. The project is the tag
-    project:NAME of a request, and the client the name of its key.
+    project:NAME of a request, the client the name of its key, and the team that of this client at the time of the request.
 
     Example: kvproxy sessions --by day --since 7d
 
@@ -69,7 +69,9 @@ def sessions(
         if selection.turns != 1 or limit is not None:
             option = "--limit" if limit is not None else "--turns"
             raise typer.BadParameter(f"--by sums all requests by group, so {option} does not apply")
-        query = SpendingQuery(by, selection.since, selection.until, selection.tenant, selection.model)
+        query = SpendingQuery(
+            by, selection.since, selection.until, tenant=selection.tenant, team=selection.team, model=selection.model
+        )
         journal = source.open()
         report = journal.perform(report_spending, query)
         empty = "" if report.rows else no_match(journal, query, NO_BILL)

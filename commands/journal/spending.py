@@ -1,4 +1,4 @@
-"""Prints the cost of requests, by day, project, model, or client."""
+"""Prints the cost of requests, by day, project, model, client, or team."""
 
 from collections.abc import Iterator
 from dataclasses import asdict

@@ -87,6 +87,10 @@ class Clients:
     def team_of(self, client: ClientSettings) -> ClientSettings | None:
         return None if client.team is None else self._teams.get(client.team)
 
+    def team_name(self, client: ClientSettings) -> str | None:
+        """Return the team whose usage includes the client's requests: a team includes its own."""
+        return client.team or (client.name if client.name in self._teams else None)
+
     def find_disabled(self, client: ClientSettings) -> ClientSettings | None:
         """Return the client or its team, if an operator has disabled it."""
         return next((each for each in (client, self.team_of(client)) if each is not None and each.disabled), None)
@@ -203,7 +207,8 @@ class ClientGuard:
 
     def _authenticate(self, scope: Scope, client: ClientSettings) -> None:
         """Remove every key of this proxy, also keys of other clients, which an upstream must not see."""
-        exchange_of(scope).client = client
+        exchange = exchange_of(scope)
+        exchange.client, exchange.team = client, self._clients.team_name(client)
         scope["headers"] = [
             (name, value)
             for name, value in scope["headers"]

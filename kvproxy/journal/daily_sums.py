@@ -16,6 +16,11 @@ _FOLDED = ("model", "tag")
 _DAY = 86_400
 
 
+def table_of_teams(table: str) -> str:
+    """Return the name of the table with the same sums by team; it has no requests without a team."""
+    return f"team_{table}"
+
+
 class DailySums:
     """Adds up values of one batch, and writes them in the caller's transaction.
 
@@ -106,3 +111,28 @@ class DailySums:
             [first],
         )
         self._database.execute(f"delete from {self._table} where {is_detailed}", [first])
+
+
+class DailySumsWithTeams:
+    """Sums of all requests, and those of teams in `table_of_teams`. For the arguments and methods, see `DailySums`."""
+
+    def __init__(self, database: JournalDatabase, table: str, keys: Sequence[str], sums: Sequence[str]) -> None:
+        self._all = DailySums(database, table, keys, sums)
+        self._of_teams = DailySums(database, table_of_teams(table), (*keys, "team"), sums)
+
+    def add(self, time: float, key: Sequence[str], values: Sequence[float], team: str | None) -> None:
+        self._all.add(time, key, values)
+        if team is not None:
+            self._of_teams.add(time, (*key, team), values)
+
+    def write(self) -> None:
+        self._all.write()
+        self._of_teams.write()
+
+    def clear(self) -> None:
+        self._all.clear()
+        self._of_teams.clear()
+
+    def fold_old_days(self, now: float) -> None:
+        self._all.fold_old_days(now)
+        self._of_teams.fold_old_days(now)

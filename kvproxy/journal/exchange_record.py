@@ -76,6 +76,7 @@ def record_of(exchange: Exchange) -> Record:
         upstream_request_id=_short_id(exchange.upstream_request_id),
         response_id=_short_id(facts.response_id),
         service_tier=_requested_tier(exchange) if is_unserved else facts.service_tier,
+        team=exchange.team,
     )
 
 

@@ -2,8 +2,10 @@
 
 from typing import Literal
 
-Group = Literal["prompt", "tenant", "client", "model", "tag", "reason", "layer", "api", "upstream", "proxy", "day"]
+Group = Literal[
+    "prompt", "tenant", "client", "team", "model", "tag", "reason", "layer", "api", "upstream", "proxy", "day"
+]
 """A field of a record, or its UTC day; `proxy` only in a database of several proxies."""
 SumsGroup = Literal["layer", "tenant", "model", "tag", "day"]
-SavingsGroup = Literal[SumsGroup, "client", "project"]
-SpendingGroup = Literal["day", "project", "model", "client"]
+SavingsGroup = Literal[SumsGroup, "client", "team", "project"]
+SpendingGroup = Literal["day", "project", "model", "client", "team"]

@@ -15,7 +15,7 @@ _REQUESTS = (
     f"select r.time, r.layer, r.model, r.tenant, coalesce(r.tags, ''), coalesce({PAID_PROMPT}, 0),"
     f" coalesce({PAID_COMPLETION}, 0),"
     " coalesce(case when r.status = 200 then r.reused_tokens end, 0), coalesce(t.written_5m, 0), coalesce(t.written_1h, 0),"
-    " r.entry, r.service_tier"
+    " r.entry, r.service_tier, r.team"
     " from requests r left join turns t on t.number = r.number where r.model = ?"
     f" and ({PAID_PROMPT} >= ? or r.service_tier is not null) and "
 )
@@ -38,6 +38,7 @@ class PricedRequest:
     written_1h: int
     entry: str | None
     service_tier: str | None
+    team: str | None
 
     @property
     def day(self) -> str:

@@ -336,17 +336,17 @@ class JournalReader:
         """Return the names of all models in the sums of requests."""
         return [name for (name,) in self.rows("select distinct model from totals where model <> '' order by 1", [])]
 
-    def totals(self, by: SumsGroup, selection: SumsFilter = SumsFilter()) -> list[TotalRow]:
-        """Return the sums of each group, model, tenant, layer, and UTC day."""
+    def totals(self, by: SumsGroup | Literal["team"], selection: SumsFilter = SumsFilter()) -> list[TotalRow]:
+        """Return the sums of each group, model, tenant, layer, and UTC day; by team, those of requests with a team."""
         condition, values = selection.sql()
         sums = ", ".join(f"sum({column.name})" for column in fields(TotalRow)[5:])
-        counted = "tag <> ''" if by == "tag" else "tag = ''"
-        sql = f"select {by}, layer, model, tenant, day, {sums} from totals where {counted} and {condition} group by 1, 2, 3, 4, 5"
+        where = f"{selection.table('totals', by)} where tag {'<>' if by == 'tag' else '='} '' and {condition}"
+        sql = f"select {by}, layer, model, tenant, day, {sums} from {where} group by 1, 2, 3, 4, 5"
         return [TotalRow(*row) for row in self.rows(sql, values)]
 
-    def last_uses(self) -> dict[str, float]:
-        """Return the time of each client's last request (seconds since the epoch), by the client's name."""
-        sql = "select n.name, max(r.time) from records r join names n on n.number = r.client group by n.name"
+    def last_uses(self, of: Literal["client", "team"] = "client") -> dict[str, float]:
+        """Return the time of the last request of each client or team (seconds since the epoch), by its name."""
+        sql = f"select n.name, max(r.time) from records r join names n on n.number = r.{of} group by n.name"
         return dict(self.rows(sql, []))
 
     def backend_prompts(self) -> Iterator[BackendPrompt]:

@@ -63,6 +63,7 @@ class Record:
     service_tier: str | None = None
     upstream_request_id: str | None = None
     response_id: str | None = None
+    team: str | None = None
     proxy: str | None = None
 
 

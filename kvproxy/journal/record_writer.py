@@ -18,7 +18,7 @@ from kvproxy.journal.cache_history import (
     ResponseStored,
     Tombstone,
 )
-from kvproxy.journal.daily_sums import DailySums
+from kvproxy.journal.daily_sums import DailySumsWithTeams
 from kvproxy.journal.databases.database import JournalDatabase, JournalFailed
 from kvproxy.journal.exchange_record import (
     is_warmed_by_backend,
@@ -67,7 +67,7 @@ class RecordWriter:
         self._strings = StringIds(database)
         self._columns = tuple(map(stored_column, database.stored))
         self._history = CacheHistory(database, self._strings)
-        self._totals = DailySums(database, "totals", ("tenant", "model", "layer", "tag"), _SUMS)
+        self._totals = DailySumsWithTeams(database, "totals", ("tenant", "model", "layer", "tag"), _SUMS)
         self._turns = TurnWriter(database, self._strings, self._history, settings.prices)
         self.reuse_curves = self._turns.reuse_curves
         self._prompts: dict[str, PromptRecord] = {}
@@ -268,7 +268,7 @@ class RecordWriter:
         values = (1, *tokens, self._saved_seconds(exchange, record), *counts)
         tags = () if exchange.request is None else exchange.request.control.tags
         for tag in ("", *counted_tags(tags)):
-            self._totals.add(record.time, (record.tenant, record.model, record.layer, tag), values)
+            self._totals.add(record.time, (record.tenant, record.model, record.layer, tag), values, record.team)
 
     def _saved_seconds(self, exchange: Exchange, record: Record) -> float:
         if exchange.hit is None:

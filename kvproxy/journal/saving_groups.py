@@ -1,6 +1,6 @@
 """Groups requests, and daily sums of requests, for the savings."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Protocol
 
@@ -48,6 +48,9 @@ class GroupedRequest(Protocol):
     @property
     def tags(self) -> str: ...
 
+    @property
+    def team(self) -> str | None: ...
+
 
 def groups_of(request: GroupedRequest, by: SavingsGroup) -> list[str]:
     """Return the names of the groups of a request, as in `grouped_totals`; only tags can be several."""
@@ -61,6 +64,7 @@ def groups_of(request: GroupedRequest, by: SavingsGroup) -> list[str]:
             "tenant": request.tenant,
             "client": client_of(request.tenant),
             "project": project_of(request.tags.split(",")),
+            "team": request.team or "",
         }[by]
     ]
 
@@ -68,26 +72,34 @@ def groups_of(request: GroupedRequest, by: SavingsGroup) -> list[str]:
 def grouped_totals(reader: JournalReader, by: SavingsGroup, selection: SumsFilter) -> list[TotalRow]:
     """Return sums by group; see `JournalReader.totals`.
 
-    Requests without a project are a group with an empty name.
+    Requests without a project, or a team, are a group with an empty name.
     """
     match by:
         case "client":
             return [replace(row, name=client_of(row.name)) for row in reader.totals("tenant", selection)]
         case "project":
-            return list(_project_totals(reader, selection))
+            return list(_with_rest(_project_totals(reader, selection), reader.totals("day", selection)))
+        case "team":
+            return list(_with_rest(reader.totals("team", selection), reader.totals("day", selection)))
         case _:
             return reader.totals(by, selection)
 
 
 def _project_totals(reader: JournalReader, selection: SumsFilter) -> Iterator[TotalRow]:
-    others = {_key(row): replace(row, name="") for row in reader.totals("day", selection)}
     for row in reader.totals("tag", selection):
         if row.name.startswith(PROJECT_TAG):
             yield replace(row, name=row.name.removeprefix(PROJECT_TAG))
-            # Sums of many tenants or tags are folded, and the rows of both differ then.
-            if (total := others.get(_key(row))) is not None:
-                rest = {name: getattr(total, name) - getattr(row, name) for name in _SUMS}
-                others[_key(row)] = replace(total, **rest)
+
+
+def _with_rest(rows: Iterable[TotalRow], every: Iterable[TotalRow]) -> Iterator[TotalRow]:
+    """Yield the rows of groups, and what they leave of the sums of every request, as rows of a group without a name."""
+    others = {_key(row): replace(row, name="") for row in every}
+    for row in rows:
+        yield row
+        # Sums of many tenants or tags are folded, and the rows of both differ then.
+        if (total := others.get(_key(row))) is not None:
+            rest = {name: getattr(total, name) - getattr(row, name) for name in _SUMS}
+            others[_key(row)] = replace(total, **rest)
     yield from (row for row in others.values() if row.requests > 0)
 
 

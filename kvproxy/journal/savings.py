@@ -359,8 +359,10 @@ def _subtract_writes(
     if by in ("tag", "project"):
         _subtract_writes_by_tags(reader, by, prices, selection, savings_by_name)
         return
+    sessions = SessionReader(reader, prices)
     group = {"layer": "'prefix'", "client": "tenant"}.get(by, by)
-    for group_name, model, day, short, long, hours in SessionReader(reader, prices).provider_writes(group, selection):
+    writes = sessions.writes_by_team(selection) if by == "team" else sessions.provider_writes(group, selection)
+    for group_name, model, day, short, long, hours in writes:
         name = client_of(group_name) if by == "client" else group_name
         price = price_on(model, prices, day)
         if price is not None:
@@ -376,7 +378,7 @@ def _subtract_writes_by_tags(
     savings_by_name: dict[str, Saving],
 ) -> None:
     # The sums of written tokens have no tags, so only requests with a record count.
-    for request in recorded_requests(reader, *selection.times, selection.tenant, selection.model):
+    for request in recorded_requests(reader, *selection.times, selection.tenant, selection.model, selection.team):
         price = request.price(prices)
         paid = 0.0 if price is None else _write_surcharge(price, *request.written) + request.storage_cost(price)
         for name in ([request.project] if by == "project" else request.tags) if paid else ():

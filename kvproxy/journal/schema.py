@@ -9,7 +9,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
-from kvproxy.journal.daily_sums import OTHERS
+from kvproxy.journal.daily_sums import OTHERS, table_of_teams
 from kvproxy.journal.databases.database import JournalDatabase
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import DIGEST_BYTES, Regions
@@ -17,6 +17,31 @@ from kvproxy.journal.sessions.ledger import CAUSES
 
 VERSION = 1
 FILE = "journal.db"
+
+_TOTALS = (
+    "create table totals (day text not null, tenant text not null, model text not null, layer text not null,"
+    " tag text not null, requests integer not null, prompt_tokens integer not null, completion_tokens integer not null,"
+    " reused_tokens integer not null, saved_seconds float not null, unreported integer not null default 0,"
+    " estimated integer not null default 0, estimated_prompt_tokens integer not null default 0,"
+    " estimated_completion_tokens integer not null default 0, tiered integer not null default 0,"
+    " primary key (day, tenant, model, layer, tag)) without rowid"
+)
+_PROMPT_TOKENS = (
+    "create table prompt_tokens (day text not null, tenant text not null, model text not null,"
+    " result text not null, tokens integer not null, primary key (day, tenant, model, result)) without rowid"
+)
+
+
+def _of_teams(statement: str) -> str:
+    table = statement.split()[2]
+    statement = statement.replace(
+        f"table {table} (day", f"table if not exists {table_of_teams(table)} (team text not null, day"
+    )
+    return statement.replace("primary key (", "primary key (team, ")
+
+
+TABLES_OF_TEAMS = tuple(map(_of_teams, (_TOTALS, _PROMPT_TOKENS)))
+"""A journal of an older version is opened for writing with them."""
 
 # Repeated strings are stored once, and times are whole microseconds, so that a million records stay small. An index would
 # cost as much as the record itself. Columns that every record has come first.
@@ -33,22 +58,17 @@ TABLES = (
     " removed_at float, against integer, near blob, similarity float, score float, error float, guard integer,"
     " predicted_tokens integer, reused_tokens integer, tags integer, not_stored integer,"
     " estimated_prompt_tokens integer, estimated_completion_tokens integer, service_tier integer,"
-    " upstream_request_id text, response_id text)",
+    " upstream_request_id text, response_id text, team integer)",
     "create table tombstones (key blob primary key, reason text not null, time float not null) without rowid",
     "create index tombstones_time on tombstones (time)",
-    "create table totals (day text not null, tenant text not null, model text not null, layer text not null,"
-    " tag text not null, requests integer not null, prompt_tokens integer not null, completion_tokens integer not null,"
-    " reused_tokens integer not null, saved_seconds float not null, unreported integer not null default 0,"
-    " estimated integer not null default 0, estimated_prompt_tokens integer not null default 0,"
-    " estimated_completion_tokens integer not null default 0, tiered integer not null default 0,"
-    " primary key (day, tenant, model, layer, tag)) without rowid",
+    _TOTALS,
     "create table turns (number integer primary key, session integer not null, turn integer not null,"
     " parent integer, name integer, pause float, written_5m integer, written_1h integer, region integer, place integer,"
     f" {', '.join(f'{cause} integer' for cause in CAUSES)}, diagnosis integer, agrees integer, keep_warm integer)",
     "create index turns_session on turns (session)",
     "create table prompt_sizes (prompt integer primary key, sizes blob not null)",
-    "create table prompt_tokens (day text not null, tenant text not null, model text not null,"
-    " result text not null, tokens integer not null, primary key (day, tenant, model, result)) without rowid",
+    _PROMPT_TOKENS,
+    *TABLES_OF_TEAMS,
 )
 ADDED_COLUMNS = (
     ("records", "not_stored integer"),
@@ -57,6 +77,7 @@ ADDED_COLUMNS = (
     ("records", "service_tier integer"),
     ("records", "upstream_request_id text"),
     ("records", "response_id text"),
+    ("records", "team integer"),
     ("totals", "unreported integer not null default 0"),
     ("totals", "estimated integer not null default 0"),
     ("totals", "estimated_prompt_tokens integer not null default 0"),
@@ -80,6 +101,7 @@ STRINGS = (
     "tags",
     "not_stored",
     "service_tier",
+    "team",
     "proxy",
 )
 TURN_STRINGS = ("name", "region", "diagnosis", "keep_warm")

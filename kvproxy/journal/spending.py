@@ -1,4 +1,4 @@
-"""The cost of requests and of lost reuse, by day, project, model, or client."""
+"""The cost of requests and of lost reuse, by day, project, model, client, or team."""
 
 import math
 from collections import Counter, defaultdict
@@ -18,7 +18,7 @@ from kvproxy.units import tenant_name
 
 _FREE = ("new", "unreported")
 _REQUESTS = (
-    f"select r.time, r.model, r.tenant, r.client, r.tags, r.reused_tokens, {PAID_PROMPT}, {PAID_COMPLETION},"
+    f"select r.time, r.model, r.tenant, r.client, r.tags, r.team, r.reused_tokens, {PAID_PROMPT}, {PAID_COMPLETION},"
     " coalesce(r.estimated_prompt_tokens, r.estimated_completion_tokens),"
     f" r.service_tier, t.written_5m, t.written_1h, t.pause, {', '.join(f't.{cause}' for cause in CAUSES)}"
     f" from requests r left join turns t on t.number = r.number where {PAID} and r.number >= ? and r.time >= ? and r.time < ?"
@@ -33,7 +33,7 @@ class PaidRequest:
 
     Attributes:
         time: arrival in seconds since the epoch.
-        project, client: names; empty if unknown.
+        project, client, team: names; empty if unknown.
         prompt_tokens, completion_tokens: None if the provider did not report them, and there is no estimate.
         is_estimated: whether one of them is an estimate.
         reused_tokens, written_5m, written_1h: tokens read from the provider's cache, and written to it; None counts as 0.
@@ -56,6 +56,7 @@ class PaidRequest:
     tags: Sequence[str] = ()
     is_estimated: bool = False
     service_tier: str | None = None
+    team: str = ""
 
     @property
     def reused(self) -> int:
@@ -77,6 +78,8 @@ class PaidRequest:
                 return self.model
             case "client":
                 return self.client
+            case "team":
+                return self.team
 
     def price(self, prices: Mapping[str, PriceSettings]) -> PriceSettings | None:
         return price_at(self.model, prices, self.time, self.prompt_tokens or 0, self.service_tier)
@@ -199,17 +202,36 @@ def recorded_requests(
     until: float | None = None,
     tenant: str | None = None,
     model: str | None = None,
+    team: str | None = None,
 ) -> Iterator[PaidRequest]:
     """Yield the journal's requests that reached a provider between two times in seconds since the epoch.
 
-    `tenant` selects the requests of a tenant, or of the client with this name. `model` selects the requests for a model.
+    `tenant` selects the requests of a tenant, or of the client with this name; `model` those for a model, and `team` those of
+    a team.
     """
     first = 0 if since is None else reader.first_number_since(since)
     values: list[object] = [first, since or 0.0, math.inf if until is None else until]
     of_tenant, names = ("", []) if tenant is None else (f" and {OF_TENANT}", [tenant, tenant])
     of_model, models = ("", []) if model is None else (" and r.model = ?", [model])
-    for row in reader.rows(_REQUESTS + of_tenant + of_model, [*values, *names, *models]):
-        time, model, tenant, client, tags, reused, prompt, completion, estimated, tier, short, long, pause, *lost = row
+    of_team, teams = ("", []) if team is None else (" and r.team = ?", [team])
+    for row in reader.rows(_REQUESTS + of_tenant + of_model + of_team, [*values, *names, *models, *teams]):
+        (
+            time,
+            model,
+            tenant,
+            client,
+            tags,
+            team,
+            reused,
+            prompt,
+            completion,
+            estimated,
+            tier,
+            short,
+            long,
+            pause,
+            *lost,
+        ) = row
         yield PaidRequest(
             time=time,
             model=model,
@@ -225,6 +247,7 @@ def recorded_requests(
             service_tier=tier,
             lost={cause: count for cause, count in zip(CAUSES, lost, strict=True) if count},
             tags=counted_tags((tags or "").split(",")),
+            team=team or "",
         )
 
 

@@ -11,7 +11,7 @@ from kvproxy.units import utc_day
 
 _BATCH = 500
 _HITS = (
-    "select r.time, r.layer, r.model, r.tenant, coalesce(r.tags, ''), r.prompt_tokens, r.completion_tokens, r.total_ms,"
+    "select r.time, r.layer, r.model, r.tenant, coalesce(r.tags, ''), r.team, r.prompt_tokens, r.completion_tokens, r.total_ms,"
     f" (select min(c.total_ms) from requests c where c.entry = r.entry and c.layer in {BACKEND} and c.number < r.number)"
     " from requests r where r.layer = 'semantic' and r.status = 200 and {condition} and r.entry in ({places})"
 )
@@ -26,6 +26,7 @@ class _Hit:
     model: str
     tenant: str
     tags: str
+    team: str | None
     prompt_tokens: int | None
     completion_tokens: int | None
     total_ms: float | None

@@ -14,6 +14,7 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store_location import is_url
 from kvproxy.installation.checks.configured_store import open_configured_store, store_exists
 from kvproxy.installation.data_folder import running_proxy
+from kvproxy.journal.daily_sums import table_of_teams
 from kvproxy.journal.groups import Group
 from kvproxy.journal.reader import JournalReader, PromptCount, RequestGroup
 from kvproxy.journal.record import Record, RecordWithQuestions
@@ -103,9 +104,10 @@ class DirectJournal:
         records: list[RecordWithQuestions] = list_records.run(self._access, query)
         return records
 
-    def recorded_names(self, column: Literal["model", "tag", "tenant"]) -> set[str]:
-        """Return the models, tags, or tenants of all requests, also of those whose records are removed."""
-        return {name for (name,) in self.reader.rows(f"select distinct {column} from totals where {column} <> ''", [])}
+    def recorded_names(self, column: Literal["model", "tag", "team", "tenant"]) -> set[str]:
+        """Return the models, tags, teams, or tenants of all requests, also of those whose records are removed."""
+        table = table_of_teams("totals") if column == "team" else "totals"
+        return {name for (name,) in self.reader.rows(f"select distinct {column} from {table} where {column} <> ''", [])}
 
     def record(self, request: str) -> RecordWithQuestions:
         return self._access.find(request)

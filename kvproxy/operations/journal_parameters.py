@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 from kvproxy.journal.groups import SavingsGroup, SpendingGroup
 from kvproxy.journal.sums_filter import SumsFilter, sums_filter
 from kvproxy.operations.parameters import Filter, Parameter, duration, period_end, period_start
-from kvproxy.operations.suggestions import client_names, models
+from kvproxy.operations.suggestions import client_names, models, teams
 
 _TENANT = "Only requests of this tenant, or of the client with this name."
 _MODEL = "Only requests for this model."
+_TEAM = "Only requests of clients that had this team, and of the team itself."
 _UNTIL_DAY = "Whole UTC days that begin before this time; a date means its start."
 _SINCE_DAY = "Whole UTC days since this duration ago, or since this time: 7d, 2026-11-28, yesterday."
 
@@ -35,10 +36,11 @@ class LedgerQuery:
     since: Annotated[float | datetime | None, period_start(_SINCE_DAY)] = None
     until: Annotated[float | None, period_end(_UNTIL_DAY)] = None
     tenant: Annotated[str | None, Filter(_TENANT, suggestions=client_names)] = None
+    team: Annotated[str | None, Filter(_TEAM, suggestions=teams)] = None
     model: Annotated[str | None, Filter(_MODEL, suggestions=models)] = None
 
     def selection(self) -> SumsFilter:
-        return sums_filter(self.since, self.until, self.tenant, self.model)
+        return sums_filter(self.since, self.until, self.tenant, self.model, self.team)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,7 @@ class SpendingQuery:
     since: Annotated[float | datetime | None, period_start("Only requests since then: 7d, 2026-11-28, today.")] = None
     until: Annotated[float | None, period_end("Only requests before this time.")] = None
     tenant: Annotated[str | None, Filter(_TENANT, suggestions=client_names)] = None
+    team: Annotated[str | None, Filter(_TEAM, suggestions=teams)] = None
     model: Annotated[str | None, Filter(_MODEL, suggestions=models)] = None
 
 
@@ -70,6 +73,9 @@ class SessionQuery:
     tenant: Annotated[
         str | None,
         Filter("Only sessions of this tenant, or of the client with this name.", suggestions=client_names),
+    ] = None
+    team: Annotated[
+        str | None, Filter("Only sessions of clients that had this team, and of the team itself.", suggestions=teams)
     ] = None
     model: Annotated[str | None, Filter("Only sessions with a request for this model.", suggestions=models)] = None
     limit: Annotated[int | None, Parameter("Maximum number of sessions.", is_option=False)] = None

@@ -93,7 +93,7 @@ def explain_record(journal: JournalAccess, name: RecordName) -> RecordExplanatio
 
 @operation("GET", "/savings")
 def report_savings(journal: JournalAccess, query: SavingsQuery) -> SavingsReport:
-    """Report savings by layer, tenant, client, model, project, tag, or day."""
+    """Report savings by layer, tenant, client, team, model, project, tag, or day."""
     return savings_report(journal.reader, query.by, journal.settings, journal.hit_verdicts(), query.selection())
 
 
@@ -105,10 +105,10 @@ def report_ledger(journal: JournalAccess, query: LedgerQuery) -> LedgerReport:
 
 @operation("GET", "/spending")
 def report_spending(journal: JournalAccess, query: SpendingQuery) -> SpendingReport:
-    """Report the cost of the requests from `since` to `until`, by local day, project, model, or client."""
+    """Report the cost of the requests from `since` to `until`, by local day, project, model, client, or team."""
     start = start_time(query.since, query.until)
     settings = journal.settings
-    requests = recorded_requests(journal.reader, start, query.until, query.tenant, query.model)
+    requests = recorded_requests(journal.reader, start, query.until, query.tenant, query.model, query.team)
     report = spending_report(requests, query.by, ModelPrices(settings), settings.currency)
     oldest = complete_since(journal.reader)
     return replace(report, complete_since=oldest) if oldest is not None and (start or 0.0) < oldest else report
@@ -122,7 +122,14 @@ def list_sessions(journal: JournalAccess, query: SessionQuery) -> list[Session]:
     """
     start = start_time(query.since, query.until)
     return _sessions(journal).sessions(
-        query.limit, start, query.turns, query.offset, until=query.until, tenant=query.tenant, model=query.model
+        query.limit,
+        start,
+        query.turns,
+        query.offset,
+        until=query.until,
+        tenant=query.tenant,
+        team=query.team,
+        model=query.model,
     )
 
 

@@ -2,16 +2,18 @@
 
 import csv
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from kvproxy.clients import client_keys
 from kvproxy.clients.spending_tables import Spent
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.journal.reader import CACHES, JournalReader
 from kvproxy.journal.record import client_name
+from kvproxy.journal.saving_groups import grouped_totals
 from kvproxy.journal.savings import savings
 from kvproxy.journal.sums_filter import SumsFilter, sums_filter
 from kvproxy.operations.keys_parameters import (
@@ -53,8 +55,8 @@ class ListedClient(LimitedClient):
         previous_key_expires: end of its previous key's validity in seconds since the epoch; None after it.
         spent_today, left_today, spent_this_month, left_this_month: what counts for its budget in this UTC day or month, and what
             is left, in `journal.currency`; None without such a budget.
-        requests: number of its requests, also of those that a cache answered. A team has the requests,
-            tokens, and money of its present clients, too, also from before they joined; its budget does not.
+        requests: number of its requests, also of those that a cache answered. A team has the requests, tokens, and money
+            of clients while they had the team, too.
         tokens: tokens that quotas count: of prompts, also reused ones, and of responses; estimated if not reported.
         spent: price of its requests in `journal.currency`; None without prices.
         last_used: time of the last request in seconds since the epoch.
@@ -142,8 +144,6 @@ def list_clients(settings: Settings, query: ClientUsageQuery = ClientUsageQuery(
         usage = None
     spent = client_keys.spent_money(settings)
     clients, none = client_keys.all_clients(settings), {"requests": 0, "tokens": 0}
-    if usage is not None:
-        _add_to_teams(clients, usage)
     return [
         _listed(client, spent.get(client.name, Spent()), {} if usage is None else usage.get(client.name, none))
         for client in clients
@@ -192,34 +192,35 @@ def usage_problem(settings: Settings) -> str | None:
 
 def _usage(settings: Settings, selection: SumsFilter) -> dict[str, dict[str, Any]]:
     """Return the fields of `ListedClient` that the journal has, by client."""
-    usages: dict[str, dict[str, Any]] = {}
+    usages: defaultdict[str, dict[str, Any]] = defaultdict(lambda: {"requests": 0, "tokens": 0})
+    prices = ModelPrices(settings.journal)
     with closing(JournalReader(settings.journal_location)) as reader:
-        for row in reader.totals("tenant", selection):
-            if (name := client_name(row.tenant)) is not None:
-                usage = usages.setdefault(name, {"requests": 0, "tokens": 0})
-                usage["requests"] += row.requests
-                if row.layer not in CACHES:
-                    usage["tokens"] += row.prompt_tokens + row.completion_tokens
-                    usage["tokens"] += row.estimated_prompt_tokens + row.estimated_completion_tokens
-        for saving in savings(reader, "tenant", ModelPrices(settings.journal), selection=selection):
-            name = client_name(saving.name)
-            if name in usages and saving.spent is not None:
-                usages[name]["spent"] = usages[name].get("spent", 0.0) + saving.spent
-        for name, used in reader.last_uses().items():
-            usages.setdefault(name, {"requests": 0, "tokens": 0})["last_used"] = used
+        _add_usage(reader, "tenant", prices, selection, usages)
+        _add_usage(reader, "team", prices, replace(selection, by_members=True), usages)
     return usages
 
 
-def _add_to_teams(clients: Iterable[ClientSettings], usages: dict[str, dict[str, Any]]) -> None:
-    """Add the usage of clients to that of their teams."""
-    for client in clients:
-        if client.team is not None and client.name in usages:
-            team = usages.setdefault(client.team, {"requests": 0, "tokens": 0})
-            for name, value in usages[client.name].items():
-                if name == "last_used":
-                    team[name] = max(value, team.get(name, value))
-                else:
-                    team[name] = team.get(name, 0) + value
+def _add_usage(
+    reader: JournalReader,
+    by: Literal["tenant", "team"],
+    prices: ModelPrices,
+    selection: SumsFilter,
+    usages: Mapping[str, dict[str, Any]],
+) -> None:
+    client_of = client_name if by == "tenant" else str
+    for row in grouped_totals(reader, by, selection):
+        if (name := client_of(row.name)) is None:
+            continue
+        usage = usages[name]
+        usage["requests"] += row.requests
+        if row.layer not in CACHES:
+            usage["tokens"] += row.prompt_tokens + row.completion_tokens
+            usage["tokens"] += row.estimated_prompt_tokens + row.estimated_completion_tokens
+    for saving in savings(reader, by, prices, selection=selection):
+        if saving.spent is not None and (name := client_of(saving.name)) is not None:
+            usages[name]["spent"] = usages[name].get("spent", 0.0) + saving.spent
+    for name, used in reader.last_uses("client" if by == "tenant" else by).items():
+        usages[name]["last_used"] = max(used, usages[name].get("last_used", used))
 
 
 def set_limits(settings: Settings, change: ClientChange) -> LimitedClient:

@@ -9,7 +9,7 @@ from kvproxy.errors import InvalidRequest
 from kvproxy.journal.period import start_time
 from kvproxy.journal.record import OF_TENANT
 from kvproxy.operations.parameters import Filter, Parameter, declared_parameters
-from kvproxy.operations.suggestions import client_names, layers, models, reasons, tags
+from kvproxy.operations.suggestions import client_names, layers, models, reasons, tags, teams
 from kvproxy.units import parse_since, parse_time
 
 
@@ -75,6 +75,10 @@ class RecordQuery:
             sql=OF_TENANT,
             suggestions=client_names,
         ),
+    ] = None
+    team: Annotated[
+        str | None,
+        SqlFilter("Only clients that had this team, and the team itself.", sql="team = ?", suggestions=teams),
     ] = None
     model: Annotated[str | None, SqlFilter("Only requests for this model.", sql="model = ?", suggestions=models)] = None
     tag: Annotated[

@@ -34,6 +34,14 @@ def client_names(data: Path | None) -> Iterable[str]:
     return (client.name for client in all_clients(load_settings(data=data)))
 
 
+def teams(data: Path | None) -> Iterable[str]:
+    """List the teams of the clients of a data folder. Raises SettingsError or StoreUnavailable."""
+    from kvproxy.clients.client_keys import all_clients
+    from kvproxy.settings import load_settings
+
+    return sorted({client.team for client in all_clients(load_settings(data=data)) if client.team is not None})
+
+
 def upstream_urls(data: Path | None) -> Iterable[str]:
     """List the upstreams in the settings of a data folder. Raises SettingsError."""
     from kvproxy.settings import load_settings

@@ -1,6 +1,7 @@
 """Clients of a team share its quotas and budgets."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from kvproxy.errors import InvalidRequest, SettingsError
 from kvproxy.http.services import Services
 from kvproxy.operations.keys import list_clients
 from kvproxy.settings import load_settings
-from tests.commands.run import kvproxy
+from tests.commands.run import kvproxy, result
 from tests.http.test_budgets import COST, PRICES, Upstream
 from tests.polling import until
 from tests.requests import chat
@@ -138,3 +139,53 @@ def test_a_team_is_a_client_without_a_team(tmp_path: Path) -> None:
     done = kvproxy("keys", "set", "ada", "--unlimited", "team", "--data", tmp_path)
     assert "team none" in done.stdout, done.stderr
     remove_client(settings, "lab")
+
+
+def test_bills_of_a_team_stay_true_after_a_client_moves_or_is_removed(proxy: Proxy) -> None:
+    settings = proxy.settings
+    own = add_client(settings, "red")
+    add_client(settings, "blue")
+    anna, ben = (add_client(settings, name, team="red") for name in ("anna", "ben"))
+    solo = add_client(settings, "solo")
+    for key, question in ((anna, "one"), (anna, "two"), (ben, "three"), (own, "four"), (solo, "five")):
+        assert proxy.ask(key, question).status_code == 200
+    until(lambda: "hit" in proxy.ask(anna, "one").headers["cache-status"])
+    set_limits(settings, "anna", {"team": "blue"})
+    assert proxy.ask(anna, "six").status_code == 200
+    remove_client(settings, "ben")
+    proxy.services.journal.latest(1)
+    listed = {client.name: client for client in list_clients(settings)}
+    # Of red: two of anna, one of ben, and its own one; of blue: the last one of anna.
+    misses = {"red": 4, "blue": 1, "anna": 3, "solo": 1}
+    for name, count in misses.items():
+        assert (listed[name].tokens, listed[name].spent) == (count * 1_100, pytest.approx(count * COST)), name
+    counts = {name: listed[name].requests or 0 for name in misses}
+    hits = counts["anna"] - 3
+    assert hits > 0
+    assert counts == {"red": 4 + hits, "blue": 1, "anna": 3 + hits, "solo": 1}
+
+    (settings.data / "kvproxy.toml").write_text("[journal.prices.m]\ninput = 100\ncached = 10\noutput = 1000\n")
+
+    def rows(*arguments: object) -> dict[str, dict[str, Any]]:
+        return {row["name"]: row for row in result(*arguments, "--data", settings.data)["rows"]}
+
+    saved = rows("savings", "--by", "team")
+    assert {name: row["requests"] for name, row in saved.items()} == {"red": 4 + hits, "blue": 1, "": 1}
+    assert {name: row["answered"] for name, row in saved.items()} == {"red": hits, "blue": 0, "": 0}
+    assert saved["red"]["spent"] == pytest.approx(4 * COST)
+    of_red = rows("savings", "--by", "client", "--team", "red")
+    assert {name: row["spent"] for name, row in of_red.items()} == pytest.approx(
+        {"anna": 2 * COST, "ben": COST, "red": COST}
+    )
+    bill = rows("sessions", "--by", "team")
+    assert {name: row["cost"] for name, row in bill.items()} == pytest.approx({"red": 4 * COST, "blue": COST, "": COST})
+    assert rows("sessions", "--by", "model", "--team", "blue")["m"]["cost"] == pytest.approx(COST)
+    assert result("savings", "--ledger", "--team", "blue", "--data", settings.data)["prompt_tokens"] == 1_000
+    top = result("log", "top", "--by", "team", "--data", settings.data)
+    assert {row["name"]: row["requests"] for row in top} == {"red": 4 + hits, "blue": 1}
+    logged = kvproxy("log", "--team", "red", "--limit", 0, "--csv", "--columns", "tenant,team", "--data", settings.data)
+    assert Counter(logged.stdout.split()[1:]) == Counter(
+        {"client:anna,red": 2 + hits, "client:ben,red": 1, "client:red,red": 1}
+    )
+    unknown = kvproxy("log", "--team", "rod", "--data", settings.data).stderr
+    assert "no request has the team 'rod': there are red" in unknown

@@ -88,5 +88,10 @@ def test_a_proxy_serves_its_responses_and_continues_its_journal(data: Path) -> N
     savings = result("savings", "--data", data)
     assert next(row for row in savings["rows"] if row["name"] == "exact")["requests"] == 12
     assert max(session["turns"] for session in result("sessions", "--data", data)) == 4
-    clients = {client["name"]: client for client in result("keys", "ls", "--data", data)}
+    of_ann = [record for record in records if record["client"] == "ann"]
+    clients = {client["name"]: client for client in result("keys", "ls", "--since", "2026-01-01", "--data", data)}
+    # Its records name no team.
+    assert (clients["ann"]["requests"], {record["team"] for record in records}) == (len(of_ann), {None})
+    (row,) = result("savings", "--by", "team", "--data", data)["rows"]
+    assert (row["name"], row["requests"]) == ("", sum(saving["requests"] for saving in savings["rows"]))
     assert (clients["ann"]["requests_per_minute"], clients["bob"]["stored_bytes"]) == (600, 2**20)

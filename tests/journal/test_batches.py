@@ -170,7 +170,7 @@ def test_after_a_failed_commit_a_prompt_is_what_it_was(opened: Opened, monkeypat
     writer.write([miss])
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer._totals, "_table", "fails")
+        patch.setattr(writer._totals._all, "_table", "fails")
         stored = ResponseStored(miss.cache_key.exact, "e" * 32, NOW + 60, NOW, "first")
         with pytest.raises(JournalFailed):
             writer.write([stored, finished("q", "second")])

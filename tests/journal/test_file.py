@@ -26,7 +26,7 @@ from kvproxy.journal.savings import HitVerdicts, Saving, savings, savings_report
 from kvproxy.journal.schema import ADDED_COLUMNS, FILE
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.journal.spending import recorded_requests, spending_report, with_costs
-from kvproxy.journal.sums_filter import sums_filter
+from kvproxy.journal.sums_filter import SumsFilter, sums_filter
 from kvproxy.operations.record_query import RecordQuery
 from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings.journal import JournalSettings, PriceSettings
@@ -132,7 +132,9 @@ def test_savings_select_days_and_a_client_by_each_group(journal: StoredJournal) 
     noon = datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()
     for day in range(3):
         for tenant in ("client:ann", "client:ann/eu", "client:anna", "public"):
-            journal.add(finished("a", f"{tenant} {day}", tenant=tenant, tags="project:p", arrived=noon + day * 86_400))
+            team = "red" if tenant.startswith("client:ann/") else "anna" if tenant == "client:anna" else None
+            time = noon + day * 86_400
+            journal.add(finished("a", f"{tenant} {day}", tenant=tenant, tags="project:p", arrived=time, team=team))
     journal.flush()
     with closing(journal.reader()) as reader:
         for selection, count in (
@@ -143,6 +145,10 @@ def test_savings_select_days_and_a_client_by_each_group(journal: StoredJournal) 
             (sums_filter(noon_of(22), tenant="public"), 1),
             (sums_filter(model="m"), 12),
             (sums_filter(tenant="ann", model="other"), 0),
+            (sums_filter(noon_of(21), team="red"), 2),
+            (sums_filter(tenant="ann", team="anna"), 0),
+            (SumsFilter(team="anna", by_members=True), 0),
+            (SumsFilter(by_members=True), 3),
         ):
             for by in get_args(SavingsGroup):
                 rows = savings(reader, by, PRICES, selection=selection)
@@ -286,12 +292,14 @@ def test_a_journal_of_an_older_version_gets_new_columns(tmp_path: Path) -> None:
         for table, column in ADDED_COLUMNS:
             connection.execute(f"alter table {table} drop column {column.partition(' ')[0]}")
         connection.execute("create view requests as select number from records")
+        connection.execute("drop table team_totals")
     with pytest.raises(KvproxyError, match="start kvproxy serve once"):
         open_to_read(path)
     open_file(path).close()
     with closing(open_to_read(path)) as database:
         assert database.rows("select not_stored from requests") == []
         assert database.rows("select unreported from totals") == []
+        assert database.rows("select team, unreported from team_totals") == []
 
 
 def test_hits_and_reuse_of_models_without_a_price_are_counted(journal: StoredJournal) -> None:

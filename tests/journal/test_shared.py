@@ -6,6 +6,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -105,20 +106,47 @@ def test_a_batch_whose_commit_was_not_confirmed_is_written_once(
     assert journal.lost == 0
 
 
+def test_a_journal_of_an_older_version_gets_new_columns_while_it_is_open(
+    open_journal: Open, empty_postgres: str
+) -> None:
+    older = open_journal()
+    older.add(finished("a", "one"))
+    older.flush()
+    with psycopg.connect(empty_postgres) as connection:
+        connection.execute("set search_path = kvproxy_journal")
+        connection.execute("drop view requests")
+        connection.execute("drop table team_totals, team_prompt_tokens")
+        connection.execute("alter table records drop column team")
+        connection.execute("create view requests as select number from records")
+    newer = open_journal()
+    for journal, name in ((newer, "two"), (older, "three")):
+        journal.add(finished(name, name, team="red"))
+        journal.flush()
+    assert [record.team for record in older.latest(10)] == ["red", "red", None]
+    for sums, count in (("requests) from team_totals where tag = ''", 2), ("tokens) from team_prompt_tokens", 200)):
+        assert older.read(lambda reader, sums=sums: reader.rows(f"select sum({sums}", []))[0][0] == count
+
+
 def test_the_filters_of_reports_select_rows_of_postgresql(open_journal: Open) -> None:
     journal = open_journal()
     for tenant in ("client:ann", "client:ann/eu", "public"):
-        journal.add(
-            finished("a", tenant, tenant=tenant, upstream_request_id=f"req_{tenant}", response_id=f"id_{tenant}")
-        )
+        ids = {"upstream_request_id": f"req_{tenant}", "response_id": f"id_{tenant}"}
+        journal.add(finished("a", tenant, tenant=tenant, team="red" if tenant == "client:ann" else None, **ids))
     journal.flush()
     selection = sums_filter(2 * DAY, time.time() + DAY, tenant="ann", model="m")
     prices = ModelPrices(JournalSettings(prices={"m": PriceSettings(input=1)}))
     for by in get_args(SavingsGroup):
         rows = journal.read(lambda reader, by=by: savings(reader, by, prices, selection=selection, rejected=["x"]))
         assert sum(row.requests for row in rows) == (0 if by == "tag" else 2)
+        for of_team in (replace(selection, team="red"), replace(selection, by_members=True)):
+            rows = journal.read(
+                lambda reader, by=by, of=of_team: savings(reader, by, prices, selection=of, rejected=["x"])
+            )
+            assert sum(row.requests for row in rows) == (by != "tag")
     ledger = journal.read(lambda reader: SessionReader(reader, prices).ledger("USD", selection))
     assert ledger.prompt_tokens == 200
+    assert list(journal.read(lambda reader: reader.last_uses("team"))) == ["red"]
+    assert len(journal.read(lambda reader: SessionReader(reader, prices).sessions(None, team="red"))) == 1
     found = journal.read(lambda reader: SessionReader(reader, prices).sessions(None, tenant="ann", model="m"))
     assert len(found) == 2
     for id in ("req_public", "id_public"):

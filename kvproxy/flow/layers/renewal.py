@@ -87,6 +87,7 @@ class Renewal(Layer):
             request.request_id,
             request.tenant,
             self._background.clock(),
+            team=exchange.team,
             account=exchange.account,
             request=request,
             key=key,

@@ -96,6 +96,7 @@ class _Session:
     pin: str
     is_headless: bool
     account: Account | None  # Pays for the keep-warm requests.
+    team: str | None
     conversation: _Conversation
     sent: int = 0  # Keep-warm requests in this pause.
     task: "asyncio.Task[None] | None" = None
@@ -214,6 +215,7 @@ class KeepWarm:
             f"session-{request.request_id}" if before is None else before.pin,
             is_headless(request),
             None if exchange.account is None else exchange.account.for_money(),
+            exchange.team,
             conversation,
         )
         self._sessions[digests[-1]] = session
@@ -378,7 +380,13 @@ class KeepWarm:
             unmarked_body=None,
         )
         exchange = Exchange(
-            request.api.name, id, request.tenant, self._clock(), account=session.account, request=request
+            request.api.name,
+            id,
+            request.tenant,
+            self._clock(),
+            team=session.team,
+            account=session.account,
+            request=request,
         )
         session.used = exchange.arrived
         with suppress(KvproxyError):

@@ -23,6 +23,7 @@ from kvproxy.journal.schema import (
     OF_PROMPT,
     STRINGS,
     TABLES,
+    TABLES_OF_TEAMS,
     VERSION,
     stored_column,
     stored_fields,
@@ -346,6 +347,8 @@ def _add_columns(connection: psycopg.Connection[Any]) -> None:
     for table, column in missing:
         connection.execute(_postgres_ddl(f"alter table {table} add column {column}").encode())
     if missing:
+        for statement in TABLES_OF_TEAMS:
+            connection.execute(_postgres_ddl(statement).encode())
         connection.execute("drop view requests")
         connection.execute(_view_sql().encode())
 

@@ -14,6 +14,7 @@ from kvproxy.journal.schema import (
     ADDED_COLUMNS,
     COLUMNS,
     TABLES,
+    TABLES_OF_TEAMS,
     VERSION,
     entry_blob,
     short_key,
@@ -150,6 +151,8 @@ def _add_columns(connection: sqlite3.Connection) -> None:
         for table, column in missing:
             if not _has_column(connection, table, column):
                 connection.execute(f"alter table {table} add column {column}")
+        for statement in TABLES_OF_TEAMS:
+            connection.execute(statement)
         connection.execute("drop view requests")
         connection.execute(view_sql())
 

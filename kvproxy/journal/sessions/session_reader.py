@@ -36,6 +36,7 @@ _PAUSES = (
 )
 _MAX_PAUSES = 100_000
 _OF_TENANT = " and exists (select 1 from names n where n.name = ? and n.number in (r.tenant, r.client))"
+_OF_TEAM = " and r.team = (select number from names where name = ?)"
 _WITH_MODEL = (
     " and t.session in (select m.session from turns m join records q on q.number = m.number"
     " where q.model = (select number from names where name = ?))"
@@ -168,26 +169,28 @@ class SessionReader:
         *,
         until: float | None = None,
         tenant: str | None = None,
+        team: str | None = None,
         model: str | None = None,
     ) -> list[Session]:
         """Return the sessions with the latest requests, newest first, without sessions that only warmed a cache.
 
         With `since` and `until`, return only sessions with a request between these times (seconds since the epoch); with
-        `tenant`, only those of this tenant or of the client with this name; with `model`, only those with a turn for this
-        model. Skip the first `offset` sessions, and return at most `limit`; None returns all.
+        `tenant`, only those of this tenant or of the client with this name; with `team`, only those of this team; with
+        `model`, only those with a turn for this model. Skip the first `offset` sessions, and return at most `limit`; None
+        returns all.
         """
         first = 0 if since is None else self._reader.first_number_since(since)
         end = self._reader.newest_number() + 1 if until is None else self._reader.first_number_since(until)
         sql = (
             "select t.session from turns t join records r on r.number = t.number"
             " where t.session in (select session from turns where number >= ? and number < ?)"
-            f"{'' if tenant is None else _OF_TENANT}{'' if model is None else _WITH_MODEL}"
+            f"{'' if tenant is None else _OF_TENANT}{'' if team is None else _OF_TEAM}{'' if model is None else _WITH_MODEL}"
             " group by t.session having count(*) >= ?"
             " and count(*) filter (where r.layer <> coalesce((select number from names where name = 'warming'), 0)) > 0"
             " order by max(t.number) desc"
         )
         page = "" if limit is None else f" limit {int(limit)} offset {int(offset)}"
-        names = [name for name in (tenant, model) if name is not None]
+        names = [name for name in (tenant, team, model) if name is not None]
         ids = [row[0] for row in self._reader.rows(sql + page, [first, end, *names, min_turns])]
         turns: dict[int, list[Turn]] = {id: [] for id in ids}
         for start in range(0, len(ids), _BATCH):
@@ -237,7 +240,8 @@ class SessionReader:
         With `reads_records`, the lost tokens of recorded requests have the price of what these requests wrote.
         """
         condition, values = selection.sql()
-        sql = f"select model, day, result, sum(tokens) from prompt_tokens where {condition} group by 1, 2, 3"
+        table = selection.table("prompt_tokens")
+        sql = f"select model, day, result, sum(tokens) from {table} where {condition} group by 1, 2, 3"
         groups: dict[tuple[str, str], Counter[str]] = {}
         for model, day, result, tokens in self._reader.rows(sql, values):
             groups.setdefault((model, day), Counter())[result] = tokens
@@ -289,9 +293,24 @@ class SessionReader:
         results = ("written_5m", "written_1h", STORED_TOKEN_HOURS)
         sums = ", ".join(f"sum(case when result = '{name}' then tokens else 0 end)" for name in results)
         condition, values = selection.sql()
-        sql = f"select {by}, model, day, {sums} from prompt_tokens where {condition} and result in {results} group by 1, 2, 3"
+        table = selection.table("prompt_tokens", by)
+        sql = f"select {by}, model, day, {sums} from {table} where {condition} and result in {results} group by 1, 2, 3"
         rows = self._reader.rows(sql, values)
         return [(name, model, day, short, long, hours) for name, model, day, short, long, hours in rows]
+
+    def writes_by_team(self, selection: SumsFilter) -> list[tuple[str, str, str, int, int, int]]:
+        """Return `provider_writes` by team; those of requests without a team have an empty name."""
+        of_teams = self.provider_writes("team", selection)
+        rest = {
+            (model, day): Counter(dict(enumerate(sums)))
+            for _, model, day, *sums in self.provider_writes("''", selection)
+        }
+        for _, model, day, *sums in of_teams:
+            rest[model, day].subtract(dict(enumerate(sums)))
+        return [
+            *of_teams,
+            *(("", model, day, sums[0], sums[1], sums[2]) for (model, day), sums in rest.items() if any(sums.values())),
+        ]
 
     def _turns(self, condition: str, values: Sequence[object]) -> list[Turn]:
         rows = self._reader.rows(f"{_TURNS} where {condition} order by t.number", values) if values else []

@@ -15,7 +15,7 @@ from kvproxy.blocks.divergence import common_prefix_length, reusable_tokens
 from kvproxy.blocks.reuse_distance import LiveHitCurve
 from kvproxy.exchange import Exchange
 from kvproxy.journal.cache_history import CacheHistory
-from kvproxy.journal.daily_sums import DailySums
+from kvproxy.journal.daily_sums import DailySumsWithTeams
 from kvproxy.journal.databases.database import JournalDatabase
 from kvproxy.journal.exchange_record import KEEP_WARM_TAG
 from kvproxy.journal.miss_explanation import common_prefix_and_suffix, comparable_texts
@@ -100,7 +100,7 @@ class TurnWriter:
         self._roots: OrderedDict[bytes, int] = OrderedDict()  # By the digest of a first message.
         self.reuse_curves: dict[str, LiveHitCurve] = {}
         """Reuse by pool size for the prompts of each upstream; a size is in bytes of prompts."""
-        self._tokens = DailySums(database, "prompt_tokens", ("tenant", "model", "result"), ("tokens",))
+        self._tokens = DailySumsWithTeams(database, "prompt_tokens", ("tenant", "model", "result"), ("tokens",))
         self._block_sizes: dict[str, int] = {}  # Of engines, by model; `BLOCK` if the engine does not report it.
         self._limits: dict[str, CacheLimits] = {}
         self._rows: list[Sequence[object]] = []  # Turns of the batch that are not inserted yet.
@@ -270,7 +270,7 @@ class TurnWriter:
         for result, count in tokens.items():
             # A row of zero reused tokens means that the backend reports reuse.
             if count or (result == "reused" and count is not None):
-                self._tokens.add(record.time, (record.tenant, record.model, result), (count,))
+                self._tokens.add(record.time, (record.tenant, record.model, result), (count,), record.team)
 
     def _expected_reuse_and_region(
         self,

@@ -1,11 +1,11 @@
-// What the caches saved, by layer, client, project, tenant, model, tag or day.
+// What the caches saved, by layer, client, team, project, tenant, model, tag or day.
 
 import { csvButton } from "./csv.js";
 import { choice, fill, h, section, table } from "./dom.js";
 import { count, duration, money, percent, tenantName } from "./format.js";
 import { mark, groupOf } from "./layers.js";
 
-const BY = [["layer", "layer"], ["client", "client"], ["project", "project"], ["tenant", "tenant"], ["model", "model"], ["tag", "tag"], ["day", "day"]];
+const BY = [["layer", "layer"], ["client", "client"], ["team", "team"], ["project", "project"], ["tenant", "tenant"], ["model", "model"], ["tag", "tag"], ["day", "day"]];
 const COLUMNS = [
   ["requests", "number"], ["from a cache", "number"], ["prompt tokens", "number"], ["answer tokens", "number"],
   ["reused tokens", "number"], ["time", "number"],

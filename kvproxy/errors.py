@@ -10,6 +10,7 @@ class KvproxyError(Exception):
 
     Args:
         limit: name of the setting whose limit was reached, for the metrics.
+        team: the team whose limit it is; None for a limit of the client, or of all clients.
         retry_after: seconds until a retry may succeed, if known.
     """
 
@@ -20,6 +21,7 @@ class KvproxyError(Exception):
     reason: ClassVar[str | None] = None
     retry_after: float | None = None
     limit: str | None = None
+    team: str | None = None
 
     def __init_subclass__(cls, **attributes: str | float) -> None:
         for name, value in attributes.items():
@@ -27,13 +29,25 @@ class KvproxyError(Exception):
             setattr(cls, name, value)
 
     def __init__(
-        self, message: str, *, param: str | None = None, limit: str | None = None, retry_after: float | None = None
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        limit: str | None = None,
+        team: str | None = None,
+        retry_after: float | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.limit = self.limit if limit is None else limit
+        self.team = team
         self.retry_after = self.retry_after if retry_after is None else retry_after
+
+    @property
+    def reached_limit(self) -> str | None:
+        """The limit that was reached, for records, such as `tokens_per_minute of the team research`."""
+        return self.limit if self.team is None else f"{self.limit} of the team {self.team}"
 
     @property
     def is_retryable(self) -> bool:
@@ -84,7 +98,7 @@ class MissingKey(Unauthorized, code="missing_api_key"): ...
 class Forbidden(KvproxyError, status=403, type="permission_error", code="forbidden"): ...
 
 
-class KeyDisabled(Forbidden, code="key_disabled"): ...
+class KeyDisabled(Forbidden, code="key_disabled", limit="disabled"): ...
 
 
 class NotFound(KvproxyError, status=404, type="invalid_request_error", code="not_found", exit_code=3): ...

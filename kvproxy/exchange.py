@@ -223,6 +223,7 @@ class Exchange:
         unread_model: model of a request that was not parsed; empty if it is unknown.
         unread_delivery: the upstream that received a request that was not parsed; None for other requests.
         plugin: name of the plugin's layer that answered.
+        reached_limit: see `KvproxyError.reached_limit`; None if no limit was reached.
         failure: reason token (see `journal/reasons.py`) of the error that ended the request.
         exact_done, semantic_done: end of each lookup.
         watch: awaits all steps after the exact lookup, and cancels them when the client disconnects; None never cancels them.
@@ -285,6 +286,7 @@ class Exchange:
     layer: Layer = "refused"
     status: int = 0
     failure: str | None = None
+    reached_limit: str | None = None
     first_byte: float = 0.0
     ended: float = 0.0
 

@@ -225,7 +225,7 @@ def _record_row(
     shown: Row = {
         "Time": table_time(record.time),
         Column("Layer", is_optional=True, outranks_text=True): record.layer,
-        "Reason": record.reason,
+        "Reason": _reason(record),
         number_column("Tokens", "tokens", optional=True, outranks_text=True): _tokens(record),
         number_column("Cost", "cost", optional=True, outranks_text=True): money(record.cost),
         number_column("ms", "total_ms"): milliseconds(record.total_ms),
@@ -238,6 +238,11 @@ def _record_row(
         **({text_column("Stored question"): _matched_question(record)} if shows_stored_question else {}),
     }
     return shown if layout.columns is None else {**_other_fields(record), **shown}
+
+
+def _reason(record: "Record") -> str | Formatted:
+    limit = record.reached_limit
+    return record.reason if limit is None else Formatted(f"{record.reason} ({limit})", record.reason)
 
 
 def _tokens(record: "RecordWithQuestions") -> int | Formatted | None:

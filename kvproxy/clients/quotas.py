@@ -169,12 +169,12 @@ class Quota:
         most, of_team = self.client.concurrent_requests, _of_team(team)
         if most is not None and self._in_flight >= most:
             why = f"the limit of requests in flight ({most}){of_team} is reached"
-            raise _too_many_requests("concurrent_requests", why, 1.0)
+            raise _too_many_requests("concurrent_requests", why, 1.0, team)
         self._in_flight += 1
         try:
             if self._requests is not None and (wait := await self._requests.take(1)) > 0:
                 why = f"the limit of requests per minute ({self.client.requests_per_minute}){of_team} is reached"
-                raise _too_many_requests("requests_per_minute", why, wait)
+                raise _too_many_requests("requests_per_minute", why, wait, team)
             yield
         finally:
             self._in_flight -= 1
@@ -233,8 +233,8 @@ class Account:
         RequestExceedsQuota if one minute's quota is less than the tokens.
         """
         if self._quota.spent is not None and self.client.has_budget and self._reserved_money is None:
-            owner = "client" if self._team_name is None else "team"
-            self._reserved_money = await self._quota.spent.reserve(self._quota.client, money, owner)
+            is_team = self._team_name is not None
+            self._reserved_money = await self._quota.spent.reserve(self._quota.client, money, is_team=is_team)
         try:
             await self._reserve_tokens(tokens)
             if self._team is not None:
@@ -262,11 +262,11 @@ class Account:
                 raise RequestExceedsQuota(
                     f"the request has some {tokens:,} tokens, and {per_minute:,} a minute{of_team} are allowed",
                     limit="tokens_per_minute",
+                    team=self._team_name,
                 )
             if (wait := await bucket.take(tokens)) > 0:
-                raise _too_many_requests(
-                    "tokens_per_minute", f"more than {per_minute:,} tokens a minute{of_team}", wait
-                )
+                why = f"more than {per_minute:,} tokens a minute{of_team}"
+                raise _too_many_requests("tokens_per_minute", why, wait, self._team_name)
         self._reserved = (self._reserved or 0) + tokens
 
     def settle(self, tokens: int, money: float = 0.0, model: str = "") -> None:
@@ -322,7 +322,6 @@ def _of_team(name: str | None) -> str:
     return "" if name is None else f" of the team {name}"
 
 
-def _too_many_requests(limit: str, why: str, seconds: float) -> TooManyRequests:
-    return TooManyRequests(
-        f"{why}: try again in {max(1, math.ceil(seconds))} s", limit=limit, retry_after=max(1.0, seconds)
-    )
+def _too_many_requests(limit: str, why: str, seconds: float, team: str | None) -> TooManyRequests:
+    message = f"{why}: try again in {max(1, math.ceil(seconds))} s"
+    return TooManyRequests(message, limit=limit, team=team, retry_after=max(1.0, seconds))

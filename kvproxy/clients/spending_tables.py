@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.sqlite_files import connect, create_schema, make_files_private
 
 if TYPE_CHECKING:
     from kvproxy.index.store.database import Row, Transaction
+    from kvproxy.settings.access import ClientSettings
 
 _VERSION = 1
 TABLES = (
@@ -48,6 +49,26 @@ class Spent:
 
     today: float = 0.0
     this_month: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A budget of a client for this UTC day or month, and the money that counts for it, in `journal.currency`."""
+
+    period: Literal["day", "month"]
+    limit: float
+    spent: float
+
+    @property
+    def remaining(self) -> float:
+        return max(0.0, self.limit - self.spent)
+
+
+def budgets_of(client: "ClientSettings", spent: Spent) -> list[Budget]:
+    """Return the budgets of a client that spent so much."""
+    month, day = client.budget_per_month, client.budget_per_day
+    of_month = [] if month is None else [Budget("month", month, max(0.0, spent.this_month))]
+    return of_month if day is None else [*of_month, Budget("day", day, max(0.0, spent.today))]
 
 
 class SpendingFile:

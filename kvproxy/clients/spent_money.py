@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 from uuid import uuid4
 
-from kvproxy.clients.spending_tables import SpendingTables, Spent, period_of, read_spent
+from kvproxy.clients.spending_tables import SpendingTables, Spent, budgets_of, period_of, read_spent
 from kvproxy.errors import BudgetExceeded, TooManyRequests
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.failure_log import FailureLog
@@ -78,25 +78,25 @@ class SpentMoney:
         self._charges: set[asyncio.Task[None]] = set()
         self._failures = FailureLog()
 
-    async def reserve(self, client: ClientSettings, money: float, owner: str = "client") -> Reservation:
+    async def reserve(self, client: ClientSettings, money: float, *, is_team: bool = False) -> Reservation:
         """Reserve the most that a request may cost; `charge` replaces the reservation by its price.
 
         Raises BudgetExceeded if the client has spent a budget, or TooManyRequests if requests in flight have reserved the rest.
-        `owner` is the word for the client in these errors.
+        These errors name a client with `is_team` as a team.
         """
         now = self._clock()
         id = f"{self._proxy}-{next(self._numbers)}"
         try:
-            await asyncio.to_thread(self._reserve, client, money, now, id, owner)
+            await asyncio.to_thread(self._reserve, client, money, now, id, is_team)
         except CacheStoreError as error:
             self._failures.log_failure("%s: until it works again, budgets count what this proxy knows", error)
-            _check(client, now, self._known(client.name, now), 0.0, owner)
+            _check(client, now, self._known(client.name, now), 0.0, is_team=is_team)
             self._owe(client.name, now, money)
             return Reservation(money, now, None)
         self._in_flight.add(id)
         return Reservation(money, now, id)
 
-    def _reserve(self, client: ClientSettings, money: float, now: float, id: str, owner: str) -> None:
+    def _reserve(self, client: ClientSettings, money: float, now: float, id: str, is_team: bool) -> None:
         self._pay_debts()
         period = period_of(now)
         with self._tables.transaction(durable=False) as run:
@@ -105,7 +105,7 @@ class SpentMoney:
             run(_DELETE_EXPIRED, {"now": now, "latest": now + 10 * LEASE_SECONDS})
             self._last = read_spent(run, now)
             reserved = run(_RESERVED, {"client": client.name})[0]["money"]
-            _check(client, now, self._last.get(client.name, Spent()), reserved, owner)
+            _check(client, now, self._last.get(client.name, Spent()), reserved, is_team=is_team)
             run(_RESERVE, {"id": id, "client": client.name, "money": money, "expires": now + LEASE_SECONDS})
         self._failures.log_recovery("the spent money of clients is counted in its table again")
         self._month = period["month"]
@@ -120,6 +120,10 @@ class SpentMoney:
         task = asyncio.create_task(self._pay_debts_later())
         self._charges.add(task)
         task.add_done_callback(self._charges.discard)
+
+    def read(self) -> dict[str, Spent]:
+        """Return what each client spent, for all proxies that share the tables. Raises a CacheStoreError."""
+        return read_spent(self._tables.query, self._clock())
 
     async def renew_periodically(self) -> None:
         """Renew the reservations of requests in flight."""
@@ -177,25 +181,27 @@ class SpentMoney:
             raise
 
 
-def _check(client: ClientSettings, now: float, spent: Spent, reserved: float, owner: str) -> None:
+def _check(client: ClientSettings, now: float, spent: Spent, reserved: float, *, is_team: bool) -> None:
+    owner, team = ("team", client.name) if is_team else ("client", None)
     moment = datetime.fromtimestamp(now, UTC)
     midnight = datetime(moment.year, moment.month, moment.day, tzinfo=UTC) + timedelta(days=1)
     next_month = datetime(moment.year + moment.month // 12, moment.month % 12 + 1, 1, tzinfo=UTC)
-    for period, budget, used, end in (
-        ("month", client.budget_per_month, spent.this_month, next_month),
-        ("day", client.budget_per_day, spent.today, midnight),
-    ):
-        if budget is not None and used >= budget:
+    ends = {"day": midnight, "month": next_month}
+    for budget in budgets_of(client, spent):
+        period, limit, end = budget.period, budget.limit, ends[budget.period]
+        if budget.spent >= limit:
             raise BudgetExceeded(
-                f"the {owner} {client.name} has spent its budget of {budget:,g} a {period}, until {end:%Y-%m-%d %H:%M} UTC:"
+                f"the {owner} {client.name} has spent its budget of {limit:,g} a {period}, until {end:%Y-%m-%d %H:%M} UTC:"
                 f" wait, or ask the operator (kvproxy keys set {client.name} --budget-per-{period})",
                 limit=f"budget_per_{period}",
+                team=team,
                 retry_after=math.ceil(end.timestamp() - now),
             )
-        if budget is not None and used + reserved >= budget:
+        if budget.spent + reserved >= limit:
             raise TooManyRequests(
-                f"requests in flight have reserved the rest of the budget of {budget:,g} a {period} of the {owner} {client.name}:"
+                f"requests in flight have reserved the rest of the budget of {limit:,g} a {period} of the {owner} {client.name}:"
                 f" try again in {RETRY_SECONDS:g} s, or send requests with a lower max_tokens",
                 limit=f"budget_per_{period}",
+                team=team,
                 retry_after=RETRY_SECONDS,
             )

@@ -16,5 +16,6 @@ def record_failure(exchange: Exchange, error: BaseException) -> None:
     else:
         exchange.layer = "error" if exchange.failure.startswith("error") else "refused"
         exchange.status = error.status if isinstance(error, KvproxyError) else 500
+        exchange.reached_limit = error.reached_limit if isinstance(error, KvproxyError) else None
     exchange.hit = None
     exchange.ended = perf_counter()

@@ -23,6 +23,7 @@ def check_model(client: ClientSettings | None, model: str) -> None:
             f"the client {client.name} may not use the model {model[:100]!r}, only {', '.join(client.models)}: ask the operator"
             " (kvproxy keys set)",
             param="model",
+            limit="models",
         )
 
 

@@ -6,11 +6,20 @@ from collections.abc import Collection, Iterable, Mapping
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvproxy.clients.client_keys import all_clients, check_budgets, clients_file, key_digest, requires_client_key
 from kvproxy.clients.quotas import Quotas
-from kvproxy.errors import KeyDisabled, MissingKey, SettingsError, StoreUnavailable, TooManyRequests, Unauthorized
+from kvproxy.errors import (
+    KeyDisabled,
+    KvproxyError,
+    MissingKey,
+    SettingsError,
+    StoreUnavailable,
+    TooManyRequests,
+    Unauthorized,
+)
 from kvproxy.http.error_responses import error_response
 from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
 from kvproxy.http.metrics import Metrics
@@ -77,6 +86,16 @@ class Clients:
                 return client
         return None
 
+    def find_expired(self, headers: Iterable[tuple[str, str]]) -> ClientSettings | None:
+        """Return the client of an expired key in the headers."""
+        given = (key_digest(_without_bearer(value)) for name, value in headers if name in KEY_HEADERS)
+        return next((self._known[digest] for digest in given if digest in self._known), None)
+
+    def with_budget(self) -> list[ClientSettings]:
+        """Return the clients with a budget, by name."""
+        clients = {client.name: client for client in self._known.values() if client.has_budget}
+        return [client for _, client in sorted(clients.items())]
+
     def why_ended(self, client: ClientSettings) -> str | None:
         """Return what ended the requests in flight of a client: `removed`, `disabled`, or None."""
         if not self.requires_key:
@@ -120,7 +139,8 @@ class Clients:
         if any(map(self.knows, keys)):
             return Unauthorized(
                 "the given API key has expired: ask the operator for another one (kvproxy keys rotate NAME), or for a later"
-                " date (kvproxy keys set NAME --expires DATE)"
+                " date (kvproxy keys set NAME --expires DATE)",
+                limit="expires",
             )
         if keys:
             return Unauthorized(
@@ -170,14 +190,17 @@ class ClientGuard:
                 self._authenticate(scope, client)
             await self._app(scope, receive, send)
             return
-        if client is None:
-            await error_response(self._clients.authentication_error(headers), scope)(scope, receive, send)
+        known = client or self._clients.find_expired(headers.items())
+        if known is not None:
+            self._authenticate(scope, known)
+        try:
+            self._clients.check(client, headers)
+        except KvproxyError as error:
+            if known is not None:
+                self._metrics.count_client_request(known.name, error.status)
+            await self._refuse(error, scope)(scope, receive, send)
             return
-        self._authenticate(scope, client)
-        if (disabled := self._clients.find_disabled(client)) is not None:
-            self._metrics.count_client_request(client.name, KeyDisabled.status)
-            await error_response(_disabled(disabled), scope)(scope, receive, send)
-            return
+        assert client is not None
         quota = self._quotas.get(client, self._clients.team_of(client))
 
         has_ended = False
@@ -202,8 +225,12 @@ class ClientGuard:
                 await self._app(scope, receive, labelled)
         except TooManyRequests as error:
             # Raised by the quota. Errors of the app are responses already.
-            self._metrics.count_error(error)
-            await error_response(error, scope)(scope, receive, labelled)
+            await self._refuse(error, scope)(scope, receive, labelled)
+
+    def _refuse(self, error: KvproxyError, scope: Scope) -> Response:
+        exchange_of(scope).reached_limit = error.reached_limit
+        self._metrics.count_error(error)
+        return error_response(error, scope)
 
     def _authenticate(self, scope: Scope, client: ClientSettings) -> None:
         """Remove every key of this proxy, also keys of other clients, which an upstream must not see."""

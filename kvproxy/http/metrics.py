@@ -13,9 +13,11 @@ from kvproxy.apis.codecs.generation import Delta
 from kvproxy.apis.json import as_token_count
 from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.blocks.row_types import PoolStats
+from kvproxy.clients.spending_tables import Spent, budgets_of
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.journal.pool_forecast import PoolForecast
+from kvproxy.settings.access import ClientSettings
 from kvproxy.upstreams.status import EngineStatus
 
 if TYPE_CHECKING:
@@ -59,6 +61,9 @@ class MetricGroup(Collector):
         if values is None or isinstance(values, int | float):
             values = {"": values}
         self._values[labels] = values if isinstance(values, Mapping) else asdict(values)
+
+    def clear(self) -> None:
+        self._values.clear()
 
     def collect(self) -> Iterator[Metric]:
         description = self._description
@@ -263,6 +268,16 @@ class Metrics:
             "client",
             "model",
         )
+        self.budgets = self._group(
+            "client_budget",
+            "Budgets of clients and teams in this UTC day or month, in journal.currency, for the first 200 with a budget by name;"
+            " absent while what they spent cannot be read. Proxies with one store export the same numbers.",
+            "client",
+            "period",
+            limit="The budget.",
+            spent="What counts for it.",
+            remaining="The rest, at least 0.",
+        )
         self._clients: set[str] = set()
         self._paid_models: set[str] = set()
         self._limited = self._counter("limited", "Limits that were reached, by the name of the setting.", "limit")
@@ -344,6 +359,13 @@ class Metrics:
 
     def _client_label(self, name: str) -> str:
         return _bounded(name, self._clients, _MAX_CLIENTS)
+
+    def set_budgets(self, clients: Sequence[ClientSettings], spent: Mapping[str, Spent]) -> None:
+        self.budgets.clear()
+        for client in clients[:_MAX_CLIENTS]:
+            for budget in budgets_of(client, spent.get(client.name, Spent())):
+                values = {"limit": budget.limit, "spent": budget.spent, "remaining": budget.remaining}
+                self.budgets.set(values, client.name, budget.period)
 
     def count_reached_limit(self, limit: str) -> None:
         self._limited.labels(limit).inc()

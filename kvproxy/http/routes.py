@@ -244,8 +244,7 @@ async def ready(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Return metrics in Prometheus' text format, for the operator only: they name upstreams and clients."""
     app = services(request)
-    refused = app.access.check_operator(request)
-    if refused is not None:
+    if (refused := app.access.check_operator(request)) is not None:
         raise refused
     proxy_metrics = app.metrics
     if app.built.worker is not None:
@@ -281,6 +280,7 @@ async def metrics(request: Request) -> Response:
         is_readable = True
     if app.journal.name is not None:
         proxy_metrics.journal_up.set(is_readable and app.journal.failure is None)
+    await app.measure_budgets()
     store = app.cache.store
     entries = None
     with contextlib.suppress(CacheStoreError):

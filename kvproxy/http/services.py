@@ -149,6 +149,15 @@ class Services:
             except Exception as error:
                 _log.error("housekeeping failed, and is tried again: %s", error)
 
+    async def measure_budgets(self) -> None:
+        """Set the metrics of the clients' budgets."""
+        clients = self.clients.with_budget()
+        try:
+            # Without a budget, no table of spent money is made.
+            self.metrics.set_budgets(clients, await asyncio.to_thread(self.spent.read) if clients else {})
+        except CacheStoreError:
+            self.metrics.budgets.clear()
+
     async def record_change(self, request: Request, change: str) -> None:
         """Log a change by the operator, and record it in PostgreSQL if proxies share a store there, or else in the folder."""
         operator = f"admin at {request.client.host if request.client is not None else 'a socket'}"

@@ -77,6 +77,7 @@ def record_of(exchange: Exchange) -> Record:
         response_id=_short_id(facts.response_id),
         service_tier=_requested_tier(exchange) if is_unserved else facts.service_tier,
         team=exchange.team,
+        reached_limit=exchange.reached_limit,
     )
 
 

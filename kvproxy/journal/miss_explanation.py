@@ -174,6 +174,8 @@ def explain_in_sentences(explanation: MissExplanation, format_time: Callable[[fl
     """Return the explanation as sentences, which quote requests without escaping control characters."""
     record = explanation.record
     sentences = [meaning_of_reason(record.reason)]
+    if record.reached_limit is not None:
+        sentences.append(f"The reached limit is {record.reached_limit}, see docs/limits.md.")
     if record.removed_at is not None:
         sentences.append(f"It was removed at {format_time(record.removed_at)}.")
     if record.near is not None:

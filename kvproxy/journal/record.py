@@ -64,6 +64,7 @@ class Record:
     upstream_request_id: str | None = None
     response_id: str | None = None
     team: str | None = None
+    reached_limit: str | None = None
     proxy: str | None = None
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from kvproxy.clients import client_keys
-from kvproxy.clients.spending_tables import Spent
+from kvproxy.clients.spending_tables import Spent, budgets_of
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.journal.reader import CACHES, JournalReader
 from kvproxy.journal.record import client_name
@@ -163,12 +163,9 @@ KEY_OPERATIONS = (list_keys,)
 
 def _listed(client: ClientSettings, spent: Spent, usage: Mapping[str, Any]) -> ListedClient:
     budgets: dict[str, Any] = {}
-    for period, budget, used in (
-        ("today", client.budget_per_day, spent.today),
-        ("this_month", client.budget_per_month, spent.this_month),
-    ):
-        if budget is not None:
-            budgets |= {f"spent_{period}": max(0.0, used), f"left_{period}": max(0.0, budget - used)}
+    for budget in budgets_of(client, spent):
+        period = {"day": "today", "month": "this_month"}[budget.period]
+        budgets |= {f"spent_{period}": budget.spent, f"left_{period}": budget.remaining}
     expires = client.previous_key_expires
     is_valid = expires is not None and time.time() < expires
     state: dict[str, Any] = {"disabled": client.disabled, "previous_key_expires": expires if is_valid else None}

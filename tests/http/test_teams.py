@@ -1,6 +1,8 @@
 """Clients of a team share its quotas and budgets."""
 
 import contextlib
+import json
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -189,3 +191,67 @@ def test_bills_of_a_team_stay_true_after_a_client_moves_or_is_removed(proxy: Pro
     )
     unknown = kvproxy("log", "--team", "rod", "--data", settings.data).stderr
     assert "no request has the team 'rod': there are red" in unknown
+
+
+def test_records_of_refused_requests_name_the_limit_and_the_client(proxy: Proxy) -> None:
+    settings = proxy.settings
+    add_client(settings, "red", requests_per_minute=1)
+    limited: dict[str, dict[str, Any]] = {
+        "anna": {"team": "red"},
+        "ben": {"tokens_per_minute": 1},
+        "carl": {"budget_per_day": 0.0},
+        "dora": {"models": ("n",)},
+        "emil": {"expires": time.time() - 60},
+        "fred": {},
+    }
+    keys = {name: add_client(settings, name, **limits) for name, limits in limited.items()}
+    set_disabled(settings, "fred", disabled=True)
+    assert proxy.ask(keys["anna"]).status_code == 200
+    statuses = {name: proxy.ask(key, "refused").status_code for name, key in keys.items()}
+    assert statuses == {"anna": 429, "ben": 413, "carl": 429, "dora": 403, "emil": 401, "fred": 403}
+    proxy.services.journal.latest(1)
+    listed = kvproxy("log", "--layer", "refused", "--json", "--data", settings.data).stdout
+    records = {record["client"]: record for record in map(json.loads, listed.splitlines())}
+    assert {name: (record["reason"], record["reached_limit"]) for name, record in records.items()} == {
+        "anna": ("refused-limit", "requests_per_minute of the team red"),
+        "ben": ("refused-limit", "tokens_per_minute"),
+        "carl": ("refused-limit", "budget_per_day"),
+        "dora": ("refused-access", "models"),
+        "emil": ("refused-key", "expires"),
+        "fred": ("refused-access", "disabled"),
+    }
+    assert records["emil"]["tenant"] == "client:emil"
+    shown = kvproxy("log", "--tenant", "emil", "--data", settings.data, columns=160).stdout
+    assert "refused-key (expires)" in shown
+    explained = kvproxy("explain", "--request", records["anna"]["request_id"], "--data", settings.data).stdout
+    assert "The reached limit is requests_per_minute of the team red" in explained
+    lines = proxy.services.metrics.render().decode().splitlines()
+    for limit in ("requests_per_minute", "tokens_per_minute", "budget_per_day", "models", "expires", "disabled"):
+        assert f'kvproxy_limited_total{{limit="{limit}"}} 1.0' in lines
+    assert 'kvproxy_client_requests_total{client="emil",status="401"} 1.0' in lines
+
+
+def test_metrics_have_the_budgets_of_clients_and_teams(proxy: Proxy) -> None:
+    def budgets() -> dict[str, float]:
+        lines = httpx.get(f"{proxy.url}/metrics", timeout=300).text.splitlines()
+        values = (line.removeprefix("kvproxy_client_budget_").rsplit(maxsplit=1) for line in lines)
+        return {name: float(value) for name, value in values if "period=" in name}
+
+    assert budgets() == {}
+    add_client(proxy.settings, "lab", budget_per_month=0.5)
+    ada = add_client(proxy.settings, "ada", team="lab", budget_per_day=0.1)
+    assert proxy.ask(ada).status_code == 200
+    until(lambda: proxy.spent("ada") == pytest.approx(COST))
+    assert budgets() == pytest.approx(
+        {
+            'limit{client="ada",period="day"}': 0.1,
+            'spent{client="ada",period="day"}': 0.164,
+            'remaining{client="ada",period="day"}': 0.0,
+            'limit{client="lab",period="month"}': 0.5,
+            'spent{client="lab",period="month"}': 0.164,
+            'remaining{client="lab",period="month"}': 0.336,
+        }
+    )
+    set_limits(proxy.settings, "ada", {"budget_per_day": None})
+    assert proxy.ask(ada).status_code == 200
+    assert not any("ada" in name for name in budgets())

@@ -152,23 +152,7 @@ class Decider:
         `with_verdicts`: refuse entries that a person rejected, entries farther than these, and those that were refused too often.
         """
         in_namespace = [(head, cosine) for head, cosine in near if head.namespace == request.namespace]
-        ids = [head.id for head, _ in in_namespace]
-        verdicts = self._observations if with_verdicts and ids else None
-        rejected = set() if verdicts is None else verdicts.rejected_entries(ids)
-        decisions = {
-            place: Decision("rejected" if head.id in rejected else "expired")
-            for place, (head, _) in enumerate(in_namespace)
-            if head.id in rejected or head.freshness not in request.allowed_freshness
-        }
-        nearest_rejected = next((place for place, (head, _) in enumerate(in_namespace) if head.id in rejected), None)
-        if nearest_rejected is not None:
-            # A person who rejects an entry wants a fresh answer, rather than the answer to a less similar question.
-            farther = range(nearest_rejected + 1, len(in_namespace))
-            decisions = {place: Decision("not compared") for place in farther} | decisions
-        for place, (head, cosine) in enumerate(in_namespace):
-            is_spent = with_verdicts and cosine >= policy.floor and self.refusal_budget.is_spent(head.id)
-            if place not in decisions and is_spent:
-                decisions[place] = Decision("refusal limit")
+        decisions = self._exclude(request, in_namespace, policy.floor, with_verdicts=with_verdicts)
         judge = policy.checked if isinstance(policy, LearnedPolicy) else policy
         earlier = EarlierTurns(request.question, judge, request.limits, self._embed)
         neighbours: dict[int, Neighbour] = {}
@@ -205,6 +189,32 @@ class Decider:
             candidates[chosen_place] = replace(candidates[chosen_place], verdict="vetoed", guard=CONTEXT)
             return Lookup(None, tuple(candidates), None, request.namespace, request.question)
         return Lookup(entry, tuple(candidates), chosen, request.namespace, request.question, observation)
+
+    def _exclude(
+        self,
+        request: LookupRequest,
+        near: Sequence[tuple[StoredQuestion, float]],
+        floor: float,
+        *,
+        with_verdicts: bool,
+    ) -> dict[int, Decision]:
+        """Return the decisions on neighbours that the policy does not judge, by their place; see `decide_candidates`."""
+        ids = [head.id for head, cosine in near if cosine >= floor]
+        verdicts = self._observations if with_verdicts and ids else None
+        rejected = set() if verdicts is None else verdicts.rejected_entries(ids)
+        decisions: dict[int, Decision] = {}
+        for place, (head, cosine) in enumerate(near):
+            if head.id in rejected:
+                decisions[place] = Decision("rejected")
+            elif head.freshness not in request.allowed_freshness:
+                # An entry below the floor is unrelated, whatever its state.
+                decisions[place] = Decision("expired" if cosine >= floor else "low similarity")
+            elif any(decision.verdict == "rejected" for decision in decisions.values()):
+                # A person who rejects an entry wants a fresh answer, rather than the answer to a less similar question.
+                decisions[place] = Decision("not compared")
+            elif with_verdicts and cosine >= floor and self.refusal_budget.is_spent(head.id):
+                decisions[place] = Decision("refusal limit")
+        return decisions
 
 
 def _pending_observation(result: PolicyResult, near: Sequence[Candidate]) -> PendingObservation | None:

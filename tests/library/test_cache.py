@@ -35,7 +35,7 @@ def some_answer() -> CachedAnswer:
 
 
 def similar(store: Store) -> SemanticCache:
-    return SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.8))
+    return SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.8), store.observations)
 
 
 async def test_namespaces_are_separate_from_each_other_and_from_the_proxy(store: Store) -> None:
@@ -179,8 +179,7 @@ async def test_tags_many_answers_and_lifetimes_of_namespaces(tmp_path: Path) -> 
 
 
 async def test_a_miss_is_explained_and_a_wrong_answer_rejected(store: Store) -> None:
-    semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.8), store.observations)
-    async with opened(store, semantic) as cache:
+    async with opened(store, similar(store)) as cache:
         assert (await cache.explain("what is a block")).reason == "miss-new"
         await cache.set("what is a free block", "one")
         assert (await cache.explain("what is a free block")).reason == "hit-exact"
@@ -205,6 +204,24 @@ async def test_a_miss_is_explained_and_a_wrong_answer_rejected(store: Store) -> 
         await cache.delete("what is a free block")
         with pytest.raises(ValueError, match="is no longer stored"):
             await cache.feedback(hit, right=True)
+
+
+async def test_a_rejected_answer_explains_no_miss_of_an_unrelated_question(tmp_path: Path) -> None:
+    now = [1000.0]
+    store = open_store(tmp_path / "r.db", clock=lambda: now[0])
+    cache = AsyncCache(ResponseCache(store, similar(store), clock=lambda: now[0]), clock=lambda: now[0])
+    async with cache:
+        await cache.set("what is a free block", "one")
+        rejected = await cache.get("what is a free block")
+        assert rejected is not None
+        await cache.feedback(rejected, right=False)
+        assert (await cache.explain("weather in paris")).reason == "low-similarity"
+        assert await cache.get("weather in paris") is None
+        assert (await cache.stats())["semantic"]["lookups"] == {"low similarity": 1}
+        assert (await cache.explain("what is a free block now")).reason == "rejected"
+        await cache.set("which pages are evicted", "two", ttl=5)
+        now[0] += 9
+        assert (await cache.explain("which pages are evicted")).reason == "miss-expired"
 
 
 def test_lifetimes_of_namespaces_are_checked(tmp_path: Path) -> None:

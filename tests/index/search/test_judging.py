@@ -109,6 +109,14 @@ def test_the_policy_sees_no_expired_entries_and_no_other_namespaces(store: Store
     assert found.entry.id == "a"
 
 
+def test_an_expired_entry_below_the_floor_is_not_similar(store: Store) -> None:
+    policy = FixedPolicy(PolicyResult([Decision("low similarity")], None))
+    policy.floor = 0.95
+    found = looked_up(store, policy, None, near="old a")
+    assert [each.verdict for each in found.candidates] == ["low similarity", "low similarity"]
+    assert found.outcome == "low similarity"
+
+
 def test_an_entry_removed_during_the_lookup_is_not_served(store: Store) -> None:
     class Removing(FixedPolicy):
         def decide(

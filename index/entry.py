@@ -12,6 +12,8 @@ Freshness = Literal["fresh", "stale-while-revalidate", "stale-if-error", "expire
 
 CLOCK_SKEW = 60.0
 """Seconds by which the clocks of proxies with one store may differ."""
+LIBRARY_ENDPOINT = "library"
+"""Endpoint of answers that a program stored with the library; a proxy with the same store does not serve them."""
 PROVIDER_ID_TAG = "provider-id:"
 """Beginning of tags that name objects of the provider, such as a stored response. Statistics omit these tags."""
 
@@ -23,10 +25,10 @@ class Entry:
     Attributes:
         key: digest of everything in the request that can change the response.
         namespace: digest of the same parts, except the prompt. Semantic hits require an equal namespace.
-        endpoint: name of the API, for instance `chat`.
+        endpoint: name of the API, for instance `chat`, or `LIBRARY_ENDPOINT`.
         prompt: text of the last user turn, or of all user turns if `cache.conversations` is set.
         semantic: the entry may have semantic hits.
-        request, response: JSON bodies; the response is one object, not chunks of a stream.
+        request, response: JSON bodies; the response is one object, not chunks of a stream, or the answer of a program.
         prompt_tokens, completion_tokens: None if the response does not report them.
         created, expires, last_hit: seconds since the epoch.
         stale_while_revalidate, stale_if_error: seconds after `expires` (RFC 5861).
@@ -110,9 +112,10 @@ class Entry:
             if column.default is MISSING or column.name in document
         }
         values["tags"] = tuple(str(tag) for tag in values.get("tags", ()))
-        for name in ("request", "response"):
-            if not isinstance(document[name], dict):
-                raise ValueError(f"{name} is no object")
+        of_program = document["endpoint"] == LIBRARY_ENDPOINT
+        for name, expected in (("request", dict), ("response", str if of_program else dict)):
+            if not isinstance(document[name], expected):
+                raise ValueError(f"{name} is no {'text' if expected is str else 'object'}")
             values[name] = json.dumps(document[name], allow_nan=False).encode()
         for name, value in values.items():
             _check_field(name, value)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from kvproxy.index.entry import Entry, new_id
+from kvproxy.index.entry import LIBRARY_ENDPOINT, Entry, new_id
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.store import EntryFilter
 from kvproxy.library.arguments import (
@@ -30,7 +30,6 @@ from kvproxy.library.maintenance import Maintenance
 from kvproxy.settings.cache import CacheSettings
 
 _BATCH = 1_000
-_ENDPOINT = "library"  # In all keys and namespaces: a proxy with the same store serves no answers of the library.
 _CLOSED = "this cache is closed: open it again"
 _FORKED = (
     "this cache was opened before the process forked, which leaves its threads and connections behind: open it in each"
@@ -211,7 +210,7 @@ class AsyncCache:
         self.check_usable()
         check_texts(id=id)
         entry = await asyncio.to_thread(self._cache.store.get, id)
-        is_served = entry is not None and entry.endpoint == _ENDPOINT and entry.expires > self._clock()
+        is_served = entry is not None and entry.endpoint == LIBRARY_ENDPOINT and entry.expires > self._clock()
         return _answer_of(entry) if entry is not None and is_served else None
 
     async def feedback(self, answer: CachedAnswer, right: bool, question: str | None = None) -> None:
@@ -306,7 +305,7 @@ class AsyncCache:
             namespace=_digest(namespace),
             tenant="",
             model="",
-            endpoint=_ENDPOINT,
+            endpoint=LIBRARY_ENDPOINT,
             prompt=question,
             semantic=True,
             request=json.dumps({"question": question, "namespace": namespace}).encode(),
@@ -332,10 +331,10 @@ def _answer_of(entry: Entry, similarity: float | None = None) -> CachedAnswer:
 
 def _filter(namespace: str | None) -> EntryFilter:
     if namespace is None:
-        return EntryFilter(endpoint=_ENDPOINT)
+        return EntryFilter(endpoint=LIBRARY_ENDPOINT)
     check_texts(namespace=namespace)
-    return EntryFilter(endpoint=_ENDPOINT, namespace=_digest(namespace))
+    return EntryFilter(endpoint=LIBRARY_ENDPOINT, namespace=_digest(namespace))
 
 
 def _digest(*parts: str) -> str:
-    return hashlib.sha256(json.dumps([_ENDPOINT, *parts]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([LIBRARY_ENDPOINT, *parts]).encode()).hexdigest()

@@ -56,7 +56,7 @@ class QueuedResponse(ResponseSummary):
 class ShownResponse(ResponseSummary):
     key: str
     request: dict[str, Any]
-    response: dict[str, Any]
+    response: dict[str, Any] | str
     pinned: bool
 
 

@@ -12,7 +12,9 @@ import pytest
 from kvproxy.errors import SettingsError
 from kvproxy.index.entry import Entry
 from kvproxy.index.store import open_store
+from kvproxy.library import open_cache
 from kvproxy.settings import load_settings
+from kvproxy.settings.cache import CacheSettings
 from tests.commands.run import ask, kvproxy, result
 from tests.commands.upstream import proxied
 from tests.index.entries import SERVABLE, make_entry
@@ -354,6 +356,23 @@ def test_limits_in_the_settings_are_written_as_for_people(line: str, expected: o
             load_settings(data=tmp_path)
     else:
         assert getattr(load_settings(data=tmp_path).clients[0], line.split()[0]) == expected
+
+
+def test_answers_of_a_program_survive_export_and_import(tmp_path: Path) -> None:
+    old, new, file = (tmp_path / name for name in ("old.db", "new.db", "answers.jsonl"))
+    exact = CacheSettings(semantic=False)
+    with open_cache(old, exact) as cache:
+        cache.set_many({"What is a block?": "16 tokens", "Why?": ""}, "docs", tags=["t"])
+        before = sorted(cache, key=repr)
+    assert kvproxy("cache", "export", file, "--store", old).returncode == 0
+    open_cache(new, exact).close()
+    assert kvproxy("cache", "import", file, "--store", new).stdout == "imported 2 responses, skipped 0\n"
+    with open_cache(new, exact) as cache:
+        after = sorted(cache, key=repr)
+        assert [(each, each.id, each.tags, each.expires) for each in after] == [
+            (each, each.id, each.tags, each.expires) for each in before
+        ]
+        assert cache.delete("Why?", "docs")
 
 
 def test_expired_entries_are_not_imported(tmp_path: Path) -> None:

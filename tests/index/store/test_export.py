@@ -101,6 +101,8 @@ def test_an_impossible_number_is_bounded_and_keeps_no_other_entry_away(name: str
         {"tags": 5},
         {"request": 5},
         {"response": "text"},
+        {"endpoint": "library"},
+        {"endpoint": []},
         {"request": {"a": float("inf")}},
         {"id": ""},
         {"id": "\u0000"},

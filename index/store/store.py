@@ -173,10 +173,17 @@ class Store(StoreWriter):
         values = {name: getattr(where, name) for name in names}
         if where.older_than is not None:
             values["before"] = self._clock() - values.pop("older_than")
-        return " where " + " and ".join(f"({_CONDITIONS[name]})" for name in names) if names else "", values
+        condition = " where " + " and ".join(f"({_CONDITIONS[name]})" for name in names) if names else ""
+        return condition, self.database.storable_row(values)
 
     def count(self) -> int:
         return int(self.database.query("select entries from totals")[0]["entries"])
+
+    def count_stored(self, ids: Sequence[str]) -> int:
+        chosen, values = self.database.in_list("id", ids)
+        return int(
+            self.database.query(f"select count(*) as entries from responses where {chosen}", values)[0]["entries"]
+        )
 
     def stats(self) -> StoreStatistics:
         self.flush()

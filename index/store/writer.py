@@ -121,11 +121,8 @@ class StoreWriter:
         is_pinned = any(old["priority"] >= eviction.PINNED for old in replaced)
         value = eviction.PINNED if is_pinned else eviction.tokens_per_byte(new)
         run(_INSERT, self.codec.encode(row) | {"bytes": new.size, "value": value})
-        for tag in sorted(set(entry.tags)):
-            run(
-                "insert into tags (tag, id) values (:tag, :id)",
-                self.database.storable_row({"tag": tag, "id": row["id"]}),
-            )
+        for tag in sorted({self.database.storable_row({"tag": tag})["tag"] for tag in entry.tags}):
+            run("insert into tags (tag, id) values (:tag, :id)", {"tag": tag, "id": row["id"]})
         return self._insert_vector(run, new)
 
     def _insert_vector(self, run: Transaction, new: NewEntry) -> int | None:

@@ -155,19 +155,21 @@ class AsyncCache:
         ttl: Seconds | None = None,
         tags: Sequence[str] = (),
     ) -> int:
-        """Store the answer to each question, see `set`, with few commits; return the number of stored answers."""
+        """Store the answer to each question, see `set`, with few commits; return how many of them are stored at the end.
+
+        Beyond the capacity, later answers evict earlier ones, which do not count.
+        """
         self.check_usable()
         # All arguments are checked before the first answer is stored. The last answer to a question counts.
         pairs, tags = dict(checked_pairs(answers)), checked_tags(tags)
         entries = [self._entry(question, answer, namespace, ttl, tags) for question, answer in pairs.items()]
         entries = [entry for entry in entries if self._is_storable(entry)]
-        stored = 0
         for start in range(0, len(entries), _BATCH):
             batch = entries[start : start + _BATCH]
             if self._cache.semantic is not None:
                 await self._cache.semantic.embed_many([entry.prompt for entry in batch])
-            stored += await self._cache.insert_many(batch)
-        return stored
+            await self._cache.insert_many(batch)
+        return await asyncio.to_thread(self._cache.store.count_stored, [entry.id for entry in entries])
 
     async def delete(self, question: str, namespace: str = "") -> bool:
         """Remove the answer to an equal question, also an expired one; return whether it existed."""
@@ -323,10 +325,10 @@ class AsyncCache:
 
 
 def _answer_of(entry: Entry, similarity: float | None = None) -> CachedAnswer:
-    # Redaction can replace the name.
-    namespace = json.loads(entry.request).get("namespace", "")
-    answer = json.loads(entry.response)
-    return CachedAnswer(answer, entry.prompt, similarity, entry.id, namespace, entry.tags, entry.created, entry.expires)
+    # Redaction can replace the names. A prompt in PostgreSQL lacks NUL.
+    request, answer = json.loads(entry.request), json.loads(entry.response)
+    question, namespace = request.get("question", entry.prompt), request.get("namespace", "")
+    return CachedAnswer(answer, question, similarity, entry.id, namespace, entry.tags, entry.created, entry.expires)
 
 
 def _filter(namespace: str | None) -> EntryFilter:

@@ -92,9 +92,10 @@ class Cache:
         ttl: Seconds | None = None,
         tags: Sequence[str] = (),
     ) -> int:
-        """Store the answer to each question, see `set`, with few commits; return the number of stored answers.
+        """Store the answer to each question, see `set`, with few commits; return how many of them are stored at the end.
 
-        `answers` are pairs of a question and its answer, or a mapping. The questions are embedded in batches.
+        `answers` are pairs of a question and its answer, or a mapping. The questions are embedded in batches. Beyond the
+        capacity, later answers evict earlier ones, which do not count.
         """
         return self._run(self._cache.set_many(answers, namespace, ttl=ttl, tags=tags))
 

@@ -1,5 +1,5 @@
 """Empty stores in files."""
 
-from tests.index.conftest import open_file, store
+from tests.index.conftest import make_store, open_file, store
 
-__all__ = ["open_file", "store"]
+__all__ = ["make_store", "open_file", "store"]

@@ -16,6 +16,7 @@ from kvproxy.index.store import Store, open_store
 from kvproxy.library import AsyncCache, CachedAnswer, open_async_cache, open_cache
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.privacy import RedactionSettings
+from tests.index.conftest import MakeStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
@@ -222,6 +223,17 @@ async def test_a_rejected_answer_explains_no_miss_of_an_unrelated_question(tmp_p
         await cache.set("which pages are evicted", "two", ttl=5)
         now[0] += 9
         assert (await cache.explain("which pages are evicted")).reason == "miss-expired"
+
+
+async def test_texts_with_nul_are_returned_unchanged(make_store: MakeStore) -> None:
+    async with AsyncCache(ResponseCache(make_store(), None)) as cache:
+        await cache.set("nul\0question", "nul\0answer", "nul\0space", tags=["nul\0tag", "nultag"])
+        found = await cache.get("nul\0question", "nul\0space")
+        assert found is not None
+        assert (found.question, found.answer) == ("nul\0question", "nul\0answer")
+        assert (found.namespace, found.tags) == ("nul\0space", ("nul\0tag", "nultag"))
+        assert await cache.get("nulquestion", "nul\0space") is None
+        assert await cache.delete_tag("nul\0tag") == 1
 
 
 def test_lifetimes_of_namespaces_are_checked(tmp_path: Path) -> None:

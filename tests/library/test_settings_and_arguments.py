@@ -78,6 +78,12 @@ def test_large_answers_are_not_stored(tmp_path: Path) -> None:
         assert [each.question for each in cache] == ["short"]
 
 
+def test_evicted_answers_are_not_counted_as_stored(tmp_path: Path) -> None:
+    with open_cache(tmp_path / "r.db", CacheSettings(semantic=False, max_entries=10)) as cache:
+        assert cache.set_many({f"question {number}": "a" for number in range(600)}) == len(cache) == 10
+        assert cache.set_many({"question 599": "b", "new": "c"}) == 2
+
+
 def test_settings_for_proxies_are_refused(tmp_path: Path) -> None:
     other: dict[str, Any] = {
         "enabled": False,

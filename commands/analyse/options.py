@@ -52,8 +52,10 @@ def describe_log(log: "RequestLog", tokenizer: str | None) -> list[str]:
         f"{log.num_responses:,} with a response",
     ]
     lines = [f"read as {log.format}: {', '.join(counts)}"]
-    if log.skipped:
-        lines.append(f"skipped {plural(log.num_skipped, 'row')} without a request: {log.describe_skipped()}")
+    if without := log.num_skipped + len(log.errors):
+        malformed = f"{len(log.errors):,} malformed" if log.errors else ""
+        causes = ", ".join(filter(None, (log.describe_skipped(), malformed)))
+        lines.append(f"skipped {plural(without, 'row')} without a request: {causes}")
     if log.ignored_fields:
         lines.append(f"no fields of a request, not read: {', '.join(sorted(log.ignored_fields))}")
     if log.num_without_model:

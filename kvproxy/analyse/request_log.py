@@ -14,11 +14,13 @@ from kvproxy.analyse.log_formats.rows import NO_JSON, NO_OBJECT_ITEM, NO_OBJECT_
 from kvproxy.apis import APIS
 from kvproxy.apis.json import Json, JsonObject, dumps, objects
 from kvproxy.errors import InvalidRequest
-from kvproxy.units import format_line_numbers
+from kvproxy.units import format_line_numbers, plural
 
 _SAMPLE = 1_000
 _SHOWN_FIELDS = 6
+_REPEATED = "repeated (the same row with the same id)"
 _TRACE_FIELDS = {"hash_ids", "input_length", "block_hashes"}
+_IDS = ("id", "request_id", "requestId", "spanId", "span_id", "resourceSpans")
 _PLAIN_FORMATS = ("requests", "completions", "openpipe")
 
 
@@ -36,6 +38,7 @@ class RequestLog:
         format: name of the format for people.
         rows: number of rows, with or without a request.
         skipped: numbers of the rows without a request to a cached API, by cause.
+        errors: of the malformed rows.
         ignored_fields: fields of rows that are not read: no fields of a request, and no response, time, route, or status.
     """
 
@@ -117,7 +120,7 @@ def read_log(
     else:
         content = read_rows(file, text)
         chosen = _choose_format(file, content, format)
-        log = _read_rows(content, chosen, model)
+        log = _read_rows(content, chosen, model, log_formats() if format is None else ())
     if not log.requests:
         raise InvalidRequest(_no_requests(file, log))
     return log
@@ -137,13 +140,18 @@ def _choose_format(file: Path, content: FileRows, name: str | None) -> LogFormat
     sample = [value for _, value in content.rows[:_SAMPLE]]
     if not sample:
         raise InvalidRequest(_describe_empty(file, content))
-    counts = [sum(log_format.matches(value) for value in sample) for log_format in formats]
+    first_matches = [_first_match(value, formats) for value in sample]
+    counts = [first_matches.count(log_format) for log_format in formats]
     chosen = formats[counts.index(max(counts))]
     # A column of texts may be prompts, questions, or templates.
     is_guess = content.is_table and chosen.name in _PLAIN_FORMATS and not any(map(_has_json_request, sample))
     if not max(counts) or is_guess:
         raise InvalidRequest(_describe_unknown(file, content, formats))
     return chosen
+
+
+def _first_match(value: JsonObject, formats: Sequence[LogFormat]) -> LogFormat | None:
+    return next((log_format for log_format in formats if log_format.matches(value)), None)
 
 
 def _has_json_request(value: JsonObject) -> bool:
@@ -188,30 +196,47 @@ def _distance(format: LogFormat, value: JsonObject) -> tuple[float, int]:
     return missing / len(format.signature) if is_similar else 2.0, 0 if format.name == "requests" else 1
 
 
-def _read_rows(content: FileRows, chosen: LogFormat, model: str) -> RequestLog:
+def _read_rows(content: FileRows, chosen: LogFormat, model: str, others: Sequence[LogFormat]) -> RequestLog:
+    """Read rows in the chosen format, and rows that lack its fields in the first of `others` that they match."""
+    known_rows = set[int]()
+    num_others = Counter[str]()
     layout = f" in {content.envelope}" if content.envelope else " in a table" if content.is_table else ""
     log = RequestLog(f"{chosen.title}{layout}", len(content.rows), skipped=content.skipped)
     log.errors = _line_errors(content)
     for number, value in content.rows:
+        own = chosen if chosen.matches(value) else _first_match(value, others) or chosen
         try:
-            requests = list(chosen.read(Row(number, value, model)))
+            requests = list(own.read(Row(number, value, model)))
         except SkipRow as cause:
             log.skipped[str(cause)].append(number)
         except InvalidRequest as error:
             log.errors.append(LineError(number, error.message))
         except (KeyError, TypeError, ValueError) as error:
-            missing = chosen.missing(value)
+            missing = own.missing(value)
             lacks = f"the row lacks {', '.join(missing)}" if missing else f"the row is malformed ({error!r})"
             log.errors.append(LineError(number, lacks.replace("|", " or ")))
         else:
+            if any(_is_dated_and_has_id(request, value) for request in requests):
+                row = hash(dumps(value, sort_keys=True))
+                if row in known_rows:
+                    log.skipped[_REPEATED].append(number)
+                    continue
+                known_rows.add(row)
             log.requests += requests
+            num_others[own.title] += own is not chosen
             if not requests:
                 log.skipped["no request"].append(number)
-            elif chosen.name == "requests" and not any(name in value for name in BODY_FIELDS):
+            elif own.name == "requests" and not any(name in value for name in BODY_FIELDS):
                 given = {name for name, content in value.items() if content not in (None, "")}
                 log.ignored_fields |= given - set(requests[0].body) - read_fields(value)
     log.errors.sort(key=lambda error: error.line)
+    log.format += "".join(f" ({plural(count, 'row')} as {title})" for title, count in num_others.items() if count)
     return log
+
+
+def _is_dated_and_has_id(request: LoggedRequest, value: JsonObject) -> bool:
+    """Whether a second equal row is a copy of the row, and no second request."""
+    return request.time is not None and any(value.get(name) for name in _IDS)
 
 
 def _read_prompts(text: str, model: str, system: str | None) -> RequestLog:

@@ -485,7 +485,7 @@ LAYOUTS = {
     ],
     "Langfuse export in a table": [
         "id,traceId,startTime,type,model,input,output\n"
-        + f"o,t,{TIME},GENERATION,m,{quoted(CHAT['messages'])},a\n" * 2,
+        + "".join(f"{id},t,{TIME},GENERATION,m,{quoted(CHAT['messages'])},a\n" for id in "op"),
     ],
 }
 
@@ -757,6 +757,72 @@ def test_the_form_of_the_response_determines_the_api(body: dict[str, Any], respo
 def test_responses_of_another_api_than_the_request_are_counted(response: Any, name: str | None) -> None:
     row = {"path": "/v1/chat/completions", "body": CHAT, "response": response}
     assert read(json.dumps(row)).other_apis == ({} if name is None else {name: 1})
+
+
+LITELLM = {
+    "request_id": "chatcmpl-1",
+    "call_type": "acompletion",
+    "spend": 0.1,
+    "startTime": TIME,
+    "model": "gpt-4o",
+    "messages": CHAT["messages"],
+    "response": ANSWER | {"usage": {"prompt_tokens": 1_000, "completion_tokens": 10}},
+    "status": "success",
+}
+PORTKEY = {"created_at": TIME, "request": {"body": CHAT}, "ai_model": "m", "is_success": True, "trace_id": "t"}
+HELICONE = {"request_created_at": TIME, "request_body": CHAT, "response_status": 200}
+BIFROST = {"timestamp": TIME, "provider": "openai", "model": "m", "input_history": json.dumps(CHAT["messages"])}
+PROMPTFOO = {"prompt": {"raw": "q"}, "provider": "openai:m"}
+
+
+@pytest.mark.parametrize(
+    ("row", "miss", "hit"),
+    [
+        (LITELLM, {"cache_hit": "False"}, {"cache_hit": "True"}),
+        (LITELLM, {"cache_hit": None}, {"cache_hit": True}),
+        (HELICONE, {"cache_reference_id": "00000000-0000-0000-0000-000000000000"}, {"cache_reference_id": "7c6e"}),
+        (PORTKEY, {"cache_status": "SEMANTIC MISS"}, {"cache_status": "SEMANTIC HIT"}),
+        (BIFROST, {"cache_debug": '{"cache_hit":false}'}, {"cache_debug": {"cache_hit": True}}),
+        (PROMPTFOO, {"response": {"output": "a"}}, {"response": {"output": "a", "cached": True}}),
+    ],
+)
+def test_rows_that_a_cache_of_the_gateway_answered_reached_no_provider(
+    row: dict[str, Any], miss: dict[str, Any], hit: dict[str, Any]
+) -> None:
+    log = read("\n".join(map(json.dumps, (row | hit, row | miss))))
+    assert [request.line for request in log.requests] == [2]
+    assert log.describe_skipped() == "1 answered by a cache of the gateway"
+
+
+def test_a_copy_of_a_row_counts_once() -> None:
+    """Exports overlap. Equal requests have other ids or times; rows without both are no copies."""
+    later, other = LITELLM | {"startTime": "2026-11-01T10:00:01Z"}, LITELLM | {"request_id": "chatcmpl-2"}
+    log = read("\n".join(map(json.dumps, (LITELLM, LITELLM, later, other, LITELLM))))
+    assert [request.line for request in log.requests] == [1, 3, 4]
+    assert log.describe_skipped() == "2 repeated (the same row with the same id)"
+    dated = {"time": SECONDS, "path": "/v1/chat/completions", "body": CHAT, "response": ANSWER}
+    for row, count in ((dated | {"id": 7}, 1), (dated, 2), (CHAT | {"id": 7}, 2)):
+        assert len(read("\n".join([json.dumps(row)] * 2)).requests) == count
+
+
+def test_all_rows_without_a_request_are_counted(tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    rows = [json.dumps(LITELLM), json.dumps(LITELLM | {"request_id": "2"}), '{"request_id": "cu', "garbage", '{"a": 1}']
+    file.write_text("\n".join(rows))
+    done = kvproxy("estimate", file, "--sessions", "--by", "model", "--data", tmp_path / "data")
+    assert "skipped 3 rows without a request: 1 not JSON (line 4), 2 malformed\n" in done.stderr
+    assert "line 3: this is not a JSON object" in done.stderr
+    assert "line 5: the row lacks call_type" in done.stderr
+
+
+def test_a_plain_row_in_a_log_does_not_change_how_the_others_are_read() -> None:
+    plain = {"time": SECONDS, "path": "/v1/chat/completions", "body": CHAT, "response": ANSWER}
+    litellm = [LITELLM | {"request_id": f"{number}", "model": "openai/gpt-4o"} for number in range(2)]
+    log = read("\n".join(map(json.dumps, [*litellm, plain])))
+    assert [request.body["model"] for request in log.requests] == ["gpt-4o", "gpt-4o", "m"]
+    assert log.format == "LiteLLM log (1 row as requests)"
+    log = read("\n".join(map(json.dumps, [*litellm, plain])), format="litellm")
+    assert [error.line for error in log.errors] == [3]
 
 
 def test_spend_logs_of_litellm_have_written_tokens_and_the_model(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import base64
 from collections.abc import Iterator
 
 from kvproxy.analyse.log_formats.log_format import (
+    ANSWERED_BY_CACHE,
     LogFormat,
     LoggedRequest,
     Row,
@@ -13,6 +14,7 @@ from kvproxy.analyse.log_formats.log_format import (
     decoded_object,
     decoded_response,
     first_of,
+    is_cache_hit,
     is_failed,
     parse_time,
     request_of,
@@ -23,6 +25,8 @@ from kvproxy.apis.json import Json, JsonObject, field, objects
 
 
 def _read_promptfoo(row: Row) -> Iterator[LoggedRequest]:
+    if is_cache_hit(first_of(row.value, "response.cached")):
+        raise SkipRow(ANSWERED_BY_CACHE)
     prompt = decoded(first_of(row.value, "prompt.raw"))
     messages: Json = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
     body: JsonObject = {"messages": messages}

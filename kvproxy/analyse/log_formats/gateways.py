@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from kvproxy.analyse.log_formats.log_format import (
+    ANSWERED_BY_CACHE,
     LogFormat,
     LoggedRequest,
     Row,
@@ -13,6 +14,7 @@ from kvproxy.analyse.log_formats.log_format import (
     decoded_object,
     decoded_response,
     first_of,
+    is_cache_hit,
     is_failed,
     known_fields,
     parse_time,
@@ -45,6 +47,8 @@ _LITELLM_PROVIDERS = (
     "deepseek",
 )
 
+_NO_REFERENCE = "00000000-0000-0000-0000-000000000000"
+
 
 def _litellm_api(value: JsonObject) -> Api:
     call = str(value["call_type"])
@@ -64,6 +68,8 @@ def _read_litellm(row: Row) -> Iterator[LoggedRequest]:
     api = _litellm_api(value)
     if is_failed(value.get("status")):
         raise SkipRow("failed")
+    if is_cache_hit(value.get("cache_hit")):
+        raise SkipRow(ANSWERED_BY_CACHE)
     body = decoded_object(value.get("proxy_server_request")) or {}
     body = decoded_object(body.get("body")) or body
     if not any(body.get(name) for name in ("messages", "prompt", "input")):
@@ -119,6 +125,8 @@ def _read_helicone(row: Row) -> Iterator[LoggedRequest]:
     value = row.value
     if is_failed(value.get("response_status")):
         raise SkipRow("failed")
+    if value.get("cache_reference_id", _NO_REFERENCE) not in (None, "", _NO_REFERENCE):
+        raise SkipRow(ANSWERED_BY_CACHE)
     route = value.get("request_path") or value.get("target_url")
     api = api_of_route(route) if isinstance(route, str) else None
     if isinstance(route, str) and api is None:
@@ -140,6 +148,8 @@ def _read_portkey(row: Row) -> Iterator[LoggedRequest]:
     value = row.value
     if value.get("is_success") is False or is_failed(first_of(value, "response_status_code", "response.status")):
         raise SkipRow("failed")
+    if is_cache_hit(value.get("cache_status")):
+        raise SkipRow(ANSWERED_BY_CACHE)
     request = decoded_object(value["request"]) or {}
     body = decoded_object(request.get("body")) or request
     route = first_of(value, "request_url", "request.url")
@@ -158,6 +168,8 @@ def _read_bifrost(row: Row) -> Iterator[LoggedRequest]:
     value = row.value
     if is_failed(value.get("status")):
         raise SkipRow("failed")
+    if is_cache_hit(field(decoded(value.get("cache_debug")), "cache_hit")):
+        raise SkipRow(ANSWERED_BY_CACHE)
     history: list[Json] = list(objects(decoded(value["input_history"])))
     if not history:
         raise InvalidRequest("input_history is empty: enable the logging of contents in Bifrost")

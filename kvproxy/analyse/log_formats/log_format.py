@@ -87,6 +87,11 @@ class SkipRow(Exception):
     """The row has no successful request to a cached API. The text is the cause, such as `failed`."""
 
 
+ANSWERED_BY_CACHE = "answered by a cache of the gateway"
+"""Cause to skip a row: neither a provider nor an engine received its request."""
+_HITS = ("true", "hit", "semantic hit")
+
+
 @dataclass(frozen=True, slots=True)
 class LogFormat:
     """A format of request logs.
@@ -331,6 +336,11 @@ def is_failed(status: Json) -> bool:
         "timeout",
         "cancelled",
     )
+
+
+def is_cache_hit(value: Json) -> bool:
+    """Whether a field of a log, a bool or a word, says that a cache answered."""
+    return value is True or (isinstance(value, str) and value.lower() in _HITS)
 
 
 def conversation_requests(

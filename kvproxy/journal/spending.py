@@ -12,7 +12,7 @@ from kvproxy.journal.reader import CACHES, PAID, PAID_COMPLETION, PAID_PROMPT, J
 from kvproxy.journal.record import OF_TENANT, Record
 from kvproxy.journal.saving_groups import counted_tags, project_of
 from kvproxy.journal.sessions.ledger import CAUSES
-from kvproxy.providers.prices import has_tier_price, price_at
+from kvproxy.providers.prices import has_tier_price, is_dated, price_at
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_lost_per_token, storage_price
 from kvproxy.units import tenant_name
 
@@ -68,10 +68,10 @@ class PaidRequest:
         return self.written_5m or 0, self.written_1h or 0
 
     def group_name(self, by: SpendingGroup) -> str:
-        """Return the name of the request's group; for `day` the local day, such as 2026-11-21."""
+        """Return the name of the request's group; for `day` the local day, such as 2026-11-21. Empty if unknown."""
         match by:
             case "day":
-                return datetime.fromtimestamp(self.time).date().isoformat()
+                return datetime.fromtimestamp(self.time).date().isoformat() if is_dated(self.time) else ""
             case "project":
                 return self.project
             case "model":

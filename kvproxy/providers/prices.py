@@ -281,9 +281,13 @@ def has_tier_price(model: str, prices: Mapping[str, PriceSettings], seconds: flo
     return isinstance(prices, ModelPrices) and prices.tier_factor(model, service_tier, _moment(seconds)) is not None
 
 
+def is_dated(seconds: float) -> bool:
+    """Whether seconds count from the epoch: traces may count from their own start, and a log may have no times."""
+    return seconds > _FIRST_PRICES
+
+
 def _moment(seconds: float) -> datetime | None:
-    # Traces may count from their own start.
-    return datetime.fromtimestamp(seconds, UTC) if seconds > _FIRST_PRICES else None
+    return datetime.fromtimestamp(seconds, UTC) if is_dated(seconds) else None
 
 
 def price_on(model: str, prices: Mapping[str, PriceSettings], day: str) -> PriceSettings | None:

@@ -134,6 +134,21 @@ def test_a_model_without_a_price_has_no_money_and_a_given_price_counts(tmp_path:
     assert total["cost"] == pytest.approx((2 * uncached + total["reused_tokens"] + 10 * total["output_tokens"]) / 1e6)
 
 
+def test_requests_without_a_date_have_no_day(tmp_path: Path) -> None:
+    """Traces count from their own start, and a log may have no times."""
+    row = {"t": 11.0, "model": "claude-x", "in": 768, "out": 9, "hash_ids": list(range(12)), "api_time": 1.0}
+    (tmp_path / "trace.json").write_text(json.dumps({"id": "t1", "block_size": 64, "requests": [row]}))
+    (day,) = spending(tmp_path, "--by", "day")["rows"]
+    assert (day["name"], day["requests"]) == ("", 1)
+    log = tmp_path / "log.jsonl"
+    usage = {"prompt_tokens": 9, "completion_tokens": 1}
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    log.write_text(json.dumps({"body": body, "response": {"choices": [], "usage": usage}}))
+    done = kvproxy("estimate", log, "--sessions", "--by", "day", columns=120)
+    assert "(unknown)" in done.stdout
+    assert "1970" not in done.stdout
+
+
 def test_a_log_without_sessions_has_no_sums(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text(json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}]}))

@@ -73,7 +73,9 @@ PROMPTS = ["a", "b", "a", "c", "b", "a"]
 
 
 def lines(rows: list[Json]) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
+    """Return JSON lines. Each row has an id of its own: one of two equal rows with an id would be a copy."""
+    ids = [{name: f"{row[name]} {at}" for name in ("id", "request_id") if name in row} for at, row in enumerate(rows)]
+    return "".join(json.dumps(row | own) + "\n" for row, own in zip(rows, ids, strict=True))
 
 
 def chat_log(row: Callable[[Json], Json]) -> tuple[str, Sent]:

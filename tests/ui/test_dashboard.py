@@ -39,7 +39,7 @@ def test_the_overview_counts_what_the_journal_counts(page: Page, url: str) -> No
     total = httpx.get(f"{url}/admin/savings").json()["total"]
     # What hits saved, and what the backend's own prefix cache reused, are apart.
     page.until(lambda: page.text("[data-figure=money]") == f"{amount_text(total['hit_money'])} USD")
-    assert page.text("[data-figure=money] + small").startswith("at most, at your prices")
+    assert page.text("[data-figure=money] + small").startswith("at most, at model prices")
     page.until(lambda: figure(page.text("[data-figure=tokens]")) == total["prompt_tokens"] + total["completion_tokens"])
     page.until(lambda: figure(page.text("[data-figure=prefix]")) == total["reused_tokens"])
     entries = httpx.get(f"{url}/admin/cache/stats").json()["entries"]
@@ -277,7 +277,7 @@ def test_money_without_unpriced_models_is_marked(page: Page, tmp_path: Path) -> 
         for body in (first, first, second, second):
             httpx.post(f"{url}/v1/chat/completions", json=body, headers={"cache-control": "confirm"}).raise_for_status()
         page.open(url)
-        page.until(lambda: page.text("[data-figure=money] + small") == "at your prices (priced)")
+        page.until(lambda: page.text("[data-figure=money] + small") == "models with a price")
         page.open(url, "sessions")
         page.until(lambda: [cost for cost in page.texts("tbody tr > :nth-child(9)") if cost.endswith(" (priced)")])
 

@@ -16,7 +16,7 @@ const MOST_REASONS = 12;
 const TILES = [
   ["requests", "Requests"], ["failed", "Failed", "The upstream or the proxy failed: the reasons error-..., with any status"], ["cached", "From a cache"], ["reused", "Prefix reuse", "Prompt tokens that the backend found in its prefix cache, of all prompt tokens of requests that it answered and reported"],
   ["tokens", "Tokens saved", "Tokens of prompts and answers that hits kept from the backend"], ["prefix", "Tokens reused", "Prompt tokens that the backend's own prefix cache reused. kvproxy did not save them, except by routing and breakpoints"],
-  ["seconds", "Time saved", "By hits: the duration of the original responses, minus that of the hits"], ["spent", "Money spent"], ["money", "Money saved", "By hits, at your prices"],
+  ["seconds", "Time saved", "By hits: the duration of the original responses, minus that of the hits"], ["spent", "Money spent"], ["money", "Money saved", "By hits, at the prices of kvproxy.toml, else at list prices"],
   ["entries", "Stored responses"], ["pool", "Pool in use"],
 ];
 const TILE = 142; // Least pixels of a tile and the gap beside it.

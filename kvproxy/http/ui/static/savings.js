@@ -44,7 +44,7 @@ function price(row) {
 }
 
 /** What the money of a row is, where the figure alone must be short. */
-export const priceNote = (row) => (row.uncertain_tokens && !row.unreported_hits ? "at most, " : "") + "at your prices" + (hasUnpriced(row) ? " (priced)" : "");
+export const priceNote = (row) => (row.uncertain_tokens && !row.unreported_hits ? "at most, " : "") + (hasUnpriced(row) ? "models with a price" : "at model prices");
 
 const hasUnpriced = (row) => row.unpriced_hits || row.unpriced_reused_tokens;
 

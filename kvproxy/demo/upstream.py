@@ -1,13 +1,11 @@
-"""An OpenAI-compatible server with the demonstration model, in a thread, for `kvproxy serve --demo`."""
+"""A server of the APIs of OpenAI and Anthropic with the demonstration model, in a thread, for `kvproxy serve --demo`."""
 
 import asyncio
 import contextlib
-import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Iterator, Sequence
 from uuid import uuid4
 
 import uvicorn
@@ -17,21 +15,27 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from tokenizers import Tokenizer
 
+from kvproxy.apis import APIS, is_messages_path
+from kvproxy.apis.api import openai_error
+from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
+from kvproxy.apis.codecs import CODECS
+from kvproxy.apis.codecs.codec import Conversation, ResponseEncoder
+from kvproxy.apis.codecs.generation import Delta, FinishReason, SamplingParams, Usage
+from kvproxy.apis.json import JsonObject, as_object, loads
+from kvproxy.apis.messages import anthropic_error
 from kvproxy.demo import DEMO, verified_model_path
-from kvproxy.demo.numpy_model import Generation, NumpyModel
+from kvproxy.demo.numpy_model import NumpyModel
+from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 
-_DEFAULT_TOKENS = 256
 # It always returns the most probable answer, so sampling settings have no effect.
+_DEFAULTS = SamplingParams(max_tokens=256)
+_APIS = ("chat", "messages", "responses")
 _FIELDS = frozenset(
-    "model messages stream stream_options max_tokens max_completion_tokens temperature top_p seed user metadata store"
-    " prompt_cache_key".split()
+    "model messages stream stream_options max_tokens max_completion_tokens temperature top_p top_k seed user metadata store"
+    " prompt_cache_key system input instructions max_output_tokens".split()
 )
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # The tokens so far end within a character.
-
-
-class _InvalidRequest(Exception):
-    pass
 
 
 class DemoUpstream:
@@ -47,7 +51,8 @@ class DemoUpstream:
             routes=[
                 Route("/health", lambda request: Response()),
                 Route("/v1/models", self._models),
-                Route("/v1/chat/completions", self._chat, methods=["POST"]),
+                *(Route(APIS[name].path, self._answer, methods=["POST"]) for name in _APIS),
+                Route("/{path:path}", _refuse_route, methods=["GET", "POST", "DELETE"]),
             ]
         )
 
@@ -55,83 +60,85 @@ class DemoUpstream:
         row = {"id": DEMO, "object": "model", "created": self._started, "owned_by": "kvproxy"}
         return JSONResponse({"object": "list", "data": [row]})
 
-    async def _chat(self, request: Request) -> Response:
+    async def _answer(self, request: Request) -> Response:
+        api = next(APIS[name] for name in _APIS if APIS[name].path == request.url.path)
+        raw = await request.body()
         try:
-            body = json.loads(await request.body())
-            prompt, max_tokens = self._read(body)
-        except (ValueError, AttributeError, TypeError, KeyError, _InvalidRequest) as error:
-            message = str(error) if isinstance(error, _InvalidRequest) else "the body is not a valid chat completion"
-            return JSONResponse({"error": {"message": message, "type": "invalid_request_error"}}, 400)
-        head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": DEMO}
-        if body.get("stream"):
-            with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
-            return StreamingResponse(
-                self._events(head, prompt, max_tokens, with_usage=with_usage), media_type="text/event-stream"
-            )
-        parts = [part async for part in self._generate(prompt, max_tokens)]
-        text, (_, reason, usage) = "".join(part for part, _, _ in parts), parts[-1]
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": reason}
-        return JSONResponse(head | {"object": "chat.completion", "choices": [choice], "usage": usage})
+            asked = ApiRequest(api, _read(raw), raw, request.headers, PUBLIC_TENANT, uuid4().hex)
+            prompt, max_tokens = self._decode(asked)
+        except KvproxyError as error:
+            return _refusal(error, request)
+        encoder = CODECS[api.name].encoder(asked, DEMO, None)
+        if asked.stream:
+            return StreamingResponse(self._events(encoder, prompt, max_tokens), media_type="text/event-stream")
+        async for piece in self._generate(prompt, max_tokens):
+            for _ in encoder.write(piece):
+                pass
+        return JSONResponse(encoder.response())
 
-    def _read(self, body: Mapping[str, Any]) -> tuple[list[int], int]:
-        """Return the tokens of the prompt, and the maximum number of tokens of the answer."""
-        if unknown := sorted(name for name, value in body.items() if name not in _FIELDS and value is not None):
-            raise _InvalidRequest(f"the demonstration has no {', '.join(unknown)}: remove it, or serve another model")
-        turns = [f"<|{_ROLES[message['role']]}|>{_text(message['content'])}<|end|>" for message in body["messages"]]
-        prompt: list[int] = self._tokenizer.encode(f"{''.join(turns)}<|assistant|>", add_special_tokens=False).ids
+    def _decode(self, request: ApiRequest) -> tuple[list[int], int]:
+        """Return the tokens of the prompt, and the maximum number of tokens of the answer. Raises InvalidRequest."""
+        given = request.body.items()
+        if unknown := sorted(name for name, value in given if name not in _FIELDS and value is not None):
+            raise InvalidRequest(f"the demonstration has no {', '.join(unknown)}: remove it, or serve another model")
+        request.api.check(request.body)
+        decoded = CODECS[request.api.name].decode(request.body, _DEFAULTS)
+        assert isinstance(decoded.prompt, Conversation)
+        turns = "".join(map(_turn, decoded.prompt.messages))
+        prompt: list[int] = self._tokenizer.encode(f"{turns}<|assistant|>", add_special_tokens=False).ids
         if len(prompt) >= self._model.max_positions:
-            raise _InvalidRequest(
-                f"the prompt has {len(prompt):,} tokens, of at most {self._model.max_positions - 1:,}"
-            )
-        wanted = body.get("max_completion_tokens") or body.get("max_tokens") or _DEFAULT_TOKENS
-        return prompt, max(1, int(wanted))
+            raise InvalidRequest(f"the prompt has {len(prompt):,} tokens, of at most {self._model.max_positions - 1:,}")
+        return prompt, max(1, decoded.sampling.max_tokens or 0)
 
-    async def _events(
-        self, head: dict[str, Any], prompt: list[int], max_tokens: int, *, with_usage: bool
-    ) -> AsyncIterator[bytes]:
-        head = head | {"object": "chat.completion.chunk"}
-        usage: dict[str, Any] = {}
-        delta: dict[str, Any] = {"role": "assistant", "content": ""}
-        yield _event(head, [{"index": 0, "delta": delta, "finish_reason": None}])
-        async for part, reason, usage_so_far in self._generate(prompt, max_tokens):
-            usage, delta = usage_so_far, {"content": part} if part else {}
-            yield _event(head, [{"index": 0, "delta": delta, "finish_reason": reason}])
-        if with_usage:
-            yield _event(head | {"usage": usage}, [])
-        yield b"data: [DONE]\n\n"
+    async def _events(self, encoder: ResponseEncoder, prompt: Sequence[int], max_tokens: int) -> AsyncIterator[bytes]:
+        async for piece in self._generate(prompt, max_tokens):
+            for event in encoder.write(piece):
+                yield event
+        for event in encoder.end():
+            yield event
 
-    async def _generate(
-        self, prompt: list[int], max_tokens: int
-    ) -> AsyncIterator[tuple[str, str | None, dict[str, Any]]]:
-        """Yield parts of the answer; the last one is empty, with the finish reason and the usage."""
+    async def _generate(self, prompt: Sequence[int], max_tokens: int) -> AsyncIterator[Delta]:
+        """Yield the parts of the answer; the last one is empty, with the finish reason."""
         async with self._lock:
             generation = await asyncio.to_thread(self._model.generate, prompt, max_tokens)
             tokens: list[int] = []
             sent = ""
+
+            def part(text: str, reason: FinishReason | None = None) -> Delta:
+                usage = Usage(generation.prompt_tokens, len(tokens), generation.reused_tokens)
+                return Delta(0, text, (), (), reason, usage)
+
             while (token := await asyncio.to_thread(next, generation.tokens, None)) is not None:
                 tokens.append(token)
                 text = self._tokenizer.decode(tokens)
                 if not text.endswith(_UNFINISHED):
-                    yield text[len(sent) :], None, {}
+                    yield part(text[len(sent) :])
                     sent = text
-            yield "", "length" if len(tokens) == max_tokens else "stop", _usage(generation, len(tokens))
+            yield part("", "length" if len(tokens) == max_tokens else "stop")
 
 
-def _text(content: Any) -> str:
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+def _read(raw: bytes) -> JsonObject:
+    try:
+        return as_object(loads(raw))
+    except ValueError:
+        raise InvalidRequest("the body is not a JSON object") from None
 
 
-def _usage(generation: Generation, completion_tokens: int) -> dict[str, Any]:
-    return {
-        "prompt_tokens": generation.prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": generation.prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": generation.reused_tokens},
-    }
+def _turn(message: JsonObject) -> str:
+    role = message.get("role")
+    if role not in _ROLES:
+        raise InvalidRequest(f"the demonstration has no role {str(role)[:40]!r}: use {', '.join(_ROLES)}")
+    return f"<|{_ROLES[str(role)]}|>{message['content']}<|end|>"
 
 
-def _event(head: Mapping[str, Any], choices: list[dict[str, Any]]) -> bytes:
-    return b"data: " + json.dumps({**head, "choices": choices}).encode() + b"\n\n"
+async def _refuse_route(request: Request) -> Response:
+    paths = ", ".join(APIS[name].path for name in _APIS)
+    return _refusal(NotFound(f"the demonstration answers {paths} only: serve another model with --upstream"), request)
+
+
+def _refusal(error: KvproxyError, request: Request) -> Response:
+    body = anthropic_error(error) if is_messages_path(request.url.path) else openai_error(error)
+    return JSONResponse(body, error.status)
 
 
 @contextlib.contextmanager

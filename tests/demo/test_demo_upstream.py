@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -59,7 +60,37 @@ def test_clients_of_openai_read_its_answers() -> None:
         with pytest.raises(openai.BadRequestError, match="has no n, tools"):
             client.chat.completions.create(model="demo", messages=messages, n=2, tools=[])
         assert httpx.post(f"{url}/v1/chat/completions", content=b"[]").status_code == 400
-        assert httpx.post(f"{url}/v1/chat/completions", json={"messages": [{"role": "x"}]}).status_code == 400
+        odd = httpx.post(
+            f"{url}/v1/chat/completions", json={"model": "demo", "messages": [{"role": "x", "content": ""}]}
+        )
+        assert (odd.status_code, "has no role 'x'" in odd.json()["error"]["message"]) == (400, True)
+        response = client.responses.create(model="demo", input="What is a block?")
+        assert response.output_text == text
+
+
+def test_clients_of_anthropic_read_its_answers() -> None:
+    with run_demo_upstream() as url, anthropic.Anthropic(base_url=url, api_key="any", max_retries=0) as client:
+        asked: Any = {
+            "model": "demo",
+            "max_tokens": 100,
+            "system": [{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}],
+            "messages": [{"role": "user", "content": "What is a block?"}],
+        }
+        whole = client.messages.create(**asked)
+        (block,) = whole.content
+        assert block.type == "text"
+        assert block.text.startswith("A block is a fixed number of tokens")
+        with client.messages.stream(**asked) as stream:
+            assert stream.get_final_text() == block.text
+            usage = stream.get_final_message().usage
+        assert (usage.input_tokens, usage.output_tokens) == (1, whole.usage.output_tokens)
+        assert client.messages.create(**asked | {"max_tokens": 3}).stop_reason == "max_tokens"
+        with pytest.raises(anthropic.BadRequestError, match="has no tools: remove it"):
+            client.messages.create(**asked, tools=[{"name": "a", "input_schema": {"type": "object"}}])
+        with pytest.raises(
+            anthropic.NotFoundError, match="answers /v1/chat/completions, /v1/messages, /v1/responses only"
+        ):
+            client.messages.count_tokens(model="demo", messages=asked["messages"])
 
 
 def test_serve_demo_has_a_hit_without_torch(tmp_path: Path) -> None:
@@ -76,6 +107,12 @@ def test_serve_demo_has_a_hit_without_torch(tmp_path: Path) -> None:
         answers = [httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=300) for _ in range(2)]
         assert [answer.status_code for answer in answers] == [200, 200]
         assert ["hit" in answer.headers["cache-status"] for answer in answers] == [False, True]
+        messages = {"max_tokens": 100, "stream": True}
+        answers = [httpx.post(f"{running.url}/v1/messages", json=body | messages, timeout=300) for _ in range(2)]
+        assert ["hit" in answer.headers["cache-status"] for answer in answers] == [False, True]
+        assert all("event: message_stop" in answer.text for answer in answers)
+        unknown = httpx.post(f"{running.url}/v1/moderations", json={"input": "x"}).json()
+        assert "serve another model with --upstream" in unknown["error"]["message"]
         (row,) = httpx.get(f"{running.url}/admin/upstreams").json()
         assert row["state"] == "up"
     assert "with the demonstration model" in (tmp_path / "log").read_text()

@@ -23,7 +23,7 @@ doors: index
 optional_packages: errors
 settings: doors errors index units
 apis: errors index settings units
-demo: blocks errors
+demo: apis blocks errors
 blocks: doors errors
 providers: errors settings
 privacy: errors index optional_packages settings

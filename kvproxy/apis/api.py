@@ -104,7 +104,7 @@ class Api:
         return None
 
     def display_text(self, body: JsonMap) -> str:
-        """Return the last message of a request, which listings show."""
+        """Return the last message of a request, which listings show; empty without one."""
         return last_item_text(body, "messages")
 
     def is_storable(self, response: JsonObject, body: JsonMap) -> bool:

@@ -117,4 +117,7 @@ def text_of(content: Json, kind: str = "text") -> str | None:
 
 
 def to_text(value: Json) -> str:
+    """Return a value as text: a text unchanged, other JSON as its text, and nothing for null."""
+    if value is None:
+        return ""
     return value if isinstance(value, str) else dumps(value).decode("utf-8", "replace")

@@ -322,7 +322,7 @@ def _stored_texts(
     shown = matched = whole = None
     # The store has the questions of other requests, unless no-store forbids it.
     if mode != "hits" or ((has_failed or chosen is not None) and not request.control.no_store):
-        shown = request.api.display_text(request.body)
+        shown = request.api.display_text(request.body) or None
     if chosen is not None:
         matched = last_turn(chosen.prompt)
     if mode == "all" and is_new:

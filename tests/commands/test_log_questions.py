@@ -170,6 +170,18 @@ def test_refused_requests_are_named_beside_the_savings(tmp_path: Path) -> None:
         assert [row["requests"] for row in result("log", "top", "--by", "tenant", url=url)] == [3]
 
 
+@pytest.mark.parametrize("body", [{"model": "m"}, {"model": "m", "messages": None}, {"model": "m", "messages": [None]}])
+def test_a_request_without_messages_has_no_question(tmp_path: Path, body: dict[str, object]) -> None:
+    settings = load_settings(data=tmp_path, upstream="http://127.0.0.1:9", journal={"text": "all"})
+    with run_proxy(settings) as (url, services):
+        assert not httpx.post(f"{url}/v1/chat/completions", json=body).is_success
+        services.journal.latest(1)
+        (row,) = [json.loads(line) for line in kvproxy("log", "--json", url=url).stdout.splitlines()]
+        table = kvproxy("log", "--columns", "layer,question", url=url).stdout.splitlines()
+    assert row["question"] is None
+    assert table[1:] == [f"{row['layer']}\t"]
+
+
 def test_an_unknown_column_and_a_stopped_proxy_have_a_hint(tmp_path: Path) -> None:
     with proxied(tmp_path) as url, httpx.Client(base_url=url) as client:
         client.post("/v1/chat/completions", json=said("a")).raise_for_status()

@@ -266,7 +266,7 @@ def queue(*, limit: Limit = 20, layout: ListLayout, responses: StoreOptions) -> 
         {
             digest_column("Id"): response.id,
             "Reason": response.reason,
-            number_column("Value", "priority", optional=True): Formatted(f"{response.priority:.4g}", response.priority),
+            number_column("Value", "priority", optional=True): _priority(response.priority),
             "Age#?": format_age(response.created),
             "Expires in#": format_duration(round(response.expires - time.time())),
             "Hits#": response.hits,
@@ -278,6 +278,10 @@ def queue(*, limit: Limit = 20, layout: ListLayout, responses: StoreOptions) -> 
         for response in queued
     ]
     return table_output(queued, rows, empty=_EMPTY, layout=layout, fields=list_eviction_queue.row_fields)
+
+
+def _priority(value: float | None) -> Formatted | None:
+    return None if value is None else Formatted(f"{value:.4g}", value)
 
 
 @app.subcommand

@@ -123,7 +123,7 @@ class Store(StoreWriter):
         values = {"now": self._clock(), "limit": limit, "offset": offset}
         rows = {row["id"]: row for row in self.database.query(sql, values)}
         return [
-            EvictionCandidate(entry, _eviction_reason(row), float(row["priority"]), int(row["bytes"]))
+            EvictionCandidate(entry, _eviction_reason(row), _unpinned_priority(row), int(row["bytes"]))
             for entry in self._intact_entries(list(rows.values()))
             if (row := rows[entry.id])
         ]
@@ -261,6 +261,11 @@ def _known(column: str) -> str:
 def _sum(*columns: str) -> str:
     # Integers of 64 bits could overflow. Sums below 2^53 are exact.
     return f"sum({' * '.join(f'cast({name} as double precision)' for name in columns)})"
+
+
+def _unpinned_priority(row: Row) -> float | None:
+    priority = float(row["priority"])
+    return None if priority >= eviction.PINNED else priority
 
 
 def _eviction_reason(row: Row) -> Literal["expired", "low priority", "pinned"]:

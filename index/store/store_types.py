@@ -33,11 +33,14 @@ class EntryFilter:
 
 @dataclass(frozen=True, slots=True)
 class EvictionCandidate:
-    """An entry in the eviction order, which starts with expired entries and ends with pinned entries."""
+    """An entry in the eviction order, which starts with expired entries and ends with pinned entries.
+
+    `priority` is None if the entry is pinned.
+    """
 
     entry: Entry
     reason: Literal["expired", "low priority", "pinned"]
-    priority: float
+    priority: float | None
     bytes: int
 
     def summary(self) -> dict[str, Any]:

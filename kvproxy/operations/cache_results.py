@@ -48,7 +48,7 @@ class QueuedResponse(ResponseSummary):
     """A response in the eviction order, see `index.store.EvictionCandidate`."""
 
     reason: Literal["expired", "low priority", "pinned"]
-    priority: float
+    priority: float | None
     bytes: int
 
 

@@ -234,6 +234,17 @@ def test_reject_and_approve_in_a_file(tmp_path: Path) -> None:
     assert (asked.returncode, "running proxy" in asked.stderr) == (2, True)
 
 
+def test_a_pinned_response_has_no_priority(tmp_path: Path) -> None:
+    entries = [make_entry(id, id=id, created=time.time()) for id in ("ab01", "cd01")]
+    path = stored(tmp_path / "a.db", *entries)
+    assert kvproxy("cache", "pin", "ab01", "--store", path).returncode == 0
+    rows = {row["id"]: row for row in result("cache", "queue", "--store", path)}
+    assert (rows["ab01"]["reason"], rows["ab01"]["priority"]) == ("pinned", None)
+    assert rows["cd01"]["priority"] > 0
+    cells = kvproxy("cache", "queue", "--columns", "id,priority", "--store", path).stdout.splitlines()
+    assert cells[-1] == "ab01\t"
+
+
 def changes_of(data: Path) -> list[tuple[str, str]]:
     """Return the recorded changes, without the operator's machine, the first one first."""
     rows = result("keys", "history", "--data", data)

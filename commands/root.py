@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import typer
+from typer.completion import install_callback, show_callback
 from typer.core import TyperCommand, TyperGroup
 
 from kvproxy.commands.command import CommandGroup
@@ -13,6 +14,8 @@ from kvproxy.index.errors import PluginError
 
 _PANELS = {name: panel for panel, commands in COMMAND_PANELS.items() for name in commands}
 _PLUGINS = "Plugins"
+_COMPLETION_OPTIONS = {"--install-completion": install_callback, "--show-completion": show_callback}
+_SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
 
 
 class LazyCommands(Mapping[str, Any]):
@@ -60,6 +63,11 @@ class RootGroup(TyperGroup):
         super().__init__(**attributes)
         self.commands = LazyCommands()  # type: ignore[assignment]
 
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        if args:
+            _complete_named_shell(ctx, *args)
+        return super().parse_args(ctx, args)
+
     def get_params(self, ctx: typer.Context) -> list[Any]:  # type: ignore[override]
         parameters = super().get_params(ctx)
         for parameter in parameters:
@@ -101,3 +109,15 @@ class RootGroup(TyperGroup):
             if rows:
                 with formatter.section(panel):
                     formatter.write_dl(rows)
+
+
+def _complete_named_shell(context: Any, option: str, *rest: str) -> None:
+    """Install or show the completion of the shell after the option, which Typer's options do not take; then exit."""
+    name, _, value = option.partition("=")
+    shell = value or next(iter(rest), "-")
+    if name not in _COMPLETION_OPTIONS or shell.startswith("-"):
+        return
+    if shell not in _SHELLS:
+        context.fail(f"{name} is for {', '.join(_SHELLS)}, not {shell[:40]!r}")
+    parameter = next(parameter for parameter in context.command.params if name in parameter.opts)
+    _COMPLETION_OPTIONS[name](context, parameter, shell)

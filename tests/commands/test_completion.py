@@ -15,7 +15,7 @@ from kvproxy.commands import app
 from kvproxy.operations.journal import DirectJournal
 from kvproxy.operations.record_query import RecordQuery
 from kvproxy.settings import load_settings
-from tests.commands.run import result
+from tests.commands.run import kvproxy, result
 from tests.journal.sessions.requests import Sessions, request, user
 
 
@@ -79,3 +79,21 @@ def test_the_completion_reads_the_named_data_folder(tmp_path: Path) -> None:
 def test_invalid_settings_complete_nothing(tmp_path: Path) -> None:
     (tmp_path / "kvproxy.toml").write_text("upstreams = 3\n")
     assert completions(tmp_path, "kvproxy keys rotate ") == []
+
+
+@pytest.mark.parametrize(("shell", "script"), [("zsh", "#compdef "), ("fish", "complete --command ")])
+@pytest.mark.parametrize("form", ["{option} {shell}", "{option}={shell}"])
+def test_the_completion_of_a_named_shell_is_shown(shell: str, script: str, form: str) -> None:
+    done = kvproxy(*form.format(option="--show-completion", shell=shell).split())
+    assert (done.returncode, script in done.stdout) == (0, True), done
+
+
+def test_the_completion_of_a_named_shell_is_installed(tmp_path: Path) -> None:
+    assert kvproxy("--install-completion", "fish", HOME=str(tmp_path)).returncode == 0
+    assert "complete --command " in next(tmp_path.rglob("*.fish")).read_text()
+
+
+def test_an_unknown_shell_is_refused() -> None:
+    done = kvproxy("--install-completion", "tcsh")
+    assert done.returncode == 2
+    assert "--install-completion is for bash, zsh, fish, powershell, pwsh, not 'tcsh'" in done.stderr

@@ -72,6 +72,14 @@ def running_proxy(folder: Path) -> RunningProxy | None:
     return None
 
 
+def last_proxy_url(folder: Path) -> str | None:
+    """Return the URL of the last proxy that used a data folder; None if no proxy did, or if the folder cannot be read."""
+    try:
+        return str(json.loads((folder / _FILE).read_text(encoding="utf-8"))["url"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def _describe_owner(lock_content: str) -> str:
     try:
         owner = json.loads(lock_content)

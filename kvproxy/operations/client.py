@@ -36,6 +36,7 @@ class ProxyClient:
 
     def __init__(self, url: str, token: str | None = None, timeout: float = 600.0) -> None:
         self.url = url.rstrip("/")
+        self._last_use = url.last_use if isinstance(url, ConfiguredUrl) else None
         self.token = token
         self._timeout = timeout
 
@@ -194,9 +195,10 @@ class ProxyClient:
         except InvalidUrl as error:
             raise InvalidRequest(f"{self.url} is not a URL ({error}): use a form like http://127.0.0.1:8484") from None
         except NotConnected:
-            raise ProxyUnreachable(
-                f"no proxy answers at {self.url}: start one with 'kvproxy serve', or give --url"
-            ) from None
+            missing = f"no proxy answers at {self.url}"
+            if self._last_use is not None:
+                missing = f"no proxy runs for {self._last_use}, and none answers at {self.url}"
+            raise ProxyUnreachable(f"{missing}: start one with 'kvproxy serve', or give --url") from None
         except ConnectionBroken as error:
             raise ProxyUnreachable(f"the proxy at {self.url} broke the connection ({error}): see its log") from None
 
@@ -227,20 +229,26 @@ class ConfiguredUrl(str):
     Attributes:
         folder: the data folder of the settings, if they name it and no proxy of this machine has locked it. A proxy of another
             folder may answer at the URL then.
+        last_use: the data folder and the URL of its last proxy, as a text, if no proxy of this machine has locked the folder,
+            and the last one had another URL.
     """
 
     folder: Path | None = None
+    last_use: str | None = None
 
 
 def configured_url(data: Path | None = None) -> ConfiguredUrl:
     """Return the URL of the proxy that uses a data folder; without a proxy, the URL in its settings. Raises SettingsError."""
-    from kvproxy.installation.data_folder import running_proxy_url
+    from kvproxy.installation.data_folder import last_proxy_url, running_proxy_url
     from kvproxy.settings import load_settings
 
     settings = load_settings(data=data)
     url = ConfiguredUrl(_url_of(settings))
-    if names_folder(settings) and running_proxy_url(settings.data) is None:
-        url.folder = settings.data
+    if running_proxy_url(settings.data) is None:
+        url.folder = settings.data if names_folder(settings) else None
+        last = last_proxy_url(settings.data)
+        if last not in (None, url):
+            url.last_use = f"the data folder {settings.data}, whose last proxy was at {last}"
     return url
 
 

@@ -27,7 +27,11 @@ def test_commands_find_the_proxy_that_uses_the_data_folder(demo: Demo, tmp_path:
     with locked_folder(tmp_path, demo[0].replace("127.0.0.1", "0.0.0.0")):
         assert result("blocks", "stats", "--data", tmp_path, url="")["num_blocks"] == 512
     gone = kvproxy("blocks", "stats", "--data", tmp_path, url="")
-    assert "no proxy answers at http://127.0.0.1:1:" in gone.stderr
+    last = demo[0].replace("127.0.0.1", "0.0.0.0")
+    assert f"no proxy runs for the data folder {tmp_path}, whose last proxy was at {last}" in gone.stderr
+    assert ", and none answers at http://127.0.0.1:1: start one" in gone.stderr
+    never = kvproxy("blocks", "stats", "--data", tmp_path / "other", url="", KVPROXY_PORT="1")
+    assert "no proxy answers at http://127.0.0.1:1: start one" in never.stderr
 
 
 def test_keys_and_doctor_follow_the_running_proxy_or_name_its_folder(tmp_path: Path) -> None:

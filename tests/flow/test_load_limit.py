@@ -66,6 +66,12 @@ def test_a_lasting_lag_limits_in_proportion() -> None:
     assert turns.run(20, lag=1.0, in_flight=LEAST_LIMIT) == LEAST_LIMIT
 
 
+def test_a_limit_between_two_numbers_falls_too() -> None:
+    turns = Turns()
+    turns.limit.value = 416.3  # Admits 417.
+    assert turns.run(1, lag=0.125, in_flight=417) == pytest.approx(416.3 * 0.8)
+
+
 def test_the_limit_rises_while_it_is_reached_without_lag() -> None:
     turns = Turns()
     least = turns.lag_for_long()

@@ -85,7 +85,7 @@ class ConcurrencyLimit:
             self.value *= _INCREASE
         elif is_lagging:
             # Until enough of the misses in flight end, the lag is that of an earlier limit.
-            if in_flight <= self.value:
+            if in_flight < self.value + 1:
                 self._reduce(lag, in_flight)
         elif now - self._last_wait >= UNLIMITED_SECONDS:
             self.value = math.inf

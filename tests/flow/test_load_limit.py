@@ -16,7 +16,7 @@ from kvproxy.errors import ProxyOverloaded
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answered_bodies import MAX_ANSWERED, AnsweredBodies
 from kvproxy.flow.layers import load_limit
-from kvproxy.flow.layers.load_limit import LEAST_LIMIT, MIN_QUEUE, ConcurrencyLimit, LimitLoad
+from kvproxy.flow.layers.load_limit import BURST, LEAST_LIMIT, ConcurrencyLimit, LimitLoad
 from kvproxy.http.services import Services
 from kvproxy.operations.record_query import RecordQuery
 from kvproxy.settings.limits import LimitSettings
@@ -97,11 +97,25 @@ def test_no_miss_waits_for_ever_where_something_else_causes_the_lag() -> None:
 
 def test_the_queue_holds_what_completes_within_the_maximum_wait() -> None:
     turns = Turns()
-    assert turns.limit.max_waiting == MIN_QUEUE
+    assert turns.limit.max_waiting == BURST
     turns.run(500, lag=0.0, in_flight=100, completed=30)
     assert turns.limit.max_waiting == pytest.approx(MAX_WAIT * 30 / TICK, rel=0.01)
     turns.run(500, lag=0.0, in_flight=100)
-    assert turns.limit.max_waiting == MIN_QUEUE
+    assert turns.limit.max_waiting == BURST
+
+
+def test_a_queue_that_stays_full_holds_no_burst_until_it_was_empty() -> None:
+    turns = Turns()
+    assert turns.run(2000, lag=0.0, in_flight=100, oldest_wait=1.0) == math.inf
+    assert turns.limit.max_waiting == BURST
+    for _ in range(500):
+        turns.now += TICK
+        turns.limit.update(turns.now, 0.0, 100, 2, 1.0, is_full=True)
+    assert turns.limit.max_waiting == pytest.approx(MAX_WAIT * 2 / TICK, rel=0.01)
+    turns.run(1, lag=0.0, in_flight=100, oldest_wait=1.0)
+    assert turns.limit.max_waiting < BURST
+    turns.run(1, lag=0.0, in_flight=100)
+    assert turns.limit.max_waiting == BURST
 
 
 def exchange(number: int = 0) -> Exchange:
@@ -156,7 +170,7 @@ async def test_a_client_that_disconnects_at_its_turn_holds_no_place(monkeypatch:
 
 
 async def test_a_miss_beyond_the_queue_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_limit, "MIN_QUEUE", 1)
+    monkeypatch.setattr(load_limit, "BURST", 1)
     load, first = LimitLoad(LimitSettings()), exchange()
     await load.enter(first)
     monkeypatch.setattr(load._limit, "value", 1)
@@ -194,7 +208,7 @@ class Gate:
 
 
 async def test_misses_beyond_a_reduced_limit_count_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_limit, "MIN_QUEUE", 3)
+    monkeypatch.setattr(load_limit, "BURST", 3)
     load = LimitLoad(LimitSettings())
     for number in range(5):
         await load.enter(exchange(number))
@@ -220,7 +234,7 @@ def test_a_lagging_proxy_serves_hits_queues_misses_and_refuses_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unread_lag: float, records: int
 ) -> None:
     monkeypatch.setattr(load_limit, "UNREAD_LAG", unread_lag)
-    monkeypatch.setattr(load_limit, "MIN_QUEUE", 3)
+    monkeypatch.setattr(load_limit, "BURST", 3)
     monkeypatch.setattr(load_limit, "LEAST_LIMIT", _IN_FLIGHT)
     monkeypatch.setattr(load_limit, "MEASURED_FROM", _IN_FLIGHT)
     monkeypatch.setattr(load_limit, "LAGGING_SECONDS", 0.05)

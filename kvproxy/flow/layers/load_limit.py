@@ -17,12 +17,13 @@ LEAST_LIMIT = 16
 """Misses that may be in flight at any lag."""
 LAGGING_SECONDS = 0.5
 """Time in which each turn of the event loop must lag before misses are limited, so that a single stall limits none."""
-MIN_QUEUE = 1024
-"""Misses that may wait at any rate of completed misses."""
+BURST = 1024
+"""Misses that may wait at any rate of completed misses, until the queue has been full for seconds."""
 UNLIMITED_SECONDS = 5.0
 """Time without waiting misses until the limit ends."""
 _TICK_SECONDS = 0.02
 _RATE_SECONDS = 1.0
+_BURST_HALF_LIFE = 1.0  # Seconds in which the queue is full.
 _LEAST_FACTOR = 0.5
 _INCREASE = 1.1
 _OK = 200
@@ -51,21 +52,25 @@ class ConcurrencyLimit:
         self._lagging_since: float | None = None
         self._last_wait = self._last_update = now
         self._rate = 0.0
+        self._burst = float(BURST)
         self.lag = 0.0
         self.value = math.inf
 
     @property
     def max_waiting(self) -> float:
-        """Number of misses that are completed within `max_wait` at the present rate, and at least `MIN_QUEUE`."""
-        return max(MIN_QUEUE, self._max_wait * self._rate)
+        """Number of misses that are completed within `max_wait` at the present rate, or a burst if it is larger."""
+        return max(self._burst, self._max_wait * self._rate)
 
-    def update(self, now: float, lag: float, in_flight: int, completed: int, oldest_wait: float) -> None:
+    def update(
+        self, now: float, lag: float, in_flight: int, completed: int, oldest_wait: float, is_full: bool = False
+    ) -> None:
         """Adapt the limits to a turn of the event loop.
 
         Args:
             lag: of this turn, in seconds.
             completed: misses that were completed since the last call.
             oldest_wait: seconds that the oldest waiting miss has waited; 0 if no miss waits.
+            is_full: as many misses wait as may wait.
         """
         self.lag = lag
         passed, self._last_update = max(_TICK_SECONDS, now - self._last_update), now
@@ -77,6 +82,10 @@ class ConcurrencyLimit:
             self._lagging_since = now
         if oldest_wait:
             self._last_wait = now
+        if is_full:
+            self._burst = max(LEAST_LIMIT, self._burst * 0.5 ** (passed / _BURST_HALF_LIFE))
+        elif not oldest_wait:
+            self._burst = BURST
         if self.value == math.inf:
             if self._lagging_since is not None and now - self._lagging_since >= LAGGING_SECONDS:
                 self._last_wait = now
@@ -207,7 +216,7 @@ class LimitLoad(Layer):
         now, in_flight = loop.time(), len(self._in_flight)
         completed, self._completed = self._completed, 0
         oldest_wait = now - next(iter(self._waiting.values())).since if self._waiting else 0.0
-        self._limit.update(now, now - self._due, in_flight, completed, oldest_wait)
+        self._limit.update(now, now - self._due, in_flight, completed, oldest_wait, self._is_full)
         self._admit_waiting()
         if in_flight >= MEASURED_FROM or self._limit.value < math.inf:
             self._schedule(loop)

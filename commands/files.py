@@ -49,10 +49,11 @@ def reread(file: Path) -> Iterator[Path]:
         yield copy
 
 
-def read_text(file: Path) -> str:
-    """Read a UTF-8 file, which may be compressed. Raises NotFound or InvalidRequest."""
+def read_text(path: Path, name: Path | None = None) -> str:
+    """Read a UTF-8 file, which may be compressed. `name` is its name in errors. Raises NotFound or InvalidRequest."""
+    file = name or path
     try:
-        content = read_decompressed(io.BytesIO(read_bytes(file)))
+        content = read_decompressed(io.BytesIO(read_bytes(path)))
     except DamagedFile as error:
         raise InvalidRequest(f"cannot decompress {file}: {error}") from None
     # A small database may be valid UTF-8.

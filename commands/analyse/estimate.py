@@ -18,6 +18,7 @@ from kvproxy.commands.analyse.options import (
     describe_log,
     format_pool_size,
     log_document,
+    log_files,
     parse_sizes,
     read_requests,
     report_source,
@@ -42,6 +43,7 @@ from kvproxy.units import plural
 if TYPE_CHECKING:
     from kvproxy.analyse.estimate import Estimate, HitSavings
     from kvproxy.analyse.request_log import RequestLog
+    from kvproxy.analyse.session_report import SessionReport
     from kvproxy.settings.journal import PriceSettings
 
 
@@ -77,8 +79,10 @@ def estimate(
     The log is replayed in this process, with an empty cache and the settings of the data folder. If the log has responses,
     semantic hits are compared with them.
 
-    For transcripts of agents (Claude Code, Codex, opencode, or traces of WEKA; a file or a folder), it reports the cost of the
-    input, the part that each cause of lost reuse adds, and the cost of other ways to keep prefixes cached during pauses.
+    For transcripts of agents (Claude Code, Codex, opencode, or traces of WEKA), it reports the cost of the input, the part that
+    each cause of lost reuse adds, and the cost of other ways to keep prefixes cached during pauses.
+
+    Files of a folder are read in the format that each has; notes name the files that are left out.
 
     Example: kvproxy estimate requests.jsonl --tokenizer ./model --price 2.5,10,1.25 --plot estimate.svg
 
@@ -105,23 +109,18 @@ def estimate(
         if report is not None or plot is not None:
             raise typer.BadParameter("--by prints a table: it has no --report and no --plot")
         settings = with_prices(load_settings(data=data), _command_line_prices(price))
-        return spending_output(read_spending(log, sessions, model, settings, format, by), ListLayout())
+        with log_files(log, with_transcripts=format is None) as files:
+            return spending_output(read_spending(files, sessions, model, settings, format, by), ListLayout())
     own_prices = _command_line_prices(price)
-    costs = None if column is not None else read_session_report(log, sessions, model, data, format, own_prices)
-    if costs is not None:
-        if report is not None:
-            raise typer.BadParameter("--report is for logs of requests, not for sessions")
-
-        def show_costs() -> None:
-            print_costs(costs)
-            models = {model for session in costs.sessions for model in session.models}
-            if price is not None and len(models) > 1:
-                print_note(f"--price is the price of all {len(models)} models: without it, each has its own list price")
-
-        return Output(asdict(costs), show_costs)
-    settings = with_prices(load_settings(data=data), own_prices)
-    loaded, sizes = load_log_tokenizer(tokenizer), parse_sizes(blocks, 2)
-    content = read_requests(log, model, format, tokenizer, column)
+    with log_files(log, with_transcripts=format is None and column is None) as files:
+        costs = read_session_report(files, sessions, model, data, format, own_prices)
+        if costs is not None:
+            if report is not None:
+                raise typer.BadParameter("--report is for logs of requests, not for sessions")
+            return Output(asdict(costs), lambda: _print_session_costs(costs, has_own_price=price is not None))
+        settings = with_prices(load_settings(data=data), own_prices)
+        loaded, sizes = load_log_tokenizer(tokenizer), parse_sizes(blocks, 2)
+        content = read_requests(files, model, format, tokenizer, column)
     with progress_bar("estimating") as progress:
         estimated = asyncio.run(run(content.requests, settings, loaded, block_size, sizes, progress, draws))
     charts = estimate_charts(estimated)
@@ -135,6 +134,13 @@ def estimate(
 
     more = {"log": log_document(content, tokenizer), "currency": currency}
     return Output(_json_document(estimated, prefill_and_decode_rate) | more, show, charts=charts)
+
+
+def _print_session_costs(costs: "SessionReport", *, has_own_price: bool) -> None:
+    print_costs(costs)
+    models = {model for session in costs.sessions for model in session.models}
+    if has_own_price and len(models) > 1:
+        print_note(f"--price is the price of all {len(models)} models: without it, each has its own list price")
 
 
 def _command_line_prices(price: str | None) -> "dict[str, PriceSettings] | None":

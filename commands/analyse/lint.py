@@ -14,6 +14,7 @@ from kvproxy.commands.analyse.options import (
     Tokenizer,
     format_pool_size,
     log_document,
+    log_files,
     read_requests,
 )
 from kvproxy.commands.analyse.session_report import SessionsOption, print_losses, read_session_report
@@ -54,7 +55,7 @@ def lint(
     family, lint reports the first texts that differ, and the tokens to compute after each text is removed or moved. The
     edits of prompts in the kvproxy.toml of the data folder are applied first.
 
-    For transcripts of agents (Claude Code, Codex, opencode, or traces of WEKA; a file or a folder), it reports where the sessions
+    For transcripts of agents (Claude Code, Codex, opencode, or traces of WEKA), it reports where the sessions
     lost cached tokens.
 
     Example: kvproxy lint requests.jsonl --tokenizer ./model --edits edits.toml
@@ -69,12 +70,13 @@ def lint(
     from kvproxy.analyse.log_tokenizer import load_log_tokenizer
     from kvproxy.commands.files import check_writable, explain_write_errors
 
-    report = read_session_report(log, sessions, model, data, format)
-    if report is not None:
-        return Output(asdict(report), lambda: print_losses(report, top))
-    check_writable(edits)
-    settings, loaded = load_settings(data=data), load_log_tokenizer(tokenizer)
-    content = read_requests(log, model, format, tokenizer)
+    with log_files(log, with_transcripts=format is None) as files:
+        report = read_session_report(files, sessions, model, data, format)
+        if report is not None:
+            return Output(asdict(report), lambda: print_losses(report, top))
+        check_writable(edits)
+        settings, loaded = load_settings(data=data), load_log_tokenizer(tokenizer)
+        content = read_requests(files, model, format, tokenizer)
     with progress_bar("reading prompts") as progress:
         lint_report = asyncio.run(run(content.requests, settings, loaded, block_size, progress))
     if edits is not None:

@@ -1,8 +1,9 @@
 """Options and output that the commands on logs have in common."""
 
+import contextlib
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,10 +18,13 @@ from kvproxy.units import plural
 _LISTED_ERRORS = 5
 
 if TYPE_CHECKING:
+    from kvproxy.analyse.log_files import LogFiles
     from kvproxy.analyse.report import Report, Source, Table
     from kvproxy.analyse.request_log import RequestLog
 
-Log = Annotated[Path, Argument(help="Requests, a batch, a log, an export of another tool, or transcripts; - is stdin.")]
+Log = Annotated[
+    Path, Argument(help="Requests, a batch, a log, an export, or transcripts: a file, a folder, or - for stdin.")
+]
 Tokenizer = Annotated[str | None, Option(help="Folder or Hugging Face id of the tokenizer.", show_default="demo")]
 BlockSize = Annotated[int, Option(help="Tokens per block of the engine's prefix cache.", min=1)]
 FormatOption = Annotated[
@@ -30,17 +34,40 @@ Column = Annotated[str | None, Option("--column", help="Column or field with a q
 LogModel = Annotated[str, Option("--model", help="Model of requests without a model.")]
 
 
+@contextlib.contextmanager
+def log_files(log: Path, *, with_transcripts: bool) -> Iterator["LogFiles"]:
+    """Yield the files at a path, also of stdin (`-`) or of a folder. Raises NotFound for a folder without any."""
+    from kvproxy.analyse.log_files import find_log_files
+    from kvproxy.commands.files import reread
+
+    with reread(log) as path:
+        yield find_log_files(path, log, with_transcripts=with_transcripts)
+
+
 def read_requests(
-    file: Path, model: str, format: str | None, tokenizer: str | None = None, column: str | None = None
+    files: "LogFiles", model: str, format: str | None, tokenizer: str | None = None, column: str | None = None
 ) -> "RequestLog":
-    """Read a log, and report on stderr what was read. Raises KvproxyError."""
-    from kvproxy.analyse.request_log import read_log
+    """Read the logs, and report on stderr what was read. Raises KvproxyError."""
+    from kvproxy.analyse.log_files import LogFile, read_logs
+    from kvproxy.analyse.request_log import RequestLog, read_log
     from kvproxy.commands.files import read_text
 
-    log = read_log(file, read_text(file), model, format=format, column=column)
+    known_rows = set[int]()
+
+    def read(file: LogFile) -> RequestLog:
+        text = read_text(file.path, file.name)
+        return read_log(file.name, text, model, format=format, column=column, known_rows=known_rows)
+
+    log = read_logs(files, read)
     for line in describe_log(log, tokenizer):
         print_note(line)
+    print_left_out(files)
     return log
+
+
+def print_left_out(files: "LogFiles") -> None:
+    for line in files.describe_left_out():
+        print_note(line)
 
 
 def describe_log(log: "RequestLog", tokenizer: str | None) -> list[str]:

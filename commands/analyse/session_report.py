@@ -7,19 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from kvproxy.commands.analyse.options import read_requests
+from kvproxy.commands.analyse.options import print_left_out, read_requests
 from kvproxy.commands.formatting import format_duration, money, percent
 from kvproxy.commands.journal.savings import ledger_rows
 from kvproxy.commands.options import load_settings
 from kvproxy.commands.output import print_note, print_text, progress_bar
 from kvproxy.commands.tables import Column, print_table, text_column
 from kvproxy.journal.sessions.ledger import main_cause
-from kvproxy.units import plural
+from kvproxy.units import format_line_numbers, plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kvproxy.analyse.log_files import LogFiles
+    from kvproxy.analyse.log_formats.log_format import LoggedRequest
     from kvproxy.analyse.session_report import SessionReport
+    from kvproxy.analyse.simulate.trace_reader import TraceSession
     from kvproxy.journal.groups import SpendingGroup
     from kvproxy.journal.spending import SpendingReport
     from kvproxy.settings import Settings
@@ -29,6 +32,7 @@ SessionsOption = Annotated[
     bool, Option("--sessions", help="Report sessions by the usage in a log, as for transcripts.")
 ]
 _SHOWN_CHANGES = 5
+_SHOWN_FILES = 5
 
 
 def with_prices(settings: "Settings", prices: "Mapping[str, PriceSettings] | None") -> "Settings":
@@ -39,58 +43,66 @@ def with_prices(settings: "Settings", prices: "Mapping[str, PriceSettings] | Non
 
 
 def read_spending(
-    log: Path, sessions: bool, model: str, settings: "Settings", format: str | None, by: "SpendingGroup"
+    files: "LogFiles", sessions: bool, model: str, settings: "Settings", format: str | None, by: "SpendingGroup"
 ) -> "SpendingReport":
-    """Report the cost of the requests in transcripts, or in a log with usage if `sessions`. Raises KvproxyError."""
+    """Report the cost of the requests in transcripts, and in logs with usage if `sessions`. Raises KvproxyError."""
     from kvproxy.analyse.session_report import report_spending
-    from kvproxy.analyse.transcripts import read_transcripts
     from kvproxy.errors import InvalidRequest
 
-    files = _transcripts(log, format)
-    if files is None and not sessions and (str(log) == "-" or log.exists()):
-        raise InvalidRequest(f"--by sums the usage in transcripts of agents; {log} is a log: give --sessions, too")
+    if not files.transcripts and not sessions:
+        name = files.logs[0].name
+        raise InvalidRequest(f"--by sums the usage in transcripts of agents; {name} is a log: give --sessions, too")
     with progress_bar("reading sessions") as progress:
         reading, reporting = _halves(progress)
-        requests, traces = (
-            (read_requests(log, model, format).requests, []) if files is None else read_transcripts(files, reading)
-        )
+        requests, traces = _read_recorded(files, sessions, model, format, reading)
         return report_spending(requests, traces, by, settings.journal, reporting)
 
 
 def read_session_report(
-    log: Path,
+    files: "LogFiles",
     sessions: bool,
     model: str,
     data: Path | None,
     format: str | None = None,
     prices: "Mapping[str, PriceSettings] | None" = None,
 ) -> "SessionReport | None":
-    """Report the sessions in transcripts of agents; for a log of requests return None unless `sessions`. Raises KvproxyError."""
+    """Report the sessions in transcripts of agents, and in logs with usage if `sessions`. Raises KvproxyError.
+
+    Return None if all files are logs, unless `sessions`.
+    """
     from kvproxy.analyse.session_report import report_sessions
-    from kvproxy.analyse.transcripts import read_transcripts
     from kvproxy.errors import InvalidRequest
 
-    files = _transcripts(log, format)
-    if files is None and not sessions:
+    if not files.transcripts and not sessions:
         return None
     settings = with_prices(load_settings(data=data), prices).journal
-    if files is None:
-        report = report_sessions(read_requests(log, model, format).requests, [], settings)
-    else:
-        with progress_bar("reading sessions") as progress:
-            reading, reporting = _halves(progress)
-            report = report_sessions(*read_transcripts(files, reading), settings, reporting)
-            report = replace(report, files=len(files))
+    with progress_bar("reading sessions") as progress:
+        reading, reporting = _halves(progress)
+        requests, traces = _read_recorded(files, sessions, model, format, reading)
+        report = replace(report_sessions(requests, traces, settings, reporting), files=len(files.transcripts))
     if not report.sessions:
-        raise InvalidRequest(f"{log} has no responses with usage, so the reuse of its sessions is unknown")
+        raise InvalidRequest("the files have no responses with usage, so the reuse of their sessions is unknown")
     return report
 
 
-def _transcripts(log: Path, format: str | None) -> list[Path] | None:
-    """Return the files of transcripts at a path; None for a log of requests, which `format` demands."""
-    from kvproxy.analyse.transcripts import transcript_files
+def _read_recorded(
+    files: "LogFiles", sessions: bool, model: str, format: str | None, progress: Callable[[float], None]
+) -> "tuple[list[LoggedRequest], list[TraceSession]]":
+    """Return the requests in order of time, and the agent traces. Notes on stderr name what is not read."""
+    from kvproxy.analyse.transcripts import read_transcripts
 
-    return None if str(log) == "-" or format is not None else transcript_files(log)
+    found = read_transcripts(files.transcripts, progress)
+    for file, lines in list(found.damaged.items())[:_SHOWN_FILES]:
+        print_note(f"not JSON, and left out: {format_line_numbers(lines)} of {file}")
+    if len(found.damaged) > _SHOWN_FILES:
+        print_note(f"{len(found.damaged) - _SHOWN_FILES:,} more files have lines that are not JSON")
+    if files.logs and sessions:
+        logged = read_requests(files, model, format).requests
+        return sorted([*found.requests, *logged], key=lambda request: request.time or 0.0), found.traces
+    for log in files.logs:
+        files.leave_out(log.name, "no transcript; --sessions counts the usage in logs, too")
+    print_left_out(files)
+    return found.requests, found.traces
 
 
 def _halves(progress: Callable[[float], None]) -> tuple[Callable[[float], None], Callable[[float], None]]:

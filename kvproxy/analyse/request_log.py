@@ -10,7 +10,7 @@ from pathlib import Path
 from kvproxy.analyse.log_formats.log_format import LogFormat, LoggedRequest, Row, SkipRow, api_of_response, decoded
 from kvproxy.analyse.log_formats.registry import PROMPTS, format_names, log_formats
 from kvproxy.analyse.log_formats.requests import BODY_FIELDS, read_fields
-from kvproxy.analyse.log_formats.rows import NO_JSON, NO_OBJECT_ITEM, NO_OBJECT_LINE, FileRows, read_rows
+from kvproxy.analyse.log_formats.rows import NO_JSON, NO_OBJECT_ITEM, NO_OBJECT_LINE, PLACED_CAUSES, FileRows, read_rows
 from kvproxy.apis import APIS
 from kvproxy.apis.json import Json, JsonObject, dumps, objects
 from kvproxy.errors import InvalidRequest
@@ -62,7 +62,7 @@ class RequestLog:
         """Return the number of rows by cause, and the lines of a file of JSON lines that are no object."""
         causes = []
         for cause, rows in sorted(self.skipped.items(), key=lambda item: -len(item[1])):
-            place = f" ({format_line_numbers(rows)})" if cause in (NO_JSON, NO_OBJECT_LINE) else ""
+            place = f" ({format_line_numbers(rows)})" if cause.partition(" in ")[0] in PLACED_CAUSES else ""
             causes.append(f"{len(rows):,} {cause}{place}")
         return ", ".join(causes)
 
@@ -98,6 +98,7 @@ def read_log(
     *,
     format: str | None = None,
     column: str | None = None,
+    known_rows: set[int] | None = None,
 ) -> RequestLog:
     """Parse all requests of a log. Raises InvalidRequest if it has no known format, or no request.
 
@@ -108,6 +109,7 @@ def read_log(
         format: name of the format; by default, the one whose signature the rows match. `prompts` reads each line as a
             prompt, except blank lines and comments that start with `#`.
         column: name of the column or field of the rows that has a question; each one is a request.
+        known_rows: digests of rows with an id in other logs, which count once; those of this log are added.
     """
     if format is not None and column is not None:
         raise InvalidRequest("give one of --format and --column")
@@ -120,7 +122,8 @@ def read_log(
     else:
         content = read_rows(file, text)
         chosen = _choose_format(file, content, format)
-        log = _read_rows(content, chosen, model, log_formats() if format is None else ())
+        others = log_formats() if format is None else ()
+        log = _read_rows(content, chosen, model, others, set() if known_rows is None else known_rows)
     if not log.requests:
         raise InvalidRequest(_no_requests(file, log))
     return log
@@ -196,9 +199,10 @@ def _distance(format: LogFormat, value: JsonObject) -> tuple[float, int]:
     return missing / len(format.signature) if is_similar else 2.0, 0 if format.name == "requests" else 1
 
 
-def _read_rows(content: FileRows, chosen: LogFormat, model: str, others: Sequence[LogFormat]) -> RequestLog:
+def _read_rows(
+    content: FileRows, chosen: LogFormat, model: str, others: Sequence[LogFormat], known_rows: set[int]
+) -> RequestLog:
     """Read rows in the chosen format, and rows that lack its fields in the first of `others` that they match."""
-    known_rows = set[int]()
     num_others = Counter[str]()
     layout = f" in {content.envelope}" if content.envelope else " in a table" if content.is_table else ""
     log = RequestLog(f"{chosen.title}{layout}", len(content.rows), skipped=content.skipped)

@@ -1,8 +1,9 @@
 """Reads agent traces of WEKA, and transcripts: the files in which Claude Code, Codex, and opencode record sessions."""
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from itertools import groupby
 from pathlib import Path
 
@@ -11,27 +12,28 @@ from kvproxy.analyse.opencode import is_opencode_file, opencode_requests
 from kvproxy.analyse.simulate.trace_reader import TraceSession, read_text, weka_sessions
 from kvproxy.apis import APIS
 from kvproxy.apis.json import Json, JsonObject, as_object, field, objects
-from kvproxy.errors import NotFound
 
-_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst", "opencode.db")
+SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst", "opencode.db")
 _OUTPUTS = ("reasoning", "function_call", "custom_tool_call", "local_shell_call", "web_search_call")
 _HEAD_CHARACTERS = 4_096
 
 
-def transcript_files(path: Path) -> list[Path] | None:
-    """Return the transcripts and agent traces at a path, a file or a folder. Return None for a file of another kind.
+@dataclass(frozen=True, slots=True)
+class Transcripts:
+    """The content of transcripts and agent traces.
 
-    Raises NotFound for a folder without transcripts and traces.
+    Attributes:
+        requests: in order of time.
+        damaged: numbers of the lines that are not JSON, by file; the last line may be one that is still being written.
     """
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.name.endswith(_SUFFIXES) and _is_transcript(file))
-        if not files:
-            raise NotFound(f"{path} has no transcripts of Claude Code, Codex, or opencode, and no agent traces")
-        return files
-    return [path] if path.is_file() and _is_transcript(path) else None
+
+    requests: list[LoggedRequest] = dataclass_field(default_factory=list)
+    traces: list[TraceSession] = dataclass_field(default_factory=list)
+    damaged: dict[Path, list[int]] = dataclass_field(default_factory=dict)
 
 
-def _is_transcript(path: Path) -> bool:
+def is_transcript(path: Path) -> bool:
+    """Whether a file is a transcript or an agent trace. Raises TraceError if it cannot be read."""
     head = read_text(path, _HEAD_CHARACTERS)
     first = head.lstrip().partition("\n")[0]
     if '"hash_ids"' in head and '"requests"' in head:
@@ -50,37 +52,42 @@ def _begins_transcript(line: str) -> bool:
     return "sessionId" in entry and "type" in entry and not any(name in entry for name in PROMPT_FIELDS)
 
 
-def read_transcripts(
-    files: Sequence[Path], progress: Callable[[float], None] = lambda share: None
-) -> tuple[list[LoggedRequest], list[TraceSession]]:
-    """Return the requests of transcripts in order of time, and the sessions of agent traces.
-
-    `progress` receives the share of files that were read.
+def read_transcripts(files: Sequence[Path], progress: Callable[[float], None] = lambda share: None) -> Transcripts:
+    """Return the requests of transcripts, and the sessions of agent traces. `progress` receives the share of read files.
 
     A resumed session of Claude Code begins with a copy of the earlier one; copied requests count once.
     """
-    requests: list[LoggedRequest] = []
-    traces: list[TraceSession] = []
+    found = Transcripts()
     answered: set[tuple[str, str]] = set()
     for number, file in enumerate(files):
         progress(number / len(files))
         if is_opencode_file(file, read_text(file, _HEAD_CHARACTERS)):
-            requests += opencode_requests(file)
+            found.requests.extend(opencode_requests(file))
             continue
         text = read_text(file)
         if text.lstrip().startswith("{") and '"hash_ids"' in text[:_HEAD_CHARACTERS]:
-            traces += weka_sessions(file, text)
+            found.traces.extend(weka_sessions(file, text))
             continue
-        lines = list(_json_lines(text))
+        lines, damaged = _json_lines(text)
+        if damaged:
+            found.damaged[file] = damaged
         is_codex = any(line.get("type") == "session_meta" for line in lines[:5])
-        requests += _codex_requests(lines) if is_codex else _claude_requests(lines, answered)
-    return sorted(requests, key=lambda request: request.time or 0.0), traces
+        found.requests.extend(_codex_requests(lines) if is_codex else _claude_requests(lines, answered))
+    found.requests.sort(key=lambda request: request.time or 0.0)
+    return found
 
 
-def _json_lines(text: str) -> Iterator[JsonObject]:
-    for line in text.split("\n"):
-        with contextlib.suppress(ValueError):
-            yield as_object(json.loads(line))
+def _json_lines(text: str) -> tuple[list[JsonObject], list[int]]:
+    """Return the objects of the lines, and the numbers of the lines that are none."""
+    lines: list[JsonObject] = []
+    damaged: list[int] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        try:
+            lines.append(as_object(json.loads(line)))
+        except (ValueError, RecursionError):
+            if line.strip():
+                damaged.append(number)
+    return lines, damaged
 
 
 def _claude_requests(lines: Sequence[JsonObject], answered: set[tuple[str, str]]) -> list[LoggedRequest]:

@@ -24,7 +24,7 @@ from kvproxy.analyse.simulate.trace_reader import (
     read_text,
     read_trace,
 )
-from kvproxy.analyse.transcripts import read_transcripts, transcript_files
+from kvproxy.analyse.transcripts import is_transcript, read_transcripts
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.request_regions import regions_of
 from kvproxy.journal.sessions.session_matching import PromptChain, chain_of
@@ -84,8 +84,8 @@ def _read_file(path: Path, block_size: int | None, ids: BlockNumbers) -> Workloa
         return _read_journal(path, block_size or DEFAULT_BLOCK_SIZE, ids)
     if path.suffix == ".msgpack":
         return _read_events(path, ids)
-    if '"hash_ids"' not in head and transcript_files(path):
-        requests, _ = read_transcripts([path])
+    if '"hash_ids"' not in head and path.is_file() and is_transcript(path):
+        requests = read_transcripts([path]).requests
         if not requests:
             raise TraceError(f"{path}, line 1: the transcript has no request")
         regions = (regions_of({"endpoint": request.api.path, "body": request.body}) for request in requests)

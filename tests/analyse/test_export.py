@@ -65,7 +65,7 @@ def test_the_sessions_of_the_journal_are_the_agents_of_a_trace_of_weka(tmp_path:
     piped = kvproxy("log", "export", "-", "--format", "weka", "--data", tmp_path)
     assert piped.stdout == (tmp_path / "trace.json").read_text()
     assert "on stdout" in piped.stderr
-    _, traces = read_transcripts([tmp_path / "trace.json"])
+    traces = read_transcripts([tmp_path / "trace.json"]).traces
     assert [(len(each.requests), each.block_size) for each in traces] == [(2, 64), (2, 64)]
 
 

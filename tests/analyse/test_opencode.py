@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from kvproxy.analyse.log_files import find_log_files
 from kvproxy.analyse.session_report import report_sessions
 from kvproxy.analyse.simulate.trace_reader import TraceError
-from kvproxy.analyse.transcripts import read_transcripts, transcript_files
+from kvproxy.analyse.transcripts import read_transcripts
 from kvproxy.analyse.workload_reader import read_workload
 from kvproxy.settings.journal import JournalSettings
 from tests.commands.run import kvproxy
@@ -109,9 +110,8 @@ Layout = Callable[[Path, list[dict[str, Any]]], Path]
 def test_each_layout_has_the_tokens_that_the_provider_reported(tmp_path: Path, layout: Layout) -> None:
     """By hand: 3 steps with 7,647, 7,766, and 7,830 input tokens, of which 0, 7,647, and 7,766 were read."""
     layout(tmp_path, CONVERSATION)
-    files = transcript_files(tmp_path)
-    assert files is not None
-    requests, _ = read_transcripts(files)
+    files = find_log_files(tmp_path, tmp_path).transcripts
+    requests = read_transcripts(files).requests
     assert [len(each.body["messages"]) for each in requests] == [1, 3, 5]  # type: ignore[arg-type]
     assert [each.seconds for each in requests] == [0.5] * 3
     report = report_sessions(requests, [], JournalSettings())
@@ -125,14 +125,14 @@ def test_a_message_with_several_steps_has_a_request_for_each(tmp_path: Path) -> 
     first, second = CONVERSATION[1]["parts"], CONVERSATION[2]["parts"]
     joined = answer(1, tokens(0, 7766, 64))
     joined["parts"] = [*first, *second]
-    requests, _ = read_transcripts([as_export(tmp_path, [CONVERSATION[0], joined])])
+    requests = read_transcripts([as_export(tmp_path, [CONVERSATION[0], joined])]).requests
     assert [len(each.body["messages"]) for each in requests] == [1, 3]  # type: ignore[arg-type]
 
 
 def test_tokens_of_other_providers_are_parts_of_the_prompt(tmp_path: Path) -> None:
     counts = tokens(100, 7424, 0)
     done = answer(1, counts, text("a"), modelID="gpt-5.1", providerID="openai")
-    requests, _ = read_transcripts([as_export(tmp_path, [message(0, "user", [text("q")]), done])])
+    requests = read_transcripts([as_export(tmp_path, [message(0, "user", [text("q")]), done])]).requests
     (session,) = report_sessions(requests, [], JournalSettings()).sessions
     assert (session.prompt_tokens, session.reused_tokens) == (7524, 7424)
 
@@ -146,7 +146,7 @@ def test_a_prompt_has_the_messages_since_the_compaction_and_no_cleared_results(t
         answer(41, tokens(0, 0, 7700), tool("old", compacted=START + 50_000)),
         answer(60, tokens(0, 7700, 40), text("done")),
     ]
-    requests, _ = read_transcripts([as_export(tmp_path, messages)])
+    requests = read_transcripts([as_export(tmp_path, messages)]).requests
     contents = [json.dumps(each.body["messages"]) for each in requests]
     assert ["marzipan" in each for each in contents] == [False, True, True, False, False]
     assert "We read it." in contents[3]

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from kvproxy.analyse.log_files import find_log_files
 from kvproxy.analyse.log_formats.log_format import LoggedRequest
 from kvproxy.analyse.session_report import report_spending
-from kvproxy.analyse.transcripts import read_transcripts, transcript_files
+from kvproxy.analyse.transcripts import read_transcripts
 from kvproxy.apis import APIS
 from kvproxy.journal.sessions import session_matching
 from kvproxy.settings.journal import JournalSettings
@@ -238,7 +239,7 @@ def test_the_requests_of_a_client_do_not_depend_on_those_of_another(
 ) -> None:
     write_transcripts(tmp_path / "home" / "claude")
     start = datetime(2026, 11, 21, 10, tzinfo=UTC)
-    requests, _ = read_transcripts(transcript_files(tmp_path / "home") or [])
+    requests = read_transcripts(find_log_files(tmp_path / "home", Path("home")).transcripts).requests
     others = [
         LoggedRequest(
             0,

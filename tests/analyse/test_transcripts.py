@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from kvproxy.analyse.log_files import find_log_files
 from kvproxy.analyse.request_log import read_log
 from kvproxy.analyse.session_report import SessionReport, report_sessions
-from kvproxy.analyse.transcripts import read_transcripts, transcript_files
-from kvproxy.errors import NotFound
+from kvproxy.analyse.transcripts import is_transcript, read_transcripts
 from kvproxy.settings.journal import JournalSettings, PriceSettings
 from tests.commands.run import kvproxy
 
@@ -64,9 +64,8 @@ def conversation() -> Claude:
 
 
 def report(path: Path, settings: JournalSettings = SETTINGS) -> SessionReport:
-    files = transcript_files(path)
-    assert files is not None
-    return report_sessions(*read_transcripts(files), settings)
+    found = read_transcripts(find_log_files(path, path).transcripts)
+    return report_sessions(found.requests, found.traces, settings)
 
 
 def test_claude_code_lost_its_prefix_in_a_pause(tmp_path: Path) -> None:
@@ -198,7 +197,7 @@ def test_a_log_with_usage_has_sessions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "is_transcript"),
+    ("line", "expected"),
     [
         ({"type": "user", "parentUuid": None, "sessionId": "s", "message": {"role": "user", "content": "q"}}, True),
         ({"type": "queue-operation", "operation": "enqueue", "sessionId": "s", "content": "q"}, True),
@@ -208,17 +207,27 @@ def test_a_log_with_usage_has_sessions() -> None:
         ({"model": "m", "sessionId": "s", "messages": [{"role": "user", "content": "q"}]}, False),
     ],
 )
-def test_a_session_alone_makes_no_transcript(tmp_path: Path, line: dict[str, object], is_transcript: bool) -> None:
+def test_a_session_alone_makes_no_transcript(tmp_path: Path, line: dict[str, object], expected: bool) -> None:
     file = tmp_path / "log.jsonl"
     file.write_text(json.dumps(line) + "\n")
-    assert transcript_files(file) == ([file] if is_transcript else None)
+    assert is_transcript(file) == expected
 
 
-def test_a_folder_without_transcripts_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes.json").write_text("{}")
-    with pytest.raises(NotFound, match="no transcripts"):
-        transcript_files(tmp_path)
-    assert transcript_files(tmp_path / "notes.json") is None
+def test_lines_that_are_not_json_are_named(tmp_path: Path) -> None:
+    conversation().write(tmp_path / "5e55.jsonl")
+    for options in (("lint", tmp_path), ("estimate", tmp_path), ("estimate", tmp_path, "--by", "day")):
+        done = kvproxy(*options, "--data", tmp_path)
+        assert f"not JSON, and left out: line 9 of {tmp_path / '5e55.jsonl'}\n" in done.stderr
+
+
+def test_a_transcript_may_come_from_stdin(tmp_path: Path) -> None:
+    conversation().write(tmp_path / "5e55.jsonl")
+    content = (tmp_path / "5e55.jsonl").read_bytes()
+    for stdin in (content, gzip.compress(content)):
+        for options in (("estimate", "-", "--by", "model"), ("estimate", "-"), ("lint", "-")):
+            piped = kvproxy(*options, "--json", "--data", tmp_path, stdin=stdin)
+            named = [tmp_path / "5e55.jsonl" if option == "-" else option for option in options]
+            assert json.loads(piped.stdout) == json.loads(kvproxy(*named, "--json", "--data", tmp_path).stdout)
 
 
 def test_the_commands_report_transcripts(tmp_path: Path) -> None:

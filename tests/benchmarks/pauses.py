@@ -34,7 +34,7 @@ ANTHROPIC_PRICES = relative_prices("claude-opus-4-8")
 
 def read_sessions(path: Path) -> list[Session]:
     """Return the sessions of an agent trace: the parent's, then the sub-agents'."""
-    return [_session(trace.requests, trace.block_size) for trace in read_transcripts([path])[1]]
+    return [_session(trace.requests, trace.block_size) for trace in read_transcripts([path]).traces]
 
 
 def _session(rows: Sequence[dict[str, Any]], size: int) -> Session:

@@ -36,6 +36,8 @@ _ARRAY = re.compile(r"\s*\[\s*[\[{\"\d]")
 NO_JSON = "not JSON"
 NO_OBJECT_LINE = "not a JSON object"
 NO_OBJECT_ITEM = "not an object"
+PLACED_CAUSES = NO_JSON, NO_OBJECT_LINE
+"""Causes of skipped lines whose numbers are named."""
 _Line = tuple[int, str]
 
 

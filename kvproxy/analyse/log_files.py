@@ -1,0 +1,131 @@
+"""Finds the transcripts of agents and the logs of requests in files and folders, and reads several logs as one."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvproxy.analyse.log_formats.rows import PLACED_CAUSES
+from kvproxy.analyse.request_log import LineError, RequestLog
+from kvproxy.analyse.simulate.trace_reader import TraceError
+from kvproxy.analyse.transcripts import SUFFIXES, is_transcript
+from kvproxy.errors import InvalidRequest, NotFound
+from kvproxy.units import plural
+
+_LOG_SUFFIXES = tuple(
+    f".{name}{packed}"
+    for name in ("jsonl", "json", "ndjson", "csv", "tsv", "log", "har", "txt")
+    for packed in ("", ".gz", ".zst")
+)
+_SHOWN_NAMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """A log of requests, with its name for people.
+
+    `is_given` tells a file that the user named from one of a folder, which may be of any kind.
+    """
+
+    path: Path
+    name: Path
+    is_given: bool
+
+
+@dataclass(slots=True)
+class LogFiles:
+    """The files of a command.
+
+    Attributes:
+        transcripts: transcripts and agent traces.
+        left_out: files of folders that are not read, by the cause.
+    """
+
+    transcripts: list[Path] = field(default_factory=list)
+    logs: list[LogFile] = field(default_factory=list)
+    left_out: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def leave_out(self, name: Path, cause: str) -> None:
+        self.left_out[cause].append(str(name))
+
+    def describe_left_out(self) -> Iterator[str]:
+        for cause, names in self.left_out.items():
+            more = f", and {len(names) - _SHOWN_NAMES:,} more" if len(names) > _SHOWN_NAMES else ""
+            yield f"left out {', '.join(names[:_SHOWN_NAMES])}{more}: {cause}"
+
+
+def find_log_files(path: Path, name: Path, *, with_transcripts: bool = True) -> LogFiles:
+    """Return the files at a path, which may be a folder. Raises NotFound for a missing path, and for a folder without any.
+
+    Args:
+        name: name of the path for people.
+        with_transcripts: False if each file is a log.
+    """
+    files = LogFiles()
+    if not path.exists():
+        raise NotFound(f"no file {name}: check the path")
+    if not path.is_dir():
+        if with_transcripts and path.is_file() and is_transcript(path):
+            files.transcripts.append(path)
+        else:
+            files.logs.append(LogFile(path, name, is_given=True))
+        return files
+    for file in sorted(file for file in path.rglob("*") if file.is_file()):
+        _add_file(files, file, file.relative_to(path), with_transcripts=with_transcripts)
+    if not files.transcripts and not files.logs:
+        raise NotFound(
+            f"{name} has no transcripts of Claude Code, Codex, or opencode, no agent traces, and no logs of requests"
+        )
+    return files
+
+
+def _add_file(files: LogFiles, file: Path, name: Path, *, with_transcripts: bool) -> None:
+    try:
+        if with_transcripts and file.name.endswith(SUFFIXES) and is_transcript(file):
+            files.transcripts.append(file)
+            return
+    except TraceError as error:
+        files.leave_out(name, _without_name(error.message, file))
+        return
+    if file.name.endswith(_LOG_SUFFIXES):
+        files.logs.append(LogFile(file, name, is_given=False))
+    else:
+        files.leave_out(name, "not the name of a log")
+
+
+def read_logs(files: LogFiles, read: Callable[[LogFile], RequestLog]) -> RequestLog:
+    """Return the requests of all logs, in order of time if each has one.
+
+    Files of folders without a request are left out. Raises InvalidRequest for another one, and if no log has a request.
+    """
+    logs: dict[str, RequestLog] = {}
+    for file in files.logs:
+        try:
+            logs[str(file.name)] = read(file)
+        except InvalidRequest as error:
+            if file.is_given:
+                raise
+            files.leave_out(file.name, _without_name(error.message, file.name))
+    if not logs:
+        raise InvalidRequest(f"no file of the folder has requests: {'; '.join(files.describe_left_out())}")
+    return next(iter(logs.values())) if len(logs) == 1 else _merge(logs)
+
+
+def _without_name(message: str, name: Path) -> str:
+    return message.removeprefix(str(name)).lstrip(", ")
+
+
+def _merge(logs: dict[str, RequestLog]) -> RequestLog:
+    formats = Counter(log.format for log in logs.values())
+    whole = RequestLog("; ".join(f"{format} ({plural(count, 'file')})" for format, count in formats.items()))
+    for name, log in logs.items():
+        whole.rows += log.rows
+        whole.requests += log.requests
+        whole.ignored_fields |= log.ignored_fields
+        whole.errors += [LineError(error.line, f"in {name}: {error.message}") for error in log.errors]
+        for cause, numbers in log.skipped.items():
+            whole.skipped[f"{cause} in {name}" if cause in PLACED_CAUSES else cause] += numbers
+    times = [request.time for request in whole.requests]
+    if None not in times:
+        whole.requests.sort(key=lambda request: request.time or 0.0)
+    return whole

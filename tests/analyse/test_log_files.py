@@ -1,0 +1,82 @@
+"""Folders of logs and transcripts."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.analyse.test_log_formats import CHAT, LITELLM
+from tests.analyse.test_spending import write_transcripts
+from tests.commands.run import Done, kvproxy
+
+USAGE = {"prompt_tokens": 1_000, "completion_tokens": 10}
+
+
+def export(number: int, **fields: Any) -> str:
+    """Return a row of LiteLLM's spend logs."""
+    return json.dumps(LITELLM | {"request_id": f"r{number}", "startTime": f"2026-11-0{number}T10:00:00Z"} | fields)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Exports of three days, which overlap, in several formats, and files that are no logs."""
+    logs = tmp_path / "logs"
+    (logs / "more").mkdir(parents=True)
+    (logs / "day2.jsonl").write_text(f"{export(2)}\n{export(3)}\n")
+    (logs / "day1.jsonl.gz").write_bytes(gzip.compress(f"{export(1)}\n{export(2)}\ngarbage\n".encode()))
+    call = json.dumps(CHAT["messages"]).replace('"', '""')
+    (logs / "more" / "trace.csv").write_text(
+        "id,traceId,startTime,type,model,input,output,usage\n"
+        f'o,t,2026-11-01T11:00:00Z,GENERATION,gpt-4o,"{call}",a,"{{""input"": 1000, ""output"": 10}}"\n'
+    )
+    (logs / "notes.jsonl").write_text('{"a": 1}\n')
+    (logs / "readme.md").write_text("# Logs\n")
+    return logs
+
+
+def run(folder: Path, *options: str) -> Done:
+    done = kvproxy("estimate", folder, "--data", folder.parent / "data", *options)
+    assert done.returncode == 0, done
+    return done
+
+
+def test_a_folder_of_logs_is_read_as_one(folder: Path) -> None:
+    done = run(folder, "--json")
+    document = json.loads(done.stdout)
+    assert document["requests"] == 4
+    assert document["log"]["format"] == "LiteLLM log (2 files); Langfuse export in a table (1 file)"
+    assert document["log"]["skipped"] == {
+        "not JSON in day1.jsonl.gz": 1,
+        "repeated (the same row with the same id)": 1,
+    }
+    assert "left out readme.md: not the name of a log\n" in done.stderr
+    assert "left out notes.jsonl: line 1: unknown format, its fields are a;" in done.stderr
+    rows = json.loads(run(folder, "--sessions", "--by", "day", "--json").stdout)["rows"]
+    assert [(row["name"], row["requests"]) for row in rows] == [("2026-11-01", 2), ("2026-11-02", 1), ("2026-11-03", 1)]
+
+
+def test_a_folder_of_logs_and_transcripts_counts_both_with_sessions(folder: Path) -> None:
+    write_transcripts(folder)
+    done = run(folder, "--by", "client", "--json")
+    assert json.loads(done.stdout)["total"]["requests"] == 20
+    cause = "no transcript; --sessions counts the usage in logs, too"
+    assert f"left out day1.jsonl.gz, day2.jsonl, more/trace.csv, and 1 more: {cause}\n" in done.stderr
+    done = run(folder, "--sessions", "--by", "client", "--json")
+    assert json.loads(done.stdout)["total"]["requests"] == 24
+    assert "left out notes.jsonl" in done.stderr
+
+
+def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "readme.md").write_text("# Nothing\n")
+    done = kvproxy("estimate", tmp_path)
+    assert (done.returncode, f"{tmp_path} has no transcripts" in done.stderr) == (3, True)
+    (tmp_path / "notes.json").write_text("{}")
+    done = kvproxy("lint", tmp_path)
+    assert (done.returncode, "no file of the folder has requests: left out readme.md" in done.stderr) == (2, True), done
+
+
+def test_errors_in_stdin_name_stdin(tmp_path: Path) -> None:
+    done = kvproxy("estimate", "-", stdin=b'{"a": 1}')
+    assert done.stderr.startswith("kvproxy: -, line 1: unknown format"), done

@@ -57,6 +57,14 @@ def test_single_stalls_limit_nothing() -> None:
         assert turns.run(2, lag=0.01, in_flight=2000) == math.inf
 
 
+def test_a_lag_that_varies_limits_too() -> None:
+    turns = Turns()
+    for _ in range(5):
+        turns.run(1, lag=0.15, in_flight=400)
+        turns.run(1, lag=0.06, in_flight=400)
+    assert turns.limit.value < 400
+
+
 def test_a_lasting_lag_limits_in_proportion() -> None:
     turns = Turns()
     assert turns.lag_for_long() == 200

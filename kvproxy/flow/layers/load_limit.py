@@ -16,7 +16,10 @@ MEASURED_FROM = 64
 LEAST_LIMIT = 16
 """Misses that may be in flight at any lag."""
 LAGGING_SECONDS = 0.5
-"""Time in which each turn of the event loop must lag before misses are limited, so that a single stall limits none."""
+"""Time in which each turn of the event loop must lag, by half of `max_lag` at least, before misses are limited.
+
+A single stall limits none.
+"""
 BURST = 1024
 """Misses that may wait at any rate of completed misses, until the queue has been full for seconds."""
 UNLIMITED_SECONDS = 5.0
@@ -49,7 +52,7 @@ class ConcurrencyLimit:
     def __init__(self, max_lag: float, max_wait: float, now: float = 0.0) -> None:
         self.max_lag = max_lag
         self._max_wait = max_wait
-        self._lagging_since: float | None = None
+        self._lagging_since = math.inf
         self._last_wait = self._last_update = now
         self._rate = 0.0
         self._burst = float(BURST)
@@ -76,10 +79,10 @@ class ConcurrencyLimit:
         passed, self._last_update = max(_TICK_SECONDS, now - self._last_update), now
         self._rate += (completed / passed - self._rate) * -math.expm1(-passed / _RATE_SECONDS)
         is_lagging = lag > self.max_lag
-        if not is_lagging:
-            self._lagging_since = None
-        elif self._lagging_since is None:
-            self._lagging_since = now
+        if lag < self.max_lag / 2:
+            self._lagging_since = math.inf
+        elif is_lagging:
+            self._lagging_since = min(self._lagging_since, now)
         if oldest_wait:
             self._last_wait = now
         if is_full:
@@ -87,7 +90,7 @@ class ConcurrencyLimit:
         elif not oldest_wait:
             self._burst = BURST
         if self.value == math.inf:
-            if self._lagging_since is not None and now - self._lagging_since >= LAGGING_SECONDS:
+            if is_lagging and now - self._lagging_since >= LAGGING_SECONDS:
                 self._last_wait = now
                 self._reduce(lag, in_flight)
         elif oldest_wait > 2 * self._max_wait:

@@ -86,6 +86,8 @@ lint: $(VENV)/.dev
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
+	$(BIN)/python -m tests.library.page $(VENV)/page
+	$(BIN)/mypy $(VENV)/page/*.py
 
 # The wheel and the source archive, with the weights of the default embedder.
 build: $(VENV)/.dev

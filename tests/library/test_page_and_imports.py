@@ -15,19 +15,16 @@ import pytest
 
 import kvproxy
 from kvproxy.errors import SettingsError
-from tests.structure.test_imports import ROOT
-
-PAGE = ROOT / "docs/library.md"
-BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.M | re.S)
+from tests.library.page import PAGE, blocks
 
 
 def test_the_code_on_the_page_prints_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     space: dict[str, object] = {"__name__": "page"}
     printed = ""
-    blocks = BLOCK.findall(PAGE.read_text())
-    assert {kind for kind, _ in blocks} == {"python", "text"}
-    for kind, text in blocks:
+    parts = blocks("python", "text")
+    assert {kind for kind, _ in parts} == {"python", "text"}
+    for kind, text in parts:
         if kind == "text":
             assert printed == text
             continue
@@ -40,7 +37,7 @@ def test_the_code_on_the_page_prints_its_output(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.filterwarnings("ignore:The function `loads` is in beta")
 def test_the_cache_for_langchain_serves_its_models(tmp_path: Path) -> None:
     language_models = pytest.importorskip("langchain_core.language_models.fake")
-    (block,) = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    ((_, block),) = blocks("py")
     space: dict[str, Any] = {"__name__": "page"}
     exec(compile(block, str(PAGE), "exec"), space)
     cache = space["KvproxyCache"](tmp_path / "r.db", settings=kvproxy.CacheSettings(semantic=False))

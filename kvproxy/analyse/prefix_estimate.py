@@ -67,7 +67,7 @@ def block_chains(requests: Sequence[TokenizedRequest], block_size: int) -> list[
     ids: dict[bytes, int] = {}
     chains = []
     for tokens in requests:
-        request = CacheRequest("", [*tokens.prompt, *tokens.response], salt=tokens.salt)
+        request = CacheRequest("", [*tokens.prompt, *tokens.response], cache_salt=tokens.salt)
         blocks = tuple(ids.setdefault(name, len(ids)) for name in request.update_hashes(hasher, block_size))
         reusable = reusable_tokens(len(tokens.prompt), len(tokens.prompt), block_size) // block_size
         chains.append(ChainRequest(blocks, min(reusable, len(blocks)), bool(request.num_tokens % block_size)))

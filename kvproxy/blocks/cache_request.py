@@ -21,7 +21,7 @@ class CacheRequest:
     """The tokens of a request, and the options that change block hashes or eviction.
 
     Args:
-        salt: part of the first block's hash, so that tenants share no blocks.
+        cache_salt: part of the first block's hash, so that tenants share no blocks.
         lora: name and digest of the LoRA adapter; part of every block's hash.
         mm: multimodal items; part of the hashes of blocks with their placeholders.
         priority: 0 to 9; a manager with `priorities` evicts blocks of a higher priority later.
@@ -39,7 +39,7 @@ class CacheRequest:
         id: str,
         tokens: Sequence[int],
         *,
-        salt: str | None = None,
+        cache_salt: str | None = None,
         lora: tuple[str, str] | None = None,
         mm: Sequence[MMItem] = (),
         priority: int = 0,
@@ -49,12 +49,15 @@ class CacheRequest:
         session_id: str | None = None,
     ) -> None:
         self.id = id
-        self.tokens = list(tokens)
+        try:
+            self.tokens = list(tokens)
+        except TypeError:
+            raise TypeError(f"tokens must be a sequence of integers, not {type(tokens).__name__}") from None
         if self.tokens:
             check_token(self.tokens[0])
         if not 0 <= priority <= MAX_PRIORITY:
             raise ValueError(f"priority is {priority}: use 0 to {MAX_PRIORITY}")
-        self.salt = salt
+        self.cache_salt = cache_salt
         self.lora = lora
         self.mm = tuple(mm)
         self.priority = priority
@@ -80,7 +83,7 @@ class CacheRequest:
 
     def copy_from(self, parent: "CacheRequest") -> None:
         self.tokens = list(parent.tokens)
-        self.salt, self.lora, self.mm, self.priority = parent.salt, parent.lora, parent.mm, parent.priority
+        self.cache_salt, self.lora, self.mm, self.priority = parent.cache_salt, parent.lora, parent.mm, parent.priority
         self.block_hashes = list(parent.block_hashes)
         self.num_computed_tokens = parent.num_computed_tokens
         self.num_prompt_tokens, self.shared_prefix_end = parent.num_prompt_tokens, parent.shared_prefix_end
@@ -101,7 +104,7 @@ class CacheRequest:
 
     @property
     def has_extra_keys(self) -> bool:
-        return bool(self.mm or self.salt or self.lora)
+        return bool(self.mm or self.cache_salt or self.lora)
 
     def extra_keys(self, start: int, end: int) -> ExtraKeys:
         """Return the extra hash keys of the block `tokens[start:end]` in vLLM's order; None without extra keys."""
@@ -113,6 +116,6 @@ class CacheRequest:
             for item in self.mm
             if item.offset < end and start < item.offset + item.length
         ]
-        if self.salt and start == 0:
-            keys.append(("cache_salt", self.salt))
+        if self.cache_salt and start == 0:
+            keys.append(("cache_salt", self.cache_salt))
         return tuple(keys) or None

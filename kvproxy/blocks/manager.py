@@ -16,7 +16,13 @@ from kvproxy.blocks.eviction import queue_factory, session_policy_of
 from kvproxy.blocks.eviction.session_policy import CacheUse
 from kvproxy.blocks.residency import ResidencyTracker
 from kvproxy.blocks.row_types import PoolStats
-from kvproxy.blocks.single_type_manager import MANAGERS, GroupSpec, SingleTypeKVCacheManager, find_longest_common_hit
+from kvproxy.blocks.single_type_manager import (
+    MANAGERS,
+    GroupSpec,
+    SingleTypeKVCacheManager,
+    check_integers,
+    find_longest_common_hit,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,7 @@ class KVCacheManager:
     ) -> None:
         if isinstance(hasher, str):
             raise TypeError(f"hasher must be a BlockHasher: write BlockHasher({hasher!r})")
+        check_integers(num_blocks=num_blocks, alignment_tokens=alignment_tokens)
         self.hasher = hasher or BlockHasher()
         self.pool = BlockPool(
             num_blocks,
@@ -269,8 +276,15 @@ class KVCacheManager:
             self.pool.free_blocks([old])
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """Return the request's block table of each group. The null block (0) replaces blocks outside the window."""
+        """Return the request's block table of each group: empty for a request without blocks, as in vLLM.
+
+        The null block (0) replaces blocks outside the window.
+        """
         return tuple([block.id for block in group.tables.get(request_id, ())] for group in self.groups)
+
+    def eviction_order(self) -> list[int]:
+        """Return the ids of the free blocks, the next block to allocate first. Cached ones have hits until then."""
+        return [block.id for block in self.pool.free_queue]
 
     def ids_in_block_tables(self) -> set[int]:
         """Return the blocks that requests use, with the null block of windows."""

@@ -121,7 +121,7 @@ def map_pool(manager: KVCacheManager) -> PoolMap:
     tenant = [-1] * len(blocks)
     for block in blocks:
         if block.source is not None:
-            tenant[block.id] = tenants.setdefault(block.source[0].salt or "", len(tenants))
+            tenant[block.id] = tenants.setdefault(block.source[0].cache_salt or "", len(tenants))
     return PoolMap(
         None,
         "".join(_LETTERS[block_state(block, null, ids_in_block_tables)] for block in blocks),

@@ -89,7 +89,8 @@ class PoolStats:
     Attributes:
         num_blocks: includes the null block, so it is `free` + `cached` + `used` + `pinned` + 1.
         block_size: tokens.
-        free, cached, used, pinned: blocks in each `BlockState`. The next request can use the free and the cached ones.
+        free, cached, used, pinned: blocks in each `BlockState`. The next request can use the free and the cached ones, so
+            `cached` leaves out cached blocks that requests or pins hold.
         usage: `used` and `pinned` as a share of the blocks, 0 to 1.
         queries: prompt tokens looked up.
         hits: prompt tokens found.

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import lcm
+from numbers import Integral
 from typing import Literal, Protocol, TypeVar
 
 from kvproxy.blocks.block import KVCacheBlock
@@ -19,6 +20,12 @@ VLLM_KINDS: dict[GroupKind, str] = {
 }
 Hash = TypeVar("Hash")
 Block = TypeVar("Block")
+
+
+def check_integers(**values: object) -> None:
+    for name, value in values.items():
+        if not isinstance(value, Integral):
+            raise TypeError(f"{name} must be an integer, not {type(value).__name__}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,7 @@ class GroupSpec:
     retention_interval: int | None = None
 
     def __post_init__(self) -> None:
+        check_integers(block_size=self.block_size, window=self.window)
         if self.kind not in VLLM_KINDS:
             raise ValueError(f"unknown kind of group {self.kind!r}: use {', '.join(VLLM_KINDS)}")
         if self.block_size < 1:

@@ -208,7 +208,7 @@ class EmbeddedBackend:
 
     def cache_request(self, id: str, generation: GenerationRequest) -> CacheRequest:
         lora = self.worker.adapters.get(generation.adapter or "")
-        return CacheRequest(id, generation.tokens, salt=generation.salt, lora=lora)
+        return CacheRequest(id, generation.tokens, cache_salt=generation.salt, lora=lora)
 
     def _cache_salt(self, request: ApiRequest, decoded: DecodedRequest) -> str | None:
         if self._shared_blocks or (request.tenant == PUBLIC_TENANT and not decoded.salt):

@@ -57,7 +57,7 @@ def test_incremental_equals_whole(head: list[int], tail: list[int], size: int) -
 
 
 def test_extra_keys_in_vllms_order() -> None:
-    request = CacheRequest("r", range(12), salt="pepper", lora=("name", "/path"), mm=[MMItem("picture", 2, 4)])
+    request = CacheRequest("r", range(12), cache_salt="pepper", lora=("name", "/path"), mm=[MMItem("picture", 2, 4)])
     assert request.extra_keys(0, 4) == (("lora", "name", "/path"), ("mm", "picture", 2), ("cache_salt", "pepper"))
     assert request.extra_keys(4, 8) == (("lora", "name", "/path"), ("mm", "picture", -2))
     assert request.extra_keys(8, 12) == (("lora", "name", "/path"),)

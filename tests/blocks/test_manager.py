@@ -1,5 +1,6 @@
 """Rules of the block cache as examples, and forks with random operations."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -41,6 +42,32 @@ def test_a_pool_needs_more_than_the_null_block(blocks: int) -> None:
         KVCacheManager(blocks, 4)
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: KVCacheManager("a"), "num_blocks must be an integer, not str"),
+        (lambda: KVCacheManager(10.5), "num_blocks must be an integer, not float"),
+        (lambda: KVCacheManager(10, None), "block_size must be an integer, not NoneType"),
+        (lambda: KVCacheManager(10, alignment_tokens="a"), "alignment_tokens must be an integer, not str"),
+        (lambda: CacheRequest("a", None), "tokens must be a sequence of integers, not NoneType"),
+    ],
+)
+def test_arguments_of_wrong_types_are_named(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(TypeError, match=f"^{message}$"):
+        make()
+
+
+def test_the_eviction_order_begins_with_the_next_block_to_allocate() -> None:
+    manager = KVCacheManager(6, 4)
+    serve(manager, "a", range(8))
+    serve(manager, "b", range(20, 28))
+    order = manager.eviction_order()
+    assert sorted(order) == [1, 2, 3, 4, 5]
+    begin(manager, "c", range(40, 57))
+    assert manager.get_block_ids("c") == (order,)
+    assert (manager.eviction_order(), manager.get_block_ids("unknown")) == ([], ([],))
+
+
 def test_stats_of_the_pool_and_of_lookups() -> None:
     manager = KVCacheManager(10, 4)
     stats = manager.stats()
@@ -59,7 +86,7 @@ def test_stats_of_the_pool_and_of_lookups() -> None:
 def test_a_child_inherits_what_names_its_parents_blocks() -> None:
     """The prompt is shorter than a block, so the child hashes its first block itself."""
     manager = KVCacheManager(20, 4)
-    keys: dict[str, Any] = {"salt": "tenant", "lora": ("l", "/l"), "mm": [MMItem("cat", 0, 1)]}
+    keys: dict[str, Any] = {"cache_salt": "tenant", "lora": ("l", "/l"), "mm": [MMItem("cat", 0, 1)]}
     child = fork(manager, begin(manager, "a", range(2), **keys), "b")
     decode(manager, child, (8, 9, 10))
     assert hit_tokens(manager, [0, 1, 8, 9, 10]) == 0

@@ -136,7 +136,7 @@ def test_the_tree_equals_a_naive_walk(forest: list[tuple[int, int]], in_use: set
 def test_columns_equal_rows() -> None:
     manager = KVCacheManager(40, 4)
     for number, (tenant, live) in enumerate([("a", False), ("b", True), ("a", True)]):
-        request = begin(manager, f"r{number}", [number, *range(20)], salt=tenant)
+        request = begin(manager, f"r{number}", [number, *range(20)], cache_salt=tenant)
         if not live:
             manager.free(request)
     found, rows = map_pool(manager), pool_rows.list_blocks(manager)

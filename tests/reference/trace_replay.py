@@ -31,7 +31,7 @@ class _TraceReplay(NaiveTrace):
         real = CacheRequest(
             declared["id"],
             tokens,
-            salt=declared.get("salt"),
+            cache_salt=declared.get("salt"),
             lora=tuple(lora) if lora else None,
             mm=tuple(MMItem(*item) for item in mm),
         )

@@ -132,7 +132,7 @@ class Twins:
     def start(self, id: str, tokens: list[int], rng: random.Random) -> Difference | None:
         salt = rng.choice([None, None, "s"])
         theirs = Request(id, tokens, SamplingParams(max_tokens=10_000), None, cache_salt=salt, block_hasher=self.hasher)
-        mine = CacheRequest(id, tokens, salt=salt)
+        mine = CacheRequest(id, tokens, cache_salt=salt)
         blocks, hit, boundary = self.vllm.get_computed_blocks(theirs)
         theirs.shared_prefix_boundary = boundary
         computed = self.ours.get_computed_blocks(mine)

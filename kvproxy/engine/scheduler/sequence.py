@@ -63,7 +63,7 @@ class SequenceState:
         self.cache_request = CacheRequest(
             f"{request.id}#{index}",
             request.tokens,
-            salt=request.salt,
+            cache_salt=request.salt,
             lora=(request.adapter or "", adapter.digest) if adapter else None,
             skip_read=request.sampling.prompt_logprobs is not None,
             priority=request.priority,

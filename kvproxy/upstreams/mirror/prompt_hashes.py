@@ -38,7 +38,7 @@ class HashedPrompt:
         return self._contents[block_size]
 
     def _cache_request(self) -> CacheRequest:
-        return CacheRequest("", self.tokens, salt=self.salt)
+        return CacheRequest("", self.tokens, cache_salt=self.salt)
 
 
 class BlockHashes(Protocol):

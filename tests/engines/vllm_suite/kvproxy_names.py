@@ -284,7 +284,7 @@ def our_request(request: Any) -> CacheRequest:
     lora = request.lora_request
     ours.tokens = list(request.all_token_ids)
     ours.num_prompt_tokens = request.num_prompt_tokens
-    ours.salt, ours.session_id = request.cache_salt, request.session_id
+    ours.cache_salt, ours.session_id = request.cache_salt, request.session_id
     # A request hashes its prompt before it has this attribute.
     ours.skip_read = getattr(request, "skip_reading_prefix_cache", False)
     ours.lora = (lora.lora_name, lora.lora_path) if lora else None

@@ -99,13 +99,13 @@ class StoreBehindVLLM:
         self._events: list[dict[str, Any]] = []
 
     def lookup(self, tokens: list[int], salt: str | None) -> tuple[int, int]:
-        on_gpu = self._gpu.get_computed_blocks(CacheRequest("", tokens, salt=salt)).num_tokens
+        on_gpu = self._gpu.get_computed_blocks(CacheRequest("", tokens, cache_salt=salt)).num_tokens
         chunks = self._chunks_of(tokens, salt)
         found = next((index for index, chunk in enumerate(chunks) if chunk not in self._chunks), len(chunks))
         return on_gpu, max(on_gpu, min(found * self._chunk, len(tokens) - 1))
 
     def run(self, tokens: list[int], salt: str | None, rng: random.Random) -> None:
-        request = CacheRequest("r", tokens, salt=salt)
+        request = CacheRequest("r", tokens, cache_salt=salt)
         computed = self._gpu.get_computed_blocks(request)
         self._gpu.allocate_slots(request, len(tokens) - computed.num_tokens, computed)
         request.num_computed_tokens = len(tokens)
@@ -131,7 +131,7 @@ class StoreBehindVLLM:
     def _hash(self, chunk: Page) -> int | bytes:
         if not self._is_mooncake:
             return (hash(chunk) & (1 << 64) - 1).to_bytes(32, "big")
-        return event_hash(CacheRequest("", chunk[1:], salt=chunk[0]).update_hashes(SEED, SIZE)[-1])
+        return event_hash(CacheRequest("", chunk[1:], cache_salt=chunk[0]).update_hashes(SEED, SIZE)[-1])
 
     def _publish(self, chunk: Page, parent: Page | None, tokens: list[int]) -> None:
         event: dict[str, Any] = {

@@ -89,7 +89,7 @@ class Engine:
         self.manager.free(self.live.pop(place % len(self.live)))
 
     def reused(self, tokens: list[int], salt: str | None = None) -> int:
-        return self.manager.get_computed_blocks(CacheRequest("", tokens, salt=salt)).num_tokens
+        return self.manager.get_computed_blocks(CacheRequest("", tokens, cache_salt=salt)).num_tokens
 
     def predicted(self, tokens: list[int], salt: str | None = None, hasher: BlockHasher = SEED) -> int:
         pools = self.state.pools_by_rank().get(0, [])
@@ -118,7 +118,7 @@ def traffic(engine: Engine, chance: random.Random, steps: int) -> list[list[int]
         else:
             shared = chance.choice(prompts)[: chance.randrange(30)] if prompts else []
             tokens = shared + [chance.randrange(3) for _ in range(chance.randrange(1, 12))]
-            options = chance.choice([{}, {}, {}, {"salt": "s"}, {"mm": [MMItem("cat", 0, 3)]}])
+            options = chance.choice([{}, {}, {}, {"cache_salt": "s"}, {"mm": [MMItem("cat", 0, 3)]}])
             if engine.start(tokens, skip_read=chance.random() < 0.1, **options) and not options:
                 prompts.append(tokens)
         if chance.random() < 0.7:
@@ -177,7 +177,7 @@ def test_chunked_local_attention_is_never_overestimated() -> None:
 def test_a_salt_separates_and_a_match_names_its_blocks() -> None:
     engine = Engine([GroupSpec("full", 4)], 20)
     tokens = list(range(10))
-    engine.start(tokens, salt="mine")
+    engine.start(tokens, cache_salt="mine")
     engine.publish()
     assert engine.predicted(tokens) == 0
     assert engine.predicted(tokens, "mine") == 8

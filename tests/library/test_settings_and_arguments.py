@@ -81,7 +81,8 @@ def test_large_answers_are_not_stored(tmp_path: Path) -> None:
 def test_evicted_answers_are_not_counted_as_stored(tmp_path: Path) -> None:
     with open_cache(tmp_path / "r.db", CacheSettings(semantic=False, max_entries=10)) as cache:
         assert cache.set_many({f"question {number}": "a" for number in range(600)}) == len(cache) == 10
-        assert cache.set_many({"question 599": "b", "new": "c"}) == 2
+        more = {f"other {number}": "a" for number in range(5)}
+        assert cache.set_many(more) == sum(map(cache.contains, more)) > 0
 
 
 def test_settings_for_proxies_are_refused(tmp_path: Path) -> None:

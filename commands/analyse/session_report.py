@@ -10,6 +10,7 @@ from typer import Option
 from kvproxy.commands.analyse.options import print_left_out, read_requests
 from kvproxy.commands.formatting import format_duration, money, percent
 from kvproxy.commands.journal.savings import ledger_rows
+from kvproxy.commands.journal.spending import unpriced_note
 from kvproxy.commands.options import load_settings
 from kvproxy.commands.output import print_note, print_text, progress_bar
 from kvproxy.commands.tables import Column, print_table, text_column
@@ -128,7 +129,7 @@ def print_losses(report: "SessionReport", top: int) -> None:
             "Reused#": percent((session.reused_tokens or 0) / max(1, session.prompt_tokens)),
             "Lost most to": main_cause(session.lost),
             "Longest pause#?": format_duration(round(session.longest_pause)),
-            f"{report.ledger.currency}#": money(session.cost),
+            f"{report.ledger.currency}#": money(session.cost, leaves_out_models=session.unpriced_turns > 0),
         }
         for session in shown
     )
@@ -176,7 +177,9 @@ def _print_sums(report: "SessionReport") -> None:
 def _print_notes(report: "SessionReport") -> None:
     if report.is_relative:
         print_note(
-            'a model has no price: costs are relative to input, with Anthropic\'s ratios; set [journal.prices."MODEL"]'
+            'no model has a price: costs are relative to input, with Anthropic\'s ratios; set [journal.prices."MODEL"]'
         )
+    if report.unpriced:
+        print_note(unpriced_note(report.unpriced))
     if report.without_usage:
         print_note(f"{report.without_usage:,} requests report no usage and are not counted")

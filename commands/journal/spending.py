@@ -37,15 +37,16 @@ def removed_note(oldest: float) -> str:
     return f"since {local_time(oldest)}; older records were removed (journal.retention, journal.max_rows)"
 
 
+def unpriced_note(requests: int) -> str:
+    return f'not in the money: {plural(requests, "request")} of models without a price; set [journal.prices."MODEL"]'
+
+
 def _notes(report: "SpendingReport") -> Iterator[str]:
     total = report.total
     if report.complete_since is not None:
         yield removed_note(report.complete_since)
     if total.unpriced:
-        yield (
-            f"not in the money: {plural(total.unpriced, 'request')} of models without a price; set"
-            ' [journal.prices."MODEL"]'
-        )
+        yield unpriced_note(total.unpriced)
     if total.standard_priced:
         yield (
             f"at the price of the standard tier: {plural(total.standard_priced, 'request')} of the service tiers"

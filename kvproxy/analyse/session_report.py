@@ -69,7 +69,8 @@ class SessionReport:
         pause_costs: for each way to keep prefixes during pauses, the cost of the input as a multiple of the cost with
             five-minute writes, over the sessions with models whose prompts are marked by `cache_control`.
         without_usage: number of ignored requests whose response does not report its usage.
-        is_relative: whether all prices are multiples of the price of a million input tokens, because a model has no price.
+        is_relative: whether all prices are multiples of the price of a million input tokens, because no model has a price.
+        unpriced: number of requests of models without a price, which costs exclude; 0 if `is_relative`.
         files: number of transcripts and traces; 0 for a log of requests.
     """
 
@@ -82,6 +83,7 @@ class SessionReport:
     pause_costs: dict[str, float]
     without_usage: int
     is_relative: bool
+    unpriced: int = 0
     files: int = 0
 
 
@@ -95,7 +97,7 @@ def report_sessions(
     models = {request.body.get("model") for request in requests}
     models |= {request.get("model") for trace in traces for request in trace.requests}
     prices: Mapping[str, PriceSettings] = ModelPrices(settings)
-    is_relative = not all(price_of(str(model), prices) for model in models)
+    is_relative = not any(price_of(str(model), prices) for model in models)
     prices = RelativePrices() if is_relative else prices
     turns, without_usage = _turns_of_requests(requests, prices, progress)
     for number, trace in enumerate(traces):
@@ -133,6 +135,7 @@ def report_sessions(
         _pause_costs(list(by_session.values()), prices),
         without_usage,
         is_relative,
+        sum(turn.cost is None for turn in turns),
     )
 
 

@@ -243,6 +243,30 @@ def test_the_commands_report_transcripts(tmp_path: Path) -> None:
     assert 'breakpoints = "auto", keep_warm_tokens' in costs
 
 
+def test_a_model_without_a_price_does_not_remove_the_money_of_the_others(tmp_path: Path) -> None:
+    conversation().write(tmp_path / "known.jsonl")
+    known = report(tmp_path)
+    text = (tmp_path / "known.jsonl").read_text()
+    (tmp_path / "other.jsonl").write_text(
+        text.replace("claude-opus", "acme").replace("msg", "acme").replace("5e55", "6e55")
+    )
+    both = report(tmp_path)
+    assert (both.is_relative, both.unpriced, both.ledger.currency) == (False, 3, "USD")
+    assert (both.cost, both.uncached, both.pause_costs) == (known.cost, known.uncached, known.pause_costs)
+    costs = {row.result: row.cost for row in both.ledger.rows}
+    # Only the other model lost tokens to this cause, at an unknown price.
+    assert costs.pop("changed") is None
+    assert costs == {row.result: row.cost for row in known.ledger.rows}
+    assert [(session.models, session.cost is None) for session in both.sessions] == [
+        (["claude-opus"], False),
+        (["acme"], True),
+    ]
+    (tmp_path / "kvproxy.toml").write_text('[journal.prices."claude*"]\ninput = 3\noutput = 15\n')
+    for command in ("estimate", "lint"):
+        done = kvproxy(command, tmp_path, "--data", tmp_path)
+        assert "not in the money: 3 requests of models without a price; set [journal.prices." in done.stderr
+
+
 @pytest.mark.parametrize(
     "settings", ["", '[journal.prices."*"]\ninput = 100\n', '[journal.prices."claude-*"]\ninput = 100\n']
 )

@@ -90,6 +90,8 @@ def ledger_of(
             if result in ("reused", "new"):
                 costs.setdefault(result, 0.0)
                 continue
+            if not counts[result]:
+                continue
             own = [(loss.tokens.get(result, 0), loss.price) for loss in recorded]
             rest = max(0, counts[result] - sum(count for count, _ in own))
             costs[result] = costs.get(result, 0.0) + above * rest + sum(count * money for count, money in own)

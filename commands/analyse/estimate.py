@@ -70,6 +70,7 @@ def estimate(
     by: Annotated[
         SpendingGroup | None, Option(help="List the cost of the requests in transcripts by this field.")
     ] = None,
+    layout: ListLayout = ListLayout(),
     format: FormatOption = None,
     column: Column = None,
     data: Data = None,
@@ -105,12 +106,14 @@ def estimate(
     check_writable(report, (".html",))
     if column is not None and (sessions or by is not None):
         raise typer.BadParameter("--column is for questions, so --sessions and --by do not apply")
+    if by is None and layout != ListLayout():
+        raise typer.BadParameter("--csv, --jsonl, --columns, and --wide are for the rows of --by: give it, too")
     if by is not None:
         if report is not None or plot is not None:
             raise typer.BadParameter("--by prints a table: it has no --report and no --plot")
         settings = with_prices(load_settings(data=data), _command_line_prices(price))
         with log_files(log, with_transcripts=format is None) as files:
-            return spending_output(read_spending(files, sessions, model, settings, format, by), ListLayout())
+            return spending_output(read_spending(files, sessions, model, settings, format, by), layout)
     own_prices = _command_line_prices(price)
     with log_files(log, with_transcripts=format is None and column is None) as files:
         costs = read_session_report(files, sessions, model, data, format, own_prices)

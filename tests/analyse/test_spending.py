@@ -1,5 +1,6 @@
 """What the requests in transcripts cost by day, project, model, and client, compared with ccusage."""
 
+import csv
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -89,6 +90,20 @@ def test_days_projects_and_models_cost_what_ccusage_reports(tmp_path: Path) -> N
         assert all(0 <= row["lost_cost"] <= row["input_cost"] for row in rows)
     (client,) = spending(tmp_path, "--by", "client")["rows"]
     assert client["name"] == "Claude Code"
+
+
+def test_the_bill_is_csv_or_json_lines(tmp_path: Path) -> None:
+    write_transcripts(tmp_path)
+    rows = spending(tmp_path, "--by", "day")["rows"]
+    done = kvproxy("estimate", tmp_path, "--by", "day", "--csv", "--columns", "name,requests")
+    assert list(csv.reader(done.stdout.splitlines())) == [
+        ["name", "requests"],
+        *([row["name"], str(row["requests"])] for row in rows),
+    ]
+    done = kvproxy("estimate", tmp_path, "--by", "day", "--jsonl")
+    assert [json.loads(line) for line in done.stdout.splitlines()] == rows
+    done = kvproxy("estimate", tmp_path, "--csv")
+    assert (done.returncode, "for the rows of --by" in done.stderr) == (2, True)
 
 
 def test_codex_costs_what_ccusage_reports(tmp_path: Path) -> None:

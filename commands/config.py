@@ -37,6 +37,11 @@ def check(data: Data = None) -> Output:
     check_files(settings)
     rules = [rule.name for rule in settings.rules]
     warnings = list(_shadowed_rules(settings).values())
+    if not settings.journal.has_list_prices:
+        warnings.append(
+            f"journal.currency is {settings.journal.currency}, so only models of [journal.prices] have a price: set"
+            " journal.usd_rate, the price of one US dollar, to convert list prices"
+        )
     lines = [f"the settings are valid; rules: {', '.join(rules) or 'none'}", *warnings]
     return text_output({"rules": rules, "warnings": warnings}, "\n".join(lines))
 

@@ -8,6 +8,7 @@ from kvproxy.commands.formatting import local_time, money, percent
 from kvproxy.commands.output import Output
 from kvproxy.commands.tables import ListLayout, Row, digest_column, number_column, print_table
 from kvproxy.journal.sessions.ledger import main_cause
+from kvproxy.settings.journal import LIST_CURRENCY
 from kvproxy.units import plural
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ def unpriced_note(requests: int) -> str:
 
 def _notes(report: "SpendingReport") -> Iterator[str]:
     total = report.total
+    if report.currency != LIST_CURRENCY and total.cost is not None:
+        # In a pipe, the names of the columns do not depend on the currency.
+        yield f"money in {report.currency}"
     if report.complete_since is not None:
         yield removed_note(report.complete_since)
     if total.unpriced:

@@ -73,7 +73,8 @@ def check_budgets(settings: Settings, clients: Sequence[ClientSettings]) -> None
     if limited is not None and not journal.has_prices:
         raise SettingsError(
             f"the client {limited} has a budget, but no model has a price in {journal.currency}, because the list prices are in"
-            f' {LIST_CURRENCY}: set prices in {journal.currency} (such as [journal.prices."gpt-4o*"]), remove journal.currency,'
+            f' {LIST_CURRENCY}: set prices in {journal.currency} (such as [journal.prices."gpt-4o*"]), set journal.usd_rate,'
+            " remove journal.currency,"
             " or remove the budget (kvproxy keys set --unlimited)"
         )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvproxy.providers.cache_rules import CacheRule, cache_rule, cache_rule_or_assumption, rule_of_marks
 from kvproxy.providers.price_list import load_price_list
-from kvproxy.settings.journal import LIST_CURRENCY, JournalSettings, PriceSettings, price_of
+from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo
@@ -41,12 +41,14 @@ class ModelPrices(Mapping[str, PriceSettings]):
 
     A price of the settings has precedence, by name, then by pattern. Its missing prices of cached and written tokens have the
     published ratio of the provider to the price of input. The list prices are in US dollars, so they apply only if the
-    settings have this currency. A model without either has no price. Iteration yields the names and patterns of the settings.
+    settings have this currency or its rate. A model without either has no price. Iteration yields the names and patterns of
+    the settings.
     """
 
     def __init__(self, settings: JournalSettings) -> None:
         self._configured = settings.prices
-        self._has_list_prices = settings.currency == LIST_CURRENCY
+        self._has_list_prices = settings.has_list_prices
+        self._usd_rate = settings.usd_rate
         self.price_list = settings.price_list
         self._searched: set[tuple[str, int]] = set()
 
@@ -70,6 +72,8 @@ class ModelPrices(Mapping[str, PriceSettings]):
             own_factor = None if table is None else table.service_tiers.get(service_tier or "")
             listed_tier = service_tier if own_factor is None else None
             listed = list_price(model, moment, prompt_tokens, self.price_list, listed_tier)
+            if listed is not None and self._usd_rate is not None:
+                listed = listed.scaled(self._usd_rate)
             if listed is not None and own_factor is not None:
                 return listed.scaled(own_factor)
             if moment is not None and service_tier is None:

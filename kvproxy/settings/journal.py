@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from kvproxy.settings.section import Seconds, Section
 from kvproxy.units import utc_day
@@ -91,7 +91,7 @@ class PriceSettings(DatedPriceSettings):
         return self.model_copy(update={name: value for change in given for name, value in change.items()})
 
     def scaled(self, factor: float) -> "PriceSettings":
-        """Return the prices of a service tier that costs a multiple of the standard one."""
+        """Return these prices times a factor, such as that of a service tier or of an exchange rate."""
         prices = {name: price * factor for name in _SCALED if (price := getattr(self, name)) is not None}
         return self.model_copy(update=prices)
 
@@ -140,6 +140,12 @@ class JournalSettings(Section):
         " requests (hits) or of all requests (beginning); or all. With an encrypted store, no text is recorded.",
     )
     currency: str = Field(default="USD", min_length=1, max_length=8, description="Currency of the prices.")
+    usd_rate: float | None = Field(
+        default=None,
+        gt=0,
+        description="Price of one US dollar in journal.currency, such as 0.86, at which list prices are converted. By default,"
+        " list prices apply only to the currency USD.",
+    )
     prices: Annotated[dict[str, Annotated[PriceSettings, _TABLES]], _TABLES] = Field(
         default={},
         description="Prices by model: tables with input, cached, write_5m, write_1h, storage and output per million"
@@ -155,8 +161,20 @@ class JournalSettings(Section):
     @property
     def has_prices(self) -> bool:
         """Whether a model can have a price: of the settings, or in the currency of the list prices."""
-        own = any(price.has_prices or price.changes for price in self.prices.values())
-        return own or self.currency == LIST_CURRENCY
+        return self.has_list_prices or any(price.has_prices or price.changes for price in self.prices.values())
+
+    @property
+    def has_list_prices(self) -> bool:
+        """Whether list prices, which are in US dollars, apply."""
+        return self.currency == LIST_CURRENCY or self.usd_rate is not None
+
+    @model_validator(mode="after")
+    def _refuse_rate_of_list_currency(self) -> "JournalSettings":
+        if self.currency == LIST_CURRENCY and self.usd_rate is not None:
+            raise ValueError(
+                f"usd_rate converts list prices to another currency than {LIST_CURRENCY}: set currency, too"
+            )
+        return self
 
 
 def price_of(model: str, prices: Mapping[str, PriceSettings], moment: datetime | None = None) -> PriceSettings | None:

@@ -106,6 +106,16 @@ def test_the_bill_is_csv_or_json_lines(tmp_path: Path) -> None:
     assert (done.returncode, "for the rows of --by" in done.stderr) == (2, True)
 
 
+def test_a_bill_in_another_currency_names_it(tmp_path: Path) -> None:
+    write_transcripts(tmp_path)
+    (tmp_path / "kvproxy.toml").write_text('[journal]\ncurrency = "EUR"\nusd_rate = 0.5\n')
+    dollars = spending(tmp_path, "--by", "client")["total"]["cost"]
+    done = kvproxy("estimate", tmp_path, "--by", "client", "--data", tmp_path, "--csv")
+    (row,) = csv.DictReader(done.stdout.splitlines())
+    assert float(row["cost"]) == pytest.approx(dollars / 2)
+    assert "money in EUR\n" in done.stderr
+
+
 def test_codex_costs_what_ccusage_reports(tmp_path: Path) -> None:
     """By `ccusage codex daily --offline --json` (npm package, 20.0.24), of a session that Codex 0.171 recorded."""
 

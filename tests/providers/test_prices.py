@@ -1,8 +1,10 @@
 """Prices of models, from the settings and from the list prices."""
 
+import json
 import subprocess
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -12,6 +14,7 @@ from genai_prices import Usage, calc_price
 from kvproxy.providers import prices
 from kvproxy.providers.prices import ModelPrices, cache_limits, has_tier_price, list_price, price_at
 from kvproxy.settings.journal import MILLION, JournalSettings, PriceSettings, input_price, price_of
+from tests.commands.run import kvproxy
 
 
 @pytest.mark.parametrize(
@@ -194,6 +197,31 @@ def test_a_price_of_nothing_is_a_price() -> None:
 
 def test_list_prices_do_not_apply_to_another_currency() -> None:
     assert price_of("claude-opus-5", ModelPrices(JournalSettings(currency="EUR"))) is None
+
+
+def test_a_rate_converts_list_prices_to_another_currency(tmp_path: Path) -> None:
+    own = PriceSettings(input=2, output=10)
+    settings = JournalSettings(currency="EUR", usd_rate=0.8, prices={"gpt-4o": own})
+    prices, dollars = ModelPrices(settings), ModelPrices(JournalSettings())
+    for tier in (None, "batch"):
+        euro, dollar = (each.at("claude-opus-5", None, 0, tier) for each in (prices, dollars))
+        assert euro is not None
+        assert dollar is not None
+        for name in ("input", "cached", "write_5m", "write_1h", "output"):
+            assert getattr(euro, name) == pytest.approx(0.8 * getattr(dollar, name))
+    # Prices of the settings are in the currency already.
+    assert prices["gpt-4o"].output == 10
+    assert prices.source_of("claude-opus-5") == "list"
+    with pytest.raises(ValueError, match="usd_rate converts list prices to another currency than USD"):
+        JournalSettings(usd_rate=0.8)
+    file = tmp_path / "kvproxy.toml"
+    file.write_text('[journal]\ncurrency = "EUR"\n')
+    (warning,) = json.loads(kvproxy("config", "check", "--data", tmp_path, "--json").stdout)["warnings"]
+    assert warning.startswith(
+        "journal.currency is EUR, so only models of [journal.prices] have a price: set journal.usd"
+    )
+    file.write_text('[journal]\ncurrency = "EUR"\nusd_rate = 0.8\n')
+    assert json.loads(kvproxy("config", "check", "--data", tmp_path, "--json").stdout)["warnings"] == []
 
 
 def test_limits_of_the_settings_win_over_the_rule() -> None:

@@ -47,7 +47,7 @@ def _prices_text(settings: Settings) -> str:
     if "*" in configured:
         return 'each model has a price of [journal.prices], because "*" replaces all list prices'
     own = f"{plural(len(configured), 'price')} of [journal.prices]"
-    if settings.journal.currency != LIST_CURRENCY:
+    if not settings.journal.has_list_prices:
         return f"only {own}, because list prices are in {LIST_CURRENCY}"
     return f"list prices, and {own}" if configured else "list prices"
 
@@ -70,8 +70,8 @@ def _has_own_rule(model: str, settings: Settings) -> bool:
 
 
 def _source(settings: Settings) -> str:
-    is_listed = settings.journal.currency == LIST_CURRENCY
-    return "run kvproxy prices update" if is_listed else f"remove journal.currency: list prices are in {LIST_CURRENCY}"
+    is_listed = settings.journal.has_list_prices
+    return "run kvproxy prices update" if is_listed else f"set journal.usd_rate: list prices are in {LIST_CURRENCY}"
 
 
 def _section(model: str) -> str:

@@ -151,7 +151,7 @@ class RequestPath:
             UntilDisconnect(),
             similar := SemanticHits(cache, settings, responses),
             OnlyIfCached(),
-            StaleIfError(backend, responses, similar),
+            StaleIfError(backend, responses, similar, self.finish),
             forward,
         )
         self._observers: tuple[Observer, ...] = (

@@ -6,7 +6,7 @@ from kvproxy.journal.reader import OF_PROXY, JournalReader
 from kvproxy.units import start_of_utc_day, utc_day
 
 _DAY = 86_400
-# The sums contain no revalidations, and only a part of warming.
+# The sums count no revalidations, and only a part of warming.
 _CLIENTS = f"layer not in {OF_PROXY}"
 _SUMMED = f"tag = '' and {_CLIENTS}"
 

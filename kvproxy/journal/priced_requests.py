@@ -19,7 +19,6 @@ _REQUESTS = (
     " from requests r left join turns t on t.number = r.number where r.model = ?"
     f" and ({PAID_PROMPT} >= ? or r.service_tier is not null) and "
 )
-_UNCOUNTED = ("refused", "revalidated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ def requests_with_other_prices(
             tier = request.service_tier
             usual = price_on(model, prices, request.day)
             own = price_at(model, prices, request.time, request.prompt_tokens, tier)
-            if usual is None or own is None or request.layer in _UNCOUNTED:
+            if usual is None or own is None or request.layer == "refused":
                 continue
             if usual != own or (tier is not None and has_tier_price(model, prices, request.time, tier)):
                 yield request, usual, own

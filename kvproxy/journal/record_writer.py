@@ -255,7 +255,7 @@ class RecordWriter:
 
     def _add_to_totals(self, exchange: Exchange, record: Record) -> None:
         # Warming that a cache answered neither saves nor costs anything.
-        if record.layer == "revalidated" or (record.layer == "warming" and not is_warmed_by_backend(exchange)):
+        if record.layer == "warming" and not is_warmed_by_backend(exchange):
             return
         # The ledger counts the same requests.
         reused = record.reused_tokens if record.status == 200 else None
@@ -265,7 +265,9 @@ class RecordWriter:
         is_unreported = is_paid and None in (record.prompt_tokens, record.completion_tokens)
         counts = int(is_unreported), int(estimated != (None, None)), *(count or 0 for count in estimated)
         counts = *counts, int(record.service_tier is not None)
-        values = (1, *tokens, self._saved_seconds(exchange, record), *counts)
+        # A revalidation costs money, and is no request of a client.
+        requests = int(record.layer != "revalidated")
+        values = (requests, *tokens, self._saved_seconds(exchange, record), *counts)
         tags = () if exchange.request is None else exchange.request.control.tags
         for tag in ("", *counted_tags(tags)):
             self._totals.add(record.time, (record.tenant, record.model, record.layer, tag), values, record.team)

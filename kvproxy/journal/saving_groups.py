@@ -100,7 +100,7 @@ def _with_rest(rows: Iterable[TotalRow], every: Iterable[TotalRow]) -> Iterator[
         if (total := others.get(_key(row))) is not None:
             rest = {name: getattr(total, name) - getattr(row, name) for name in _SUMS}
             others[_key(row)] = replace(total, **rest)
-    yield from (row for row in others.values() if row.requests > 0)
+    yield from (row for row in others.values() if row.requests or row.prompt_tokens or row.estimated_prompt_tokens)
 
 
 def _key(row: TotalRow) -> tuple[str, str, str, str]:

@@ -8,7 +8,7 @@ from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 from kvproxy.journal.groups import SavingsGroup
 from kvproxy.journal.prefill_time import PrefillCost, prefill_costs
 from kvproxy.journal.priced_requests import requests_with_other_prices
-from kvproxy.journal.reader import CACHES, JournalReader
+from kvproxy.journal.reader import CACHES, OF_PROXY, JournalReader
 from kvproxy.journal.saving_groups import client_of, grouped_totals, groups_of
 from kvproxy.journal.sessions.ledger import REPEATED, REUSABLE
 from kvproxy.journal.sessions.session_reader import SessionReader
@@ -185,11 +185,11 @@ def savings(
         paid = Tokens(row.prompt_tokens + estimated[0], row.completion_tokens + estimated[1], row.reused_tokens)
         shares = cached_shares.get((row.tenant, row.model, row.layer), _NO_SHARES)
         wrong = most_wrong if row.layer == "semantic" else 0.0
-        if row.layer == "warming":
+        if row.layer in OF_PROXY:
             if price is not None:
                 saving = savings_by_name.setdefault(row.name, Saving(row.name))
-                saving.add_money(*_saved_money(row.layer, price, tokens, shares, wrong))
-                saving.add_spent(_spent_money(row.layer, price, paid))
+                saving.add_cost(_spent_money(row.layer, price, paid))
+                saving.estimated_requests += row.estimated
             continue
         if row.layer == "refused":
             continue
@@ -260,7 +260,7 @@ def _saved_money(
 
     `shares` are bounds of the share of the prompt that the provider's cache would have reused.
     """
-    if layer == "warming":
+    if layer in OF_PROXY:
         paid = hit_price(price, tokens.prompt, tokens.reused, tokens.completion)
         return -paid, -paid
     if layer not in CACHES:
@@ -300,7 +300,7 @@ def _correct_prices(
         groups = groups_of(request, by)
         for name in groups:
             saving = savings_by_name.setdefault(name, Saving(name))
-            if request.service_tier is not None and request.layer != "warming":
+            if request.service_tier is not None and request.layer not in OF_PROXY:
                 saving.standard_priced_requests -= has_tier_price(
                     request.model, prices, request.time, request.service_tier
                 )

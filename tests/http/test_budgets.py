@@ -37,7 +37,7 @@ from kvproxy.settings.access import ClientSettings
 from tests.commands.run import kvproxy
 from tests.polling import until
 from tests.requests import chat
-from tests.servers import run_front, run_upstream
+from tests.servers import run_front, run_proxy, run_upstream
 
 USAGE = {"prompt_tokens": 1_000, "completion_tokens": 100, "prompt_tokens_details": {"cached_tokens": 400}}
 TIERS = {"flex": 0.5, "priority": 2.0}
@@ -69,11 +69,17 @@ class Upstream:
         if b'"stream":true' in body:
             events = self._events(tier, is_endless=b"endless" in body)
             return StreamingResponse(events, media_type="text/event-stream")
+        if b"breaks" in body and not self.gate.is_set():
+            return StreamingResponse(self._broken(), media_type="application/json")
         if b"fail" in body:
             return JSONResponse({"error": {"message": "no"}}, 400)
         message = {"role": "assistant", "content": "Hi"}
         whole = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "service_tier": tier}
         return JSONResponse(whole if b"silent" in body else {**whole, "usage": USAGE})
+
+    async def _broken(self) -> AsyncIterator[bytes]:
+        yield b'{"choices": [ {' + b" " * 5
+        raise ConnectionError("the upstream breaks off")
 
     async def _events(self, tier: str, *, is_endless: bool) -> AsyncIterator[bytes]:
         choice = {"index": 0, "delta": {"content": "a"}}
@@ -347,6 +353,69 @@ def test_a_request_that_the_read_timeout_ends_costs_its_estimated_prompt(tmp_pat
         (client,) = list_clients(running.settings)
         assert client.spent == pytest.approx(1_050 * 100 / 1e6, abs=50 * 100 / 1e6)
         until(lambda: running.spent("patient") == pytest.approx(client.spent))
+
+
+def check_renewal(
+    data: Path, question: str, cost: tuple[float, float], cache: dict[str, Any], upstream: Upstream, **headers: str
+) -> None:
+    """Serve a stale response, and compare what its renewal cost in the budget, in `keys`, the bill, and the savings."""
+    upstream.gate.set()
+    with contextlib.ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr("kvproxy.http.client_authentication._CHECK_SECONDS", 0.0)
+        url = stack.enter_context(run_upstream(upstream.answer))
+        # The upstream's threads wait for it.
+        stack.callback(upstream.gate.set)
+        forward = {"read_timeout": 0.3 if "wait" in question and not headers else 300}
+        settings = load_settings(
+            data=data, upstream=url, journal={"prices": PRICES}, forward=forward, cache={"semantic": False, **cache}
+        )
+        front = run_proxy(settings)
+        running = Proxy(*stack.enter_context(front), upstream)
+        key = add_client(running.settings, "one", budget_per_day=10)
+        assert running.ask(key, question).status_code == 200
+        until(lambda: running.spent("one") == pytest.approx(COST))
+        httpx.delete(f"{running.url}/admin/cache?model=m&soft=true", timeout=60).raise_for_status()
+        upstream.gate.clear()
+        sent = {"authorization": f"Bearer {key}", **headers}
+        answer = httpx.post(f"{running.url}/v1/chat/completions", json=chat(question), headers=sent, timeout=60)
+        assert next(iter(cache)).replace("_", "-") in answer.headers["cache-status"]
+        until(lambda: COST + cost[0] <= running.spent("one") <= COST + cost[1])
+        spent = pytest.approx(running.spent("one"))
+        until(lambda: len(running.services.journal.latest(9)) == 3)
+        renewal = next(record for record in running.services.journal.latest(9) if record.layer == "revalidated")
+        hit = next(record for record in running.services.journal.latest(9) if record.layer == "exact")
+        assert (hit.layer, renewal.request_id) == ("exact", f"renewal-{hit.request_id}")
+        (client,) = list_clients(running.settings)
+        assert (client.requests, client.spent) == (2, spent)
+        prices = {"KVPROXY_JOURNAL__PRICES": json.dumps(PRICES)}
+        bill = kvproxy("sessions", "--by", "client", "--json", "--data", data, **prices)
+        assert json.loads(bill.stdout)["total"]["cost"] == spent
+        log = kvproxy("log", "--json", "--data", data, **prices).stdout.splitlines()
+        assert sum(json.loads(line)["cost"] for line in log) == spent
+        report = json.loads(kvproxy("savings", "--json", "--data", data, **prices).stdout)
+        assert report["total"]["spent"] == spent
+        row = next(row for row in report["rows"] if row["name"] == "revalidated")
+        assert (row["requests"], row["spent"], row["money"]) == (0, pytest.approx(row["spent"]), -row["spent"])
+        assert cost[0] <= row["spent"] <= cost[1]
+
+
+def test_a_revalidation_costs_the_same_in_the_budget_and_in_all_reports(tmp_path: Path) -> None:
+    bounds = COST - 1e-9, COST + 1e-9
+    check_renewal(tmp_path, "fresh", bounds, {"stale_while_revalidate": 1e6}, Upstream())
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-kvproxy-timeout": "0.5"}])
+def test_a_stale_response_after_a_timeout_costs_the_estimated_prompt(tmp_path: Path, headers: dict[str, str]) -> None:
+    prompt = "wait" + "x" * 3_996
+    bounds = 1_000 * 100 / 1e6, 1_100 * 100 / 1e6
+    check_renewal(tmp_path, prompt, bounds, {"stale_if_error": 1e6}, Upstream(), **headers)
+
+
+def test_a_stale_response_after_a_broken_one_costs_what_arrived(tmp_path: Path) -> None:
+    # One token for four bytes, beside the prompt.
+    bounds = 5 * 1_000 / 1e6, (5 * 1_000 + 100 * 100) / 1e6
+    check_renewal(tmp_path, "breaks", bounds, {"stale_if_error": 1e6}, Upstream())
 
 
 def test_a_request_that_reached_no_upstream_is_free(tmp_path: Path) -> None:

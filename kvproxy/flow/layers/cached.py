@@ -3,13 +3,14 @@
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from kvproxy.apis.api import response_for_client
 from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
 from kvproxy.apis.json import as_object, loads
 from kvproxy.backends.protocol import Backend
-from kvproxy.errors import KvproxyError, NotCached
+from kvproxy.errors import DeadlineExceeded, KvproxyError, NotCached, UpstreamProtocolError, UpstreamTimeout
 from kvproxy.exchange import Answer, CacheHit, Exchange, ResponseFacts, Stale
 from kvproxy.flow.backend_response import EVENTS, JSON
 from kvproxy.flow.echoed_fields import response_for
@@ -24,6 +25,8 @@ from kvproxy.index.store import Store
 from kvproxy.settings import CacheSettings
 from kvproxy.settings.cache import JudgeName
 
+RENEWAL_PREFIX = "renewal-"
+"""Beginning of the id of a request that renews a stale response."""
 _FALLBACK_FRACTION = 0.9  # Of the client's timeout, after which a stale response is served.
 _log = logging.getLogger("kvproxy")
 
@@ -293,11 +296,18 @@ class OnlyIfCached(Layer):
 class StaleIfError(Layer):
     """Serves an expired response, or the response to a similar question, if the backend fails or is too slow (RFC 5861)."""
 
-    def __init__(self, backend: Backend, responses: StoredResponses, similar: SemanticHits) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        responses: StoredResponses,
+        similar: SemanticHits,
+        finish: Callable[[Exchange], None],
+    ) -> None:
         super().__init__()
         self._backend = backend
         self._responses = responses
         self._similar = similar
+        self._finish = finish
 
     async def answer(self, exchange: Exchange, rest: Rest) -> Answer:
         if self._backend.failure() is not None and (hit := await self._serve(exchange)) is not None:
@@ -307,12 +317,27 @@ class StaleIfError(Layer):
         except KvproxyError as error:
             if error.status < 500 or (hit := await self._serve(exchange)) is None:
                 raise
+            if isinstance(error, DeadlineExceeded | UpstreamTimeout) and exchange.was_sent:
+                self._report_renewal(exchange, error.status, error.reason)
             return hit
         if (answer.status >= 500 or answer.is_broken) and (hit := await self._serve(exchange)) is not None:
             answer.close()
-            exchange.facts, exchange.ended, exchange.client_disconnected = ResponseFacts(), 0.0, False
+            if answer.status < 400:
+                self._report_renewal(exchange, answer.status, UpstreamProtocolError.reason)
+            exchange.facts, exchange.ended = ResponseFacts(), 0.0
+            exchange.failure, exchange.client_disconnected = None, False
             return hit
         return answer
+
+    def _report_renewal(self, exchange: Exchange, status: int, failure: str | None) -> None:
+        """Report the failed call of the backend, which costs money, beside the hit."""
+        if not exchange.was_collapsed:
+            request = exchange.api_request
+            request = replace(request, request_id=RENEWAL_PREFIX + request.request_id, conversation=())
+            renewal = Exchange(exchange.api, request.request_id, exchange.tenant, exchange.arrived, request=request)
+            renewal.team, renewal.facts, renewal.started = exchange.team, exchange.facts, exchange.started
+            renewal.layer, renewal.status, renewal.failure = "revalidated", status, failure
+            self._finish(renewal)
 
     async def predict(self, exchange: Exchange) -> Prediction | None:
         if self._backend.failure() is None or exchange.bypass_reason is not None:

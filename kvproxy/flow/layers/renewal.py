@@ -9,13 +9,14 @@ from kvproxy.apis.request_directives import ordered_tags
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Answer, Exchange
 from kvproxy.flow.background_requests import BackgroundRequests
+from kvproxy.flow.layers.cached import RENEWAL_PREFIX
 from kvproxy.flow.layers.layer import Layer, Rest
 from kvproxy.flow.single_flight import cancel_tasks
 from kvproxy.index.entry import PROVIDER_ID_TAG, Entry
 
 _MAX_IN_FLIGHT = 64
 _RETRY_SECONDS = 1.0  # Between a failed renewal and the next renewal of the same response.
-_REQUEST_ID_PREFIX = "renewal-"
+
 _log = logging.getLogger("kvproxy")
 
 
@@ -71,7 +72,7 @@ class Renewal(Layer):
         tags = ordered_tags((*served.control.tags, *kept))
         control = replace(served.control, tags=tags, confirm=False)
         # It does not continue the conversation of the client.
-        request = replace(served, control=control, request_id=_REQUEST_ID_PREFIX + served.request_id, conversation=())
+        request = replace(served, control=control, request_id=RENEWAL_PREFIX + served.request_id, conversation=())
         key = exchange.cache_key
         if key.exact != entry.key:
             own = replace(request, body=as_object(loads(entry.request)), raw=entry.request)

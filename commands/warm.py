@@ -37,6 +37,9 @@ def warm(
     refresh: Annotated[bool, Option("--refresh", help="Recompute responses that are stored already.")] = False,
     format: FormatOption = None,
     column: Column = None,
+    answer_column: Annotated[
+        str | None, Option("--answer-column", help="Column with the answers to store; no model computes them.")
+    ] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Send nothing; show the first request and the counts.")] = False,
     keep: Annotated[bool, Option("--keep", help="Pin the blocks of each prompt as FILE:LINE.")] = False,
     model: Annotated[str | None, Option(help="Model of requests without a model.")] = None,
@@ -50,7 +53,8 @@ def warm(
 
     It sends each request once; --url may be any OpenAI-compatible server. A client receives a stored response only if its
     request has the tenant and the fields in the last line of the output. Stored responses are not recomputed, so an
-    interrupted run can be continued. With --prefix-only each prompt is computed up to its first token.
+    interrupted run can be continued. With --prefix-only each prompt is computed up to its first token. With --answer-column,
+    the answers of the table are stored, and nothing is sent to a model; this needs the admin token.
 
     The exit code is 0 if every request was answered, 1 if a request or a pin failed or nothing was stored, 130 after Ctrl-C.
 
@@ -61,6 +65,8 @@ def warm(
     Example: kvproxy warm questions.txt --format prompts --temperature 0 --body 'seed=1' --header 'Remote-User: ann'
 
     Example: kvproxy warm faq.csv --column question
+
+    Example: kvproxy warm faq.csv --column question --answer-column answer
 
     Example: kvproxy warm --cache --top 200 --refresh
 
@@ -75,8 +81,12 @@ def warm(
         raise InvalidRequest("give one of a file, --cache, and --from-log")
     if column is not None and file is None:
         raise InvalidRequest("--column is for a file")
+    if answer_column is not None and (column is None or prefix_only or keep):
+        raise InvalidRequest("--answer-column needs --column, and excludes --prefix-only and --keep")
     fields, headers = changes.fields(), changes.headers()
     target = origin = proxy.client()
+    if answer_column is not None:
+        headers |= target.token_headers
     if source is not None:
         # The token in the settings is for the proxy of their URL only.
         is_configured = proxy.token == configured_token(proxy.url, proxy.data)
@@ -84,7 +94,9 @@ def warm(
     if file is not None:
         default_model = model or target.first_model(credential_headers("chat", api_key))
         text = read_text(file)
-        warm_source = warming.read_file_requests(file, text, default_model, system, format=format, column=column)
+        warm_source = warming.read_file_requests(
+            file, text, default_model, system, format=format, column=column, answer_column=answer_column
+        )
     elif from_log:
         warm_source = warming.logged_requests(origin, proxy.data, top, api_key, prefix_only=prefix_only)
     else:
@@ -169,7 +181,9 @@ def _fields_in_cache_key(request: "WarmRequest") -> dict[str, Any]:
 
 
 def _dry_run(notes: "list[str]", requests: "list[WarmRequest]") -> Output:
-    first = {"path": requests[0].path, "body": requests[0].body} if requests else None
+    first: dict[str, Any] | None = {"path": requests[0].path, "body": requests[0].body} if requests else None
+    if first is not None and requests[0].answer is not None:
+        first["answer"] = requests[0].answer
     document = {"requests": len(requests), "first": first, "notes": notes}
 
     def show() -> None:
@@ -178,6 +192,8 @@ def _dry_run(notes: "list[str]", requests: "list[WarmRequest]") -> Output:
         print_text(f"{plural(len(requests), 'distinct request')}, none sent")
         if requests:
             print_text(f"first: POST {requests[0].path}\n{json.dumps(requests[0].body, indent=2, ensure_ascii=False)}")
+            if requests[0].answer is not None:
+                print_text(f"answer: {requests[0].answer}")
 
     return Output(document, show)
 

@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import cached_property
 from pathlib import Path
@@ -98,6 +98,7 @@ def read_log(
     *,
     format: str | None = None,
     column: str | None = None,
+    answer_column: str | None = None,
     known_rows: set[int] | None = None,
 ) -> RequestLog:
     """Parse all requests of a log. Raises InvalidRequest if it has no known format, or no request.
@@ -109,6 +110,7 @@ def read_log(
         format: name of the format; by default, the one whose signature the rows match. `prompts` reads each line as a
             prompt, except blank lines and comments that start with `#`.
         column: name of the column or field of the rows that has a question; each one is a request.
+        answer_column: name of the column with the answer to the question of `column`, which becomes the response.
         known_rows: digests of rows with an id in other logs, which count once; those of this log are added.
     """
     if format is not None and column is not None:
@@ -116,7 +118,7 @@ def read_log(
     if format is not None and format not in format_names():
         raise InvalidRequest(f"unknown format {format!r}: use one of {', '.join(format_names())}")
     if column is not None:
-        log = _read_column(file, text, column, model, system)
+        log = _read_columns(file, text, column, answer_column, model, system)
     elif format == PROMPTS:
         log = _read_prompts(text, model, system)
     else:
@@ -255,24 +257,35 @@ def _read_prompts(text: str, model: str, system: str | None) -> RequestLog:
     return log
 
 
-def _read_column(file: Path, text: str, column: str, model: str, system: str | None) -> RequestLog:
-    content = read_rows(file, text)
+def _read_columns(
+    file: Path, text: str, question: str, answer: str | None, model: str, system: str | None
+) -> RequestLog:
+    content, columns = read_rows(file, text), [question] if answer is None else [question, answer]
     names = dict.fromkeys(name for _, value in content.rows for name in value)
     if not names:
         raise InvalidRequest(_describe_empty(file, content))
-    if column not in names:
-        raise InvalidRequest(f"{file} has no column {column!r}: it has {', '.join(names)}")
-    log = RequestLog(f"the column {column}", len(content.rows), skipped=content.skipped, errors=_line_errors(content))
+    for column in columns:
+        if column not in names:
+            raise InvalidRequest(f"{file} has no column {column!r}: it has {', '.join(names)}")
+    title = f"the {'columns' if answer else 'column'} {' and '.join(columns)}"
+    log = RequestLog(title, len(content.rows), skipped=content.skipped, errors=_line_errors(content))
     for number, value in content.rows:
-        # A row of a table lacks its empty cells.
-        question = value.get(column, "" if content.is_table else None)
-        if isinstance(question, str) and question.strip():
-            log.requests.append(_request_of_prompt(number, question.strip(), model, system))
-        elif isinstance(question, str):
-            log.skipped["blank"].append(number)
-        else:
-            log.skipped[f"whose {column} is not text" if column in value else f"without {column}"].append(number)
+        causes = [cause for column in columns if (cause := _why_no_text(value, column, content)) is not None]
+        if causes:
+            log.skipped[causes[0]].append(number)
+            continue
+        request = _request_of_prompt(number, str(value[question]).strip(), model, system)
+        log.requests.append(request if answer is None else replace(request, response=str(value[answer])))
     return log
+
+
+def _why_no_text(row: JsonObject, column: str, content: FileRows) -> str | None:
+    """Return why a row has no text in a column; None if it has one."""
+    # A row of a table lacks its empty cells.
+    text = row.get(column, "" if content.is_table else None)
+    if isinstance(text, str):
+        return None if text.strip() else "blank"
+    return f"whose {column} is not text" if column in row else f"without {column}"
 
 
 def _line_errors(content: FileRows) -> list[LineError]:

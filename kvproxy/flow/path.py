@@ -5,6 +5,7 @@ an identical request in flight, or calls the backend through the sending layers,
 response has ended, the observers receive the exchange.
 """
 
+import asyncio
 import logging
 import time
 from collections import Counter
@@ -15,10 +16,13 @@ from types import MappingProxyType
 from typing import NoReturn, TypeVar
 
 from kvproxy.apis.api_request import ApiRequest, in_thread_if_large, requests_sampling
+from kvproxy.apis.json import JsonObject
+from kvproxy.apis.not_stored import UnstorableResponse
 from kvproxy.backends.protocol import Backend
 from kvproxy.clients.shared_state import SharedState
 from kvproxy.doors import LAYERS, PREPARE
-from kvproxy.exchange import Answer, CacheKey, Exchange
+from kvproxy.errors import InvalidRequest
+from kvproxy.exchange import Answer, CacheKey, Exchange, ResponseFacts
 from kvproxy.flow.background_requests import BackgroundRequests
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.flow.compare_responses import ResponseComparer
@@ -50,10 +54,11 @@ from kvproxy.flow.prepare.steps import (
     Step,
 )
 from kvproxy.flow.prepare.unread_writes import UnreadWrites
-from kvproxy.flow.store_response import ResponseWriter
+from kvproxy.flow.store_response import ResponseDirectives, ResponseWriter, why_request_forbids_storing
 from kvproxy.flow.tenants import Tenants
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.journal.journal import Journal
+from kvproxy.journal.reasons import reasons
 from kvproxy.settings import CacheSettings
 from kvproxy.settings.access import AccessSettings
 from kvproxy.settings.journal import PriceSettings
@@ -192,6 +197,31 @@ class RequestPath:
         await self._classify(exchange)
         predictions = [await layer.predict(exchange) for layer in self._layers]
         return [prediction for prediction in predictions if prediction is not None]
+
+    async def store(self, request: ApiRequest, body: JsonObject) -> bool:
+        """Store a response that no backend computed, durably. Return False if a fresh response to an equal request stays.
+
+        A request with `no-cache` replaces a fresh response. Raises InvalidRequest if no request could hit the response, and
+        a CacheStoreError.
+
+        Args:
+            request: has the changes of `edit`.
+        """
+        exchange = Exchange(request.api.name, request.request_id, request.tenant, request=request)
+        await self._classify(exchange)
+        if exchange.bypass_reason not in (None, "asked-fresh"):
+            raise InvalidRequest(f"not stored: {reasons()[exchange.bypass_reason]}")
+        if not exchange.storable:
+            raise InvalidRequest(f"not stored: {why_request_forbids_storing(request.control).cause.meaning}")
+        if not request.control.no_cache and await self._writer.find_fresh(exchange) is not None:
+            return False
+        try:
+            write = await self._writer.start_write(exchange, ResponseFacts(), body, ResponseDirectives())
+        except UnstorableResponse as error:
+            raise InvalidRequest(f"not stored: {error.not_stored.cause.meaning}") from None
+        if not await asyncio.shield(write.task):
+            raise InvalidRequest("not stored: redaction would change the response, or the store is full")
+        return True
 
     async def _classify(self, exchange: Exchange) -> None:
         """Compute the request's cache key, and decide whether stored responses may answer it."""

@@ -240,7 +240,7 @@ def _serialize(body: JsonObject) -> bytes:
         raise UnstorableResponse(Cause.INVALID, str(error)) from None
 
 
-def _why_request_forbids_storing(control: RequestDirectives) -> NotStored:
+def why_request_forbids_storing(control: RequestDirectives) -> NotStored:
     if control.rule.cache is False:
         return NotStored(Cause.RULE, control.rule.name)
     return NotStored(Cause.REQUEST_NO_STORE if control.no_store else Cause.LIFETIME)
@@ -336,7 +336,7 @@ class ResponseRecorder:
         finally:
             self._report_reuse(response)
         if not self._exchange.storable:
-            forbidden = _why_request_forbids_storing(request.control)
+            forbidden = why_request_forbids_storing(request.control)
             facts.not_stored = forbidden if self._exchange.cacheable else None
             return None
         if facts.not_stored is not None or response.entry is not None:

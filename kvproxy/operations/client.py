@@ -47,7 +47,8 @@ class ProxyClient:
         return HttpClient(self.url, self._timeout)
 
     @property
-    def _token_headers(self) -> dict[str, str]:
+    def token_headers(self) -> dict[str, str]:
+        """The header with the admin token, for admin routes only; empty without a token."""
         if not self.token:
             return {}
         from kvproxy.installation.checks.servers import ADMIN_TOKEN_HEADER
@@ -118,7 +119,7 @@ class ProxyClient:
     def export_responses(self) -> Iterator[bytes]:
         """Stream an export (JSON lines) in chunks, which may end within a line."""
         path = "/admin/cache/export"
-        with self._explained_errors(), self._client.stream(path, self._token_headers) as (refusal, chunks):
+        with self._explained_errors(), self._client.stream(path, self.token_headers) as (refusal, chunks):
             if refusal is not None:
                 raise response_error(refusal)
             yield from chunks
@@ -159,7 +160,7 @@ class ProxyClient:
             return None
         try:
             with self._explained_errors():
-                health = self._client.request("GET", "/health", headers=self._token_headers).json()
+                health = self._client.request("GET", "/health", headers=self.token_headers).json()
         except (ProxyUnreachable, ValueError):
             return None
         return health if isinstance(health, dict) and "version" in health else None
@@ -168,7 +169,7 @@ class ProxyClient:
         self, method: str, path: str, query: Mapping[str, Any], headers: Mapping[str, str] | None = None, **content: Any
     ) -> "Response":
         # Other routes may lead to an upstream, which must not see the token.
-        headers = dict(headers or {}) | (self._token_headers if path.startswith(_OWN_ROUTES) else {})
+        headers = dict(headers or {}) | (self.token_headers if path.startswith(_OWN_ROUTES) else {})
         given = {name: value for name, value in query.items() if value is not None}
         with self._explained_errors():
             response = self._client.request(method, path, given, headers, **content)

@@ -28,6 +28,7 @@ from kvproxy.operations.cache_results import ListedResponse
 from kvproxy.operations.client import ProxyClient, response_error
 from kvproxy.operations.journal import open_direct_journal
 from kvproxy.operations.operation import NoParameters
+from kvproxy.operations.proxy import store_answer
 from kvproxy.units import plural
 from kvproxy.upstreams.limited_fetch import tls_context
 
@@ -43,12 +44,14 @@ class WarmRequest:
     Attributes:
         line: number of the request's first line in the file, or its rank in the cache or the journal, from 1.
         count: number of equal requests in the file or the journal, or of hits of the stored response.
+        answer: text to store as the response; None if the server computes it.
     """
 
     line: int
     path: str
     body: dict[str, Any]
     count: int
+    answer: str | None = None
 
 
 @dataclass(slots=True)
@@ -79,19 +82,35 @@ class WarmSource:
 
 
 def read_file_requests(
-    file: Path, text: str, model: str, system: str | None, *, format: str | None = None, column: str | None = None
+    file: Path,
+    text: str,
+    model: str,
+    system: str | None,
+    *,
+    format: str | None = None,
+    column: str | None = None,
+    answer_column: str | None = None,
 ) -> WarmSource:
     """Read the distinct requests in `text`, the content of `file`. Raises InvalidRequest if it has no request.
 
-    Requests without a model get `model`, and plain prompts get the system prompt `system`.
+    Requests without a model get `model`, and plain prompts get the system prompt `system`. With `answer_column`, a second
+    answer to a question is an error.
     """
-    log = read_log(file, text, model, system, format=format, column=column)
+    log = read_log(file, text, model, system, format=format, column=column, answer_column=answer_column)
     distinct: dict[str, WarmRequest] = {}
+    other_answers = []
     for logged in log.requests:
         key = json.dumps([logged.api.path, logged.body], sort_keys=True)
-        distinct.setdefault(key, WarmRequest(logged.line, logged.api.path, logged.body, count=0)).count += 1
+        answer = None if answer_column is None else str(logged.response)
+        request = distinct.setdefault(key, WarmRequest(logged.line, logged.api.path, logged.body, 0, answer))
+        if request.answer == answer:
+            request.count += 1
+        else:
+            other_answers.append(LineError(logged.line, f"another answer to the question of line {request.line}"))
     requests = sorted(distinct.values(), key=lambda request: (-request.count, request.line))
-    source = WarmSource(requests, duplicates=len(log.requests) - len(requests), errors=log.errors)
+    duplicates = len(log.requests) - len(requests) - len(other_answers)
+    errors = sorted([*log.errors, *other_answers], key=lambda error: error.line)
+    source = WarmSource(requests, duplicates=duplicates, errors=errors)
     source.format = log.format
     source.skipped += log.num_skipped
     if log.skipped:
@@ -204,7 +223,8 @@ class WarmReport:
     """Results of warming a cache.
 
     Attributes:
-        outcomes: number of responses by result: `stored`, `forwarded` (not stored), `exact`, or `semantic`.
+        outcomes: number of responses by result: `stored`, `forwarded` (not stored), `provided` (an answer of the file was
+            stored), `exact`, or `semantic`.
         pinned: number of pinned tokens; None if no pins were requested.
         failed, not_pinned: errors by line of the request, for requests without a response, and for prompts without a pin.
         has_cache: whether the server is a kvproxy.
@@ -227,6 +247,10 @@ class WarmReport:
     def errors(self) -> list[LineError]:
         return [*self.source.errors, *self.failed, *self.not_pinned]
 
+    @property
+    def _has_answers(self) -> bool:
+        return any(request.answer is not None for request in self.source.requests)
+
     def document(self) -> dict[str, Any]:
         """Return the report as JSON. The counts from `computed_and_stored` to `invalid` add up to `total`."""
         source, invalid, failed = self.source, len(self.source.errors), len(self.failed)
@@ -236,6 +260,7 @@ class WarmReport:
             "total": distinct + source.duplicates + source.skipped + invalid,
             "computed_and_stored": self.outcomes["stored"],
             "computed_not_stored": self.outcomes["forwarded"],
+            **({"answers_stored": self.outcomes["provided"]} if self._has_answers else {}),
             "exact_hits": self.outcomes["exact"],
             "semantic_hits": self.outcomes["semantic"],
             "failed": failed,
@@ -248,6 +273,12 @@ class WarmReport:
             **pinned,
             "failures": [{"line": error.line, "message": error.message} for error in self.errors],
         }
+
+    def add_answer(self, request: WarmRequest, *, stored: bool) -> None:
+        """Count an answer of the file: it was stored, or a fresh response to an equal request stays."""
+        self.has_cache = True
+        self.outcomes["provided" if stored else "exact"] += 1
+        self.cached.append(request)
 
     def add_response(self, request: WarmRequest, cache_status: str, response: JsonMap) -> None:
         """Count a response and its reused prompt tokens, by its header Cache-Status or else its `usage`."""
@@ -344,8 +375,12 @@ def pin_all(client: ProxyClient, requests: Sequence[WarmRequest], source: str, r
 async def _send(
     client: httpx.AsyncClient, request: WarmRequest, headers: Mapping[str, str], report: WarmReport
 ) -> None:
+    path, body = request.path, request.body
+    if request.answer is not None:
+        answer = {"role": "assistant", "content": request.answer}
+        path, body = f"/admin{store_answer.path}", body | {"messages": [*body["messages"], answer]}
     for attempt in range(_ATTEMPTS):
-        response = await client.post(request.path, json=request.body, headers=headers)
+        response = await client.post(path, json=body, headers=headers)
         if response.status_code not in (429, 503):
             break
         await asyncio.sleep(0.2 * 2**attempt)
@@ -357,4 +392,8 @@ async def _send(
         value = loads(response.content)
     except ValueError:
         value = None
-    report.add_response(request, response.headers.get("cache-status", ""), value if isinstance(value, dict) else {})
+    document = value if isinstance(value, dict) else {}
+    if request.answer is not None:
+        report.add_answer(request, stored=document.get("stored") is True)
+    else:
+        report.add_response(request, response.headers.get("cache-status", ""), document)

@@ -62,6 +62,47 @@ def test_a_column_of_questions_is_sent(tmp_path: Path) -> None:
     assert (found["log"]["requests"], found["log"]["skipped"]) == (3, {"blank": 1})
 
 
+def test_answers_of_a_table_are_stored_without_a_model(tmp_path: Path) -> None:
+    upstream = Upstream()
+    (table := tmp_path / "faq.csv").write_text(
+        "question,answer\nHow?,Like this.\nWhy?,Because.\nHow?,Like this.\nHow?,Otherwise.\nWhen?,\n{broken,a,b\n"
+    )
+    columns = ("--column", "question", "--answer-column", "answer", "--model", "m")
+    with (
+        proxied(tmp_path / "data", upstream, {"sampled_requests": "fresh"}, admin_token="t" * 32) as url,
+        httpx.Client(base_url=url) as client,
+    ):
+        assert kvproxy("warm", table, *columns, "--system", "s", "--dry-run", url=url).stdout.endswith("Like this.\n")
+        given = ("warm", table, *columns, "--api-key", "k", "--token", "t" * 32)
+        sent = json.loads(kvproxy(*given, "--json", url=url).stdout)
+        counts = {"total": 6, "answers_stored": 2, "exact_hits": 0, "duplicates": 1, "skipped": 1, "invalid": 2}
+        assert {name: sent[name] for name in counts} == counts
+        assert [error["line"] for error in sent["failures"]] == [5, 7]
+        assert "another answer to the question of line 2" in sent["failures"][0]["message"]
+        headers = {"authorization": "Bearer k"}
+        hit = client.post("/v1/chat/completions", json=said("Why?"), headers=headers)
+        assert ("; hit" in hit.headers["cache-status"], hit.json()["choices"][0]["message"]["content"]) == (
+            True,
+            "Because.",
+        )
+        assert "usage" not in hit.json()
+        # Another tenant.
+        assert "; hit" not in client.post("/v1/chat/completions", json=said("Why?")).headers["cache-status"]
+        assert upstream.questions() == ["Why?"]
+        again = json.loads(kvproxy(*given, "--json", url=url).stdout)
+        assert (again["answers_stored"], again["exact_hits"]) == (0, 2)
+        table.write_text("question,answer\nWhy?,Changed.\n")
+        assert json.loads(kvproxy(*given, "--refresh", "--json", url=url).stdout)["answers_stored"] == 1
+        hit = client.post("/v1/chat/completions", json=said("Why?"), headers=headers)
+        assert hit.json()["choices"][0]["message"]["content"] == "Changed."
+        sampled = kvproxy(*given, "--temperature", 1, url=url)
+        assert (sampled.returncode, "not stored: The request has a temperature above 0" in sampled.stderr) == (1, True)
+        assert kvproxy("warm", table, *columns, url=url).returncode != 0
+        wrong = kvproxy("warm", table, "--answer-column", "answer", url=url)
+        assert (wrong.returncode, "--answer-column needs --column" in wrong.stderr) == (2, True)
+    assert upstream.questions() == []
+
+
 def test_plain_http_loads_no_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any, **options: Any) -> None:
         raise AssertionError("certificates were loaded")

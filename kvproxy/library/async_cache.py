@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvproxy.index.entry import LIBRARY_ENDPOINT, Entry, new_id
 from kvproxy.index.response_cache import ResponseCache
@@ -263,6 +263,17 @@ class AsyncCache:
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
+
+    if not TYPE_CHECKING:  # Type checkers refuse these uses.
+
+        def __contains__(self, question: object) -> bool:
+            raise TypeError("this cache is for asyncio: write `await cache.contains(question)`")
+
+        def __len__(self) -> int:
+            raise TypeError("this cache is for asyncio: write `await cache.count()`")
+
+        def __bool__(self) -> bool:
+            return True
 
     def __repr__(self) -> str:
         semantic = self._cache.semantic

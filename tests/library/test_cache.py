@@ -236,6 +236,16 @@ async def test_texts_with_nul_are_returned_unchanged(make_store: MakeStore) -> N
         assert await cache.delete_tag("nul\0tag") == 1
 
 
+async def test_operators_of_the_synchronous_cache_name_the_methods_for_asyncio(store: Store) -> None:
+    async with opened(store, None) as cache:
+        unchecked: Any = cache
+        with pytest.raises(TypeError, match=r"await cache.contains\(question\)"):
+            "a" in unchecked  # noqa: B015
+        with pytest.raises(TypeError, match=r"await cache.count\(\)"):
+            len(unchecked)
+        assert unchecked
+
+
 def test_lifetimes_of_namespaces_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"namespace_ttls\['news'\] must be positive"):
         open_cache(tmp_path / "r.db", EXACT, namespace_ttls={"news": 0})

@@ -25,6 +25,7 @@ from kvproxy.commands.options import Data, Limit, LimitOrAll, Store, StoreOption
 from kvproxy.commands.output import Output, print_facts, print_text, text_output
 from kvproxy.commands.statistics_text import label_statistics
 from kvproxy.commands.tables import (
+    Column,
     ListLayout,
     Row,
     default_limit,
@@ -49,7 +50,7 @@ from kvproxy.operations.suggestions import response_ids
 from kvproxy.units import plural, tenant_name
 
 if TYPE_CHECKING:
-    from kvproxy.operations.cache_results import ListedResponse, PinnedResponse, ShownResponse
+    from kvproxy.operations.cache_results import ListedResponse, PinnedResponse, ResponseSummary, ShownResponse
 
 app = CommandGroup("cache", help="List, show, remove and export stored responses.")
 
@@ -58,6 +59,8 @@ Question = Annotated[str | None, Option(help="The policy also learns from this q
 _EMPTY = "no response is stored"
 _NO_MATCH = "no stored response matches these options"
 _LISTED = 20
+_TENANT = Column("Tenant", is_optional=True, hides_empty=True)
+_PINNED = Column("Pinned", is_optional=True, hides_empty=True)
 _LABELS = {
     "endpoint": "API",
     "semantic": "Serves similar questions",
@@ -80,20 +83,20 @@ def ls(*, limit: LimitOrAll = None, where: EntryQuery, layout: ListLayout, respo
         page = cache.perform(list_responses, EntryPage(**where.filters, limit=default_limit(limit, 100)))
     empty = _NO_MATCH if where.filters else _EMPTY
     rows, fields = _response_rows(page.rows), list_responses.row_fields
-    return table_output(page.rows, rows, empty=empty, layout=layout, fields=fields, total=page.total)
+    records = _records(page.rows, layout)
+    return table_output(page.rows, rows, empty=empty, layout=layout, fields=fields, total=page.total, records=records)
 
 
 def _response_rows(responses: "Sequence[ListedResponse | ShownResponse]") -> list[Row]:
     has_tenants = any(response.tenant != "public" for response in responses)
-    has_pins = any(response.pinned for response in responses)
     return [
         {
             digest_column("Id"): response.id,
             "Age#": format_age(response.created),
             "Hits#": response.hits,
             "Model?": response.model,
-            **({"Tenant?": tenant_name(response.tenant)} if has_tenants else {}),
-            **({"Pinned?": "yes" if response.pinned else None} if has_pins else {}),
+            _TENANT: _tenant(response.tenant, is_shown=has_tenants),
+            _PINNED: Formatted("yes" if response.pinned else "", response.pinned),
             digest_column("Namespace", 8, optional=True): response.namespace,
             text_column("Prompt"): response.prompt,
         }
@@ -119,6 +122,18 @@ def show(name: EntryName, responses: StoreOptions) -> Output:
     return Output(response, show)
 
 
+def _tenant(tenant: str, *, is_shown: bool) -> Formatted:
+    name = tenant_name(tenant)
+    return Formatted(name if is_shown else "", name)
+
+
+def _records(responses: "Sequence[ResponseSummary]", layout: ListLayout) -> list[dict[str, object]]:
+    """Return the fields of responses for people, if the layout may select some."""
+    if layout.columns is None:
+        return []
+    return [{name: _field_text(name, value) for name, value in asdict(response).items()} for response in responses]
+
+
 def _field_label(name: str) -> str:
     return _LABELS.get(name) or name.replace("_", " ").capitalize()
 
@@ -129,7 +144,7 @@ def _field_text(name: str, value: Any) -> Any:
     if name.startswith("stale_"):
         return format_duration(value)
     if isinstance(value, bool):
-        return "yes" if value else "no"
+        return Formatted("yes" if value else "no", value)
     return ", ".join(value) if isinstance(value, list) else value
 
 
@@ -277,7 +292,8 @@ def queue(*, limit: Limit = 20, layout: ListLayout, responses: StoreOptions) -> 
         }
         for response in queued
     ]
-    return table_output(queued, rows, empty=_EMPTY, layout=layout, fields=list_eviction_queue.row_fields)
+    fields = list_eviction_queue.row_fields
+    return table_output(queued, rows, empty=_EMPTY, layout=layout, fields=fields, records=_records(queued, layout))
 
 
 def _priority(value: float | None) -> Formatted | None:

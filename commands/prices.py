@@ -49,7 +49,9 @@ def show(
         prices = journal.perform(list_prices, query)
     rows = [row for price in prices for row in _rows(price)]
     empty = "the journal and the settings have no models: name one"
-    return table_output([asdict(price) for price in prices], rows, empty=empty, layout=layout)
+    document = [asdict(price) for price in prices]
+    records = [price for price in document for _ in price["tiers"] or (None,)]
+    return table_output(document, rows, empty=empty, layout=layout, records=records)
 
 
 def _rows(price: "ModelPrice") -> Iterator[Row]:

@@ -5,14 +5,14 @@ import io
 import itertools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 from typer import Option
 
-from kvproxy.commands.formatting import json_fields, json_text, one_line, raw_text
+from kvproxy.commands.formatting import decimal, json_fields, json_text, one_line, raw_text
 from kvproxy.commands.output import Output, print_note, terminal
 from kvproxy.errors import InvalidRequest
 from kvproxy.telemetry.printable_text import escape_cell
@@ -39,6 +39,7 @@ class Column:
         is_optional: omit the column in a narrow terminal.
         min_width: characters that stay while optional columns can be omitted instead; at least 20.
         field: name of the value in JSON, in a pipe, and for `--columns`; None derives it from `name`.
+        hides_empty: omit the column at a terminal if no row has a value. A pipe has the same columns for all values.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Column:
     field: str | None = None
     outranks_text: bool = False
     folds: bool = False
+    hides_empty: bool = False
 
     @property
     def key(self) -> str:
@@ -61,7 +63,9 @@ class Layout:
     """Options that select the columns of a table; by default, all columns that fit the terminal."""
 
     wide: Annotated[bool, Option("--wide", help="Show all columns, also if they do not fit the terminal.")] = False
-    columns: Annotated[str | None, Option("--columns", help="Names of columns to show, separated by commas.")] = None
+    columns: Annotated[
+        str | None, Option("--columns", help="Names of columns, or of fields of --json, to show, separated by commas.")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,28 +96,45 @@ def digest_column(name: str, digits: int = 12, *, optional: bool = False, field:
 
 
 @cache
-def number_column(name: str, field: str, *, optional: bool = False, outranks_text: bool = False) -> Column:
-    return Column(name, is_number=True, is_optional=optional, field=field, outranks_text=outranks_text)
+def number_column(
+    name: str, field: str, *, optional: bool = False, outranks_text: bool = False, hides_empty: bool = False
+) -> Column:
+    return Column(
+        name,
+        is_number=True,
+        is_optional=optional,
+        field=field,
+        outranks_text=outranks_text,
+        hides_empty=hides_empty,
+    )
 
 
 @cache
-def text_column(name: str) -> Column:
-    return Column(name, is_text=True)
+def text_column(name: str, *, hides_empty: bool = False) -> Column:
+    return Column(name, is_text=True, hides_empty=hides_empty)
 
 
 def print_table(
-    rows: Iterable[Row], *, title: str | None = None, empty: str = "nothing to list", layout: Layout = _FITTED
+    rows: Iterable[Row],
+    *,
+    title: str | None = None,
+    empty: str = "nothing to list",
+    layout: Layout = _FITTED,
+    records: Sequence[Mapping[str, object]] = (),
 ) -> None:
     """Print rows under their column names. Without rows, print the message `empty` on stderr.
 
     A note names the columns with values that do not fit the terminal. Raises InvalidRequest if a selected column does not exist.
+    `records` has the fields of each row in JSON: `layout` may select those without a column, too.
     """
     console = terminal(sys.stdout)
     columns, cells = _parse_rows(rows, raw=console is None)
     if not cells:
         typer.echo(empty, err=True)
         return
-    chosen, cells = _select_columns(columns, cells, layout)
+    if layout.columns is None and console is not None:
+        columns, cells = _hide_empty(columns, cells)
+    chosen, cells = _select_columns(columns, cells, layout, records, raw=console is None)
     if title is not None:
         typer.echo(title)
     if console is None:
@@ -130,9 +151,9 @@ def print_table(
         print_note(f"not shown: {', '.join(column.name for column in lost)} ({hint})")
 
 
-def print_rows_without_names(rows: Iterable[Row], layout: Layout) -> None:
-    """Print rows without column names, separated by tabs."""
-    _print_lines(_select_columns(*_parse_rows(rows, raw=True), layout)[1])
+def print_rows_without_names(rows: Iterable[Row], layout: Layout, records: Sequence[Mapping[str, object]] = ()) -> None:
+    """Print rows without column names, separated by tabs; see `print_table`."""
+    _print_lines(_select_columns(*_parse_rows(rows, raw=True), layout, records, raw=True)[1])
 
 
 def _print_lines(cells: Iterable[Sequence[str]]) -> None:
@@ -182,15 +203,19 @@ def table_output(
     fields: Sequence[str] = (),
     total: int = 0,
     is_minimum: bool = False,
+    records: Sequence[Mapping[str, object]] | None = None,
 ) -> Output:
     """Return an output that prints a table, and a note if there are more than the listed rows.
 
     `fields` are the names of the fields of each object in `document`.
     `is_minimum`: there may be more than `total` rows.
+    `records`: see `print_table`; None takes the objects in `document`, one for each row.
     """
+    if records is None and layout.columns is not None:
+        records = [json_fields(record) for record in document]
     return Output(
         document,
-        lambda: print_table(rows, empty=empty, layout=layout),
+        lambda: print_table(rows, empty=empty, layout=layout, records=records or ()),
         fields=fields,
         note=rows_note(len(document), total, is_minimum=is_minimum),
     )
@@ -213,13 +238,13 @@ def default_limit(limit: int | None, at_terminal: int) -> int:
 
 def build_table(rows: Iterable[Row], width: int) -> "Table":
     """Return a table of at most `width` characters, without the columns that do not fit."""
-    columns, cells, _ = _fit_columns(*_parse_rows(rows), width)
+    columns, cells, _ = _fit_columns(*_hide_empty(*_parse_rows(rows)), width)
     return _fit_table(columns, cells, width)[0]
 
 
 def table_texts(rows: Iterable[Row]) -> tuple[list[str], Cells]:
     """Return the names of the columns, and the cells as a terminal shows them, without truncation."""
-    columns, cells = _parse_rows(rows)
+    columns, cells = _hide_empty(*_parse_rows(rows))
     return [column.name for column in columns], cells
 
 
@@ -237,14 +262,47 @@ def _parse_name(name: str) -> Column:
     return Column(kept.removesuffix("#"), is_number=kept.endswith("#"), is_optional=name.endswith("?"))
 
 
-def _select_columns(columns: list[Column], cells: Cells, layout: Layout) -> tuple[list[Column], Cells]:
+def _hide_empty(columns: list[Column], cells: Cells) -> tuple[list[Column], Cells]:
+    shown = [index for index, column in enumerate(columns) if not column.hides_empty or _has_value(cells, index)]
+    return [columns[index] for index in shown], [[row[index] for index in shown] for row in cells]
+
+
+def _select_columns(
+    columns: list[Column], cells: Cells, layout: Layout, records: Sequence[Mapping[str, object]], *, raw: bool
+) -> tuple[list[Column], Cells]:
     if layout.columns is None:
         return columns, cells
+    columns, cells = _add_fields(columns, cells, records, raw=raw)
     places = {_normalize_name(column.name): index for index, column in enumerate(columns)}
     places |= {column.key: index for index, column in enumerate(columns)}
     keys = {column.key: column for column in columns}
     indexes = [places[name] for name in _chosen_keys(layout.columns, keys, places)]
     return [columns[index] for index in indexes], [[row[index] for index in indexes] for row in cells]
+
+
+def _add_fields(
+    columns: list[Column], cells: Cells, records: Sequence[Mapping[str, object]], *, raw: bool
+) -> tuple[list[Column], Cells]:
+    """Add a column for each field of the records without one."""
+    known = {column.key for column in columns}
+    names = [name for name in (records[0] if records else ()) if _normalize_name(name) not in known]
+    added = [Column(name, is_number=any(_is_number(record[name]) for record in records)) for name in names]
+    text = raw_text if raw else one_line
+    values = [[text(_field_value(record[name])) for name in names] for record in records]
+    return [*columns, *added], [row + more for row, more in zip(cells, values or [[]] * len(cells), strict=True)]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _field_value(value: object) -> object:
+    """Return a value of JSON for a cell: a list without its brackets, and an object as JSON."""
+    if isinstance(value, float):
+        return decimal(value, 3)
+    if isinstance(value, list | tuple) and all(isinstance(item, str | int) for item in value):
+        return ", ".join(map(str, value))
+    return json_text(value, indent=None) if isinstance(value, list | tuple | dict) or is_dataclass(value) else value
 
 
 def _chosen_keys(chosen: str, listed: Iterable[str], accepted: Iterable[str] | None = None) -> list[str]:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kvproxy.upstreams.status import EngineStatus
 
 _REQUESTS = 10
+_MODELS = Column("Models", hides_empty=True)
 _TIMEOUT = 5.0
 _BAR_WIDTH = 40
 
@@ -158,7 +159,7 @@ def _upstream_rows(upstreams: "Sequence[EngineStatus]") -> list[Row]:
             "Running#": upstream.requests,
             "Sent#": upstream.sent,
             "Errors#": upstream.errors,
-            **({"Models": ", ".join(upstream.models) or "all others"} if has_models else {}),
+            _MODELS: (", ".join(upstream.models) or "all others") if has_models else None,
         }
         for upstream in upstreams
     ]

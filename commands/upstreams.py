@@ -8,7 +8,7 @@ from kvproxy.commands.formatting import Formatted, format_size, percent
 from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output, print_text
 from kvproxy.commands.tables import Column, ListLayout, print_table
-from kvproxy.operations.operation import NoParameters
+from kvproxy.operations.operation import NoParameters, fields_of
 from kvproxy.operations.upstreams import UpstreamName, drain_upstream, list_upstreams, undrain_upstream
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def _upstreams_output(
         number: dict[Column | str, list[Any]] = {Column("#", is_number=True): list(range(1, len(upstreams) + 1))}
         columns = (number if numbered else {}) | _upstream_columns(upstreams)
         rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
-        print_table(rows, empty="there is no upstream", layout=layout)
+        records = [fields_of(upstream) for upstream in upstreams]
+        print_table(rows, empty="there is no upstream", layout=layout, records=records)
         for upstream in upstreams:
             for note in [upstream.error, *upstream.notes, *upstream.advice, *_reuse_and_prediction_lines(upstream)]:
                 if note:
@@ -55,41 +56,51 @@ def _upstreams_output(
 
 
 def _upstream_columns(upstreams: "Sequence[EngineStatus]") -> dict[Column | str, list[Any]]:
-    columns: dict[Column | str, list[Any]] = {
+    has_models = any(upstream.models or upstream.aliases for upstream in upstreams)
+    has_weights = len({upstream.weight for upstream in upstreams}) > 1
+    figures = [upstream.metrics for upstream in upstreams]
+    slots = [upstream.slots for upstream in upstreams]
+    return {
         Column("Upstream", field="url"): [upstream.url for upstream in upstreams],
         "State": [upstream.state for upstream in upstreams],
         "Running#": [upstream.requests for upstream in upstreams],
         "Load#?": [upstream.load for upstream in upstreams],
         "Sent#?": [upstream.sent for upstream in upstreams],
+        Column("Models", hides_empty=True): [_models_text(upstream) if has_models else None for upstream in upstreams],
+        _figure("Weight", optional=True): [
+            Formatted(f"{upstream.weight:g}" if has_weights else "", upstream.weight) for upstream in upstreams
+        ],
+        _figure("Retried"): _unless_all_zero([upstream.retried for upstream in upstreams]),
+        _figure("Errors"): _unless_all_zero([upstream.errors for upstream in upstreams]),
+        _figure("Ejected"): _unless_all_zero([upstream.ejections for upstream in upstreams]),
+        _figure("Blocks", optional=True): [upstream.cached_blocks for upstream in upstreams],
+        Column("Offloaded", is_optional=True, hides_empty=True): [_offloaded_text(upstream) for upstream in upstreams],
+        Column("Mirror", hides_empty=True): [_mirror_state(upstream) for upstream in upstreams],
+        _figure("Pool used", optional=True): [
+            _percent(None if metrics is None else metrics.usage) for metrics in figures
+        ],
+        _figure("Waiting", optional=True): [None if metrics is None else metrics.waiting for metrics in figures],
+        _figure("Reused"): [_percent(_reused_share(upstream)) for upstream in upstreams],
+        _figure("Slots"): [None if status is None else status.slots for status in slots],
+        _figure("Saved", optional=True): [None if status is None else status.saved for status in slots],
+        _figure("On disk", optional=True): [
+            None if status is None else format_size(status.saved_bytes) for status in slots
+        ],
+        _figure("Restored", optional=True): [None if status is None else status.restores for status in slots],
     }
-    if any(upstream.models or upstream.aliases for upstream in upstreams):
-        columns["Models"] = [_models_text(upstream) for upstream in upstreams]
-    if len({upstream.weight for upstream in upstreams}) > 1:
-        columns["Weight#?"] = [Formatted(f"{upstream.weight:g}", upstream.weight) for upstream in upstreams]
-    if any(upstream.retried for upstream in upstreams):
-        columns["Retried#"] = [upstream.retried for upstream in upstreams]
-    if any(upstream.errors for upstream in upstreams):
-        columns["Errors#"] = [upstream.errors for upstream in upstreams]
-    if any(upstream.ejections for upstream in upstreams):
-        columns["Ejected#"] = [upstream.ejections for upstream in upstreams]
-    if any(upstream.streams for upstream in upstreams):
-        columns["Blocks#?"] = [upstream.cached_blocks for upstream in upstreams]
-        for medium in sorted({medium for upstream in upstreams for medium in upstream.offloaded}):
-            columns[f"{medium}#?"] = [upstream.offloaded.get(medium) for upstream in upstreams]
-        columns["Mirror"] = [_mirror_state(upstream) for upstream in upstreams]
-    figures = [upstream.metrics for upstream in upstreams]
-    if any(figures):
-        columns["Pool used#?"] = [_percent(None if metrics is None else metrics.usage) for metrics in figures]
-        columns["Waiting#?"] = [None if metrics is None else metrics.waiting for metrics in figures]
-    if any(figures) or any(upstream.reuse for upstream in upstreams):
-        columns["Reused#"] = [_percent(_reused_share(upstream)) for upstream in upstreams]
-    if any(upstream.slots for upstream in upstreams):
-        slots = [upstream.slots for upstream in upstreams]
-        columns["Slots#"] = [None if status is None else status.slots for status in slots]
-        columns["Saved#?"] = [None if status is None else status.saved for status in slots]
-        columns["On disk#?"] = [None if status is None else format_size(status.saved_bytes) for status in slots]
-        columns["Restored#?"] = [None if status is None else status.restores for status in slots]
-    return columns
+
+
+def _figure(name: str, *, optional: bool = False) -> Column:
+    return Column(name, is_number=True, is_optional=optional, hides_empty=True)
+
+
+def _unless_all_zero(counts: Sequence[int]) -> list[Any]:
+    """Return counts that a terminal shows only if one of them is not 0."""
+    return list(counts) if any(counts) else [Formatted("", count) for count in counts]
+
+
+def _offloaded_text(upstream: "EngineStatus") -> str | None:
+    return ", ".join(f"{medium} {blocks:,}" for medium, blocks in sorted(upstream.offloaded.items())) or None
 
 
 def _models_text(upstream: "EngineStatus") -> str:
@@ -97,9 +108,9 @@ def _models_text(upstream: "EngineStatus") -> str:
     return ", ".join([*(upstream.models or ["all others"]), *aliases])
 
 
-def _mirror_state(upstream: "EngineStatus") -> str:
+def _mirror_state(upstream: "EngineStatus") -> str | None:
     if not upstream.streams:
-        return "none"
+        return None
     if not all(stream.connected for stream in upstream.streams):
         return "not connected"
     return "complete" if upstream.complete else "incomplete"

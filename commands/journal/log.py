@@ -50,9 +50,6 @@ _POLL_SECONDS = 0.3
 _LISTED = 20
 _TOP = 10
 _SUGGESTED = 5
-_SHOWN_FIELDS = frozenset(
-    "time layer reason model tenant reused_tokens cost total_ms request_id question stored_question".split()
-)
 
 
 app = CommandGroup("log", help="List requests, and how each was answered.")
@@ -74,7 +71,6 @@ def log(
 
     It lists the last requests that ended, in order of arrival. --follow prints each request when it ends. The command reads
     the journal's file or database, so the proxy need not run.
-    --columns accepts each field of a record.
 
     Example: kvproxy log --since 5m --reason miss
 
@@ -102,13 +98,12 @@ def log(
 
         print_records(map(_document, rows), layout, list_records.row_fields)
     else:
-        # Later rows may have a value, and must have the same columns.
-        has_matches = follow or any(_matched_question(row) for row in rows)
-        has_teams = follow or any(row.team for row in rows)
         print_table(
-            (_record_row(row, shows_stored_question=has_matches, shows_team=has_teams, layout=layout) for row in rows),
+            # Later rows may have values in a column that is empty now.
+            (_record_row(row, hides_empty=not follow) for row in rows),
             empty=no_match(journal, query) if not rows else "",
             layout=layout,
+            records=_selectable(rows, layout),
         )
     if follow:
         _follow(journal, query, rows, layout)
@@ -203,7 +198,11 @@ def _follow(
         if layout.is_data:
             print_records(map(_document, rows), layout, with_names=False)
         else:
-            print_rows_without_names((_record_row(row, layout=layout) for row in rows), layout)
+            print_rows_without_names(map(_record_row, rows), layout, _selectable(rows, layout))
+
+
+def _selectable(rows: "list[RecordWithQuestions]", layout: ListLayout) -> list[dict[str, Any]]:
+    return [] if layout.columns is None else list(map(_document, rows))
 
 
 def _document(row: "RecordWithQuestions") -> dict[str, Any]:
@@ -215,14 +214,8 @@ def _matched_question(row: "RecordWithQuestions") -> str | None:
     return row.stored_question if is_match else None
 
 
-def _record_row(
-    record: "RecordWithQuestions",
-    *,
-    shows_stored_question: bool = True,
-    shows_team: bool = True,
-    layout: ListLayout = ListLayout(),
-) -> Row:
-    shown: Row = {
+def _record_row(record: "RecordWithQuestions", *, hides_empty: bool = False) -> Row:
+    return {
         "Time": table_time(record.time),
         Column("Layer", is_optional=True, outranks_text=True): record.layer,
         "Reason": _reason(record),
@@ -233,11 +226,10 @@ def _record_row(
         "Model?": record.model,
         number_column("Reused", "reused_tokens", optional=True): record.reused_tokens,
         digest_column("Tenant", 16, optional=True): tenant_name(record.tenant),
-        **({Column("Team", is_optional=True): record.team} if shows_team else {}),
+        Column("Team", is_optional=True, hides_empty=hides_empty): record.team,
         text_column("Question"): record.question,
-        **({text_column("Stored question"): _matched_question(record)} if shows_stored_question else {}),
+        text_column("Stored question", hides_empty=hides_empty): _matched_question(record),
     }
-    return shown if layout.columns is None else {**_other_fields(record), **shown}
 
 
 def _reason(record: "Record") -> str | Formatted:
@@ -253,15 +245,6 @@ def _tokens(record: "RecordWithQuestions") -> int | Formatted | None:
         return None
     known = (record.prompt_tokens or 0) + (record.completion_tokens or 0)
     return Formatted(f"~{known + (prompt or 0) + (completion or 0):,}", record.prompt_tokens)
-
-
-def _other_fields(record: "RecordWithQuestions") -> Row:
-    cells: dict[Column | str, object] = {}
-    for name, value in asdict(record).items():
-        if name not in _SHOWN_FIELDS:
-            is_number = isinstance(value, int | float)
-            cells[Column(name, is_number=is_number)] = decimal(value, 3) if isinstance(value, float) else value
-    return cells
 
 
 @app.subcommand
@@ -297,7 +280,6 @@ def top(
     order: Literal["requests", "backend", "cost"] = "cost" if cost else "backend" if backend else "requests"
     groups = journal.groups(selection, by, order=order, limit=limit + 1 if limit else None)
     listed = groups[: limit or None]
-    has_differences = any(row.differs_in for row in listed)
     rows: list[Row] = [
         {
             "Requests#": row.requests,
@@ -307,7 +289,7 @@ def top(
             number_column("Backend seconds", "seconds", optional=not backend): decimal(row.seconds),
             number_column("Response tokens", "generated", optional=True): row.generated,
             number_column("Cost", "cost", optional=not cost): money(row.cost, leaves_out_models=row.unpriced > 0),
-            **({Column("Differs in", digits=30, is_text=True): ", ".join(row.differs_in)} if has_differences else {}),
+            Column("Differs in", digits=30, is_text=True, hides_empty=True): ", ".join(row.differs_in),
             text_column(by.capitalize()): tenant_name(row.name) if by == "tenant" else row.name,
         }
         for row in listed

@@ -109,7 +109,9 @@ def _savings_charts(report: "SavingsReport", by: str) -> list[Chart]:
 
 
 def _print_ledger(report: "LedgerReport", selection: "SumsFilter", layout: ListLayout) -> None:
-    print_table(ledger_rows(report), empty=_empty(selection), layout=layout)
+    print_table(
+        ledger_rows(report), empty=_empty(selection), layout=layout, records=[asdict(row) for row in report.rows]
+    )
     _print_counted_days(selection)
     if not report.rows:
         return
@@ -152,18 +154,17 @@ def _print_savings(report: "SavingsReport", by: str, selection: "SumsFilter", la
             else None,
             number_column("Reused tokens", "reused_tokens", optional=has_price): row.reused_tokens,
             number_column("Seconds", "seconds", optional=has_price): _seconds_text(row),
-            **({number_column(f"Spent {report.currency}", "spent"): _spent_text(row)} if has_price else {}),
-            **({number_column(f"Saved {report.currency}", "money"): _money_text(row)} if has_price else {}),
-            **(
-                {number_column(f"At least {report.currency}", "least_money", optional=True): money(row.least_money)}
-                if has_price
-                else {}
+            number_column(f"Spent {report.currency}", "spent", hides_empty=True): _spent_text(row),
+            number_column(f"Saved {report.currency}", "money", hides_empty=True): _money_text(row),
+            number_column(f"At least {report.currency}", "least_money", optional=True, hides_empty=True): money(
+                row.least_money
             ),
         }
         for row in [*report.rows, *total]
     ]
+    records = [asdict(row) for row in [*report.rows, *total]]
     empty = "no request has a tag: clients set them with x-kvproxy-tags" if by == "tag" else _empty(selection)
-    print_table(rows, empty=empty, layout=layout)
+    print_table(rows, empty=empty, layout=layout, records=records)
     _print_counted_days(selection)
     if report.rows:
         _print_notes(report, has_price=has_price)
@@ -274,12 +275,11 @@ def _unpriced_text(total: "Saving | None") -> str:
 
 
 def ledger_rows(report: "LedgerReport") -> Iterator[Row]:
-    has_price = any(row.cost is not None for row in report.rows)
     for row in report.rows:
         yield {
             text_column("Result"): row.result,
             "Tokens#": row.tokens,
             "Share#": percent(row.share),
-            **({number_column(f"Lost {report.currency}", "cost"): money(row.cost)} if has_price else {}),
+            number_column(f"Lost {report.currency}", "cost", hides_empty=True): money(row.cost),
             text_column("Meaning"): CAUSES.get(row.result, "The backend had them."),
         }

@@ -33,10 +33,12 @@ from kvproxy.units import tenant_name
 if TYPE_CHECKING:
     from kvproxy.journal.sessions.session_reader import Session, TreeRow, Turn
 
+# Most sessions have no diagnoses and no keep-warm requests.
 _PROVIDER_COLUMNS = (
-    Column("Provider says", is_text=True, is_optional=True),
-    Column("Keep-warm", is_text=True, is_optional=True),
+    Column("Provider says", is_text=True, is_optional=True, hides_empty=True, field="diagnosis"),
+    Column("Keep-warm", is_text=True, is_optional=True, hides_empty=True),
 )
+_UNPRICED = Column("Unpriced turns", is_number=True, is_optional=True, hides_empty=True)
 _LOST_WIDTH = 48  # Three causes.
 
 app = CommandGroup("sessions", help="List sessions and their reused and lost tokens.")
@@ -83,8 +85,7 @@ def sessions(
     journal = source.open()
     summaries = find_sessions(journal, replace(selection, limit=limit + 1 if limit else None))
     listed = summaries[: limit or None]
-    has_unpriced = any(session.unpriced_turns for session in listed)
-    rows = [_session_row(session, has_unpriced) for session in listed]
+    rows = list(map(_session_row, listed))
     return table_output(
         listed,
         rows,
@@ -138,7 +139,7 @@ def show(
                 *_cost_facts(rows, summary),
             ]
         )
-        print_table(_turn_rows(rows), layout=layout)
+        print_table(map(_turn_row, rows), layout=layout, records=records)
 
     records = [{"depth": row.depth, **asdict(row.turn)} for row in rows]
     return Output([asdict(row) for row in rows], show, records=records)
@@ -158,7 +159,7 @@ def _reused_share(session: "Session") -> Formatted | None:
     return None if session.reused_tokens is None else percent(session.reused_tokens / max(1, session.prompt_tokens))
 
 
-def _session_row(session: "Session", has_unpriced: bool) -> Row:
+def _session_row(session: "Session") -> Row:
     return {
         Column("Session", field="id"): session.id,
         digest_column("Tenant", 16, optional=True): tenant_name(session.tenant),
@@ -171,17 +172,10 @@ def _session_row(session: "Session", has_unpriced: bool) -> Row:
         "Longest pause#?": format_duration(round(session.longest_pause)),
         "Cost#?": money(session.cost, leaves_out_models=session.unpriced_turns > 0),
         "Saved#?": money(session.saved, leaves_out_models=session.unpriced_turns > 0),
-        **({"Unpriced turns#?": session.unpriced_turns} if has_unpriced else {}),
+        _UNPRICED: session.unpriced_turns or Formatted("", 0),
         "Last": table_time(session.last),
         Column("Upstream", is_text=True, is_optional=True): ", ".join(session.upstreams) or None,
     }
-
-
-def _turn_rows(rows: "Sequence[TreeRow]") -> list[Row]:
-    turn_rows = [_turn_row(row) for row in rows]
-    # Most sessions have no diagnoses and no keep-warm requests.
-    empty = {column for column in _PROVIDER_COLUMNS if all(row[column] is None for row in turn_rows)}
-    return [{column: value for column, value in row.items() if column not in empty} for row in turn_rows]
 
 
 def _diagnosis(turn: "Turn") -> str | None:

@@ -24,9 +24,10 @@ def spending_output(report: "SpendingReport", layout: ListLayout, empty: str = N
     document, fields = asdict(report), list(asdict(report.total))
     total = [report.total] if len(report.rows) > 1 else []
     rows = [_spending_row(row, report) for row in [*report.rows, *total]]
+    records = [asdict(row) for row in [*report.rows, *total]]
     return Output(
         document,
-        lambda: print_table(rows, empty=empty, layout=layout),
+        lambda: print_table(rows, empty=empty, layout=layout, records=records),
         records=document["rows"],
         fields=fields,
         note="\n".join(_notes(report)) or None,

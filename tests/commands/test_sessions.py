@@ -150,8 +150,8 @@ def test_a_cost_without_unpriced_turns_is_marked(tmp_path: Path) -> None:
         (tmp_path / "kvproxy.toml").write_text(f'[journal.prices."{model}"]\ninput = 3\noutput = 15\n')
         piped = kvproxy("sessions", "--columns", "cost", "--data", tmp_path).stdout
         assert [float(text or -1) for text in piped.splitlines()[1:]] == pytest.approx([float(cost or -1)], abs=0.0001)
-        shown = kvproxy("sessions", "--data", tmp_path).stdout
-        assert ("unpriced_turns" in shown) is (model != "*")
+        shown = kvproxy("sessions", "--data", tmp_path, columns=300).stdout
+        assert ("Unpriced turns" in shown) is (model != "*")
         assert ("(priced)" in kvproxy("sessions", "--data", tmp_path, columns=200).stdout) is (model == "m")
 
 

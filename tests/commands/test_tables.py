@@ -361,6 +361,57 @@ def test_every_table_fits_narrow_terminals(folder: Path, command: str, width: in
     assert widest_line([line for line in lines if str(folder) not in line]) <= width, done.stdout
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "log",
+        "log top",
+        "sessions",
+        "sessions --by day",
+        "savings",
+        "savings --ledger",
+        "cache ls",
+        "cache queue",
+        "cache usage",
+        "keys ls",
+        "prices show",
+        "config show",
+    ],
+)
+def test_a_pipe_can_select_each_field_of_json(folder: Path, command: str) -> None:
+    given = (*command.split(), "--data", folder)
+    fields = list(json.loads(kvproxy(*given, "--jsonl").stdout.splitlines()[0]))
+    lines = kvproxy(*given, "--columns", ",".join(fields)).stdout.splitlines()
+    assert lines[0].split("\t") == fields
+    assert len(lines[1].split("\t")) == len(fields)
+
+
+def piped_columns(*command: object) -> list[str]:
+    return kvproxy(*command).stdout.splitlines()[0].split("\t")
+
+
+def test_the_columns_of_a_pipe_do_not_depend_on_its_rows(tmp_path: Path) -> None:
+    plain, rich = make_entry("a", created=time.time()), make_entry("b", created=time.time(), tenant="client:ann")
+    stores = [stored(tmp_path / name, entry) for name, entry in (("a.db", plain), ("b.db", rich))]
+    assert kvproxy("cache", "pin", rich.id, "--store", stores[1]).returncode == 0
+    heads = [piped_columns("cache", "ls", "--store", store) for store in stores]
+    assert heads[0] == heads[1]
+    assert {"tenant", "pinned"} <= {*heads[0]}
+    for store, pinned, tenant in zip(stores, ("false", "true"), ("public", "ann"), strict=True):
+        lines = kvproxy("cache", "ls", "--columns", "pinned,tenant,tags", "--store", store).stdout.splitlines()
+        assert lines[1:] == [f"{pinned}\t{tenant}\t"]
+    shown = kvproxy("cache", "ls", "--store", stores[0], columns=120).stdout
+    assert "Pinned" not in shown
+    assert "Tenant" not in shown
+    journal = open_stored_journal(tmp_path / "journal.db", JournalSettings())
+    journal.add(finished("How?", "a" * 32, arrived=time.time()))
+    journal.close()
+    assert "stored_question" in piped_columns("log", "--data", tmp_path)
+    assert "differs_in" in piped_columns("log", "top", "--data", tmp_path)
+    assert {"spent", "money", "least_money"} <= {*piped_columns("savings", "--data", tmp_path)}
+    assert "Stored question" not in kvproxy("log", "--data", tmp_path, columns=200).stdout
+
+
 def test_small_amounts_have_two_significant_digits() -> None:
     amounts = (0.0, 0.00035, 0.000021, -0.00035, 0.0012, 12.5, 1e-12, 1234.5)
     shown = ["0.0000", "0.00035", "0.000021", "-0.00035", "0.0012", "12.5000", "0.0000", "1,234.5000"]

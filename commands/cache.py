@@ -363,7 +363,7 @@ def export(
 ) -> Output | None:
     """Export all stored responses as JSON lines.
 
-    A file is replaced atomically. A pipe receives the lines as they arrive.
+    The lines have pins and rejections, too. A file is replaced atomically. A pipe receives the lines as they arrive.
     """
     count = 0
     with responses.open() as cache:

@@ -84,9 +84,12 @@ class Entry:
             "response": json.loads(self.response),
         }
 
-    def export_line(self) -> bytes:
-        """Return the entry as a line of JSON. The bodies are not parsed, because parsing could change them."""
-        head = json.dumps(self.summary() | {"key": self.key}).removesuffix("}").encode()
+    def export_line(self, *marks: str) -> bytes:
+        """Return the entry as a line of JSON, in which the fields `marks` are true.
+
+        The bodies are not parsed, because parsing could change them.
+        """
+        head = json.dumps(self.summary() | {"key": self.key} | dict.fromkeys(marks, True)).removesuffix("}").encode()
         # JSON strings contain no unescaped line breaks.
         request, response = (body.replace(b"\r", b" ").replace(b"\n", b" ") for body in (self.request, self.response))
         return b'%s, "request": %s, "response": %s}\n' % (head, request, response)

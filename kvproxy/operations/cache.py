@@ -38,6 +38,7 @@ from kvproxy.units import plural
 if TYPE_CHECKING:
     from kvproxy.index.entry import Entry
     from kvproxy.index.store import EntryFilter, Store
+    from kvproxy.index.store.export import ExportedEntry
 
 
 class CacheAccess(Protocol):
@@ -49,8 +50,8 @@ class CacheAccess(Protocol):
     async def remove(self, ids: Sequence[str]) -> int: ...
     async def expire_now(self, ids: Sequence[str]) -> int: ...
     async def judge(self, entry: "Entry", verdict: Verdict) -> None: ...
-    async def import_entries(self, entries: "Sequence[Entry]") -> int:
-        """Store the entries whose keys are not stored yet, and return their number."""
+    async def import_entries(self, entries: "Sequence[ExportedEntry]") -> int:
+        """Store the entries whose keys are not stored yet, with their pins and rejections, and return their number."""
 
     def semantic_statistics(self) -> SemanticStatistics: ...
     async def record_change(self, change: str) -> None:

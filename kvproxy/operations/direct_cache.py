@@ -15,6 +15,7 @@ from kvproxy.operations.operation import AsyncOperation, Parameters, Result
 
 if TYPE_CHECKING:
     from kvproxy.index.entry_redaction import Redactor
+    from kvproxy.index.store.export import ExportedEntry
 
 
 class DirectCache:
@@ -54,7 +55,7 @@ class DirectCache:
             raise InvalidRequest("--question needs a running proxy: start one, or leave out --question")
         self.store.observations.add([Observation.from_verdict(entry.id, verdict.right)])
 
-    async def import_entries(self, entries: Sequence[Entry]) -> int:
+    async def import_entries(self, entries: "Sequence[ExportedEntry]") -> int:
         from kvproxy.apis.imported_entry import is_servable
         from kvproxy.index.entry_redaction import RedactionFailed
         from kvproxy.index.store.export import import_into

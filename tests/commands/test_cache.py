@@ -94,11 +94,28 @@ def test_unusual_requests_survive_export_and_import(tmp_path: Path) -> None:
     assert list(map(json.loads, again.split("\n")[:-1])) == list(map(json.loads, printed.split("\n")[:-1]))
 
 
+@pytest.mark.parametrize("semantic", [False, True])
+def test_a_running_proxy_imports_pins_and_rejections(tmp_path: Path, semantic: bool) -> None:
+    entries = [make_entry(id, id=id, created=time.time(), response=SERVABLE) for id in ("ab01", "cd01")]
+    old = stored(tmp_path / "old.db", *entries)
+    for command, id in (("pin", "ab01"), ("reject", "cd01")):
+        assert kvproxy("cache", command, id, "--store", old).returncode == 0
+    lines = kvproxy("cache", "export", "--store", old).stdout.encode()
+    with proxied(tmp_path / "new", cache={"semantic": semantic}) as url:
+        assert kvproxy("cache", "import", "-", url=url, stdin=lines).stdout == "imported 2 responses, skipped 0\n"
+        assert {row["id"]: row["pinned"] for row in result("cache", "ls", url=url)} == {"ab01": True, "cd01": False}
+        exported = [json.loads(line) for line in kvproxy("cache", "export", url=url).stdout.splitlines()]
+    assert {row["id"]: (row.get("pinned"), row.get("rejected")) for row in exported} == {
+        "ab01": (True, None),
+        "cd01": (None, True),
+    }
+
+
 def test_an_interrupted_export_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = stored(tmp_path / "responses.db", make_entry("one"), make_entry("two"))
     backup = tmp_path / "backup.jsonl"
     backup.write_text("old")
-    monkeypatch.setattr(Entry, "export_line", lambda entry: 1 / 0)
+    monkeypatch.setattr(Entry, "export_line", lambda entry, *marks: 1 / 0)
     with pytest.raises(AssertionError, match="ZeroDivisionError"):
         kvproxy("cache", "export", backup, "--store", path)
     assert [file.name for file in tmp_path.glob("backup*")] == ["backup.jsonl"]

@@ -12,7 +12,7 @@ from kvproxy.errors import InvalidRequest
 from kvproxy.http.admin.operation_routes import async_operation_route
 from kvproxy.http.services import services
 from kvproxy.index.entry import Entry
-from kvproxy.index.store.export import IMPORT_BATCH, export_parts, new_entries
+from kvproxy.index.store.export import IMPORT_BATCH, ExportedEntry, export_parts, new_entries, rejection
 from kvproxy.operations.cache import CACHE_OPERATIONS
 from kvproxy.operations.cache_results import SemanticStatistics, Verdict
 
@@ -40,14 +40,24 @@ class RunningCache:
             raise InvalidRequest("semantic matching is off: there is nothing to reject or approve")
         await self._cache.semantic.feedback(entry, verdict.right, verdict.question)
 
-    async def import_entries(self, entries: Sequence[Entry]) -> int:
+    async def import_entries(self, entries: Sequence[ExportedEntry]) -> int:
         imported = 0
         for start in range(0, len(entries), IMPORT_BATCH):
             batch = entries[start : start + IMPORT_BATCH]
-            imported += await self._cache.insert_many(
-                await asyncio.to_thread(new_entries, self.store, batch, is_servable)
-            )
+            new = await asyncio.to_thread(new_entries, self.store, batch, is_servable)
+            imported += await self._cache.insert_many([each.entry for each in new])
+            for each in new:
+                await self._restore_marks(each)
         return imported
+
+    async def _restore_marks(self, imported: ExportedEntry) -> None:
+        entry, semantic = imported.entry, self._cache.semantic
+        if imported.pinned:
+            await asyncio.to_thread(self.store.pin, entry.id, pinned=True)
+        if imported.rejected and semantic is not None:
+            await semantic.feedback(entry, right=False)
+        elif imported.rejected:
+            await asyncio.to_thread(self.store.observations.add, [rejection(entry)])
 
     def semantic_statistics(self) -> SemanticStatistics:
         app, semantic = self._services, self._cache.semantic

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from kvproxy.apis.imported_entry import is_servable
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.store.export import export_lines, export_parts, import_into, read_lines
+from kvproxy.index.store.observations import Observation
 from kvproxy.index.store.store_types import NewEntry
 from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
@@ -54,7 +56,7 @@ def test_a_line_is_imported_unchanged(
     lines = b"".join(entry.export_line() for entry in entries)
     assert lines.count(b"\n") == len(entries)
     assert [json.loads(line) for line in lines.split(b"\n")[:-1]] == [entry.document() for entry in entries]
-    assert [entry.document() for entry in read_lines(lines)] == [entry.document() for entry in entries]
+    assert [each.entry.document() for each in read_lines(lines)] == [entry.document() for entry in entries]
     assert read_lines(b"\xef\xbb\xbf" + lines.replace(b"\n", b"\r\n")) == read_lines(lines)
 
 
@@ -87,7 +89,7 @@ def test_an_impossible_number_is_bounded_and_keeps_no_other_entry_away(name: str
     """An upstream can send `max-age=1e300`, and any `usage`."""
     lines = make_entry().export_line() + json.dumps(make_entry("other").document() | {name: value}).encode()
     _, other = read_lines(lines)
-    assert getattr(other, name) == stored
+    assert getattr(other.entry, name) == stored
 
 
 @pytest.mark.parametrize(
@@ -131,6 +133,24 @@ def test_an_invalid_entry_is_refused_with_its_line(changed: dict[str, Any]) -> N
 def test_a_line_of_another_file_is_refused_with_its_reason(line: bytes, reason: str) -> None:
     with pytest.raises(ImportFailed, match=re.escape(f"line 1 is no exported response ({reason})")):
         read_lines(line)
+
+
+def test_pins_and_rejections_are_carried(make_store: MakeStore, open_file: MakeStore) -> None:
+    old, new = make_store(), open_file("new.db")
+    entries = {name: make_entry(name, key=name, tags=(name,)) for name in ("plain", "pinned", "rejected", "approved")}
+    for entry in entries.values():
+        old.put(entry)
+    old.pin(entries["pinned"].id, pinned=True)
+    rejected, approved = entries["rejected"].id, entries["approved"].id
+    old.observations.add([Observation.from_verdict(id, right=False) for id in (rejected, approved)])
+    old.observations.add([Observation.from_verdict(approved, right=True)])
+    # The ids are taken, so that the imported entries have other ones.
+    new.put_many([NewEntry(replace(entry, key=f"other {name}")) for name, entry in entries.items()])
+    assert import_into(new, read_lines(b"".join(export_lines(old)))) == 4
+    imported = {entry.key: entry for entry in new.entries()}
+    assert new.pinned_ids() == [imported["pinned"].id]
+    assert new.observations.all_rejected_entries() == {imported["rejected"].id}
+    assert imported["plain"].tags == ("plain",)
 
 
 def test_an_id_of_another_entry_is_replaced(make_store: MakeStore) -> None:

@@ -231,6 +231,9 @@ class JournalReader:
             raise InvalidRequest("a journal in a file has one proxy: records name theirs in a PostgreSQL store only")
         if by == "day":
             return "requests", self._database.utc_day_sql()
+        if by == "client":
+            # As in savings and bills, the tenant of a request without a client's key.
+            return "requests", "coalesce(client, tenant)"
         return (self._database.tag_rows_sql(), "value") if by == "tag" else ("requests", by)
 
     def paid_rows(self, query: RecordFilter, by: Group, keys: Sequence[str | int]) -> Iterator[tuple[Any, ...]]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from kvproxy.operations.parameters import Filter, Parameter, argument, declared_parameters
-from kvproxy.operations.suggestions import client_names, models, response_ids, tags
+from kvproxy.operations.suggestions import models, response_ids, tags, tenants
 from kvproxy.units import parse_seconds
 
 UsageGroup = Literal["tenant", "model", "endpoint", "tag"]
@@ -25,7 +25,7 @@ class EntryQuery:
     older_than: Annotated[
         float | None, Filter("Only responses older than this, such as 7d.", parse_seconds, "DURATION")
     ] = None
-    tenant: Annotated[str | None, Filter(_TENANT, suggestions=client_names)] = None
+    tenant: Annotated[str | None, Filter(_TENANT, suggestions=tenants)] = None
 
     @property
     def filters(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from kvproxy.journal.groups import SavingsGroup, SpendingGroup
 from kvproxy.journal.sums_filter import SumsFilter, sums_filter
 from kvproxy.operations.parameters import Filter, Parameter, duration, period_end, period_start
-from kvproxy.operations.suggestions import client_names, models, teams
+from kvproxy.operations.suggestions import models, teams, tenants
 
 _TENANT = "Only requests of this tenant, or of the client with this name."
 _MODEL = "Only requests for this model."
@@ -35,7 +35,7 @@ class RecordName:
 class LedgerQuery:
     since: Annotated[float | datetime | None, period_start(_SINCE_DAY)] = None
     until: Annotated[float | None, period_end(_UNTIL_DAY)] = None
-    tenant: Annotated[str | None, Filter(_TENANT, suggestions=client_names)] = None
+    tenant: Annotated[str | None, Filter(_TENANT, suggestions=tenants)] = None
     team: Annotated[str | None, Filter(_TEAM, suggestions=teams)] = None
     model: Annotated[str | None, Filter(_MODEL, suggestions=models)] = None
 
@@ -58,7 +58,7 @@ class SpendingQuery:
     by: Annotated[SpendingGroup, Parameter("Group requests by this field.")] = "day"
     since: Annotated[float | datetime | None, period_start("Only requests since then: 7d, 2026-11-28, today.")] = None
     until: Annotated[float | None, period_end("Only requests before this time.")] = None
-    tenant: Annotated[str | None, Filter(_TENANT, suggestions=client_names)] = None
+    tenant: Annotated[str | None, Filter(_TENANT, suggestions=tenants)] = None
     team: Annotated[str | None, Filter(_TEAM, suggestions=teams)] = None
     model: Annotated[str | None, Filter(_MODEL, suggestions=models)] = None
 
@@ -72,7 +72,7 @@ class SessionQuery:
     until: Annotated[float | None, period_end("Only sessions active before this time.")] = None
     tenant: Annotated[
         str | None,
-        Filter("Only sessions of this tenant, or of the client with this name.", suggestions=client_names),
+        Filter("Only sessions of this tenant, or of the client with this name.", suggestions=tenants),
     ] = None
     team: Annotated[
         str | None, Filter("Only sessions of clients that had this team, and of the team itself.", suggestions=teams)

@@ -9,7 +9,7 @@ from kvproxy.errors import InvalidRequest
 from kvproxy.journal.period import start_time
 from kvproxy.journal.record import OF_TENANT
 from kvproxy.operations.parameters import Filter, Parameter, declared_parameters
-from kvproxy.operations.suggestions import client_names, layers, models, reasons, tags, teams
+from kvproxy.operations.suggestions import layers, models, reasons, tags, teams, tenants
 from kvproxy.units import parse_since, parse_time
 
 
@@ -41,7 +41,9 @@ def _parse_reason(text: str) -> str:
     return text
 
 
-_SINCE = "Only requests within this duration, or since this time: 90s, 7d, 2026-11-28, 2026-11-28T14:30, yesterday."
+_SINCE = (
+    "Only requests within this duration, or since this time: 90s, 7d, 2026-11-28, 2026-11-28T14:30, 14:30, yesterday."
+)
 _REASON = "Only this reason, or reasons that begin so, such as miss."
 _UNTIL = "Only requests before this time; a date means its start, and a duration that time ago."
 _TAG = "replace(',' || tags || ',', ?, '') != ',' || tags || ','"
@@ -73,7 +75,7 @@ class RecordQuery:
         SqlFilter(
             "Only this tenant, or the client with this name.",
             sql=OF_TENANT,
-            suggestions=client_names,
+            suggestions=tenants,
         ),
     ] = None
     team: Annotated[

@@ -1,7 +1,7 @@
 """Lists values of parameters for the completion of a command line, without a running proxy."""
 
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
@@ -32,6 +32,17 @@ def client_names(data: Path | None) -> Iterable[str]:
     from kvproxy.settings import load_settings
 
     return (client.name for client in all_clients(load_settings(data=data)))
+
+
+def tenants(data: Path | None) -> Iterable[str]:
+    """List the clients of a data folder, and the tenants of recorded requests, as `--tenant` names them."""
+    from kvproxy.errors import KvproxyError
+    from kvproxy.journal.record import client_name
+
+    recorded = list[Any]()
+    with suppress(KvproxyError):
+        recorded = _journal_rows(data, "select distinct tenant from totals where tenant <> ''")
+    return sorted({*client_names(data), *(client_name(tenant) or tenant for (tenant,) in recorded)})
 
 
 def teams(data: Path | None) -> Iterable[str]:

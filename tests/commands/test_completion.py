@@ -65,6 +65,8 @@ def test_recorded_and_stored_values_are_completed(tmp_path: Path) -> None:
         str(each["id"]) for each in result("sessions", "--data", tmp_path)
     ]
     assert completions(tmp_path, "kvproxy log --model ") == [record.model]
+    for command in ("log", "log top", "sessions", "savings", "cache ls"):
+        assert completions(tmp_path, f"kvproxy {command} --tenant ") == [record.tenant]
     (entry,) = result("cache", "ls", "--store", tmp_path / "responses.db")
     for command in ("show", "rm", "pin", "reject"):
         assert completions(tmp_path, f"kvproxy cache {command} {entry['id'][:2]}") == [entry["id"][:12]]

@@ -400,8 +400,10 @@ def test_requests_are_grouped_by_client(journal: StoredJournal) -> None:
         journal.add(finished(f"question {number}", f"r{number}", tenant=tenant))
     journal.flush()
     with closing(journal.reader()) as reader:
-        (group,) = reader.groups(RecordQuery(), "client", order="requests", limit=9)
-    assert (group.name, group.requests) == ("team", 2)
+        groups = reader.groups(RecordQuery(), "client", order="requests", limit=9)
+        saved = savings(reader, "client", PRICES)
+    named = {group.name: group.requests for group in groups}
+    assert named == {saving.name: saving.requests for saving in saved} == {"team": 2, "public": 1}
 
 
 def test_the_reuse_of_a_shared_response_counts_once(journal: StoredJournal) -> None:

@@ -120,7 +120,7 @@ def test_a_proxy_on_another_machine_is_read_over_http(running: Running, monkeypa
 
 def test_groups_that_the_journal_cannot_have_are_explained(running: Running) -> None:
     _, data = running
-    assert kvproxy("log", "top", "--by", "client", "--data", data).stderr.startswith("no request of a client matches")
+    assert kvproxy("log", "top", "--by", "team", "--data", data).stderr.startswith("no request of a team matches")
     done = kvproxy("log", "top", "--by", "proxy", "--data", data)
     assert (done.returncode, "in a PostgreSQL store only" in done.stderr) == (2, True)
 

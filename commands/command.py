@@ -19,6 +19,7 @@ from kvproxy.telemetry.printable_text import escape_bytes
 
 _FILTERS = "filters"
 """Attribute of a command's function: the names of its filters."""
+_SYNONYMS = {"delete": "rm", "remove": "rm", "list": "ls", "help": "--help", "stats": "cache stats"}
 CommandFunction: TypeAlias = Callable[..., Output | None]
 
 
@@ -28,7 +29,15 @@ class _Command(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-class _Group(TyperGroup):
+class Group(TyperGroup):
+    """A group that names our command for the name that other programs use."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        meant = _SYNONYMS.get(args[0], "")
+        if args[0] not in self.commands and (meant.startswith("-") or meant.split(" ")[0] in self.commands):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean '{ctx.command_path} {meant}'?")
+        return super().resolve_command(ctx, args)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _refuse_repeated_filters(self, ctx, args)
         return super().parse_args(ctx, args)
@@ -49,7 +58,7 @@ def _refuse_repeated_filters(command: TyperCommand | TyperGroup, context: Any, a
 class CommandGroup(typer.Typer):
     """A group whose functions become commands, see `_command`."""
 
-    def __init__(self, name: str, help: str, cls: type[TyperGroup] | None = None) -> None:
+    def __init__(self, name: str, help: str, cls: type[TyperGroup] = Group) -> None:
         super().__init__(
             name=name,
             help=help,
@@ -71,7 +80,7 @@ class CommandGroup(typer.Typer):
 
     def default(self, function: CommandFunction) -> CommandFunction:
         """Call the function if no subcommand is given."""
-        self.callback(cls=_Group, invoke_without_command=True, no_args_is_help=False)(_command(function))
+        self.callback(cls=Group, invoke_without_command=True, no_args_is_help=False)(_command(function))
         return function
 
 
@@ -101,14 +110,16 @@ def _command(function: CommandFunction) -> Callable[..., None]:
         as_json = prints_json and values.pop("as_json")
         for name, group in groups.items():
             values[name] = group(**{option.name: values.pop(option.name) for option in _options_of_group(group)})
-        output = function(**values)
-        if output is None:
-            return
         from kvproxy.commands.tables import ListLayout, print_records  # Not needed for help.
 
         layout = next(
             (argument for argument in values.values() if isinstance(argument, ListLayout) and argument.is_data), None
         )
+        if as_json and layout is not None:
+            raise typer.BadParameter(f"give one of --json and --{'csv' if layout.csv else 'jsonl'}")
+        output = function(**values)
+        if output is None:
+            return
         if as_json:
             print_json(output.document)
         elif layout is not None:

@@ -14,7 +14,7 @@ from kvproxy.commands.formatting import local_time
 from kvproxy.errors import KvproxyError
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.operations.parameters import Suggestions
-from kvproxy.units import parse_bytes, parse_seconds, parse_since, parse_time
+from kvproxy.units import parse_bytes, parse_seconds, parse_since, parse_time, require_unit
 
 if TYPE_CHECKING:
     from kvproxy.operations.client import ProxyClient
@@ -30,6 +30,8 @@ def parser_of(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     def parser(value: Any) -> Any:
         try:
+            if parse in (parse_since, parse_time) and isinstance(value, str):
+                require_unit(value)
             return parse(value)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None

@@ -5,9 +5,9 @@ from typing import Any
 
 import typer
 from typer.completion import install_callback, show_callback
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
-from kvproxy.commands.command import CommandGroup
+from kvproxy.commands.command import CommandGroup, Group
 from kvproxy.commands.output import print_note
 from kvproxy.doors import COMMAND_PANELS, COMMANDS
 from kvproxy.index.errors import PluginError
@@ -56,7 +56,7 @@ def _load(name: str) -> Any:
     return typer.main.get_group(group).commands[name]
 
 
-class RootGroup(TyperGroup):
+class RootGroup(Group):
     """The group of all commands."""
 
     def __init__(self, **attributes: Any) -> None:

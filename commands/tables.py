@@ -75,6 +75,10 @@ class ListLayout(Layout):
     csv: Annotated[bool, Option("--csv", help="Print the fields of --json as CSV.")] = False
     jsonl: Annotated[bool, Option("--jsonl", help="Print one JSON object per line.")] = False
 
+    def __post_init__(self) -> None:
+        if self.csv and self.jsonl:
+            raise typer.BadParameter("give one of --csv and --jsonl")
+
     @property
     def is_data(self) -> bool:
         """Whether stdout receives only rows for programs."""

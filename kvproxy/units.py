@@ -14,7 +14,8 @@ _DECIMAL = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _BYTES = {unit.lower(): size for unit, size in (_DECIMAL | _BINARY).items()}
 _LISTED_LINES = 5
-_TIME_FORMS = "90s, 7d, 2026-11-28, 2026-11-28T14:30, today, or yesterday"
+_TIME_FORMS = "90s, 7d, 2026-11-28, 2026-11-28T14:30, 14:30, now, today, or yesterday"
+_SHORT_TIME = re.compile(r"(?:([0-9]{2}-[0-9]{2}) )?([0-9]{2}:[0-9]{2}(?::[0-9]{2})?)")
 _PARTS = re.compile(r"\s*((?:[0-9]+(?:ms|min|[smhdw]))+)\s*")
 _PART = re.compile(r"([0-9]+)([a-z]+)")
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
@@ -56,7 +57,8 @@ def parse_since(text: str) -> float | datetime:
 def parse_time(text: str) -> float:
     """Parse a time: seconds since the epoch, a duration before now, a date (its start), or a date with a time of day.
 
-    `today` and `yesterday` are dates. Without an offset it is local time. Return seconds since the epoch. Raises ValueError.
+    `today` and `yesterday` are dates; `14:30` is a time of today, and `11-28 14:30` of this year, as tables show them. Without
+    an offset it is local time. Return seconds since the epoch. Raises ValueError.
     """
     try:
         number = float(text)
@@ -68,6 +70,15 @@ def parse_time(text: str) -> float:
     return number
 
 
+def require_unit(text: str) -> None:
+    """Raise ValueError for a number without a unit, which may mean minutes or days; seconds since the epoch need none."""
+    number = text.strip()
+    if re.fullmatch(r"[0-9]*\.?[0-9]+", number) and float(number) <= MAX_SECONDS:
+        raise ValueError(
+            f"{number[:40]!r} has no unit: use a form such as {number[:8]}s, {number[:8]}m, or {number[:8]}d"
+        )
+
+
 def _parse_epoch(text: str) -> datetime | None:
     try:
         seconds = float(text)
@@ -77,9 +88,14 @@ def _parse_epoch(text: str) -> datetime | None:
 
 
 def _parse_date(text: str) -> datetime | None:
+    if text.strip().lower() == "now":
+        return datetime.now().astimezone()
     days = {"today": 0, "yesterday": 1}.get(text.strip().lower())
     if days is not None:
         return datetime.combine((datetime.now() - timedelta(days)).date(), datetime.min.time()).astimezone()
+    today = datetime.now().date().isoformat()
+    if (short := _SHORT_TIME.fullmatch(text.strip())) is not None:
+        text = f"{today[:5] + short[1] if short[1] else today}T{short[2]}"
     try:
         moment = datetime.fromisoformat(text.strip())
         return moment if moment.tzinfo is not None else moment.astimezone()

@@ -40,11 +40,8 @@ if TYPE_CHECKING:
     from kvproxy.operations.journal import DirectJournal, JournalClient
 
 EMPTY = "no request matches"
-_NO_GROUP = {
-    "client": "no request of a client matches: kvproxy keys add makes clients",
-    "team": "no request of a team matches: kvproxy keys set NAME --team TEAM gives a client a team",
-}
-"""Sentences about an empty result, by its group."""
+_NO_TEAM = "no request of a team matches: kvproxy keys set NAME --team TEAM gives a client a team"
+_UTC_DAYS = "the days are UTC days"
 TopGroup = Literal["prompt", "tenant", "client", "team", "model", "tag", "reason", "layer", "upstream", "proxy", "day"]
 _POLL_SECONDS = 0.3
 _LISTED = 20
@@ -83,6 +80,8 @@ def log(
     limit = default_limit(limit, _LISTED) if not follow else _LISTED if limit is None else limit
     # One more row than the limit shows whether there are more.
     query = replace(selection, limit=limit + 1 if limit else None)
+    if as_json and layout.csv:
+        raise typer.BadParameter("give one of --json and --csv")
     if as_json or layout.jsonl:
         layout = replace(layout, jsonl=True, csv=False)
     if plot is not None:
@@ -295,10 +294,11 @@ def top(
         for row in listed
     ]
     document = [asdict(row) for row in listed]
-    empty = "" if rows else no_match(journal, selection, _NO_GROUP.get(by, EMPTY))
+    empty = "" if rows else no_match(journal, selection, _NO_TEAM if by == "team" else EMPTY)
     output = table_output(
         document, rows, empty=empty, layout=layout, fields=field_names(RequestGroup), total=len(groups), is_minimum=True
     )
-    if (oldest := complete_since(journal.reader)) is None or (selection.start or 0.0) >= oldest:
-        return output
-    return replace(output, note="; ".join(filter(None, (output.note, removed_note(oldest)))))
+    oldest = complete_since(journal.reader)
+    is_complete = oldest is None or (selection.start or 0.0) >= oldest
+    notes = (output.note, _UTC_DAYS if by == "day" else None, None if is_complete else removed_note(oldest))
+    return replace(output, note="; ".join(filter(None, notes)) or None)

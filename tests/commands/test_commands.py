@@ -75,6 +75,14 @@ def test_statistics_for_people_have_labels_and_units(demo: Demo) -> None:
         (["serve", "--model", "/no/such/model", "--no-semantic", "--port", "0"], 1, "cannot load model"),
         (["nonsense"], 2, "No such command"),
         (["cache", "rm"], 2, "give ids"),
+        (["cache", "delete", "x"], 2, "cache rm'?"),
+        (["help"], 2, " --help'?"),
+        (["stats"], 2, " cache stats'?"),
+        (["log", "--since", "5"], 2, "'5' has no unit: use a form such as 5s, 5m, or 5d"),
+        (["log", "--until", "0.5"], 2, "has no unit"),
+        (["log", "--csv", "--jsonl"], 2, "give one of --csv and --jsonl"),
+        (["log", "--csv", "--json"], 2, "give one of --json and --csv"),
+        (["cache", "ls", "--jsonl", "--json"], 2, "give one of --json and --jsonl"),
     ],
 )
 def test_errors_are_one_line_and_an_exit_code(tmp_path: Path, arguments: list[str], code: int, says: str) -> None:

@@ -222,6 +222,8 @@ def test_a_client_has_the_same_name_in_each_table(tmp_path: Path) -> None:
             shown = kvproxy(*arguments, url=url).stdout
             assert re.search(r"(^|\t|  )ann(\t|$)", shown, re.M), shown
             assert "client:ann" not in shown, arguments
+        by_day = kvproxy("log", "top", "--by", "day", url=url)
+        assert (by_day.stdout.count("\n"), by_day.stderr) == (2, "the days are UTC days\n")
         assert [row["tenant"] for row in result("sessions", url=url)] == ["client:ann"]
 
 

@@ -121,6 +121,11 @@ def test_a_period_starts_at_a_time_or_a_duration_before_its_end() -> None:
     assert parse_since("today") == midnight
     assert start_time(parse_since("Yesterday")) == (midnight - timedelta(1)).replace(tzinfo=None).timestamp()
     assert parse_since("2026-11-28") == datetime(2026, 11, 28).astimezone()
+    # As tables show times of today, and of this year.
+    for shown in ("00:05:30", "14:30", f"{midnight:%m-%d} 14:30"):
+        expected = datetime.fromisoformat(f"{midnight.date()}T{shown.split()[-1]}").astimezone()
+        assert parse_since(shown) == expected
+    assert parse_time("now") == pytest.approx(time.time(), abs=60)
     assert (parse_time("1795872600"), parse_time("2026-11-28 14:30+01:00")) == (1_795_872_600, 1_795_872_600)
     assert parse_time("1h") == pytest.approx(time.time() - 3_600, abs=60)
     # A client sends it as text.
@@ -138,5 +143,5 @@ def test_a_period_that_ends_before_it_starts_is_an_error() -> None:
 @pytest.mark.parametrize("text", ["", "soon", "2026-13-01", "-5m", "nan", "1e999"])
 def test_a_time_without_a_known_form_names_the_forms(text: str) -> None:
     for parse in (parse_since, parse_time):
-        with pytest.raises(ValueError, match="90s, 7d, 2026-11-28, 2026-11-28T14:30, today, or yesterday"):
+        with pytest.raises(ValueError, match="90s, 7d, 2026-11-28, 2026-11-28T14:30, 14:30, now, today, or yesterday"):
             parse(text)

@@ -178,7 +178,8 @@ def _annotation(declared: DeclaredParameter) -> Any:
     if metadata.is_argument:
         return Annotated[values, Argument(help=metadata.help, autocompletion=complete)]
     if metadata.parse is not None:
-        parser, metavar = parser_of(metadata.parse), metadata.metavar or "TEXT"
+        parser = parser_of(metadata.parse, needs_unit=metadata.needs_unit)
+        metavar = metadata.metavar or "TEXT"
         shown = metadata.default_text or True
         option = Option(help=metadata.help, parser=parser, metavar=metavar, show_default=shown, autocompletion=complete)
         return Annotated[values, option]

@@ -25,12 +25,15 @@ if TYPE_CHECKING:
 DEFAULT_URL = "http://127.0.0.1:8484"
 
 
-def parser_of(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a parser for Typer, which reports a ValueError of `parse` as an error of the option."""
+def parser_of(parse: Callable[[Any], Any], *, needs_unit: bool = False) -> Callable[[Any], Any]:
+    """Return a parser for Typer, which reports a ValueError of `parse` as an error of the option.
+
+    `needs_unit`: refuse a duration without a unit.
+    """
 
     def parser(value: Any) -> Any:
         try:
-            if parse in (parse_since, parse_time) and isinstance(value, str):
+            if needs_unit and isinstance(value, str):
                 require_unit(value)
             return parse(value)
         except ValueError as error:
@@ -54,15 +57,15 @@ def completion_of(suggestions: Suggestions | None) -> Callable[[typer.Context], 
     return complete
 
 
-def _option_parsed_by(parse: Callable[[Any], Any], metavar: str) -> Callable[..., Any]:
-    return partial(Option, parser=parser_of(parse), metavar=metavar)
+def _option_parsed_by(parse: Callable[[Any], Any], metavar: str, *, needs_unit: bool = False) -> Callable[..., Any]:
+    return partial(Option, parser=parser_of(parse, needs_unit=needs_unit), metavar=metavar)
 
 
 duration_option = _option_parsed_by(parse_seconds, "DURATION")
 """An option such as `90s` or `7d`; its value is in seconds."""
-since_option = _option_parsed_by(parse_since, "TIME")
+since_option = _option_parsed_by(parse_since, "TIME", needs_unit=True)
 """An option such as `7d` or `2026-11-28`; see `units.parse_since`."""
-time_option = _option_parsed_by(parse_time, "TIME")
+time_option = _option_parsed_by(parse_time, "TIME", needs_unit=True)
 """An option such as `2026-11-28`; its value is in seconds since the epoch."""
 size_option = _option_parsed_by(parse_bytes, "SIZE")
 """An option such as `2GiB`; its value is in bytes."""

@@ -71,9 +71,9 @@ def parse_time(text: str) -> float:
 
 
 def require_unit(text: str) -> None:
-    """Raise ValueError for a number without a unit, which may mean minutes or days; seconds since the epoch need none."""
+    """Raise ValueError for a number without a unit, which may mean minutes or days; 0 and seconds since the epoch need none."""
     number = text.strip()
-    if re.fullmatch(r"[0-9]*\.?[0-9]+", number) and float(number) <= MAX_SECONDS:
+    if re.fullmatch(r"[0-9]*\.?[0-9]+", number) and 0 < float(number) <= MAX_SECONDS:
         raise ValueError(
             f"{number[:40]!r} has no unit: use a form such as {number[:8]}s, {number[:8]}m, or {number[:8]}d"
         )

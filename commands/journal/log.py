@@ -298,7 +298,7 @@ def top(
     output = table_output(
         document, rows, empty=empty, layout=layout, fields=field_names(RequestGroup), total=len(groups), is_minimum=True
     )
-    oldest = complete_since(journal.reader)
-    is_complete = oldest is None or (selection.start or 0.0) >= oldest
-    notes = (output.note, _UTC_DAYS if by == "day" else None, None if is_complete else removed_note(oldest))
+    notes = [output.note, _UTC_DAYS if by == "day" else None]
+    if (oldest := complete_since(journal.reader)) is not None and (selection.start or 0.0) < oldest:
+        notes.append(removed_note(oldest))
     return replace(output, note="; ".join(filter(None, notes)) or None)

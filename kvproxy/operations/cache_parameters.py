@@ -23,7 +23,7 @@ class EntryQuery:
     prompt: Annotated[str | None, Filter("Only prompts that begin with this text, a prefix.")] = None
     tag: Annotated[str | None, Filter("Only responses with this tag.", suggestions=tags)] = None
     older_than: Annotated[
-        float | None, Filter("Only responses older than this, such as 7d.", parse_seconds, "DURATION")
+        float | None, Filter("Only responses older than this, such as 7d.", parse_seconds, "DURATION", needs_unit=True)
     ] = None
     tenant: Annotated[str | None, Filter(_TENANT, suggestions=tenants)] = None
 

@@ -71,7 +71,9 @@ class ClientLimits:
     ] = None
     expires: Annotated[
         float | None,
-        Parameter("When its key expires: a duration from now such as 90d, or a date.", _parse_expiry, "TIME"),
+        Parameter(
+            "When its key expires: a duration from now such as 90d, or a date.", _parse_expiry, "TIME", needs_unit=True
+        ),
     ] = None
 
     @property
@@ -118,4 +120,4 @@ class ClientChange(ClientLimits, ClientName):
 
 @dataclass(frozen=True)
 class KeyRotation(ClientName):
-    grace: Annotated[float, duration("Time while the old key stays valid.", "1d")] = 86_400.0
+    grace: Annotated[float, duration("Time while the old key stays valid.", "1d", needs_unit=True)] = 86_400.0

@@ -29,6 +29,7 @@ class Parameter:
         is_argument: commands have an argument for it, not an option.
         is_option: commands have an option or an argument for it.
         is_remote: the route accepts it; otherwise only commands with access to the files have it.
+        needs_unit: commands refuse a duration without a unit, which may mean minutes or days. Routes accept seconds.
         suggestions: lists values for the completion of a command line, which may have descriptions; its argument is the data
             folder, None the default.
     """
@@ -41,6 +42,7 @@ class Parameter:
     is_argument: bool = False
     is_option: bool = True
     is_remote: bool = True
+    needs_unit: bool = False
     suggestions: Suggestions | None = None
 
 
@@ -84,9 +86,9 @@ class DeclaredParameter:
         return {"type": "boolean" if self.type is bool else "string"}
 
 
-def duration(help: str, default_text: str | None = None) -> Parameter:
+def duration(help: str, default_text: str | None = None, *, needs_unit: bool = False) -> Parameter:
     """Describe a duration such as `90s` or `7d`; its value is in seconds."""
-    return Parameter(help, parse_seconds, "DURATION", default_text=default_text)
+    return Parameter(help, parse_seconds, "DURATION", default_text=default_text, needs_unit=needs_unit)
 
 
 def size(help: str, default_text: str | None = None) -> Parameter:
@@ -101,12 +103,12 @@ def argument(help: str, suggestions: Suggestions | None = None) -> Parameter:
 
 def period_start(help: str, default_text: str | None = None) -> Filter:
     """Describe the start of a period: a duration before its end, or a time. See `units.parse_since`."""
-    return Filter(help, parse_since, "TIME", default_text=default_text)
+    return Filter(help, parse_since, "TIME", default_text=default_text, needs_unit=True)
 
 
 def period_end(help: str) -> Filter:
     """Describe the end of a period, in seconds since the epoch. See `units.parse_time`."""
-    return Filter(help, parse_time, "TIME")
+    return Filter(help, parse_time, "TIME", needs_unit=True)
 
 
 def declared_parameters(kind: type[Any]) -> Iterator[DeclaredParameter]:

@@ -60,9 +60,10 @@ class RecordQuery:
     """
 
     since: Annotated[
-        float | datetime | None, SqlFilter(_SINCE, parse_since, "TIME", sql="time >= ?", value=lambda q: q.start)
+        float | datetime | None,
+        SqlFilter(_SINCE, parse_since, "TIME", needs_unit=True, sql="time >= ?", value=lambda q: q.start),
     ] = None
-    until: Annotated[float | None, SqlFilter(_UNTIL, parse_time, "TIME", sql="time < ?")] = None
+    until: Annotated[float | None, SqlFilter(_UNTIL, parse_time, "TIME", needs_unit=True, sql="time < ?")] = None
     layer: Annotated[
         str | None,
         SqlFilter("Only requests answered by this layer.", _parse_layer, sql="layer = ?", suggestions=layers),

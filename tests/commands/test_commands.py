@@ -80,6 +80,8 @@ def test_statistics_for_people_have_labels_and_units(demo: Demo) -> None:
         (["stats"], 2, " cache stats'?"),
         (["log", "--since", "5"], 2, "'5' has no unit: use a form such as 5s, 5m, or 5d"),
         (["log", "--until", "0.5"], 2, "has no unit"),
+        (["cache", "rm", "--older-than", "7", "--yes"], 2, "'7' has no unit"),
+        (["keys", "rotate", "a", "--grace", "7"], 2, "'7' has no unit"),
         (["log", "--csv", "--jsonl"], 2, "give one of --csv and --jsonl"),
         (["log", "--csv", "--json"], 2, "give one of --json and --csv"),
         (["cache", "ls", "--jsonl", "--json"], 2, "give one of --json and --jsonl"),

@@ -71,7 +71,7 @@ def parse_time(text: str) -> float:
 
 
 def require_unit(text: str) -> None:
-    """Raise ValueError for a number without a unit, which may mean minutes or days; 0 and seconds since the epoch need none."""
+    """Raise ValueError for a number without a unit, which may mean minutes or days, except 0 and seconds since the epoch."""
     number = text.strip()
     if re.fullmatch(r"[0-9]*\.?[0-9]+", number) and 0 < float(number) <= MAX_SECONDS:
         raise ValueError(

@@ -13,7 +13,7 @@ from kvproxy.errors import InvalidRequest, NotFound, StoreUnavailable
 from kvproxy.journal.databases.database import InvalidQuery, JournalFailed
 from kvproxy.journal.databases.open_database import open_to_read
 from kvproxy.journal.groups import Group, SumsGroup
-from kvproxy.journal.record import BackendPrompt, Record, RecordWithQuestions
+from kvproxy.journal.record import CLIENT_OR_TENANT, BackendPrompt, Record, RecordWithQuestions
 from kvproxy.journal.request_regions import Regions
 from kvproxy.journal.schema import StringIds, short_key
 from kvproxy.journal.sums_filter import SumsFilter
@@ -229,12 +229,9 @@ class JournalReader:
         """Return the `from` clause and the column of a group's requests. Raises InvalidRequest without the column."""
         if by == "proxy" and by not in self._database.columns:
             raise InvalidRequest("a journal in a file has one proxy: records name theirs in a PostgreSQL store only")
-        if by == "day":
-            return "requests", self._database.utc_day_sql()
-        if by == "client":
-            # As in savings and bills, the tenant of a request without a client's key.
-            return "requests", "coalesce(client, tenant)"
-        return (self._database.tag_rows_sql(), "value") if by == "tag" else ("requests", by)
+        if by == "tag":
+            return self._database.tag_rows_sql(), "value"
+        return "requests", {"day": self._database.utc_day_sql(), "client": CLIENT_OR_TENANT}.get(by, by)
 
     def paid_rows(self, query: RecordFilter, by: Group, keys: Sequence[str | int]) -> Iterator[tuple[Any, ...]]:
         """Yield the paid requests in groups, given their keys: the key, the time, the model, and numbers of tokens.

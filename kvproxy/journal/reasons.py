@@ -42,7 +42,7 @@ _REASONS: dict[str, str] = {
     "not-cached": "The request accepted only a stored response, and none is stored.",
     "refused-invalid": "The request is invalid.",
     "refused-model": "The model does not exist here.",
-    "refused-upstream": "The upstream refused the request as invalid.",
+    "refused-upstream": "The upstream refused the request as invalid, or has no such route or model.",
     "refused-key": "The client's key is missing or wrong.",
     "refused-access": "The client lacks the permission.",
     "refused-limit": "The client exceeded its quota or budget, or the request is larger than the quota of a minute.",

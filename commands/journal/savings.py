@@ -80,6 +80,7 @@ def savings(
         charts=charts,
         records=document["rows"],
         fields=field_names(Saving),
+        note="UTC days; sessions --by day lists local days" if by == "day" and report.rows else None,
     )
 
 

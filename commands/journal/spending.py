@@ -48,6 +48,8 @@ def _notes(report: "SpendingReport") -> Iterator[str]:
     if report.currency != LIST_CURRENCY and total.cost is not None:
         # In a pipe, the names of the columns do not depend on the currency.
         yield f"money in {report.currency}"
+    if report.zone is not None and report.rows:
+        yield f"local days ({report.zone}); savings --by day lists UTC days"
     if report.complete_since is not None:
         yield removed_note(report.complete_since)
     if total.unpriced:

@@ -164,6 +164,7 @@ class SpendingReport:
     Attributes:
         complete_since: time of the oldest record in seconds since the epoch, if older records of the period were removed.
         tiers_without_price: service tiers whose requests have the price of the standard tier, because theirs is unknown.
+        zone: time zone of the days, such as CET; None for other groups.
     """
 
     by: SpendingGroup
@@ -172,6 +173,7 @@ class SpendingReport:
     currency: str
     complete_since: float | None = None
     tiers_without_price: list[str] = field(default_factory=list)
+    zone: str | None = None
 
 
 def spending_report(
@@ -193,7 +195,8 @@ def spending_report(
     ordered = sorted(rows.values(), key=lambda row: row.name)
     if by != "day":
         ordered.sort(key=lambda row: (row.cost or 0.0, row.input_tokens), reverse=True)
-    return SpendingReport(by, ordered, total, currency, tiers_without_price=sorted(untiered))
+    zone = datetime.now().astimezone().tzname() if by == "day" else None
+    return SpendingReport(by, ordered, total, currency, tiers_without_price=sorted(untiered), zone=zone)
 
 
 def recorded_requests(

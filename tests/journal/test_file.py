@@ -95,6 +95,20 @@ def test_the_oldest_records_go_and_totals_stay(tmp_path: Path) -> None:
     assert "removed" not in kvproxy("sessions", "--by", "model", "--since", "1s", "--data", tmp_path).stderr
 
 
+def test_days_name_their_zone(tmp_path: Path) -> None:
+    with closing(open_stored_journal(tmp_path / "journal.db", JournalSettings())) as journal:
+        journal.add(finished("question", "r1"))
+        journal.flush()
+    zone = time.localtime().tm_zone
+    for form in ((), ("--csv",)):
+        bill = kvproxy("sessions", "--by", "day", "--data", tmp_path, *form)
+        assert bill.stderr.startswith(f"local days ({zone}); savings --by day lists UTC days\n")
+        saved = kvproxy("savings", "--by", "day", "--data", tmp_path, *form)
+        assert "UTC days; sessions --by day lists local days\n" in saved.stderr
+    assert result("sessions", "--by", "day", "--data", tmp_path)["zone"] == zone
+    assert result("sessions", "--by", "model", "--data", tmp_path)["zone"] is None
+
+
 def test_a_bill_is_incomplete_after_all_records_were_removed(tmp_path: Path) -> None:
     path, now = tmp_path / "journal.db", time.time()
     with closing(open_stored_journal(path, JournalSettings(retention=5_000.0))) as journal:

@@ -13,7 +13,7 @@ from kvproxy.commands.formatting import Formatted, amount_text, money, percent
 from kvproxy.commands.journal.spending import UNKNOWN_GROUP
 from kvproxy.commands.options import JournalOptions, Plot
 from kvproxy.commands.output import Output, print_text
-from kvproxy.commands.tables import ListLayout, Row, number_column, print_table, text_column
+from kvproxy.commands.tables import Column, ListLayout, Row, number_column, print_table, text_column
 from kvproxy.journal.sessions.ledger import CAUSES
 from kvproxy.operations.journal_parameters import LedgerQuery, SavingsQuery
 from kvproxy.units import plural, tenant_name
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvproxy.journal.savings import Saving, SavingsReport
     from kvproxy.journal.sessions.ledger_report import LedgerReport
     from kvproxy.journal.sums_filter import SumsFilter
+    from kvproxy.operations.journal_reports import Bill
 
 _MAX_BARS = 10
 _NO_PRICE = 'No price is known: set prices in kvproxy.toml under [journal.prices."MODEL"].'
@@ -31,6 +32,7 @@ def savings(
     *,
     query: SavingsQuery,
     ledger: Annotated[bool, Option("--ledger", help="List the reused and the lost prompt tokens instead.")] = False,
+    bill: Annotated[bool, Option("--bill", help="List cost and savings by UTC day, team, client, and model.")] = False,
     layout: ListLayout,
     plot: Plot = None,
     source: JournalOptions,
@@ -48,20 +50,26 @@ def savings(
     Example: kvproxy savings --by day --since 7d --plot savings.svg
 
     Example: kvproxy savings --ledger
+
+    Example: kvproxy savings --bill --since 30d --csv > bill.csv
     """
     from kvproxy.journal.savings import Saving
     from kvproxy.journal.sessions.ledger_report import LedgerRow
-    from kvproxy.operations.journal_reports import report_ledger, report_savings
+    from kvproxy.operations.journal_reports import report_bill, report_ledger, report_savings
     from kvproxy.operations.operation import field_names
 
     by, selection = query.by, query.selection()
-    if ledger:
-        if by != "layer" or plot is not None:
-            option = "--plot" if by == "layer" else "--by"
-            raise typer.BadParameter(f"--ledger lists tokens by cause, so {option} does not apply")
+    if ledger or bill:
+        if by != "layer" or plot is not None or (ledger and bill):
+            option = "--by" if by != "layer" else "--plot" if plot is not None else "--ledger"
+            raise typer.BadParameter(
+                f"{'--bill' if bill else '--ledger'} has its own groups, so {option} does not apply"
+            )
         ledger_query = LedgerQuery(
             since=query.since, until=query.until, tenant=query.tenant, team=query.team, model=query.model
         )
+        if bill:
+            return _bill_output(source.open().perform(report_bill, ledger_query), selection, layout)
         ledger_report = source.open().perform(report_ledger, ledger_query)
         document = asdict(ledger_report) | _counted_days(selection)
         return Output(
@@ -82,6 +90,35 @@ def savings(
         fields=field_names(Saving),
         note="UTC days; sessions --by day lists local days" if by == "day" and report.rows else None,
     )
+
+
+def _bill_output(report: "Bill", selection: "SumsFilter", layout: ListLayout) -> Output:
+    from kvproxy.journal.bill import BillRow
+    from kvproxy.operations.operation import field_names
+
+    rows: list[Row] = [
+        {
+            "Day": row.day,
+            Column("Team", is_optional=True): row.team or None,
+            text_column("Client"): row.client,
+            text_column("Model"): row.model,
+            "Requests#": row.requests,
+            "Hits#": row.hits,
+            number_column("Input", "input_tokens"): row.input_tokens,
+            number_column("Cached", "cached_tokens"): row.cached_tokens,
+            number_column("Output", "output_tokens"): row.output_tokens,
+            number_column(f"Cost {report.currency}", "cost"): money(row.cost),
+            number_column(f"Saved {report.currency}", "saved"): money(row.saved),
+        }
+        for row in report.rows
+    ]
+    document = asdict(report) | _counted_days(selection)
+
+    def show() -> None:
+        print_table(rows, empty=_empty(selection), layout=layout)
+        _print_counted_days(selection)
+
+    return Output(document, show, records=document["rows"], fields=field_names(BillRow))
 
 
 def _empty(selection: "SumsFilter") -> str:

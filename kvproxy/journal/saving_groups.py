@@ -5,12 +5,13 @@ from dataclasses import fields, replace
 from typing import Protocol
 
 from kvproxy.apis.request_directives import PROJECT_TAG, project_tags
-from kvproxy.journal.groups import SavingsGroup
+from kvproxy.journal.groups import SavingsKey
 from kvproxy.journal.reader import JournalReader, TotalRow
 from kvproxy.journal.record import client_name
 from kvproxy.journal.sums_filter import SumsFilter
 from kvproxy.units import tenant_name
 
+_SEPARATOR = "\t"
 _SUMS = tuple(field.name for field in fields(TotalRow)[5:])
 
 
@@ -28,6 +29,17 @@ def counted_tags(tags: Sequence[str]) -> list[str]:
 def client_of(tenant: str) -> str:
     """Return the name of a tenant's key, or else the tenant."""
     return client_name(tenant) or tenant_name(tenant)
+
+
+def bill_name(day: str, team: str, tenant: str, model: str) -> str:
+    """Return the name of a row of the bill."""
+    return _SEPARATOR.join((day, team, client_of(tenant), model))
+
+
+def split_bill_name(name: str) -> tuple[str, str, str, str]:
+    """Return the day, the team, the client, and the model of a row of the bill."""
+    day, team, client, model = name.split(_SEPARATOR, 3)
+    return day, team, client, model
 
 
 class GroupedRequest(Protocol):
@@ -52,7 +64,7 @@ class GroupedRequest(Protocol):
     def team(self) -> str | None: ...
 
 
-def groups_of(request: GroupedRequest, by: SavingsGroup) -> list[str]:
+def groups_of(request: GroupedRequest, by: SavingsKey) -> list[str]:
     """Return the names of the groups of a request, as in `grouped_totals`; only tags can be several."""
     if by == "tag":
         return counted_tags(request.tags.split(","))
@@ -65,11 +77,12 @@ def groups_of(request: GroupedRequest, by: SavingsGroup) -> list[str]:
             "client": client_of(request.tenant),
             "project": project_of(request.tags.split(",")),
             "team": request.team or "",
+            "bill": bill_name(request.day, request.team or "", request.tenant, request.model),
         }[by]
     ]
 
 
-def grouped_totals(reader: JournalReader, by: SavingsGroup, selection: SumsFilter) -> list[TotalRow]:
+def grouped_totals(reader: JournalReader, by: SavingsKey, selection: SumsFilter) -> list[TotalRow]:
     """Return sums by group; see `JournalReader.totals`.
 
     Requests without a project, or a team, are a group with an empty name.
@@ -81,6 +94,9 @@ def grouped_totals(reader: JournalReader, by: SavingsGroup, selection: SumsFilte
             return list(_with_rest(_project_totals(reader, selection), reader.totals("day", selection)))
         case "team":
             return list(_with_rest(reader.totals("team", selection), reader.totals("day", selection)))
+        case "bill":
+            rows = grouped_totals(reader, "team", selection)
+            return [replace(row, name=bill_name(row.day, row.name, row.tenant, row.model)) for row in rows]
         case _:
             return reader.totals(by, selection)
 

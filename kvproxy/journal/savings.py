@@ -5,11 +5,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
-from kvproxy.journal.groups import SavingsGroup
+from kvproxy.journal.groups import SavingsGroup, SavingsKey
 from kvproxy.journal.prefill_time import PrefillCost, prefill_costs
 from kvproxy.journal.priced_requests import requests_with_other_prices
 from kvproxy.journal.reader import CACHES, OF_PROXY, JournalReader
-from kvproxy.journal.saving_groups import client_of, grouped_totals, groups_of
+from kvproxy.journal.saving_groups import bill_name, client_of, grouped_totals, groups_of
 from kvproxy.journal.sessions.ledger import REPEATED, REUSABLE
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.journal.spending import recorded_requests
@@ -159,7 +159,7 @@ def savings_report(
 
 def savings(
     reader: JournalReader,
-    by: SavingsGroup,
+    by: SavingsKey,
     prices: Mapping[str, PriceSettings],
     wrong_interval: WrongHitInterval | None = None,
     selection: SumsFilter = SumsFilter(),
@@ -279,7 +279,7 @@ def _spent_money(layer: str, price: PriceSettings, tokens: Tokens) -> float:
 
 def _correct_prices(
     reader: JournalReader,
-    by: SavingsGroup,
+    by: SavingsKey,
     prices: Mapping[str, PriceSettings],
     selection: SumsFilter,
     savings_by_name: dict[str, Saving],
@@ -351,7 +351,7 @@ def _reused_share_bounds(tokens: Mapping[str, int], lost: Sequence[str]) -> tupl
 
 def _subtract_writes(
     reader: JournalReader,
-    by: SavingsGroup,
+    by: SavingsKey,
     prices: Mapping[str, PriceSettings],
     selection: SumsFilter,
     savings_by_name: dict[str, Saving],
@@ -359,9 +359,11 @@ def _subtract_writes(
     if by in ("tag", "project"):
         _subtract_writes_by_tags(reader, by, prices, selection, savings_by_name)
         return
+    if by in ("team", "bill"):
+        _subtract_writes_of_teams(reader, by, prices, selection, savings_by_name)
+        return
     sessions = SessionReader(reader, prices)
-    group = {"layer": "'prefix'", "client": "tenant"}.get(by, by)
-    writes = sessions.writes_by_team(selection) if by == "team" else sessions.provider_writes(group, selection)
+    writes = sessions.provider_writes({"layer": "'prefix'", "client": "tenant"}.get(by, by), selection)
     for group_name, model, day, short, long, hours in writes:
         name = client_of(group_name) if by == "client" else group_name
         price = price_on(model, prices, day)
@@ -370,9 +372,23 @@ def _subtract_writes(
             savings_by_name.setdefault(name, Saving(name)).add_cost(paid)
 
 
+def _subtract_writes_of_teams(
+    reader: JournalReader,
+    by: SavingsKey,
+    prices: Mapping[str, PriceSettings],
+    selection: SumsFilter,
+    savings_by_name: dict[str, Saving],
+) -> None:
+    for team, tenant, model, day, short, long, hours in SessionReader(reader, prices).writes_by_team(selection):
+        name = bill_name(day, team, tenant, model) if by == "bill" else team
+        if (price := price_on(model, prices, day)) is not None:
+            paid = _write_surcharge(price, short, long) + storage_price(price, hours)
+            savings_by_name.setdefault(name, Saving(name)).add_cost(paid)
+
+
 def _subtract_writes_by_tags(
     reader: JournalReader,
-    by: SavingsGroup,
+    by: SavingsKey,
     prices: Mapping[str, PriceSettings],
     selection: SumsFilter,
     savings_by_name: dict[str, Saving],

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from kvproxy.journal.groups import SavingsGroup
+from kvproxy.journal.groups import SavingsKey
 from kvproxy.journal.reader import BACKEND, JournalReader, TotalRow
 from kvproxy.journal.saving_groups import groups_of
 from kvproxy.journal.sums_filter import SumsFilter
@@ -66,7 +66,7 @@ class WrongHitSums:
 
 
 def recorded_wrong_hits(
-    reader: JournalReader, by: SavingsGroup, selection: SumsFilter, rejected: Collection[str]
+    reader: JournalReader, by: SavingsKey, selection: SumsFilter, rejected: Collection[str]
 ) -> dict[Place, WrongHitSums]:
     """Return the sums of the recorded hits on rejected responses .
 

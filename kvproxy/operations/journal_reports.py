@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 
 from kvproxy.errors import InvalidRequest
+from kvproxy.journal.bill import BillRow, bill
 from kvproxy.journal.completeness import complete_since
 from kvproxy.journal.miss_explanation import MissExplanation, explain_in_sentences, explain_miss
 from kvproxy.journal.period import start_time
@@ -95,6 +96,23 @@ def explain_record(journal: JournalAccess, name: RecordName) -> RecordExplanatio
 def report_savings(journal: JournalAccess, query: SavingsQuery) -> SavingsReport:
     """Report savings by layer, tenant, client, team, model, project, tag, or day."""
     return savings_report(journal.reader, query.by, journal.settings, journal.hit_verdicts(), query.selection())
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """A bill in a currency; see `BillRow`."""
+
+    rows: list[BillRow]
+    currency: str
+
+
+@operation("GET", "/savings/bill")
+def report_bill(journal: JournalAccess, query: LedgerQuery) -> Bill:
+    """Report cost and savings by UTC day, team, client, and model, for accounting."""
+    verdicts = journal.hit_verdicts()
+    rejected = () if verdicts is None else verdicts.rejected
+    rows = bill(journal.reader, ModelPrices(journal.settings), query.selection(), rejected)
+    return Bill(rows, journal.settings.currency)
 
 
 @operation("GET", "/savings/ledger")
@@ -197,7 +215,7 @@ def _price_tiers(model: str, prices: ModelPrices) -> Iterator[PriceTier]:
 # Routes with names before those with a parameter.
 JOURNAL_OPERATIONS = (
     *(list_records, count_records, list_reasons, explain_record),
-    *(report_savings, report_ledger, report_spending, list_sessions, show_session, list_prices),
+    *(report_savings, report_bill, report_ledger, report_spending, list_sessions, show_session, list_prices),
 )
 
 

@@ -1,6 +1,7 @@
 """Clients of a team share its quotas and budgets."""
 
 import contextlib
+import csv
 import json
 import time
 from collections import Counter
@@ -185,6 +186,18 @@ def test_bills_of_a_team_stay_true_after_a_client_moves_or_is_removed(proxy: Pro
     assert result("savings", "--ledger", "--team", "blue", "--data", settings.data)["prompt_tokens"] == 1_000
     top = result("log", "top", "--by", "team", "--data", settings.data)
     assert {row["name"]: row["requests"] for row in top} == {"red": 4 + hits, "blue": 1}
+    listed_bill = kvproxy("savings", "--bill", "--csv", "--data", settings.data).stdout
+    lines = [row for row in csv.DictReader(listed_bill.splitlines()) if row.pop("day")]
+    assert {(row["team"], row["client"]): (int(row["requests"]), int(row["hits"])) for row in lines} == {
+        ("", "solo"): (1, 0),
+        ("blue", "anna"): (1, 0),
+        ("red", "anna"): (2 + hits, hits),
+        ("red", "ben"): (1, 0),
+        ("red", "red"): (1, 0),
+    }
+    of_anna = next(row for row in lines if (row["team"], row["client"]) == ("red", "anna"))
+    assert [int(of_anna[name]) for name in ("input_tokens", "cached_tokens", "output_tokens")] == [2_000, 800, 200]
+    assert float(of_anna["cost"]) == pytest.approx(2 * COST)
     logged = kvproxy("log", "--team", "red", "--limit", 0, "--csv", "--columns", "tenant,team", "--data", settings.data)
     assert Counter(logged.stdout.split()[1:]) == Counter(
         {"client:anna,red": 2 + hits, "client:ben,red": 1, "client:red,red": 1}

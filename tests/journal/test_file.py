@@ -17,6 +17,7 @@ from kvproxy.commands.formatting import local_time
 from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.exchange import CacheHit, Exchange, ResponseFacts
 from kvproxy.flow.cache_keys import cache_key
+from kvproxy.journal.bill import BillRow, bill
 from kvproxy.journal.cache_history import ResponseRemoved
 from kvproxy.journal.completeness import complete_since
 from kvproxy.journal.databases.sqlite import open_file, open_to_read
@@ -169,6 +170,32 @@ def test_savings_select_days_and_a_client_by_each_group(journal: StoredJournal) 
                 assert sum(row.requests for row in rows) == count, (selection, by)
             tokens = SessionReader(reader, PRICES).ledger("USD", selection).prompt_tokens
             assert tokens == 100 * count
+            assert sum(row.input_tokens for row in bill(reader, PRICES, selection)) == 100 * count
+
+
+def test_what_a_team_wrote_to_the_providers_cache_is_in_its_bill(journal: StoredJournal) -> None:
+    noon = datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()
+    written = PrefixReuse(100, 0, 60, 0)
+    for tenant, team, prefix in (("ann", "red", written), ("ann", None, PrefixReuse(100, 40)), ("ben", "red", written)):
+        exchange = finished("a", f"{tenant} {team}", tenant=f"client:{tenant}", team=team, arrived=noon, prefix=prefix)
+        journal.add(exchange)
+    journal.flush()
+    prices = {"m": PriceSettings(input=1000, cached=250, write_5m=1250, output=10_000)}
+    wrote, reused = 40 * 0.001 + 60 * 0.00125 + 10 * 0.01, 60 * 0.001 + 40 * 0.00025 + 10 * 0.01
+    with closing(journal.reader()) as reader:
+        by_team = {row.name: (row.requests, row.spent, row.money) for row in savings(reader, "team", prices)}
+        rows = bill(reader, prices)
+    lost, saved = pytest.approx(-60 * 0.00025), pytest.approx(40 * 0.00075)
+    assert by_team == {
+        "red": (2, pytest.approx(2 * wrote), pytest.approx(-120 * 0.00025)),
+        "": (1, pytest.approx(reused), saved),
+    }
+    day = "2026-11-20"
+    assert rows == [
+        BillRow(day, "", "ann", "m", 1, 0, 100, 40, 10, pytest.approx(reused), saved),
+        BillRow(day, "red", "ann", "m", 1, 0, 100, 0, 10, pytest.approx(wrote), lost),
+        BillRow(day, "red", "ben", "m", 1, 0, 100, 0, 10, pytest.approx(wrote), lost),
+    ]
 
 
 def test_a_long_prompt_of_an_earlier_price_is_summed_at_its_own_price(journal: StoredJournal) -> None:

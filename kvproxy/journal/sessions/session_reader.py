@@ -290,27 +290,27 @@ class SessionReader:
         An item has the group, the model, the UTC day, tokens written for five minutes and for one hour, and tokens times stored
         hours.
         """
+        rows = self._provider_writes([by], selection.table("prompt_tokens"), selection)
+        return [(name, model, day, short, long, hours) for name, model, day, short, long, hours in rows]
+
+    def writes_by_team(self, selection: SumsFilter) -> list[tuple[str, str, str, str, int, int, int]]:
+        """Return `provider_writes` by team and tenant; those of requests without a team have an empty name of the team."""
+        of_teams = self._provider_writes(["team", "tenant"], selection.table("prompt_tokens", "team"), selection)
+        every = self._provider_writes(["''", "tenant"], selection.table("prompt_tokens"), selection)
+        rest = {(tenant, model, day): Counter(dict(enumerate(sums))) for _, tenant, model, day, *sums in every}
+        for _, tenant, model, day, *sums in of_teams:
+            # Sums of many tenants or models are folded, and the rows of both differ then.
+            rest.get((tenant, model, day), Counter()).subtract(dict(enumerate(sums)))
+        others = (("", *key, *(sums[place] for place in range(3))) for key, sums in rest.items() if any(sums.values()))
+        return [*of_teams, *others]
+
+    def _provider_writes(self, by: Sequence[str], table: str, selection: SumsFilter) -> list[tuple[Any, ...]]:
         results = ("written_5m", "written_1h", STORED_TOKEN_HOURS)
         sums = ", ".join(f"sum(case when result = '{name}' then tokens else 0 end)" for name in results)
         condition, values = selection.sql()
-        table = selection.table("prompt_tokens", by)
-        sql = f"select {by}, model, day, {sums} from {table} where {condition} and result in {results} group by 1, 2, 3"
-        rows = self._reader.rows(sql, values)
-        return [(name, model, day, short, long, hours) for name, model, day, short, long, hours in rows]
-
-    def writes_by_team(self, selection: SumsFilter) -> list[tuple[str, str, str, int, int, int]]:
-        """Return `provider_writes` by team; those of requests without a team have an empty name."""
-        of_teams = self.provider_writes("team", selection)
-        rest = {
-            (model, day): Counter(dict(enumerate(sums)))
-            for _, model, day, *sums in self.provider_writes("''", selection)
-        }
-        for _, model, day, *sums in of_teams:
-            rest[model, day].subtract(dict(enumerate(sums)))
-        return [
-            *of_teams,
-            *(("", model, day, sums[0], sums[1], sums[2]) for (model, day), sums in rest.items() if any(sums.values())),
-        ]
+        groups = ", ".join(map(str, range(1, len(by) + 3)))
+        sql = f"select {', '.join(by)}, model, day, {sums} from {table} where {condition} and result in {results}"
+        return self._reader.rows(f"{sql} group by {groups}", values)
 
     def _turns(self, condition: str, values: Sequence[object]) -> list[Turn]:
         rows = self._reader.rows(f"{_TURNS} where {condition} order by t.number", values) if values else []

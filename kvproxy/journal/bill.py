@@ -1,0 +1,61 @@
+"""The bill for accounting: cost and savings by UTC day, team, client, and model."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from kvproxy.journal.reader import CACHES, JournalReader
+from kvproxy.journal.saving_groups import grouped_totals, split_bill_name
+from kvproxy.journal.savings import savings
+from kvproxy.journal.sums_filter import SumsFilter
+from kvproxy.settings.journal import PriceSettings
+
+
+@dataclass(slots=True)
+class BillRow:
+    """Requests of a UTC day, such as 2026-11-21, of a team and a client, for a model; `team` is empty without one.
+
+    Attributes:
+        client: the name of the key, or else the tenant.
+        requests: requests of clients that were not refused, of which caches answered `hits`.
+        input_tokens, cached_tokens, output_tokens: of the requests that the provider answered, reported or else estimated;
+            `cached_tokens` is the part of the input that it reused.
+        cost: their price in `journal.currency`; None if it is unknown.
+        saved: see `Saving.money`; None if it is unknown.
+    """
+
+    day: str
+    team: str
+    client: str
+    model: str
+    requests: int = 0
+    hits: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    cost: float | None = None
+    saved: float | None = None
+
+
+def bill(
+    reader: JournalReader,
+    prices: Mapping[str, PriceSettings],
+    selection: SumsFilter = SumsFilter(),
+    rejected: Collection[str] = (),
+) -> list[BillRow]:
+    """Return the rows of the bill, by day, team, client, and model in order. `rejected`: see `savings`."""
+    rows: dict[str, BillRow] = {}
+    for total in grouped_totals(reader, "bill", selection):
+        if total.layer == "refused":
+            continue
+        row = rows.setdefault(total.name, BillRow(*split_bill_name(total.name)))
+        row.requests += 0 if total.layer == "warming" else total.requests
+        if total.layer in CACHES:
+            row.hits += total.requests
+            continue
+        row.input_tokens += total.prompt_tokens + total.estimated_prompt_tokens
+        row.cached_tokens += total.reused_tokens
+        row.output_tokens += total.completion_tokens + total.estimated_completion_tokens
+    for saving in savings(reader, "bill", prices, selection=selection, rejected=rejected):
+        row = rows.setdefault(saving.name, BillRow(*split_bill_name(saving.name)))
+        row.cost, row.saved = saving.spent, saving.money
+    return [rows[name] for name in sorted(rows)]

@@ -43,6 +43,7 @@ _MAX_TOKENS = 200
 _MAX_BYTES = 2**20
 _SECONDS = 300.0
 _MAX_QUEUED = 64
+_MAX_READ = 10  # Answers in one read.
 MAX_WARNED = 10_000
 """Maximum namespaces of which it is known that the log has a warning."""
 _BATCH = 8
@@ -162,6 +163,30 @@ class ComparisonQueue:
         return comparisons
 
 
+class ComparedAnswers:
+    """The texts of a fresh answer and of the candidates' answers, which are read when they are first compared."""
+
+    def __init__(self, semantic: SemanticCache, comparison: Comparison, fresh_text: str) -> None:
+        self._semantic = semantic
+        self._texts: dict[str, str | None] = {comparison.fresh.id: fresh_text}
+        pending = comparison.lookup.observation
+        nearest: dict[str, str] = {}
+        for candidate in pending.candidates if pending is not None else ():
+            nearest.setdefault(candidate.answer, candidate.id)
+        self._nearest_of_classes = list(nearest.values())[:_MAX_READ]
+
+    async def texts(self, *ids: str) -> list[str | None]:
+        """Return the texts of entries' answers; None for an answer without text, or a removed entry."""
+        unread = [id for id in ids if id not in self._texts]
+        if unread and len(self._texts) > 1:
+            # The first comparison did not decide, so those with the other classes follow.
+            unread += [id for id in self._nearest_of_classes if id not in (*self._texts, *unread)]
+        entries = await self._semantic.entries(unread) if unread else {}
+        for id in unread:
+            self._texts[id] = answer_text(entries[id].response, entries[id].endpoint) if id in entries else None
+        return [self._texts[id] for id in ids]
+
+
 class ResponseComparer:
     """Compares responses in the background, in batches. While the queue is full, the least important are dropped."""
 
@@ -238,14 +263,10 @@ class ResponseComparer:
         if text is None or learning is None:
             return "undecided"
         self._budget.add_response()
-        texts: dict[str, str | None] = {fresh.id: text}
+        answers = ComparedAnswers(self._semantic, comparison, text)
 
         async def same(id: str, other: str) -> bool | None:
-            for entry_id in (id, other):
-                if entry_id not in texts:
-                    entry = await self._semantic.entry(entry_id)
-                    texts[entry_id] = None if entry is None else answer_text(entry.response, entry.endpoint)
-            cached, compared = texts[id], texts[other]
+            cached, compared = await answers.texts(id, other)
             if cached is None or compared is None:
                 return None
             return await self.have_same_meaning(comparison.request, fresh.prompt, cached, compared, comparison.audits)

@@ -14,6 +14,7 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.backends.protocol import RelayedResponse
 from kvproxy.flow.compare_responses import (
+    ComparedAnswers,
     Comparison,
     ComparisonQueue,
     ModelBudget,
@@ -21,6 +22,7 @@ from kvproxy.flow.compare_responses import (
     judge_with_model,
 )
 from kvproxy.http.services import Services
+from kvproxy.index.entry import Entry
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import LearningRecord
 from kvproxy.index.search.decider import MAX_REFUSALS
@@ -418,6 +420,35 @@ async def test_similar_answers_differ_if_a_few_words_change_the_meaning(
     comparer = ResponseComparer(semantic, model, CacheSettings())
     asked = api_request({"model": "m", "messages": []})
     assert await comparer.have_same_meaning(asked, "Why?", cached, fresh) is same
+
+
+class StoredAnswers:
+    """Entries of a store, without the removed ones, and the ids of each read."""
+
+    def __init__(self, removed: str) -> None:
+        self._removed = removed
+        self.reads: list[list[str]] = []
+
+    async def entries(self, ids: list[str]) -> dict[str, Entry]:
+        self.reads.append(list(ids))
+        choices = [{"index": 0, "message": {"content": "An answer."}}]
+        return {id: make_entry(id=id, response=dumps({"choices": choices})) for id in ids if id != self._removed}
+
+
+async def test_the_answers_of_other_classes_are_read_together() -> None:
+    candidates = tuple(Candidate(id, "q", 0.9, id[0], "uncertain") for id in ("a1", "b1", "a2", "c1"))
+    pending = PendingObservation(candidates[0], LearningRecord(0, None, 0.0), candidates, False, 1.0)
+    comparison = Comparison(
+        api_request({"model": "m", "messages": []}),
+        make_entry(id="fresh"),
+        Lookup(None, candidates, observation=pending),
+    )
+    stored: Any = StoredAnswers(removed="c1")
+    answers = ComparedAnswers(stored, comparison, "A new answer.")
+    assert await answers.texts("a1", "fresh") == ["An answer.", "A new answer."]
+    assert await answers.texts("a2", "fresh") == ["An answer.", "A new answer."]
+    assert await answers.texts("b1", "c1") == ["An answer.", None]
+    assert stored.reads == [["a1"], ["a2", "b1", "c1"]]
 
 
 async def test_explored_hits_are_compared_first_and_dropped_last() -> None:

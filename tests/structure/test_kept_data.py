@@ -65,6 +65,7 @@ engine/scheduler/sequence: _continuations _prompt_logprobs _unsent
 engine/text/detokenizer: _ids
 engine/text/tool_calls: _texts
 flow/backend_response: _body
+flow/compare_responses: _texts
 flow/single_flight: _chunks _read
 upstreams/mirror/prompt_hashes: tokens _hashes _contents engine_hashes
 upstreams/engine_metrics: values vllm_configs

@@ -61,6 +61,7 @@ def test_a_damaged_entry_stays_damaged_after_it_is_expired(tmp_path: Path, open_
     assert store.get(whole.id) == replace(whole, expires=2000.0)
     with pytest.raises(StoreDamaged):
         store.get(damaged.id)
+    assert list(store.get_many([whole.id, damaged.id, "removed"])) == [whole.id]
 
 
 def test_damaged_totals_are_reported_at_the_start(tmp_path: Path) -> None:

@@ -36,11 +36,11 @@ _LOADS: dict[str, tuple[Questions, tuple[str, ...]]] = {
 
 
 @contextlib.contextmanager
-def proxy(checkout: Path, *flags: str) -> Iterator[Serving]:
+def proxy(checkout: Path, *flags: str, **variables: str) -> Iterator[Serving]:
     port = free_port()
     with tempfile.TemporaryDirectory() as name:
         command = [sys.executable, "-c", _SCRIPT, str(checkout), "serve", "--port", str(port), "--data", f"{name}/data"]
-        environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+        environment = os.environ | {"HF_HUB_OFFLINE": "1"} | variables
         with serve([*command, *flags], port, Path(name) / "log", env=environment, cwd=Path(name)) as server:
             yield server
 

@@ -13,7 +13,6 @@ import asyncio
 import random
 import tempfile
 import time
-from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -76,11 +75,23 @@ async def send_all(url: str, lines: list[StreamLine], rate: float) -> tuple[list
         return replies, await hits
 
 
+def decided_share(replies: list[Reply]) -> float:
+    """Return the share of the questions whose semantic lookup was not skipped."""
+    return sum("skipped" not in reply.status for reply in replies) / len(replies)
+
+
+def shuffled_lines(stream: Path) -> list[StreamLine]:
+    lines = list({line.text: line for line in read_stream(stream)}.values())
+    random.Random(0).shuffle(lines)
+    return lines
+
+
+def answers_of(lines: list[StreamLine]) -> dict[str, str]:
+    return {line.text: f"This is the answer about {line.answer}." for line in lines}
+
+
 def summary(replies: list[Reply], hits: list[Reply], cpu: float, seconds: float) -> str:
-    found = Counter(
-        "served" if "hit" in reply.status else "skipped" if "skipped" in reply.status else "decided"
-        for reply in replies
-    )
+    served = sum("hit" in reply.status for reply in replies)
     wrong = sum("hit" in reply.status and not reply.right for reply in replies)
     added = [1e3 * (reply.seconds - UPSTREAM_SECONDS) for reply in replies if "hit" not in reply.status]
     third = len(added) // 3
@@ -88,8 +99,8 @@ def summary(replies: list[Reply], hits: list[Reply], cpu: float, seconds: float)
     first, last = np.median(added[:third]), np.median(added[-third:])
     hit_p50, hit_p99 = np.percentile([1e3 * reply.seconds for reply in hits], (50, 99))
     return (
-        f"{len(replies)} requests, {len(replies) / seconds:.0f}/s: {1 - found['skipped'] / len(replies):.1%} decided,"
-        f" {found['served'] / len(replies):.1%} served ({wrong} wrong), {1e3 * cpu / len(replies):.1f} ms of CPU per request,"
+        f"{len(replies)} requests, {len(replies) / seconds:.0f}/s: {decided_share(replies):.1%} decided,"
+        f" {served / len(replies):.1%} served ({wrong} wrong), {1e3 * cpu / len(replies):.1f} ms of CPU per request,"
         f" added latency p50 {p50:.1f} ms (first third {first:.1f}, last third {last:.1f}), p99 {p99:.1f} ms;"
         f" exact hits p50 {hit_p50:.1f} ms, p99 {hit_p99:.1f} ms"
     )
@@ -97,11 +108,9 @@ def summary(replies: list[Reply], hits: list[Reply], cpu: float, seconds: float)
 
 def main() -> None:
     options = read_options(__doc__, "stream", rate=100.0, seconds=30.0)
-    lines = list({line.text: line for line in read_stream(options.stream)}.values())
-    random.Random(0).shuffle(lines)
-    answers = {line.text: f"This is the answer about {line.answer}." for line in lines}
+    lines = shuffled_lines(options.stream)
     with (
-        run_process(partial(answering_app, answers, UPSTREAM_SECONDS)) as target,
+        run_process(partial(answering_app, answers_of(lines), UPSTREAM_SECONDS)) as target,
         tempfile.TemporaryDirectory() as folder,
         kvproxy(Path(folder), "--upstream", target) as server,
     ):

@@ -22,6 +22,7 @@ from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.savings import savings
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.journal.sums_filter import sums_filter
+from kvproxy.operations.record_query import RecordQuery
 from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings import load_settings
 from kvproxy.settings.journal import JournalSettings, PriceSettings
@@ -149,6 +150,10 @@ def test_the_filters_of_reports_select_rows_of_postgresql(open_journal: Open) ->
     assert len(journal.read(lambda reader: SessionReader(reader, prices).sessions(None, team="red"))) == 1
     found = journal.read(lambda reader: SessionReader(reader, prices).sessions(None, tenant="ann", model="m"))
     assert len(found) == 2
+    groups = journal.read(lambda reader: reader.groups(RecordQuery(), "client", order="requests", limit=None))
+    assert {group.name: group.requests for group in groups} == {"ann": 2, "public": 1}
+    paid = journal.read(lambda reader: list(reader.paid_rows(RecordQuery(), "client", ["ann", "public"])))
+    assert sorted(row[0] for row in paid) == ["ann", "ann", "public"]
     for id in ("req_public", "id_public"):
         assert journal.read(lambda reader, id=id: reader.find(id)).tenant == "public"
 

@@ -45,9 +45,15 @@ def log_files(log: Path, *, with_transcripts: bool) -> Iterator["LogFiles"]:
 
 
 def read_requests(
-    files: "LogFiles", model: str, format: str | None, tokenizer: str | None = None, column: str | None = None
+    files: "LogFiles",
+    model: str,
+    format: str | None,
+    tokenizer: str | None = None,
+    column: str | None = None,
+    *,
+    for_bill: bool = False,
 ) -> "RequestLog":
-    """Read the logs, and report on stderr what was read. Raises KvproxyError."""
+    """Read the logs, for a bill also usage without prompts, and report on stderr what was read. Raises KvproxyError."""
     from kvproxy.analyse.log_files import LogFile, read_logs
     from kvproxy.analyse.request_log import RequestLog, read_log
     from kvproxy.commands.files import read_text
@@ -56,7 +62,7 @@ def read_requests(
 
     def read(file: LogFile) -> RequestLog:
         text = read_text(file.path, file.name)
-        return read_log(file.name, text, model, format=format, column=column, known_rows=known_rows)
+        return read_log(file.name, text, model, format=format, column=column, known_rows=known_rows, for_bill=for_bill)
 
     log = read_logs(files, read)
     for line in describe_log(log, tokenizer):

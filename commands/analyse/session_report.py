@@ -55,7 +55,7 @@ def read_spending(
         raise InvalidRequest(f"--by sums the usage in transcripts of agents; {name} is a log: give --sessions, too")
     with progress_bar("reading sessions") as progress:
         reading, reporting = _halves(progress)
-        requests, traces = _read_recorded(files, sessions, model, format, reading)
+        requests, traces = _read_recorded(files, sessions, model, format, reading, for_bill=True)
         return report_spending(requests, traces, by, settings.journal, reporting)
 
 
@@ -87,7 +87,13 @@ def read_session_report(
 
 
 def _read_recorded(
-    files: "LogFiles", sessions: bool, model: str, format: str | None, progress: Callable[[float], None]
+    files: "LogFiles",
+    sessions: bool,
+    model: str,
+    format: str | None,
+    progress: Callable[[float], None],
+    *,
+    for_bill: bool = False,
 ) -> "tuple[list[LoggedRequest], list[TraceSession]]":
     """Return the requests in order of time, and the agent traces. Notes on stderr name what is not read."""
     from kvproxy.analyse.transcripts import read_transcripts
@@ -98,7 +104,7 @@ def _read_recorded(
     if len(found.damaged) > _SHOWN_FILES:
         print_note(f"{len(found.damaged) - _SHOWN_FILES:,} more files have lines that are not JSON")
     if files.logs and sessions:
-        logged = read_requests(files, model, format).requests
+        logged = read_requests(files, model, format, for_bill=for_bill).requests
         return sorted([*found.requests, *logged], key=lambda request: request.time or 0.0), found.traces
     for log in files.logs:
         files.leave_out(log.name, "no transcript; --sessions counts the usage in logs, too")

@@ -100,6 +100,7 @@ def read_log(
     column: str | None = None,
     answer_column: str | None = None,
     known_rows: set[int] | None = None,
+    for_bill: bool = False,
 ) -> RequestLog:
     """Parse all requests of a log. Raises InvalidRequest if it has no known format, or no request.
 
@@ -112,6 +113,7 @@ def read_log(
         column: name of the column or field of the rows that has a question; each one is a request.
         answer_column: name of the column with the answer to the question of `column`, which becomes the response.
         known_rows: digests of rows with an id in other logs, which count once; those of this log are added.
+        for_bill: read usage without prompts, too.
     """
     if format is not None and column is not None:
         raise InvalidRequest("give one of --format and --column")
@@ -125,7 +127,8 @@ def read_log(
         content = read_rows(file, text)
         chosen = _choose_format(file, content, format)
         others = log_formats() if format is None else ()
-        log = _read_rows(content, chosen, model, others, set() if known_rows is None else known_rows)
+        seen = set() if known_rows is None else known_rows
+        log = _read_rows(content, chosen, model, others, seen, for_bill=for_bill)
     if not log.requests:
         raise InvalidRequest(_no_requests(file, log))
     return log
@@ -202,7 +205,13 @@ def _distance(format: LogFormat, value: JsonObject) -> tuple[float, int]:
 
 
 def _read_rows(
-    content: FileRows, chosen: LogFormat, model: str, others: Sequence[LogFormat], known_rows: set[int]
+    content: FileRows,
+    chosen: LogFormat,
+    model: str,
+    others: Sequence[LogFormat],
+    known_rows: set[int],
+    *,
+    for_bill: bool,
 ) -> RequestLog:
     """Read rows in the chosen format, and rows that lack its fields in the first of `others` that they match."""
     num_others = Counter[str]()
@@ -211,8 +220,9 @@ def _read_rows(
     log.errors = _line_errors(content)
     for number, value in content.rows:
         own = chosen if chosen.matches(value) else _first_match(value, others) or chosen
+        read = own.read_usage if for_bill and own.read_usage is not None else own.read
         try:
-            requests = list(own.read(Row(number, value, model)))
+            requests = list(read(Row(number, value, model)))
         except SkipRow as cause:
             log.skipped[str(cause)].append(number)
         except InvalidRequest as error:

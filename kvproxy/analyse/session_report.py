@@ -148,8 +148,10 @@ def report_spending(
 ) -> SpendingReport:
     """Report the cost of sessions by group, with the causes of lost reuse."""
     prices = ModelPrices(settings)
-    turns, without_usage = _turns_of_requests(requests, prices, progress)
-    paid = [_paid_request(turn, requests[int(turn.request_id) - 1]) for turn in turns]
+    prompted = [request for request in requests if request.has_prompt]
+    turns, without_usage = _turns_of_requests(prompted, prices, progress)
+    paid = [_paid_request(turn, prompted[int(turn.request_id) - 1]) for turn in turns]
+    paid += [_reported_request(request) for request in requests if not request.has_prompt]
     for number, trace in enumerate(traces):
         progress(number / len(traces))
         trace_turns = _trace_turns(trace, _FIRST_TRACE_NUMBER + len(turns), prices)
@@ -174,6 +176,26 @@ def _paid_request(turn: Turn, request: LoggedRequest | None) -> PaidRequest:
         pause=turn.pause,
         lost=turn.lost,
         service_tier=turn.service_tier,
+    )
+
+
+def _reported_request(request: LoggedRequest) -> PaidRequest:
+    """Return the usage of a request whose prompt is unknown, as are the causes of its lost tokens."""
+    response = request.response if isinstance(request.response, dict) else {}
+    reuse = reported_reuse(response)
+    prompt, completion = request.api.prompt_and_completion_tokens(response)
+    return PaidRequest(
+        time=request.time or 0.0,
+        model=str(request.body["model"]),
+        project=request.project,
+        client=request.client,
+        prompt_tokens=prompt if reuse is None else reuse.prompt_tokens,
+        completion_tokens=completion,
+        reused_tokens=None if reuse is None else reuse.cached_tokens,
+        written_5m=None if reuse is None else reuse.written_5m,
+        written_1h=None if reuse is None else reuse.written_1h,
+        service_tier=request.service_tier,
+        lost=None,
     )
 
 

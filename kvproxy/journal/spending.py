@@ -38,7 +38,7 @@ class PaidRequest:
         is_estimated: whether one of them is an estimate.
         reused_tokens, written_5m, written_1h: tokens read from the provider's cache, and written to it; None counts as 0.
         pause: seconds for which the provider stored the reused tokens; None counts as 0.
-        lost: prompt tokens that were not reused, by cause; see `CAUSES`.
+        lost: prompt tokens that were not reused, by cause; see `CAUSES`. None if the causes are unknown.
         service_tier: see `apis/service_tiers.py`; None for the standard tier.
     """
 
@@ -52,7 +52,7 @@ class PaidRequest:
     written_5m: int | None = None
     written_1h: int | None = None
     pause: float | None = None
-    lost: Mapping[str, int] = field(default_factory=dict)
+    lost: Mapping[str, int] | None = field(default_factory=dict)
     tags: Sequence[str] = ()
     is_estimated: bool = False
     service_tier: str | None = None
@@ -101,8 +101,10 @@ class PaidRequest:
             return None
         return self.input_cost(price) + self.output_cost(price)
 
-    def lost_cost(self, price: PriceSettings) -> float:
-        """Return the money that reuse of the lost tokens would have saved."""
+    def lost_cost(self, price: PriceSettings) -> float | None:
+        """Return the money that reuse of the lost tokens would have saved; None if unknown."""
+        if self.lost is None:
+            return None
         above = price_lost_per_token(price, self.prompt_tokens or 0, self.reused, *self.written)
         return above * sum(count for cause, count in self.lost.items() if cause not in _FREE)
 
@@ -147,13 +149,14 @@ class Spending:
         self.reused_tokens += request.reused
         self.written_tokens += sum(request.written)
         self.output_tokens += request.completion_tokens or 0
-        self.lost = dict(Counter(self.lost) + Counter(request.lost))
+        self.lost = dict(Counter(self.lost) + Counter(request.lost or {}))
         if price is None:
             self.unpriced += 1
             return
         self.input_cost = (self.input_cost or 0.0) + request.input_cost(price)
         self.output_cost = (self.output_cost or 0.0) + request.output_cost(price)
-        self.lost_cost = (self.lost_cost or 0.0) + request.lost_cost(price)
+        if (lost_cost := request.lost_cost(price)) is not None:
+            self.lost_cost = (self.lost_cost or 0.0) + lost_cost
         self.cost = self.input_cost + self.output_cost
 
 

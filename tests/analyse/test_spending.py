@@ -106,6 +106,39 @@ def test_the_bill_is_csv_or_json_lines(tmp_path: Path) -> None:
     assert (done.returncode, "for the rows of --by" in done.stderr) == (2, True)
 
 
+def test_the_outputs_of_batches_have_bills_without_prompts(tmp_path: Path) -> None:
+    usage = {"prompt_tokens": 4_000, "completion_tokens": 100, "prompt_tokens_details": {"cached_tokens": 1_000}}
+    body = {"object": "chat.completion", "created": 1_795_000_000, "model": "gpt-5", "choices": [], "usage": usage}
+    answer = {"custom_id": "a", "id": "b1", "response": {"status_code": 200, "body": body}, "error": None}
+    failed = answer | {"id": "b2", "response": {"status_code": 400, "body": {"error": {}}}}
+    openai = tmp_path / "openai.jsonl"
+    openai.write_text("\n".join(map(json.dumps, [answer, failed, answer | {"id": "b3"}])))
+    (row,) = spending(openai, "--sessions", "--by", "day")["rows"]
+    uncached, cached, output = GPT_5
+    cost = 0.5 * (3_000 * uncached + 1_000 * cached + 100 * output) / 1e6
+    assert (row["name"], row["requests"], row["cost"]) == ("2026-11-18", 2, pytest.approx(2 * cost))
+    assert (row["lost"], row["lost_cost"]) == ({}, None)
+    counts = {
+        "input_tokens": 10,
+        "cache_read_input_tokens": 100,
+        "cache_creation_input_tokens": 50,
+        "output_tokens": 20,
+    }
+    message = {"type": "message", "model": "claude-opus-5", "content": [], "usage": counts}
+    rows = [
+        {"custom_id": "a", "result": {"type": "succeeded", "message": message}},
+        {"custom_id": "b", "result": {"type": "errored", "error": {}}},
+    ]
+    anthropic = tmp_path / "anthropic.jsonl"
+    anthropic.write_text("\n".join(map(json.dumps, rows)))
+    (row,) = spending(anthropic, "--sessions", "--by", "model")["rows"]
+    assert (row["name"], row["requests"], row["input_tokens"], row["written_tokens"]) == ("claude-opus-5", 1, 160, 50)
+    assert row["cost"] == pytest.approx(0.5 * (10 * 5 + 100 * 0.5 + 50 * 6.25 + 20 * 25) / 1e6)
+    # Without prompts, there is nothing to replay.
+    done = kvproxy("estimate", openai)
+    assert (done.returncode, "the output of a batch, which has no prompts" in done.stderr) == (2, True)
+
+
 def test_a_bill_in_another_currency_names_it(tmp_path: Path) -> None:
     write_transcripts(tmp_path)
     (tmp_path / "kvproxy.toml").write_text('[journal]\ncurrency = "EUR"\nusd_rate = 0.5\n')

@@ -69,6 +69,10 @@ class LoggedRequest:
     processing: str | None = None
 
     @property
+    def has_prompt(self) -> bool:
+        return any(self.body.get(name) for name in PROMPT_FIELDS)
+
+    @property
     def service_tier(self) -> str | None:
         """The tier that decides the price; see `apis/service_tiers.py`. None for the standard tier."""
         return self.processing or logged_tier(self.body, self.response if isinstance(self.response, dict) else {})
@@ -102,6 +106,7 @@ class LogFormat:
         signature: paths of the fields that a row of this format has; `a|b` names alternatives.
         read: yields the requests of a row. Raises SkipRow, or InvalidRequest for a malformed row.
         has_requests: False for a known format without prompts; `read` then raises the error that names the fix.
+        read_usage: yields requests without prompts, for bills; None if `read` yields all requests.
     """
 
     name: str
@@ -109,6 +114,7 @@ class LogFormat:
     signature: tuple[str, ...]
     read: Callable[[Row], Iterable[LoggedRequest]]
     has_requests: bool = True
+    read_usage: Callable[[Row], Iterable[LoggedRequest]] | None = None
 
     def missing(self, value: JsonObject) -> list[str]:
         """Return the fields of the signature that a row lacks."""

@@ -9,6 +9,7 @@ from kvproxy.analyse.log_formats.log_format import (
     LoggedRequest,
     Row,
     SkipRow,
+    api_of_response,
     api_of_route,
     chat_response,
     decoded,
@@ -24,7 +25,7 @@ from kvproxy.analyse.log_formats.log_format import (
 )
 from kvproxy.apis import APIS
 from kvproxy.apis.api import Api
-from kvproxy.apis.json import JsonObject, objects
+from kvproxy.apis.json import Json, JsonObject, objects
 from kvproxy.apis.service_tiers import BATCH
 from kvproxy.errors import InvalidRequest
 
@@ -127,6 +128,33 @@ def _refuse_batch_output(row: Row) -> Iterator[LoggedRequest]:
     raise InvalidRequest("this is the output of a batch, which has no prompts: give the input file of the batch")
 
 
+def _read_batch_usage(row: Row) -> Iterator[LoggedRequest]:
+    if row.value.get("error") or is_failed(first_of(row.value, "response.status_code")):
+        raise SkipRow("failed")
+    yield replace(_usage_of(row, first_of(row.value, "response.body")), processing=BATCH)
+
+
+def _read_anthropic_batch_usage(row: Row) -> Iterator[LoggedRequest]:
+    if first_of(row.value, "result.type") != "succeeded":
+        raise SkipRow("failed")
+    yield replace(_usage_of(row, first_of(row.value, "result.message")), processing=BATCH)
+
+
+def _read_response_usage(row: Row) -> Iterator[LoggedRequest]:
+    yield _usage_of(row, row.value)
+
+
+def _usage_of(row: Row, body: Json) -> LoggedRequest:
+    response = require_object(body, "the response")
+    api = next((api for name, api in APIS.items() if name == api_of_response(response)), None)
+    if api is None:
+        raise SkipRow("not a cached API")
+    model, time = response.get("model"), logged_time(response)
+    return LoggedRequest(
+        row.number, api, {"model": model or row.model}, time=time, response=response, names_model=bool(model)
+    )
+
+
 def _refuse_responses(row: Row) -> Iterator[LoggedRequest]:
     raise InvalidRequest("these are responses without their requests: give a log that has both")
 
@@ -138,6 +166,7 @@ FORMATS = (
         ("custom_id", "id", "response.status_code|error.message"),
         _refuse_batch_output,
         has_requests=False,
+        read_usage=_read_batch_usage,
     ),
     LogFormat(
         "anthropic-batch-output",
@@ -145,6 +174,7 @@ FORMATS = (
         ("custom_id", "result.type"),
         _refuse_batch_output,
         has_requests=False,
+        read_usage=_read_anthropic_batch_usage,
     ),
     LogFormat("anthropic-batch", "Anthropic batch", ("custom_id", "params"), _read_anthropic_batch),
     LogFormat("batch", "batch lines (custom_id, url, body)", ("custom_id", "url", "body"), _read_batch),
@@ -152,5 +182,12 @@ FORMATS = (
     _FineTuning("fine-tuning", "fine-tuning data", ("messages",), _read_fine_tuning),
     LogFormat("completions", "prompts with completions", ("prompt", "completion"), _read_prompt_completion),
     LogFormat("requests", "requests", ("|".join([*PROMPT_FIELDS, *BODY_FIELDS]),), _read_request),
-    LogFormat("responses", "responses", ("choices", "object|usage"), _refuse_responses, has_requests=False),
+    LogFormat(
+        "responses",
+        "responses",
+        ("choices", "object|usage"),
+        _refuse_responses,
+        has_requests=False,
+        read_usage=_read_response_usage,
+    ),
 )

@@ -197,16 +197,20 @@ class Store(StoreWriter):
             "select count(*) as entries, count(distinct namespace) as namespaces, count(distinct model) as models,"
             f" coalesce({_sum('hits')}, 0) as hits, coalesce(sum(case when expires <= :now then 1 else 0 end), 0) as expired,"
             f" coalesce(sum(case when expires <= :now and {SERVABLE_UNTIL} > :now then 1 else 0 end), 0) as stale,"
-            f" coalesce({_sum('hits', _known('completion_tokens'))}, 0) as completion_tokens_saved,"
-            f" coalesce({_sum('hits', _known('prompt_tokens'))}, 0) as prompt_tokens_saved,"
             " coalesce(sum(bytes), 0) as entry_bytes from responses",
             {"now": self._clock()},
+        )[0]
+        saved = self.database.query(
+            f"select {_sum('hits', _known('completion_tokens'))} as completion_tokens_saved,"
+            f" {_sum('hits', _known('prompt_tokens'))} as prompt_tokens_saved from responses where hits > 0"
         )[0]
         tags = self.database.query(
             f"select tag, count(*) as entries from tags where {_IS_OWN_TAG} group by tag order by tag"
         )
         return StoreStatistics(
             **{name: int(value) for name, value in row.items()},
+            completion_tokens_saved=_saved(saved["completion_tokens_saved"], row["hits"]),
+            prompt_tokens_saved=_saved(saved["prompt_tokens_saved"], row["hits"]),
             max_entries=self._capacity.entries,
             max_bytes=self._capacity.bytes,
             tags={tag["tag"]: tag["entries"] for tag in tags},
@@ -260,8 +264,15 @@ class Store(StoreWriter):
 
 
 def _known(column: str) -> str:
-    """Return an SQL expression for a number of tokens, in which unknown tokens count as 0."""
-    return f"case when {column} > 0 then {column} else 0 end"
+    """Return an SQL expression for a number of tokens, in which unknown tokens are null."""
+    return f"case when {column} >= 0 then {column} end"
+
+
+def _saved(tokens: float | None, hits: float) -> int | None:
+    """Return the tokens of hits; None if they are unknown."""
+    if tokens is None:
+        return None if hits else 0
+    return int(tokens)
 
 
 def _sum(*columns: str) -> str:

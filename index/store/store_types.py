@@ -66,7 +66,7 @@ class StoreStatistics:
     Attributes:
         expired: number of entries past their lifetime, of which `stale` may still be served.
         hits: hits of all entries since each was stored.
-        completion_tokens_saved, prompt_tokens_saved: known tokens of these hits.
+        completion_tokens_saved, prompt_tokens_saved: known tokens of these hits; None if those of all hits are unknown.
         entry_bytes: size of the entries; `bytes` is that of the database on disk.
         max_entries, max_bytes: the limits; None without one.
         tags: number of entries with each tag.
@@ -79,8 +79,8 @@ class StoreStatistics:
     hits: int
     expired: int
     stale: int
-    completion_tokens_saved: int
-    prompt_tokens_saved: int
+    completion_tokens_saved: int | None
+    prompt_tokens_saved: int | None
     entry_bytes: int
     max_entries: int | None
     max_bytes: int | None

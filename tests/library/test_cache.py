@@ -246,6 +246,19 @@ async def test_operators_of_the_synchronous_cache_name_the_methods_for_asyncio(s
         assert unchecked
 
 
+async def test_unknown_tokens_of_hits_are_not_zero(make_store: MakeStore) -> None:
+    def saved(stats: dict[str, Any]) -> list[int | None]:
+        return [stats["hits"], stats["completion_tokens_saved"], stats["prompt_tokens_saved"]]
+
+    async with AsyncCache(ResponseCache(make_store(), None)) as cache:
+        await cache.set("q", "a")
+        assert saved(await cache.stats()) == [0, 0, 0]
+        await cache.get("q")
+        assert saved(await cache.stats()) == [1, None, None]
+        await cache._cache.insert(make_entry("of the proxy", hits=2, prompt_tokens=0, completion_tokens=5))
+        assert saved(await cache.stats()) == [3, 10, 0]
+
+
 def test_lifetimes_of_namespaces_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"namespace_ttls\['news'\] must be positive"):
         open_cache(tmp_path / "r.db", EXACT, namespace_ttls={"news": 0})

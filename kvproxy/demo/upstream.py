@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from tokenizers import Tokenizer
 
-from kvproxy.apis import APIS, is_messages_path
-from kvproxy.apis.api import openai_error
+from kvproxy.apis import APIS, MESSAGES, is_messages_path
+from kvproxy.apis.api import Api, openai_error
 from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.codecs.codec import Conversation, ResponseEncoder
@@ -52,8 +52,10 @@ class DemoUpstream:
                 Route("/health", lambda request: Response()),
                 Route("/v1/models", self._models),
                 *(Route(APIS[name].path, self._answer, methods=["POST"]) for name in _APIS),
+                Route(f"{MESSAGES.path}/count_tokens", self._count_tokens, methods=["POST"]),
                 Route("/{path:path}", _refuse_route, methods=["GET", "POST", "DELETE"]),
-            ]
+            ],
+            exception_handlers={KvproxyError: _refuse},
         )
 
     async def _models(self, request: Request) -> Response:
@@ -62,12 +64,8 @@ class DemoUpstream:
 
     async def _answer(self, request: Request) -> Response:
         api = next(APIS[name] for name in _APIS if APIS[name].path == request.url.path)
-        raw = await request.body()
-        try:
-            asked = ApiRequest(api, _read(raw), raw, request.headers, PUBLIC_TENANT, uuid4().hex)
-            prompt, max_tokens = self._decode(asked)
-        except KvproxyError as error:
-            return _refusal(error, request)
+        asked = await _read(request, api)
+        prompt, max_tokens = self._decode(asked)
         encoder = CODECS[api.name].encoder(asked, DEMO, None)
         if asked.stream:
             return StreamingResponse(self._events(encoder, prompt, max_tokens), media_type="text/event-stream")
@@ -75,6 +73,11 @@ class DemoUpstream:
             for _ in encoder.write(piece):
                 pass
         return JSONResponse(encoder.response())
+
+    async def _count_tokens(self, request: Request) -> Response:
+        asked = await _read(request, MESSAGES)
+        prompt, _ = self._decode(asked.with_body(asked.body | {"max_tokens": 1}))
+        return JSONResponse({"input_tokens": len(prompt)})
 
     def _decode(self, request: ApiRequest) -> tuple[list[int], int]:
         """Return the tokens of the prompt, and the maximum number of tokens of the answer. Raises InvalidRequest."""
@@ -117,11 +120,13 @@ class DemoUpstream:
             yield part("", "length" if len(tokens) == max_tokens else "stop")
 
 
-def _read(raw: bytes) -> JsonObject:
+async def _read(request: Request, api: Api) -> ApiRequest:
+    raw = await request.body()
     try:
-        return as_object(loads(raw))
+        body = as_object(loads(raw))
     except ValueError:
         raise InvalidRequest("the body is not a JSON object") from None
+    return ApiRequest(api, body, raw, request.headers, PUBLIC_TENANT, uuid4().hex)
 
 
 def _turn(message: JsonObject) -> str:
@@ -133,10 +138,11 @@ def _turn(message: JsonObject) -> str:
 
 async def _refuse_route(request: Request) -> Response:
     paths = ", ".join(APIS[name].path for name in _APIS)
-    return _refusal(NotFound(f"the demonstration answers {paths} only: serve another model with --upstream"), request)
+    raise NotFound(f"the demonstration answers {paths} only: serve another model with --upstream")
 
 
-def _refusal(error: KvproxyError, request: Request) -> Response:
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, KvproxyError)
     body = anthropic_error(error) if is_messages_path(request.url.path) else openai_error(error)
     return JSONResponse(body, error.status)
 

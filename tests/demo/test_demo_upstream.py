@@ -87,10 +87,12 @@ def test_clients_of_anthropic_read_its_answers() -> None:
         assert client.messages.create(**asked | {"max_tokens": 3}).stop_reason == "max_tokens"
         with pytest.raises(anthropic.BadRequestError, match="has no tools: remove it"):
             client.messages.create(**asked, tools=[{"name": "a", "input_schema": {"type": "object"}}])
+        counted = client.messages.count_tokens(**{name: asked[name] for name in ("model", "system", "messages")})
+        assert counted.input_tokens == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
         with pytest.raises(
             anthropic.NotFoundError, match="answers /v1/chat/completions, /v1/messages, /v1/responses only"
         ):
-            client.messages.count_tokens(model="demo", messages=asked["messages"])
+            client.messages.batches.list()
 
 
 def test_serve_demo_has_a_hit_without_torch(tmp_path: Path) -> None:

@@ -38,9 +38,13 @@ def _singular(word: str) -> str:
     return next((form for form in sorted(forms, key=len) if _synsets(form) is not _NO_SYNSETS), word)
 
 
+def meanings(noun: str) -> frozenset[str]:
+    return _synsets(_singular(noun))[0]
+
+
 def are_synonyms(one: str, other: str) -> bool:
     """Whether two nouns have a common meaning, such as `car` and `automobile`."""
-    return not _synsets(_singular(one))[0].isdisjoint(_synsets(_singular(other))[0])
+    return not meanings(one).isdisjoint(meanings(other))
 
 
 def are_of_one_kind(one: str, other: str) -> bool:

@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kvproxy.index.models.languages import language_of
 from kvproxy.index.models.verifier.multilingual import UNSPACED, content_words, is_surely_english, new_words
@@ -83,6 +84,7 @@ def run_comparisons(comparisons: Comparisons, compare: Callable[[int, int | None
             return assignment
 
 
+@lru_cache(maxsize=16)  # A fresh answer is compared with several.
 def text_digest(text: str) -> str:
     """Return a digest of a text, which ignores case, spaces, and punctuation."""
     return hashlib.sha256(_NOISE.sub(" ", text.casefold()).strip().encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -11,7 +11,7 @@ from difflib import SequenceMatcher
 from kvproxy.index.models.verifier.multilingual import is_surely_english
 from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.guards.negation_and_opposites import opposite_words
-from kvproxy.index.policies.guards.noun_kinds import are_of_one_kind, are_synonyms
+from kvproxy.index.policies.guards.noun_kinds import are_of_one_kind, meanings
 from kvproxy.index.policies.guards.numbers_and_code import code_tokens, normalize_number
 from kvproxy.index.policies.guards.words import (
     FUNCTION_WORDS,
@@ -95,12 +95,12 @@ def answers_equal(one: str, other: str, cosine: float, min_cosine: float = MIN_E
         if cosine < _MAX_DIFFERENT_COSINE_OF_OTHER_LANGUAGES:
             return False
         return not a_few_words_differ(one, other) if cosine >= least else None
-    if _contradict(one, other):
+    if cosine < _MAX_DIFFERENT_COSINE or _contradict(one, other):
         return False
     ours, theirs = answer_facts(one), answer_facts(other)
     alone, also_alone = _unmatched(ours.content, theirs.content), _unmatched(theirs.content, ours.content)
     shared = 1 - len(alone) / max(1, len(ours.content)), 1 - len(also_alone) / max(1, len(theirs.content))
-    if cosine < _MAX_DIFFERENT_COSINE or (cosine < min_cosine and max(shared) < _MAX_DIFFERENT_OVERLAP):
+    if cosine < min_cosine and max(shared) < _MAX_DIFFERENT_OVERLAP:
         return False
     is_short = max(len(ours.content), len(theirs.content)) <= _MAX_SHORT
     is_copy = _is_near_copy(one, other) or (is_short and len(alone) == len(also_alone) == 1)
@@ -127,7 +127,9 @@ def _contradict(one: str, other: str) -> bool:
 def _is_near_copy(one: str, other: str) -> bool:
     if max(len(one), len(other)) > _MAX_COMPARED:
         return False
-    return SequenceMatcher(None, words(one), words(other), autojunk=False).ratio() >= _COPY_RATIO
+    matcher = SequenceMatcher(None, words(one), words(other), autojunk=False)
+    # The quick ratio is an upper bound.
+    return matcher.quick_ratio() >= _COPY_RATIO and matcher.ratio() >= _COPY_RATIO
 
 
 def _words_are_reordered(one: str, other: str) -> bool:
@@ -150,11 +152,10 @@ def _missing(code: frozenset[str], text: str) -> set[str]:
 
 
 def _unmatched(content: frozenset[str], others: frozenset[str]) -> list[str]:
-    known = {root for word in others for root in roots(word)}
+    known_roots = {root for word in others for root in roots(word)}
+    known_meanings = {meaning for word in others for meaning in meanings(word)}
     return [
-        word
-        for word in content
-        if known.isdisjoint(roots(word)) and not any(are_synonyms(word, other) for other in others)
+        word for word in content if known_roots.isdisjoint(roots(word)) and known_meanings.isdisjoint(meanings(word))
     ]
 
 

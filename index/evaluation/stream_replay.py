@@ -194,7 +194,10 @@ def replay(
             ranked = [_score(*pair, policy) for pair in zip(result.decisions, neighbours, strict=True)]
             best = int(np.argmax(ranked))
             scores[line], right[line] = ranked[best], bool(stream.answers_equal(int(stored.lines[places[best]]), line))
-        if result.chosen is not None and chance() >= result.exploration_share:
+        is_hit = result.chosen is not None and chance() >= result.exploration_share
+        if isinstance(policy, LearnedPolicy):
+            policy.note_decision("", result, is_hit=is_hit)
+        if result.chosen is not None and is_hit:
             chosen = int(stored.lines[places[result.chosen]])
             served[line], wrong[line] = True, stream.answers_equal(chosen, line) is False
             if result.record is not None and isinstance(policy, LearnedPolicy):

@@ -171,6 +171,8 @@ class Decider:
         chosen_place = None if result.chosen is None else eligible[result.chosen]
         may_explore = chosen_place is not None and request.explore and request.compare
         explored = may_explore and self.random_number() < result.exploration_share
+        if request.explore and request.compare and isinstance(policy, LearnedPolicy):
+            policy.note_decision(request.namespace, result, is_hit=chosen_place is not None and not explored)
         decisions |= zip(eligible, result.decisions, strict=True)
         if request.explore:
             refused = (place for place, decision in decisions.items() if decision.verdict in _REFUSALS)

@@ -3,6 +3,7 @@
 Times are numbers of the namespace's requests.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from itertools import accumulate, pairwise
@@ -16,9 +17,12 @@ _RATE_DECAY = 1 - 1 / 3000
 # The odds of a change of most answers at once, before a comparison suggests one.
 _COMMON_ODDS = 3e-4
 _DIFFERENCE_IF_COMMON = 0.8
+_MAX_UNWATCHED_RISK = 0.0025
 _ACCEPTED_ODDS = 1000.0
 _CHANGED_TOGETHER = 0.9
 _LEAST_ERROR = 0.05
+KNOWN_IF_CHANGED = 0.1
+"""The probability that a changed answer is one that other questions had before."""
 _FADING = 0.98
 _LEAST_PROBABILITY = 0.002
 _MAX_STARTED = 200
@@ -107,6 +111,11 @@ class CommonChange:
             return _CHANGED_TOGETHER
         return self.odds / (1 + self.odds) if self.surprised and confirmed < self.start else 0.0
 
+    @property
+    def max_unwatched(self) -> float:
+        """How many hits in a row may have no comparison that could show a change: fewer if a change is more probable."""
+        return max(1.0, _MAX_UNWATCHED_RISK / self.odds)
+
     def confirm(self, answer_class: str, is_known: bool, clock: int) -> None:
         if not is_known and len(self.started) < _MAX_STARTED:
             self.started.append(answer_class)
@@ -118,7 +127,9 @@ class CommonChange:
         elif answer_class not in self.started:
             self.start = clock
 
-    def add_comparison(self, answer_class: str, confirmed: int | None, error: float, right: bool) -> None:
+    def add_comparison(
+        self, answer_class: str, confirmed: int | None, error: float, right: bool, *, was_known: bool = False
+    ) -> None:
         """Update the odds after a comparison that was to differ with the probability `error` without such a change.
 
         Classes that were never confirmed, or are in doubt, do not count. Several differences of one class count as one. A class
@@ -131,8 +142,9 @@ class CommonChange:
         elif right:
             self.odds *= min(1.0, (1 - _DIFFERENCE_IF_COMMON) / max(1 - error, 1e-9))
         else:
-            self.odds *= max(1.0, _DIFFERENCE_IF_COMMON / max(error, _LEAST_ERROR))
-            self.surprised.append(answer_class)
+            likely = _DIFFERENCE_IF_COMMON * (KNOWN_IF_CHANGED if was_known else 1.0)
+            self.odds *= max(1.0, likely / max(error, _LEAST_ERROR))
+            self.surprised += [] if was_known else [answer_class]
         if self.odds <= _COMMON_ODDS:
             self.odds, self.surprised = _COMMON_ODDS, []
         elif self.odds >= _ACCEPTED_ODDS:
@@ -145,6 +157,7 @@ class ChangeHistory:
 
     Attributes:
         confirmed: time of the last confirmation, by class.
+        started: time of the first answer, by class.
         hits: times of the hits since the last confirmation, by class.
         num_changes, exposure: changes, and the sum of the ages of classes at their confirmations; both are forgotten slowly.
             Classes that changed together count as one change, because the first of them reveals it.
@@ -157,6 +170,7 @@ class ChangeHistory:
     """
 
     confirmed: dict[str, int] = field(default_factory=dict)
+    started: dict[str, int] = field(default_factory=dict)
     hits: dict[str, list[int]] = field(default_factory=dict)
     num_changes: float = 0.0
     exposure: float = 0.0
@@ -180,6 +194,14 @@ class ChangeHistory:
         alone = 0.0 if confirmed is None else min(1.0, self.rate * max(0, clock - confirmed))
         return alone + (1 - alone) * self.common.probability(confirmed, clock)
 
+    def unseen_wrong_if_served(self, answer_class: str, clock: int) -> float:
+        """Return the expected number of hits after an unseen change of a class alone, if it has one more hit now."""
+        confirmed = self.confirmed.get(answer_class)
+        if confirmed is None:
+            return 0.0
+        hits = self.hits.get(answer_class, ())
+        return self.rate * (sum(hits) + clock - confirmed * (len(hits) + 1))
+
     @property
     def unseen_wrong(self) -> float:
         """The expected number of hits after changes, among the hits since the last confirmation of their class."""
@@ -192,9 +214,9 @@ class ChangeHistory:
                 wrong += common * sum(hit >= self.common.start for hit in hits)
         return wrong
 
-    def add_comparison(self, answer_class: str, error: float, right: bool) -> None:
+    def add_comparison(self, answer_class: str, error: float, right: bool, *, was_known: bool = False) -> None:
         """Update the probability of a change of most answers at once; see `CommonChange.add_comparison`."""
-        self.common.add_comparison(answer_class, self.confirmed.get(answer_class), error, right)
+        self.common.add_comparison(answer_class, self.confirmed.get(answer_class), error, right, was_known=was_known)
 
     def add_hits(self, hits: Iterable[tuple[str, int]], clock: int) -> None:
         """Count hits by class, which were served until the time `clock`. An unknown class is new."""
@@ -214,15 +236,28 @@ class ChangeHistory:
         self.unchanged = [*self.unchanged[1 - _MAX_PERIODS :], (start, clock)]
         self.common.confirm(answer_class, is_known, clock)
         self.confirmed[answer_class] = clock
+        self.started.setdefault(answer_class, clock)
         self._forget_oldest()
 
     def forget(self, answer_class: str) -> None:
         self.confirmed.pop(answer_class, None)
         self.hits.pop(answer_class, None)
 
+    def merge(self, merged: str, answer_class: str) -> None:
+        self.forget(merged)
+        starts = [self.started[name] for name in (merged, answer_class) if name in self.started]
+        self.started |= {answer_class: min(starts)} if starts else {}
+        self.started.pop(merged, None)
+
     def _forget_oldest(self) -> None:
         while len(self.confirmed) > _MAX_CLASSES:
             self.forget(next(iter(self.confirmed)))
+        while len(self.started) > _MAX_CLASSES:
+            del self.started[next(iter(self.started))]
+
+    def was_known(self, joined: str, answer_class: str) -> bool:
+        """Whether the class `joined` existed when the other class was last confirmed, so it is no new answer to its questions."""
+        return self.started.get(joined, math.inf) < self.confirmed.get(answer_class, -1)
 
     def add_change(
         self, answer_class: str, times: Sequence[int], errors: Sequence[float], doubted: Iterable[tuple[str, int]]
@@ -263,6 +298,7 @@ class ChangeHistory:
     def document(self) -> list[Any]:
         return [
             self.confirmed,
+            self.started,
             self.hits,
             self.num_changes,
             self.exposure,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvproxy.index.policies.learned.change_history import ChangeHistory
+from kvproxy.index.policies.learned.change_history import KNOWN_IF_CHANGED, ChangeHistory
 
 _PRIOR_ODDS = 0.002
 _DIFFERENCE_IF_CHANGED = 0.9
@@ -74,6 +74,11 @@ class ClassEvidence:
         known += (1 - known) * 0.5 * (answer_class in self.probation)
         return 1 - (1 - known) * (1 - self.changes.unseen_change(answer_class, clock))
 
+    def risk_of_changes(self, answer_class: str, clock: int) -> float:
+        """Return the expected number of hits that changes make wrong, since the class was confirmed, if it has one more hit."""
+        known = self.change_probability(answer_class, clock)
+        return max(known, self.changes.unseen_wrong_if_served(answer_class, clock))
+
     def current_class(self, answer_class: str) -> str:
         """Return the class of the answer that the questions of a class need now."""
         return self.successors.get(answer_class, answer_class)
@@ -133,15 +138,20 @@ class ClassEvidence:
             Numbers of wrong and expected comparisons that the class contributed to `ServingLevel`, and that its change explains:
             not zero if the class becomes obsolete with this comparison.
         """
+        was_known = not right and self.changes.was_known(joined, answer_class)
         expected = max(error, _MIN_DIFFERENCE)
-        ratio = (1 - _DIFFERENCE_IF_CHANGED) / (1 - min(expected, 0.99)) if right else _DIFFERENCE_IF_CHANGED / expected
+        if right:
+            ratio = (1 - _DIFFERENCE_IF_CHANGED) / (1 - min(expected, 0.99))
+        else:
+            ratio = _DIFFERENCE_IF_CHANGED * (KNOWN_IF_CHANGED if was_known else 1.0) / expected
         if not right and not is_new and joined in self.suspected_successors(answer_class):
             ratio *= _SUCCESSION_RATIO
         was_obsolete = self.is_obsolete(answer_class)
         odds = max(self.odds.get(answer_class, 0.0), _PRIOR_ODDS)
         unseen = min(self.changes.unseen_change(answer_class, clock), 0.99)
         if not is_near_obsolete:
-            self.changes.add_comparison(answer_class, expected + (1 - expected) * odds / (1 + odds), right)
+            error = expected + (1 - expected) * odds / (1 + odds)
+            self.changes.add_comparison(answer_class, error, right, was_known=was_known)
         if not right:
             odds = max(odds, unseen / (1 - unseen))
         is_first = not right and not was_obsolete and answer_class not in self.contradictions
@@ -156,8 +166,8 @@ class ClassEvidence:
             for name in [name for name, target in self.successors.items() if target == answer_class]:
                 del self.successors[name]
         contradictions = self.contradictions.setdefault(answer_class, Contradictions())
-        contradictions.wrong += counted_error > 0
-        contradictions.expected += counted_error
+        contradictions.wrong += counted_error > 0 and not was_known
+        contradictions.expected += 0.0 if was_known else counted_error
         contradictions.joined.append(joined)
         contradictions.times.append(clock)
         contradictions.errors.append(expected)
@@ -211,7 +221,7 @@ class ClassEvidence:
         for name in merged:
             for table in (self.odds, self.contradictions, self.successors, self.probation):
                 table.pop(name, None)
-            self.changes.forget(name)
+            self.changes.merge(name, answer_class)
             guards = {guard for owner, guard in self.lifted_guards if owner == name}
             self.lifted_guards -= {(name, guard) for guard in guards}
             self.lifted_guards |= {(answer_class, guard) for guard in guards}

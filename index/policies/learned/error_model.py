@@ -98,6 +98,7 @@ def question_words(text: str) -> frozenset[str]:
 _BISECTIONS = 30
 _MAX_OBSERVATION_WEIGHT = 8.0
 _MAX_JUNK_SHARE = 0.03
+_SINGLE_IF_WRONG = 0.3
 # With each comparison, the covariance moves towards `COVARIANCE` by this share, because stored questions become denser.
 _FORGOTTEN = 1e-4
 _INITIAL_UNCERTAINTY = 0.3  # Of `COVARIANCE`: a new namespace is less uncertain than one whose questions have changed.
@@ -139,16 +140,17 @@ class ErrorModel:
     def junk_share(self) -> float:
         return min(_MAX_JUNK_SHARE, self.num_junk / self.num_predictable)
 
-    def add_junk(self) -> bool:
-        """Count a junk answer; return False if there would be too many."""
-        is_probable = self.num_junk + 1 <= _MAX_JUNK_SHARE * self.num_predictable
-        self.num_junk += is_probable
-        return is_probable
+    def add_single(self, error: float) -> float:
+        """Count a fresh answer that equals no other one; return the probability that it is junk.
 
-    def junk_probability(self, error: float) -> float:
-        """Return the probability that a fresh answer, which equals no other one, is junk if the stored one seemed right."""
+        Args:
+            error: estimated probability that the stored answer was wrong. Then the fresh answer may be a rare right one.
+        """
         junk = self.junk_share * (1 - error)
-        return junk / (junk + error + 1e-12)
+        most = max(0.0, _MAX_JUNK_SHARE * self.num_predictable - self.num_junk)
+        probability = min(most, junk / (junk + _SINGLE_IF_WRONG * error + 1e-12))
+        self.num_junk += probability
+        return probability
 
     def learn(
         self,
@@ -209,6 +211,7 @@ def _sigmoid(odds: float) -> float:
 
 PRIOR_ERRORS = 2.0
 """`ServingLevel.expected` of a new namespace. It is below `MIN_EXPECTED_ERRORS`, so each namespace needs comparisons."""
+_PRIOR_FACTOR = 2.0  # The weights from other namespaces underestimate small errors by about this factor.
 
 
 @dataclass(slots=True)
@@ -227,7 +230,7 @@ class ErrorModelPrior:
 
     @property
     def initial_wrong_count(self) -> float:
-        return PRIOR_ERRORS * max(1.0, self.seen_wrong / self.seen_expected)
+        return PRIOR_ERRORS * max(_PRIOR_FACTOR, self.seen_wrong / self.seen_expected)
 
     def learn(self, features: np.ndarray, error: float, right: bool, max_counted_error: float) -> None:
         self.shared.learn(features, right)

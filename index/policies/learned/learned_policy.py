@@ -79,6 +79,7 @@ class LearnedPolicy:
         self._learners: OrderedDict[str, Learner] = OrderedDict()
         self._saved: dict[str, int] = {}
         self._pending: dict[str, ServedHits] = {}
+        self._unwatched: dict[str, int] = {}  # Hits since a request was forwarded whose comparison can show a change.
         self._lock = threading.RLock()
 
     def decide(
@@ -103,6 +104,8 @@ class LearnedPolicy:
         record = LearningRecord(estimate.index, tuple(estimate.features.tolist()), estimate.error, estimate.score_error)
         if decision.verdict == "accepted":
             share = learner.exploration_share(estimate.error)
+            if learner.decides_without_checked and self._is_unwatched(namespace, learner):
+                share = 1.0
             if self.checked is not None and not learner.decides_without_checked:
                 share = max(share, self._early_share(namespace, learner))
             return PolicyResult(decisions, estimate.index, share, record)
@@ -120,6 +123,19 @@ class LearnedPolicy:
             self._early_share(namespace, learner),
             has_estimate=learner.num_checked >= 1 and not learner.answers_vary,
         )
+
+    def _is_unwatched(self, namespace: str, learner: Learner) -> bool:
+        return self._unwatched.get(namespace, 0) >= learner.class_evidence.changes.common.max_unwatched
+
+    def note_decision(self, namespace: str, result: PolicyResult, *, is_hit: bool) -> None:
+        """Count hits in a row, so that every few hits a comparison can show a change of all answers.
+
+        Independent random decisions about exploration would sometimes leave long gaps.
+        """
+        if is_hit:
+            self._unwatched[namespace] = self._unwatched.get(namespace, 0) + 1
+        elif result.record is not None and result.record.error <= self.learner(namespace).level.max_counted_error:
+            self._unwatched.pop(namespace, None)
 
     def _early_share(self, namespace: str, learner: Learner) -> float:
         return learner.early_exploration_share(self._pending.get(namespace, ServedHits()).count)
@@ -290,6 +306,7 @@ class LearnedPolicy:
         if learner.last_number > self._saved[namespace]:
             self._save(namespace, learner)
         del self._saved[namespace]
+        self._unwatched.pop(namespace, None)
 
     def _load(self, namespace: str) -> Learner:
         # Read before the snapshot, which another proxy may replace before it deletes the observations that it includes.

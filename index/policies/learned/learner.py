@@ -18,12 +18,12 @@ from kvproxy.index.policies.learned.error_model import (
     ErrorModelPrior,
     compute_features,
 )
-from kvproxy.index.policies.learned.serving_level import ServingLevel
+from kvproxy.index.policies.learned.serving_level import COMPARISON_DECAY, ServingLevel
 from kvproxy.index.policies.learned.surprises import Surprise, Surprises
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.store.observations import Observation
 
-_VERSION = 7
+_VERSION = 8
 MIN_EXPECTED_ERRORS = 8.0
 """The policy decides without `checked` once the sum of the estimated errors of compared answers reaches this number."""
 _EXPLORED = 0.2
@@ -32,6 +32,7 @@ _KNOWN_ERRORS = 50.0
 _OBSOLETE_MARGIN = 0.05
 _PROBABLE_CHANGE = 0.4
 _MIN_COMPARISONS = 50
+_MAX_CHANGE_FACTOR = 3.0
 _CHECKED_EXPLORED, _CHECKED_LEAST = 0.2, 0.05
 _UNEXPLORED = 10  # First hits, so that a new user sees them.
 _WELL_EXPLORED = 10  # Comparisons of hits of `checked`, after which fewer are explored.
@@ -49,6 +50,7 @@ class ErrorEstimate:
         similarity: cosine of the nearest neighbour whose question needs this answer; its own answer may be obsolete.
         score_error: the probability that the question needs another answer.
         change: the probability that the right answer has changed since it was stored.
+        risk_of_changes: see `ClassEvidence.risk_of_changes`.
         is_only_member: no other neighbour has this class.
     """
 
@@ -57,6 +59,7 @@ class ErrorEstimate:
     similarity: float
     score_error: float
     change: float
+    risk_of_changes: float
     is_only_member: bool
 
     @property
@@ -119,12 +122,13 @@ class Learner:
         if neighbours[0].similarity - neighbours[places[0]].similarity > _OBSOLETE_MARGIN:
             # The question probably belongs to the obsolete class, whose new answer is not stored yet.
             change += (1 - change) * 0.5
+        risk = max(change, evidence.risk_of_changes(classes[0], self.clock))
         similarity = neighbours[places[0]].similarity
-        return ErrorEstimate(index, features, similarity, score_error, change, classes.count(classes[0]) == 1)
+        return ErrorEstimate(index, features, similarity, score_error, change, risk, classes.count(classes[0]) == 1)
 
     def is_within_limits(self, estimate: ErrorEstimate) -> bool:
-        is_recent = estimate.change <= self.level.max_error
-        return is_recent and estimate.score_error + estimate.change <= self.level.error_limit
+        is_recent = estimate.change <= _MAX_CHANGE_FACTOR * self.level.max_error
+        return is_recent and estimate.score_error + estimate.risk_of_changes <= self.level.error_limit
 
     @property
     def decides_without_checked(self) -> bool:
@@ -236,6 +240,7 @@ class Learner:
         is_counted = change < _PROBABLE_CHANGE and level.add_comparison(expected, right)
         known = evidence.change_probability(answer, self.clock)
         contradictions = evidence.contradictions.get(answer)
+        was_known = evidence.changes.was_known(observation.joined, answer)
         explained_wrong, explained = evidence.add_comparison(
             answer,
             expected + model.junk_share,
@@ -248,7 +253,7 @@ class Learner:
         )
         level.wrong = max(0.0, level.wrong - explained_wrong)
         level.expected = max(0.0, level.expected - explained)
-        if right or not is_counted:
+        if right or not is_counted or was_known:
             changed = 0.0 if right else max(change, evidence.change_probability(answer, self.clock))
             model.learn(features, right, 1 - changed, observation.chance, answer)
         else:
@@ -259,16 +264,17 @@ class Learner:
         self._learn_from_surprises()
 
     def _learn_from_surprises(self) -> None:
-        errors = self.surprises.take_errors(self.class_evidence)
-        for surprise in self.surprises.take_junk(self.num_comparisons):
-            if self.error_model.add_junk():
-                self.level.wrong = max(0.0, self.level.wrong - 1)
-            else:
-                errors.append(surprise)
-        for error in errors:
-            self.error_model.learn(
-                np.array(error.features), False, comparison_probability=error.chance, answer_class=error.answer_class
-            )
+        for surprise in self.surprises.take_errors(self.class_evidence):
+            self._learn_error(surprise)
+        for surprise in self.surprises.take_singles(self.num_comparisons):
+            error = self.error_model.error_probability(np.array(surprise.features), surprise.answer_class)
+            junk = self.error_model.add_single(error)
+            age = self.num_comparisons - surprise.number
+            self.level.wrong = max(0.0, self.level.wrong - junk * COMPARISON_DECAY**age)
+            self._learn_error(surprise, 1 - junk)
+
+    def _learn_error(self, error: Surprise, evidence: float = 1.0) -> None:
+        self.error_model.learn(np.array(error.features), False, evidence, error.chance, error.answer_class)
 
     def to_json(self) -> str:
         model, level, errors = self.error_model, self.level, self.class_evidence

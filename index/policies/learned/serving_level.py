@@ -86,16 +86,18 @@ _BINS = 64
 _LEAST = 5e-4
 _EDGES = np.geomspace(_LEAST, 1.0, _BINS)
 _HISTOGRAM_DECAY = 1500.0
+COMPARISON_DECAY = 1 - 1 / 1500
 _PLANNED_ANSWERS = 500
 _CHECKED_SHARE = 0.8
 _MAX_PLANNED_FACTOR = 1.5
 _COUNTED_FACTOR, _MAX_COUNTED_ERROR = 6.0, 0.15
 _LEAST_FACTOR = 0.5
-_EARNED_SHARE = 0.75
+_EARNED_SHARE = 0.6
+_CHANGE_DEVIATIONS = 3.0
 _HIGHEST = 0.25
 _PRIOR_AUDITS = 20.0
 _PRIOR_JUDGE_ERRORS, _PRIOR_REPEATS = 1.0, 50.0
-_MAX_LIMIT_FACTOR = 6.0
+_MAX_LIMIT_FACTOR = 3.0
 
 
 @dataclass(slots=True)
@@ -184,9 +186,9 @@ class ServingLevel:
         """Add a comparison of an answer with this estimated error; return whether it counts."""
         is_counted = error <= self.max_counted_error
         if is_counted:
-            self.wrong += not right
-            self.expected += error
-            self.num_compared += 1
+            self.wrong = self.wrong * COMPARISON_DECAY + (not right)
+            self.expected = self.expected * COMPARISON_DECAY + error
+            self.num_compared = self.num_compared * COMPARISON_DECAY + 1
         self._add_requests(error, 1)
         return is_counted
 
@@ -233,7 +235,7 @@ class ServingLevel:
         """
         if self.score_expected <= 0:
             return 0.0
-        by_change = self.wrong_by_change + 2 * math.sqrt(self.change_variance)
+        by_change = self.wrong_by_change + _CHANGE_DEVIATIONS * math.sqrt(self.change_variance)
         now = self.max_error * max(self.served, MIN_SERVED)
         added = self.max_error * max(self.served + _PLANNED_ANSWERS, MIN_SERVED) - now
         risk = self.risk + self.checked_risk

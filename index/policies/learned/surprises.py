@@ -59,7 +59,7 @@ class Surprises:
         for name in joined:
             self.single.pop(name, None)
 
-    def take_junk(self, number: int) -> list[Surprise]:
+    def take_singles(self, number: int) -> list[Surprise]:
         """Remove and return surprises whose fresh answer has equalled no other one until the comparison with this number."""
         old = [name for name, surprise in self.single.items() if number - surprise.number >= _SINGLE_COMPARISONS]
         return [self.single.pop(name) for name in old]

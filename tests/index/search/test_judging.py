@@ -5,12 +5,14 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from kvproxy.index.policies.policy import Decision, LearningRecord, Limits, Neighbour, PolicyResult
+from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
+from kvproxy.index.policies.policy import Decision, LearningRecord, Limits, Neighbour, Policy, PolicyResult
 from kvproxy.index.search.decider import MAX_REFUSALS, Decider, RefusalBudget
 from kvproxy.index.search.lookup_result import Lookup, LookupRequest
 from kvproxy.index.search.vector_search import FaissSearch
 from kvproxy.index.store import Store
 from tests.index.entries import make_entry
+from tests.reference.memory_observations import MemoryObservations
 
 
 class FixedPolicy:
@@ -40,7 +42,7 @@ def entries(store: Store) -> None:
 
 
 def looked_up(
-    store: Store, policy: FixedPolicy, chance: float | None = 0.0, near: str = "a b c", *, compare: bool = True
+    store: Store, policy: Policy, chance: float | None = 0.0, near: str = "a b c", *, compare: bool = True
 ) -> Lookup:
     """Let a policy decide about entries; `chance` None disables exploration."""
     decider = Decider(store, FaissSearch(store, "e", 2), None, policy, None, lambda: chance or 0.0)
@@ -53,6 +55,29 @@ def looked_up(
 ACCEPTED = PolicyResult(
     [Decision("not compared"), Decision("accepted", score=0.9), Decision("not compared")], 1, exploration_share=0.3
 )
+
+
+class NotedDecisions(LearnedPolicy):
+    """Returns a fixed result, and records whether hits are counted."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryObservations(), None, 0.02, 0.0)
+        self.hits: list[bool] = []
+
+    def decide(
+        self, question: str, neighbours: Sequence[Neighbour], limits: Limits = Limits(), namespace: str = ""
+    ) -> PolicyResult:
+        return ACCEPTED
+
+    def note_decision(self, namespace: str, result: PolicyResult, *, is_hit: bool) -> None:
+        self.hits.append(is_hit)
+
+
+def test_the_learned_policy_counts_hits_and_explored_requests_but_no_explanations(store: Store) -> None:
+    policy = NotedDecisions()
+    for chance in (0.99, 0.0, None):
+        looked_up(store, policy, chance)
+    assert policy.hits == [True, False]
 
 
 def test_without_a_comparison_nothing_is_explored(store: Store) -> None:

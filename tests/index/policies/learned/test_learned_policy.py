@@ -12,7 +12,7 @@ from kvproxy.index.policies.learned import learned_policy as learned
 from kvproxy.index.policies.learned.error_model import ErrorModelPrior, compute_features
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.learned.learner import Learner
-from kvproxy.index.policies.policy import Decision, Limits, Neighbour, PolicyResult
+from kvproxy.index.policies.policy import Decision, LearningRecord, Limits, Neighbour, PolicyResult
 from kvproxy.index.store import open_observations
 from kvproxy.index.store.observations import Observation, Observations
 from tests.reference.memory_observations import MemoryObservations
@@ -198,3 +198,28 @@ def test_in_a_new_namespace_checked_must_agree() -> None:
     assert policy.decide("Is the lamp in stock?", near, namespace="n").chosen is None
     learner.level.expected = 10.0
     assert policy.decide("Is the lamp in stock?", near, namespace="n").chosen == 0
+
+
+def served_in_a_row(policy: LearnedPolicy, error: float = 0.01) -> int:
+    """Return how many hits are served before one is explored for certain; a forwarded request with `error` came before."""
+    near = [Neighbour("a b", 0.95, "a"), Neighbour("a c", 0.94, "a"), Neighbour("x", 0.4, "b")]
+    policy.note_decision("n", PolicyResult([], None, record=LearningRecord(0, (), error)), is_hit=False)
+    for count in range(100):
+        result = policy.decide("a b", near, namespace="n")
+        assert result.chosen == 0
+        if result.exploration_share == 1.0:
+            return count
+        policy.note_decision("n", result, is_hit=True)
+    raise AssertionError("no hit is explored")
+
+
+def test_every_few_hits_a_comparison_can_show_a_change_of_all_answers() -> None:
+    policy = LearnedPolicy(MemoryObservations(), None, 0.02, 0.5)
+    learner = policy.learner("n")
+    learner.level.error_limit, learner.level.error_factor, learner.level.expected = 0.1, 1.0, 5000.0
+    calm = served_in_a_row(policy)
+    assert 5 <= calm <= 10
+    assert served_in_a_row(policy, error=0.5) == 0, "a comparison that was to differ shows nothing"
+    assert served_in_a_row(policy) == calm
+    learner.class_evidence.changes.common.odds *= 3
+    assert 1 <= served_in_a_row(policy) < calm, "after an unexpected difference, more hits are explored"

@@ -315,14 +315,76 @@ def test_junk_answers_count_little_until_another_answer_equals_them() -> None:
     assert 0.01 < learner.error_model.junk_share <= 0.03
     assert learner.error_model.error_probability(np.array(observation().features)) < 0.01
     pending = len(learner.surprises.single)
-    assert learner.level.wrong == 2 + pending < 12, "of 2 at the start and 25 junk answers"
+    assert learner.level.wrong < pending + 5, "2 at the start, and 25 junk answers"
+    junk = Learner.from_json(learner.to_json(), 0.02)
+    assert junk is not None
     learner.add(observation(number=1001, joined="j999"))
     again = Learner.from_json(learner.to_json(), 0.02)
     assert again is not None
     assert again.surprises == learner.surprises
     for number in range(1002, 1400):
-        learner.add(observation(number=number))
-    assert learner.level.wrong == 3, "another answer equals one of them"
+        for each in (learner, junk):
+            each.add(observation(number=number))
+    assert learner.level.wrong > junk.level.wrong + 0.5, "another answer equals one of them"
+
+
+@given(st.floats(0.0, 0.9), st.floats(0.0, 0.9), st.floats(0.0005, 0.03))
+def test_a_single_answer_is_the_less_probably_junk_the_larger_the_error(one: float, other: float, share: float) -> None:
+    def junk_probability(error: float) -> float:
+        model = ErrorModelPrior().error_model()
+        model.num_junk = share * model.num_predictable
+        return model.add_single(error)
+
+    small, large = sorted((one, other))
+    assert 0 <= junk_probability(large) <= junk_probability(small) <= 1
+
+
+def test_rare_answers_after_larger_errors_are_no_junk() -> None:
+    learner, generator = Learner.new(ErrorModelPrior(), 0.02), random.Random(0)
+    near = compute_features([0.8, 0.79, 0.76, 0.75], ["a", "a", "b", "a"], "q r s", ["q r", "q", "s", "z"])
+    features = tuple(near.tolist())
+    error = learner.error_model.error_probability(near, "a")
+    assert 0.02 < error < 0.12
+    for number in range(1500):
+        is_wrong = generator.random() < error
+        is_rare = is_wrong and generator.random() < 0.3
+        rare = {"joined": f"r{number}" if is_rare else "b" if is_wrong else "a", "is_new": is_rare}
+        learner.add(replace(observation(not is_wrong, number=number, **rare), features=features))
+    assert learner.error_model.junk_share < 0.005
+    assert learner.level.wrong > 0.6 * learner.level.expected
+
+
+@given(st.floats(0.001, 0.05), st.integers(1, 4))
+def test_an_answer_that_other_questions_had_before_is_an_error_rather_than_a_change(error: float, count: int) -> None:
+    confused, changed = ClassEvidence(), ClassEvidence()
+    for evidence in (confused, changed):
+        evidence.confirm("other", 5)
+        evidence.confirm("a", 10)
+        explained = (0.0, 0.0)
+        for number in range(20, 20 + count):
+            joined = "other" if evidence is confused else "new"
+            evidence.confirm(joined, number)
+            is_new = evidence is changed and number == 20
+            known = {"joined": joined, "is_new": is_new, "clock": number, "counted_error": error}
+            explained = evidence.add_comparison("a", error, right=False, **known)  # type: ignore[arg-type]
+        if evidence is confused:
+            assert explained == (0.0, 0.0), "the differences remain errors of the score"
+    if count == 1:
+        assert confused.change_probability("a", 30) < 0.02 < changed.change_probability("a", 30)
+    assert confused.changes.common.odds < max(changed.changes.common.odds, 0.001)
+
+
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=20))
+def test_each_further_hit_adds_its_age_to_the_risk_of_a_class_until_it_is_confirmed(ages: list[int]) -> None:
+    evidence, ages = ClassEvidence(), sorted(ages)
+    evidence.confirm("a", 100)
+    for count, age in enumerate(ages, 1):
+        risk = evidence.risk_of_changes("a", 100 + age)
+        assert risk == pytest.approx(evidence.changes.rate * sum(ages[:count]))
+        assert risk >= evidence.change_probability("a", 100 + age) - 1e-9
+        evidence.changes.add_hits([("a", 1)], 100 + age)
+    evidence.confirm("a", 600)
+    assert evidence.risk_of_changes("a", 600) == 0.0
 
 
 def test_the_error_model_does_not_learn_from_a_change() -> None:
@@ -392,7 +454,7 @@ def test_questions_of_an_obsolete_class_say_nothing_about_the_score_of_other_cla
         # The nearest neighbours have an obsolete class, so an answer of another class seemed wrong with 50%.
         learner.add(replace(observation(False, number=number, joined="b"), error=0.51))
     learner.add(observation(number=230, joined="a"))
-    assert learner.level.wrong == counts[0]
+    assert learner.level.wrong == pytest.approx(counts[0], rel=0.01)
     assert learner.level.expected == pytest.approx(counts[1], abs=0.2)
 
 
@@ -430,5 +492,5 @@ def test_a_saved_state_keeps_its_level() -> None:
         assert each.level.error_factor == learner.level.error_factor
     assert again.last_number == 400
     assert 0 <= stricter.level.error_limit < learner.level.error_limit
-    for changed in (('"margin"', '"another"'), ('"version": 7', '"version": 6')):
+    for changed in (('"margin"', '"another"'), ('"version": 8', '"version": 7')):
         assert Learner.from_json(state.replace(*changed), 0.1) is None

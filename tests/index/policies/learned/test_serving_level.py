@@ -134,9 +134,17 @@ def test_wrong_answers_within_reach_and_the_errors_of_the_judge_raise_the_factor
     assert level.error_limit == 0.0
     for error, right in ((0.12, False), (0.13, False), (0.1, True)):
         level.add_comparison(error, right)
-    assert (level.wrong, level.expected) == (1, pytest.approx(0.22))
+    assert (level.wrong, level.expected) == (pytest.approx(1, rel=0.01), pytest.approx(0.22, rel=0.01))
     for repeats, slips, error_rate in ((50, 9, 0.1), (50, 1000, 0.5)):
         level.num_repeats, level.num_judged_different = repeats, slips
         level.update()
         assert level.comparison_error_rate == pytest.approx(error_rate)
-        assert level.error_factor == pytest.approx(max_error_factor(1, level.expected) / (1 - error_rate))
+        assert level.error_factor == pytest.approx(max_error_factor(level.wrong, level.expected) / (1 - error_rate))
+
+
+def test_errors_of_the_first_comparisons_are_forgotten() -> None:
+    level = ServingLevel(0.02)
+    for number in range(4000):
+        level.add_comparison(0.01, right=number >= 20 and number % 100 > 0)
+    assert level.expected < 20
+    assert level.wrong / level.expected == pytest.approx(1.0, rel=0.15)

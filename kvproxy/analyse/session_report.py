@@ -196,6 +196,7 @@ def _reported_request(request: LoggedRequest) -> PaidRequest:
         written_1h=None if reuse is None else reuse.written_1h,
         service_tier=request.service_tier,
         lost=None,
+        count=request.count,
     )
 
 

@@ -29,7 +29,7 @@ _MAX_NUMBERS = 500  # SQLite limits the number of parameters.
 
 @dataclass(frozen=True, slots=True)
 class PaidRequest:
-    """A request that a provider answered.
+    """A request that a provider answered, or several with the sum of their tokens.
 
     Attributes:
         time: arrival in seconds since the epoch.
@@ -57,6 +57,7 @@ class PaidRequest:
     is_estimated: bool = False
     service_tier: str | None = None
     team: str = ""
+    count: int = 1
 
     @property
     def reused(self) -> int:
@@ -82,7 +83,8 @@ class PaidRequest:
                 return self.team
 
     def price(self, prices: Mapping[str, PriceSettings]) -> PriceSettings | None:
-        return price_at(self.model, prices, self.time, self.prompt_tokens or 0, self.service_tier)
+        mean_tokens = (self.prompt_tokens or 0) // max(1, self.count)
+        return price_at(self.model, prices, self.time, mean_tokens, self.service_tier)
 
     def input_cost(self, price: PriceSettings) -> float:
         return input_price(price, self.prompt_tokens or 0, self.reused, *self.written) + self.storage_cost(price)
@@ -140,9 +142,9 @@ class Spending:
     standard_priced: int = 0
 
     def add(self, request: PaidRequest, price: PriceSettings | None) -> None:
-        self.requests += 1
+        self.requests += request.count
         if request.prompt_tokens is None and request.completion_tokens is None:
-            self.unreported += 1
+            self.unreported += request.count
             return
         self.estimated += request.is_estimated
         self.input_tokens += request.prompt_tokens or 0
@@ -151,7 +153,7 @@ class Spending:
         self.output_tokens += request.completion_tokens or 0
         self.lost = dict(Counter(self.lost) + Counter(request.lost or {}))
         if price is None:
-            self.unpriced += 1
+            self.unpriced += request.count
             return
         self.input_cost = (self.input_cost or 0.0) + request.input_cost(price)
         self.output_cost = (self.output_cost or 0.0) + request.output_cost(price)
@@ -192,7 +194,7 @@ def spending_report(
         tier = request.service_tier
         if price is not None and tier is not None and not has_tier_price(request.model, prices, request.time, tier):
             untiered.add(tier)
-            total.standard_priced += 1
+            total.standard_priced += request.count
         for row in (rows.setdefault(name, Spending(name)), total):
             row.add(request, price)
     ordered = sorted(rows.values(), key=lambda row: row.name)

@@ -139,6 +139,26 @@ def test_the_outputs_of_batches_have_bills_without_prompts(tmp_path: Path) -> No
     assert (done.returncode, "the output of a batch, which has no prompts" in done.stderr) == (2, True)
 
 
+def test_a_report_of_openais_usage_has_a_bill(tmp_path: Path) -> None:
+    file = tmp_path / "usage.csv"
+    head = (
+        "start_time,end_time,project_id,model,batch,num_model_requests,input_tokens,input_cached_tokens,output_tokens"
+    )
+    rows = [
+        "1795000000,1795086400,p1,gpt-5,False,20,84000,40000,1200",
+        "1795000000,1795086400,p2,gpt-5,True,10,84000,,5",
+    ]
+    file.write_text("\n".join([head, *rows]))
+    bills = {row["name"]: row for row in spending(file, "--sessions", "--by", "project")["rows"]}
+    uncached, cached, output = GPT_5
+    cost = (44_000 * uncached + 40_000 * cached + 1_200 * output) / 1e6
+    assert (bills["p1"]["requests"], bills["p1"]["cost"]) == (20, pytest.approx(cost))
+    cost = 0.5 * (84_000 * uncached + 5 * output) / 1e6
+    assert (bills["p2"]["requests"], bills["p2"]["cost"], bills["p2"]["lost_cost"]) == (10, pytest.approx(cost), None)
+    done = kvproxy("estimate", file)
+    assert (done.returncode, "this is a report of usage, which has no requests" in done.stderr) == (2, True)
+
+
 def test_a_bill_in_another_currency_names_it(tmp_path: Path) -> None:
     write_transcripts(tmp_path)
     (tmp_path / "kvproxy.toml").write_text('[journal]\ncurrency = "EUR"\nusd_rate = 0.5\n')

@@ -54,6 +54,7 @@ class LoggedRequest:
         client: name of the program that sent it; empty if unknown.
         names_model: the logged request names its model.
         processing: service tier that the format of the log implies, such as `batch`; None if body and response decide.
+        count: number of requests whose sum the usage is, in a report of usage.
     """
 
     line: int
@@ -67,6 +68,7 @@ class LoggedRequest:
     client: str = ""
     names_model: bool = True
     processing: str | None = None
+    count: int = 1
 
     @property
     def has_prompt(self) -> bool:

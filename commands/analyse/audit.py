@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from kvproxy.commands.analyse.options import FormatOption
+from kvproxy.commands.analyse.options import FormatOption, describe_rows
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import ApiKey
 from kvproxy.commands.output import Output, print_note, print_text, progress_bar
@@ -66,8 +66,10 @@ def _read_chats(file: Path, model: str, format: str | None) -> "list[JsonObject]
     from kvproxy.commands.files import read_text
     from kvproxy.errors import InvalidRequest
 
-    requests = read_log(file, read_text(file), model, format=format).requests
-    bodies = [request.body for request in requests if request.api.name == "chat"]
+    log = read_log(file, read_text(file), model, format=format)
+    for line in describe_rows(log):
+        print_note(line)
+    bodies = [request.body for request in log.requests if request.api.name == "chat"]
     if not bodies:
         raise InvalidRequest(f"{file} contains no chat completion")
     return bodies

@@ -51,9 +51,13 @@ def read_requests(
     tokenizer: str | None = None,
     column: str | None = None,
     *,
+    reads_usage: bool = False,
     for_bill: bool = False,
 ) -> "RequestLog":
-    """Read the logs, for a bill also usage without prompts, and report on stderr what was read. Raises KvproxyError."""
+    """Read the logs, for a bill also usage without prompts, and report on stderr what was read. Raises KvproxyError.
+
+    `reads_usage`: the log reports its tokens, so that no tokenizer counts them.
+    """
     from kvproxy.analyse.log_files import LogFile, read_logs
     from kvproxy.analyse.request_log import RequestLog, read_log
     from kvproxy.commands.files import read_text
@@ -65,7 +69,7 @@ def read_requests(
         return read_log(file.name, text, model, format=format, column=column, known_rows=known_rows, for_bill=for_bill)
 
     log = read_logs(files, read)
-    for line in describe_log(log, tokenizer):
+    for line in describe_rows(log) if reads_usage else describe_log(log, tokenizer):
         print_note(line)
     print_left_out(files)
     return log
@@ -78,6 +82,13 @@ def print_left_out(files: "LogFiles") -> None:
 
 def describe_log(log: "RequestLog", tokenizer: str | None) -> list[str]:
     """Return sentences about the format of a log, its requests, and what is not read or not counted."""
+    name = tokenizer or "the demo model's tokenizer: give --tokenizer for your model"
+    tools = "; tools and the arguments of their calls count" if log.has_tools else ""
+    return [*describe_rows(log), f"tokens are counted with {name}{tools}"]
+
+
+def describe_rows(log: "RequestLog") -> list[str]:
+    """Return sentences about the format of a log, its requests, and what is not read."""
     counts = [
         plural(log.rows, "row"),
         plural(len(log.requests), "request"),
@@ -105,9 +116,6 @@ def describe_log(log: "RequestLog", tokenizer: str | None) -> list[str]:
     lines += [f"line {error.line}: {error.message}" for error in log.errors[:_LISTED_ERRORS]]
     if len(log.errors) > _LISTED_ERRORS:
         lines.append(f"{len(log.errors) - _LISTED_ERRORS:,} more rows are malformed")
-    name = tokenizer or "the demo model's tokenizer: give --tokenizer for your model"
-    tools = "; tools and the arguments of their calls count" if log.has_tools else ""
-    lines.append(f"tokens are counted with {name}{tools}")
     return lines
 
 

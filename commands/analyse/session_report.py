@@ -104,7 +104,7 @@ def _read_recorded(
     if len(found.damaged) > _SHOWN_FILES:
         print_note(f"{len(found.damaged) - _SHOWN_FILES:,} more files have lines that are not JSON")
     if files.logs and sessions:
-        logged = read_requests(files, model, format, for_bill=for_bill).requests
+        logged = read_requests(files, model, format, reads_usage=True, for_bill=for_bill).requests
         return sorted([*found.requests, *logged], key=lambda request: request.time or 0.0), found.traces
     for log in files.logs:
         files.leave_out(log.name, "no transcript; --sessions counts the usage in logs, too")

@@ -36,8 +36,10 @@ def test_requests_of_a_file_are_sent(demo: Demo, tmp_path: Path) -> None:
     file.write_text("".join(f"{number} What is a block, and how is it named by its hash?\n" for number in range(2)))
     done = kvproxy("audit", demo[0], "--file", file, "--format", "prompts", "--max-tokens", 4)
     assert (done.returncode, done.stdout.split(" warm")[0]) == (0, "0 of 2")
-    file.write_text('{"prompt": "What is a block?"}')
-    assert "contains no chat completion" in kvproxy("audit", demo[0], "--file", file).stderr
+    file.write_text('{"prompt": "What is a block?"}\n{"prompt": "Wha')
+    refused = kvproxy("audit", demo[0], "--file", file).stderr
+    assert "contains no chat completion" in refused
+    assert "skipped 1 row without a request: 1 malformed\n" in refused
 
 
 @contextmanager

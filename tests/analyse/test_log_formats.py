@@ -813,6 +813,8 @@ def test_all_rows_without_a_request_are_counted(tmp_path: Path) -> None:
     assert "skipped 3 rows without a request: 1 not JSON (line 4), 2 malformed\n" in done.stderr
     assert "line 3: this is not a JSON object" in done.stderr
     assert "line 5: the row lacks call_type" in done.stderr
+    # The tokens are those of the usage.
+    assert "tokens are counted with" not in done.stderr
 
 
 def test_a_plain_row_in_a_log_does_not_change_how_the_others_are_read() -> None:

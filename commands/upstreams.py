@@ -1,18 +1,27 @@
 """`kvproxy upstreams`: lists and drains upstreams."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
 
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.formatting import Formatted, format_size, percent
 from kvproxy.commands.options import ProxyOptions
-from kvproxy.commands.output import Output, print_text
+from kvproxy.commands.output import Output, print_note, print_text
 from kvproxy.commands.tables import Column, ListLayout, print_table
-from kvproxy.operations.operation import NoParameters, fields_of
-from kvproxy.operations.upstreams import UpstreamName, drain_upstream, list_upstreams, undrain_upstream
+from kvproxy.errors import KvproxyError
+from kvproxy.operations.client import ProxyClient
+from kvproxy.operations.operation import AsyncOperation, NoParameters, fields_of
+from kvproxy.operations.upstreams import UpstreamName, UpstreamsAccess, drain_upstream, list_upstreams, undrain_upstream
 
 if TYPE_CHECKING:
     from kvproxy.upstreams.status import EngineStatus
+
+Also = Annotated[
+    list[str] | None, Option("--also", metavar="URL", help="Do the same at another proxy; repeat for several.")
+]
 
 app = CommandGroup("upstreams", help="List upstreams, and drain one for maintenance.")
 
@@ -24,18 +33,39 @@ def ls(layout: ListLayout, proxy: ProxyOptions) -> Output:
 
 
 @app.subcommand
-def drain(upstream: UpstreamName, proxy: ProxyOptions) -> Output:
+def drain(upstream: UpstreamName, *, also: Also = None, proxy: ProxyOptions) -> Output:
     """Stop sending new requests to an upstream.
 
-    Requests in flight are completed.
+    Requests in flight are completed. Each proxy of a fleet drains its upstreams itself: --also names the other ones.
+
+    Example: kvproxy upstreams drain http://SERVER:8000 --url http://127.0.0.1:8491 --also http://127.0.0.1:8492
     """
-    return _upstreams_output([proxy.client().perform(drain_upstream, upstream)])
+    return _perform(drain_upstream, upstream, proxy, also)
 
 
 @app.subcommand
-def undrain(upstream: UpstreamName, proxy: ProxyOptions) -> Output:
+def undrain(upstream: UpstreamName, *, also: Also = None, proxy: ProxyOptions) -> Output:
     """Send requests to a drained upstream again."""
-    return _upstreams_output([proxy.client().perform(undrain_upstream, upstream)])
+    return _perform(undrain_upstream, upstream, proxy, also)
+
+
+def _perform(
+    operation: "AsyncOperation[UpstreamsAccess, UpstreamName, EngineStatus]",
+    upstream: UpstreamName,
+    proxy: ProxyOptions,
+    also: list[str] | None,
+) -> Output:
+    """Perform an operation at all proxies, also if it fails at some, and return the exit code of the first failure."""
+    statuses, exit_code = [], 0
+    for client in (proxy.client(), *(ProxyClient(url, proxy.token) for url in also or ())):
+        try:
+            statuses.append(client.perform(operation, upstream))
+        except KvproxyError as error:
+            if not also:
+                raise
+            print_note(f"{client.url}: {error.message}")
+            exit_code = exit_code or error.exit_code
+    return replace(_upstreams_output(statuses), exit_code=exit_code)
 
 
 def _upstreams_output(

@@ -202,3 +202,15 @@ def test_serve_prints_its_url_as_json_without_secrets(tmp_path: Path) -> None:
         assert BASIC.removeprefix("Basic ") not in text
     assert "127.0.0.1:9" in seen[0]
     assert os.path.exists(tmp_path / "responses.db")
+
+
+def test_one_command_drains_an_upstream_at_all_proxies_of_a_fleet(two: Two, tmp_path: Path) -> None:
+    settings = load_settings(data=tmp_path, upstreams=two.targets, cache={"enabled": False})
+    with run_proxy(settings) as (other, _):
+        name = two.targets[1]
+        drained = result("upstreams", "drain", name, "--also", other, url=two.url)
+        assert [(row["url"], row["state"]) for row in drained] == 2 * [(name, "draining")]
+        done = kvproxy("upstreams", "undrain", name, "--also", NOWHERE, "--also", other, url=two.url)
+        assert (done.returncode, done.stderr.startswith(f"{NOWHERE}: ")) == (4, True)
+        for url in (two.url, other):
+            assert [row["state"] for row in result("upstreams", url=url) if row["url"] == name] == ["up"]

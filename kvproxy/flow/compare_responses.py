@@ -163,6 +163,9 @@ class ComparisonQueue:
         return comparisons
 
 
+_VERDICTS = {"right": "equal", "wrong": "different", "undecided": "undecided"}
+
+
 class ComparedAnswers:
     """The texts of a fresh answer and of the candidates' answers, which are read when they are first compared."""
 
@@ -200,6 +203,8 @@ class ResponseComparer:
         self._task: asyncio.Task[None] | None = None
         self._budget = ModelBudget(settings.judge_budget)
         self._warned: set[str] = set()
+        self.report: Callable[[str, str], None] = lambda request_id, verdict: None
+        """Receives the id of each request that would have got a stored response, and the verdict, see `ComparisonEnded`."""
         self.counts: Counter[str] = Counter()
         """Number of comparisons by result: right, wrong, undecided, dropped, and dropped ones of explored hits."""
 
@@ -241,6 +246,8 @@ class ResponseComparer:
             result = await self._compare_with_candidates(comparison)
             if comparison.lookup.observation is not None:
                 self.counts[result] += 1
+            if comparison.lookup.chosen is not None:
+                self.report(comparison.request.request_id, _VERDICTS[result])
             await self._warn(comparison.lookup.namespace)
         except CacheStoreError as error:
             _log.error("an observation was not stored: %s", error)

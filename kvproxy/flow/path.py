@@ -131,6 +131,8 @@ class RequestPath:
         )
         forward = JoinOrForward(_compose([layer.send for layer in self._sending]), writer, responses)
         background = BackgroundRequests(forward.join, self.compute_key, self.finish, clock)
+        if comparer is not None:
+            comparer.report = journal.record_comparison
         self.keep_warm = KeepWarm(background, prices, pin, journal.record_keep_warm)
         context = PathContext(backend, cache, settings, clock)
         # These steps change the cache key, so `explain` runs them, too.

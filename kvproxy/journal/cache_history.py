@@ -53,7 +53,15 @@ class KeepWarmEnded:
     text: str
 
 
-Change: TypeAlias = ResponseStored | ResponseRemoved | KeepWarmEnded
+@dataclass(frozen=True, slots=True)
+class ComparisonEnded:
+    """The verdict on the stored response that a request would have got: `equal`, `different`, or `undecided`."""
+
+    request: str
+    verdict: str
+
+
+Change: TypeAlias = ResponseStored | ResponseRemoved | KeepWarmEnded | ComparisonEnded
 Event: TypeAlias = Exchange | Change
 
 

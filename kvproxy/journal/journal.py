@@ -19,7 +19,14 @@ from kvproxy.index.entry_redaction import Redactor
 from kvproxy.index.errors import SchemaVersionError
 from kvproxy.index.failure_log import FailureLog
 from kvproxy.index.store_location import is_url
-from kvproxy.journal.cache_history import Change, Event, KeepWarmEnded, ResponseRemoved, ResponseStored
+from kvproxy.journal.cache_history import (
+    Change,
+    ComparisonEnded,
+    Event,
+    KeepWarmEnded,
+    ResponseRemoved,
+    ResponseStored,
+)
 from kvproxy.journal.databases.database import InvalidQuery, JournalDatabase, JournalFailed
 from kvproxy.journal.databases.sqlite import open_or_replace
 from kvproxy.journal.reader import JournalReader
@@ -121,6 +128,9 @@ class Journal:
     def record_keep_warm(self, request_id: str, text: str) -> None:
         """Record what became of the keep-warm requests after a request."""
 
+    def record_comparison(self, request_id: str, verdict: str) -> None:
+        """Record the verdict on a request's stored response, see `ComparisonEnded`."""
+
     def read(self, work: Callable[[JournalReader], T], default: T | None = None) -> T:
         """Return the result of `work`, or `default` if the journal is disabled.
 
@@ -191,6 +201,9 @@ class StoredJournal(Journal):
 
     def record_keep_warm(self, request_id: str, text: str) -> None:
         self._queue.put_changes([KeepWarmEnded(request_id, text)])
+
+    def record_comparison(self, request_id: str, verdict: str) -> None:
+        self._queue.put_changes([ComparisonEnded(request_id, verdict)])
 
     def record_removed(self, entries: Iterable[ResponseRemoved]) -> None:
         self._queue.put_changes(entries)

@@ -170,6 +170,13 @@ def _shorten(text: str) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
+_VERDICTS = {
+    "equal": "The fresh response was judged equal to its stored response.",
+    "different": "The fresh response was judged different from its stored response.",
+    "undecided": "The judge could not decide whether the fresh response and its stored response are equal.",
+}
+
+
 def explain_in_sentences(explanation: MissExplanation, format_time: Callable[[float], str]) -> list[str]:
     """Return the explanation as sentences, which quote requests without escaping control characters."""
     record = explanation.record
@@ -184,6 +191,8 @@ def explain_in_sentences(explanation: MissExplanation, format_time: Callable[[fl
             + (f" and a score of {record.score:.3f}" if record.score is not None else "")
             + "."
         )
+    if record.verdict is not None:
+        sentences.append(_VERDICTS.get(record.verdict, record.verdict))
     if explanation.earlier is not None and explanation.differences and not record.reason.startswith("hit-"):
         sentences.append(
             f"The earlier request most like it is {explanation.earlier.request_id[:32]},"

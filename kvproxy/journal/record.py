@@ -65,6 +65,7 @@ class Record:
     response_id: str | None = None
     team: str | None = None
     reached_limit: str | None = None
+    verdict: str | None = None
     proxy: str | None = None
 
 

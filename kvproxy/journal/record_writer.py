@@ -11,6 +11,7 @@ from kvproxy.index.search.conversations import last_turn
 from kvproxy.journal.cache_history import (
     CacheHistory,
     Change,
+    ComparisonEnded,
     Event,
     KeepWarmEnded,
     PromptRecord,
@@ -26,6 +27,7 @@ from kvproxy.journal.exchange_record import (
     reason_of_unexplained_miss,
     record_of,
 )
+from kvproxy.journal.late_verdicts import LateVerdicts
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import Regions, regions_as_json, regions_of
 from kvproxy.journal.saving_groups import counted_tags
@@ -74,6 +76,7 @@ class RecordWriter:
         self._stored_responses: OrderedDict[str, tuple[ResponseStored, tuple[str, float | None] | None]] = OrderedDict()
         """By key, the last stored response, and the removal of the response before it, until its request is recorded."""
         self._without_entry: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._verdicts = LateVerdicts()
 
     def write(self, events: Sequence[Event]) -> None:
         """Write a record for each exchange, and the changes of the response store, in one transaction.
@@ -104,6 +107,7 @@ class RecordWriter:
             self._turns.on_rollback()
             self._prompts.clear()
             self._without_entry.clear()
+            self._verdicts.clear()
             raise
 
     def _is_committed(self) -> bool:
@@ -117,6 +121,7 @@ class RecordWriter:
             if isinstance(event, Exchange):
                 record = records[number] = record_of(event)
                 record.number, record.proxy = number, self._proxy
+                record.verdict = self._verdicts.verdict_of(event, number)
                 if event.key is not None:
                     self._add_prompt(event, record, event.key)
                 self._add_to_totals(event, record)
@@ -136,6 +141,9 @@ class RecordWriter:
         if isinstance(change, KeepWarmEnded):
             self._turns.set_keep_warm(change.request, change.text)
             return
+        if isinstance(change, ComparisonEnded):
+            self._set_verdict(change, records)
+            return
         self._prompts.pop(change.key, None)
         if isinstance(change, ResponseRemoved):
             self._history.add_removal(change)
@@ -152,6 +160,14 @@ class RecordWriter:
             self._history.remove_tombstone(change)
         if prompt is not None:
             self._history.set_entry(change)
+
+    def _set_verdict(self, ended: ComparisonEnded, records: Mapping[int, Record]) -> None:
+        number = self._verdicts.number_of(ended)
+        if number is not None and number in records:
+            records[number].verdict = ended.verdict
+        elif number is not None:
+            sql = "update records set verdict = ? where number = ?"
+            self._database.execute(sql, [self._strings.id_of(ended.verdict), number])
 
     def _set_deferred_entry(self, stored: ResponseStored, records: Mapping[int, Record]) -> None:
         number = self._without_entry.pop((stored.key, stored.request), None)

@@ -58,7 +58,7 @@ TABLES = (
     " removed_at float, against integer, near blob, similarity float, score float, error float, guard integer,"
     " predicted_tokens integer, reused_tokens integer, tags integer, not_stored integer,"
     " estimated_prompt_tokens integer, estimated_completion_tokens integer, service_tier integer,"
-    " upstream_request_id text, response_id text, team integer, reached_limit integer)",
+    " upstream_request_id text, response_id text, team integer, reached_limit integer, verdict integer)",
     "create table tombstones (key blob primary key, reason text not null, time float not null) without rowid",
     "create index tombstones_time on tombstones (time)",
     _TOTALS,
@@ -79,6 +79,7 @@ ADDED_COLUMNS = (
     ("records", "response_id text"),
     ("records", "team integer"),
     ("records", "reached_limit integer"),
+    ("records", "verdict integer"),
     ("totals", "unreported integer not null default 0"),
     ("totals", "estimated integer not null default 0"),
     ("totals", "estimated_prompt_tokens integer not null default 0"),
@@ -104,6 +105,7 @@ STRINGS = (
     "service_tier",
     "team",
     "reached_limit",
+    "verdict",
     "proxy",
 )
 TURN_STRINGS = ("name", "region", "diagnosis", "keep_warm")

@@ -28,10 +28,14 @@ from kvproxy.index.policies.policy import LearningRecord
 from kvproxy.index.search.decider import MAX_REFUSALS
 from kvproxy.index.search.lookup_result import Candidate, Lookup, PendingObservation
 from kvproxy.index.store.observations import Observations
+from kvproxy.journal.journal import open_stored_journal
 from kvproxy.settings import CacheSettings
+from kvproxy.settings.journal import JournalSettings
 from kvproxy.settings.rules import RuleSettings
+from tests.commands.run import kvproxy
 from tests.flow.proxies import CLOSE, FAR, NEAR, QUESTION, ask, checked, explain, proxy
 from tests.index.entries import make_entry
+from tests.journal.test_file import finished
 from tests.polling import until
 from tests.requests import api_request
 from tests.servers import waiting_clients
@@ -111,6 +115,37 @@ def test_shadow_mode_serves_nothing_and_reports(tmp_path: Path) -> None:
         assert figures["lookups"] == {"no neighbour": 1, "shadow": 1}
         assert figures["learned"]["accepted_wrong"] == 1
         assert "hit" in ask(url, NEAR).headers["cache-status"]
+
+
+def test_a_record_has_the_verdict_on_the_stored_response_that_was_not_served(tmp_path: Path) -> None:
+    with proxy(tmp_path, checked(), shadow=True) as (url, services, model):
+        model.answers = {QUESTION: "One thing.", NEAR: "Another thing.", CLOSE: "one THING"}
+        ask(url, QUESTION)
+        for count, question in enumerate((NEAR, CLOSE), start=1):
+            ask(url, question)
+            compared(services, count)
+
+        def verdicts() -> list[str | None]:
+            return [record.verdict for record in reversed(services.journal.latest(3))]
+
+        until(lambda: verdicts() == [None, "different", "equal"])
+        (id, _) = (record.request_id for record in services.journal.latest(2))
+        explained = kvproxy("explain", "--request", id, "--data", tmp_path).stdout
+        assert "The fresh response was judged equal to its stored response." in explained
+
+
+@pytest.mark.parametrize("first", ["record", "verdict"])
+def test_a_verdict_and_its_record_may_come_in_any_order(tmp_path: Path, first: str) -> None:
+    journal = open_stored_journal(tmp_path / "journal.db", JournalSettings())
+    exchange = finished("q", "compared")
+    chosen = Candidate("e", "q", 0.9, "a", "explored")
+    exchange.lookup = Lookup(None, (chosen,), chosen)
+    steps = [lambda: journal.add(exchange), lambda: journal.record_comparison("compared", "undecided")]
+    for step in steps if first == "record" else reversed(steps):
+        step()
+        journal.flush()
+    assert [record.verdict for record in journal.latest(1)] == ["undecided"]
+    journal.close()
 
 
 def test_the_log_lists_each_pair_that_shadow_mode_counts(tmp_path: Path) -> None:

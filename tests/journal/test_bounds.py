@@ -9,7 +9,8 @@ import pytest
 
 from kvproxy.exchange import Exchange
 from kvproxy.flow.cache_keys import cache_key
-from kvproxy.journal import cache_history, daily_sums, record_writer, schema
+from kvproxy.index.search.lookup_result import Candidate, Lookup
+from kvproxy.journal import cache_history, daily_sums, late_verdicts, record_writer, schema
 from kvproxy.journal import journal as journal_module
 from kvproxy.journal.cache_history import ResponseRemoved, ResponseStored
 from kvproxy.journal.databases.sqlite import SqliteJournalDatabase, open_file
@@ -282,3 +283,15 @@ def test_few_breakpoints_of_a_prompt_are_kept(place: str) -> None:
     (turn,) = set(journal._writer._turns._index._prefixes.values())
     assert turn.marked_regions == tuple(range(502 - MAX_MARKS, 502))
     journal.close()
+
+
+def test_verdicts_without_a_record_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_verdicts, "_MAX_WAITING", 5)
+    verdicts = late_verdicts.LateVerdicts()
+    chosen = Candidate("e", "q", 0.9, "a", "explored")
+    for number in range(10):
+        assert verdicts.number_of(cache_history.ComparisonEnded(f"verdict {number}", "equal")) is None
+        exchange = finished("q", f"request {number}", lookup=Lookup(None, (chosen,), chosen))
+        assert verdicts.verdict_of(exchange, number) is None
+    assert (len(verdicts._verdicts), len(verdicts._numbers)) == (5, 5)
+    assert verdicts.number_of(cache_history.ComparisonEnded("request 9", "equal")) == 9

@@ -28,6 +28,7 @@ flow/prepare/history_repair: _originals
 flow/compare_responses: _queue _warned
 providers/prices: _searched
 journal/record_writer: _prompts _stored_responses _without_entry
+journal/late_verdicts: _numbers _verdicts
 journal/schema: _numbers _shapes _shape_texts
 journal/cache_history: _regions
 journal/daily_sums: _values _rows
@@ -146,6 +147,7 @@ journal.journal:MAX_CHANGES journal/test_bounds.py::test_changes_of_the_store_ar
 journal.record_writer:_MAX_STORED_RESPONSES
     journal/test_bounds.py::test_stored_responses_are_kept_to_the_bound_until_their_requests_are_recorded
 journal.record_writer:_MAX_WITHOUT_ENTRY journal/test_bounds.py::test_prompts_in_memory_are_kept_to_the_bounds
+journal.late_verdicts:_MAX_WAITING journal/test_bounds.py::test_verdicts_without_a_record_are_bounded
 journal.record_writer:_MAX_CACHED_PROMPTS journal/test_bounds.py::test_prompts_in_memory_are_kept_to_the_bounds
 providers.prices:_MAX_SEARCHED providers/test_prices.py::test_known_prices_are_kept_to_the_bound
 journal.cache_history:_MAX_CACHED_PROMPTS journal/test_bounds.py::test_prompts_in_memory_are_kept_to_the_bounds

@@ -13,10 +13,16 @@ from functools import lru_cache
 from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.guards.fillers import without_fillers
 from kvproxy.index.policies.guards.question_and_format import named_times
-from kvproxy.index.policies.guards.words import FUNCTION_WORDS, WORD, cached_by_text, roots, words
+from kvproxy.index.policies.guards.words import FUNCTION_WORDS, NUMBER, WORD, cached_by_text, roots, words
 from kvproxy.index.policies.learned.answer_classes import text_digest
 from kvproxy.index.policies.learned.answer_facts import answer_facts
-from kvproxy.index.search.earlier_statements import SENTENCE_END, earlier_statements, is_own_case, is_question
+from kvproxy.index.search.earlier_statements import (
+    SENTENCE_END,
+    earlier_statements,
+    is_own_case,
+    is_pleasantry,
+    is_question,
+)
 
 MAX_TURNS_OF_FREE_WORDING = 15
 _MAX_TURN_BYTES = 800
@@ -24,6 +30,7 @@ _REFERENCES = frozenset(
     "it its it's this these those they them their they're he him his she her hers there then else another again ones former"
     " latter both either neither so here other others such that's".split()
 )
+_QUANTIFIERS = frozenset("each every all any some many much more most".split())
 _OWN = frozenset("my mine our ours i'm i've i'd i'll am myself".split())
 _CONTINUATION = re.compile(
     r"^\W*(?:and|but|so|then|or|ok|okay|also|what about|how about|no|yes|yeah|yep|sure|right|cool|great|thanks|because|well|now"
@@ -46,10 +53,20 @@ _OWN_STATE = re.compile(
 )
 _COMPARATIVE = re.compile(r"\binstead of\b|\bat the same time\b|\b(?:to|from) another\b", re.IGNORECASE)
 _TOKEN = re.compile(r"[\w'’-]+|[^\w\s]")
+_WORD_OR_NUMBER = re.compile(rf"{WORD.pattern}|{NUMBER.pattern}")
 _COMPLEMENTS = frozenset("of for to in at from between on with about than".split())
 _MAX_COMPLEMENT_DISTANCE = 5
-_EXISTENTIAL = re.compile(r"(?<=\b(?:is|re)) there\b", re.IGNORECASE)
+_NO_REFERENCES = tuple(
+    re.compile(expression, re.IGNORECASE)
+    for expression in (
+        _COMPARATIVE.pattern,
+        r"(?<=\b(?:is|re)) there\b",
+        r"\bthis (?=(?:year|month|week|weekend|season|summer|winter|spring|autumn)\b)",
+        r"\bthe (?=(?:world|universe|solar system|internet|moon|sun|earth|horizon|sky)\b)",
+    )
+)
 _COMPLEMENT = re.compile(r"\b(?:for|in|on|from|to|with|between) (?:your )?[a-z]+\W*$", re.IGNORECASE)
+_LATER_CLAUSE = re.compile(r", or \w+ (?:i|you|we|people|they|it|he|she)\b.*", re.IGNORECASE)
 _MIN_WORDS, _MIN_WORDS_WITH_COMPLEMENT, _MIN_WORDS_WITH_NAME = 4, 3, 2
 _SMALL_TALK = frozenset(
     "hi hello hey hiya thanks thank cheers great ok okay yes no yep yeah sure lol haha nice cool perfect brilliant sorry please"
@@ -60,7 +77,7 @@ _OWN_FACT = re.compile(
     r"\b(?:(?:i|we)(?:'ve| have)? (?:already |only |also )?(?:have|need|use|live|work|own|rent|pay|paid|sign|signed|bought"
     r"|ordered|booked|got|can't|cannot|don't|didn't|do not|did not|never)"
     r"|(?:i'm|i am|we're|we are) (?!more|so\b|just|really|sure|afraid|wondering|curious|sorry|glad|happy|nervous|excited|trying"
-    r"|thinking|looking)|my \w+(?:'s| is| are| has) )",
+    r"|thinking|looking)|my \w+(?:'s| is| are| has) (?!thinking|looking|wondering|asking))",
     re.IGNORECASE,
 )
 _PRONOUN = re.compile(
@@ -79,18 +96,24 @@ _REPORTS = frozenset(
 _COVERED, _EQUAL_SHARE = 0.5, 0.8
 _COPY_RATIO = 0.62
 _FEW_WORDS = 4
+_MIN_WORDS_OF_ORDER = 3
 _MIN_LENGTH_OF_PREFIX, _MIN_LENGTH_OF_WORD = 4, 3
 
 
 def is_standalone(question: str) -> bool:
     """Whether a question needs no earlier turns: it refers to nothing, is a whole sentence, and names what it is about."""
-    text = _EXISTENTIAL.sub("", _COMPARATIVE.sub(" ", question))
+    if _CONTINUATION.search(question):
+        return False
+    text = without_fillers(question)
+    for expression in _NO_REFERENCES:
+        text = expression.sub("", text)
     tokens = set(words(text))
-    if _CONTINUATION.search(text) or not _QUESTION.search(text) or not tokens.isdisjoint(_REFERENCES | _OWN):
+    # Pronouns of a later clause refer to the first one: `Are tickets mobile only, or can I print them?`
+    if not _QUESTION.search(text) or not (_REFERENCES | _OWN).isdisjoint(words(_LATER_CLAUSE.sub("", text))):
         return False
     if _DEMONSTRATIVE.search(text) or _OWN_STATE.search(text) or not _all_definite_nouns_are_explained(text):
         return False
-    content = {word for word in tokens if word not in FUNCTION_WORDS and len(word) > 2}
+    content = {word for word in tokens if word not in FUNCTION_WORDS | _QUANTIFIERS and len(word) > 2}
     least = _MIN_WORDS_WITH_COMPLEMENT if _COMPLEMENT.search(text) else _MIN_WORDS
     return len(content) >= (_MIN_WORDS_WITH_NAME if _names(text) else least)
 
@@ -168,11 +191,28 @@ def need_no_context(ours: Context, theirs: Context, are_alike: Callable[[str, st
 
 
 def have_other_words(turn: str, other: str) -> bool:
-    """Whether one of two turns has a content word that the other one lacks."""
-    return bool(_unknown(_content(turn), _roots(other)) or _unknown(_content(other), _roots(turn)))
+    """Whether two turns differ in a content word, or in the order of their content words and numbers."""
+    if _unknown(_content(turn), _roots(other)) or _unknown(_content(other), _roots(turn)):
+        return True
+    return _are_reordered(turn, other)
 
 
-def have_equal_facts(ours: Context, theirs: Context) -> bool:
+def _are_reordered(turn: str, other: str) -> bool:
+    """Whether at least three content words or numbers have another order, so that two of them may have exchanged their roles."""
+    ours, theirs = _content_in_order(turn), _content_in_order(other)
+    if max(len(ours), len(theirs)) < _MIN_WORDS_OF_ORDER:
+        return False
+    return len(ours) != len(theirs) or any(map(frozenset.isdisjoint, ours, theirs))
+
+
+def _content_in_order(text: str) -> list[frozenset[str]]:
+    """Return the roots of each content word, and each number, in their order."""
+    tokens = (token.lower().replace("’", "'").removesuffix("'s") for token in _WORD_OR_NUMBER.findall(text))
+    content = _content(text)
+    return [roots(token) for token in tokens if token in content or token[0].isdigit()]
+
+
+def have_equal_facts(ours: Context, theirs: Context, are_alike: Callable[[str, str], bool]) -> bool:
     """Whether the facts of two conversations agree, and both have the same statements (see `earlier_statements`).
 
     One of them may have additional numbers, times, or names, but not both of them. A last turn that only reacts (*yes please*,
@@ -183,7 +223,8 @@ def have_equal_facts(ours: Context, theirs: Context) -> bool:
         return False
     if _lacked_names(ours, theirs) and _lacked_names(theirs, ours):
         return False
-    if not (_repeats_statements(ours, theirs) and _repeats_statements(theirs, ours)):
+    lasting = not (is_standalone(ours.last) and is_standalone(theirs.last))
+    if not all(_repeats_statements(*pair, lasting=lasting) for pair in ((ours, theirs), (theirs, ours))):
         return False
     is_reaction = not (_asks(ours.last) and _asks(theirs.last))
     if is_reaction and text_digest(ours.turns[-2]) != text_digest(theirs.turns[-2]):
@@ -192,19 +233,19 @@ def have_equal_facts(ours: Context, theirs: Context) -> bool:
         if any(_states_own_fact(sentence) for sentence in _sentences(one, other, covered=False)):
             return False
     return not any(
-        _copies_differ(turn, copy, is_strict=is_strict or is_reaction)
+        _copies_differ(turn, copy, are_alike, is_strict=is_strict or is_reaction)
         for turn, copy, is_strict in _near_copies(ours, theirs)
     )
 
 
-def _repeats_statements(ours: Context, theirs: Context) -> bool:
+def _repeats_statements(ours: Context, theirs: Context, *, lasting: bool) -> bool:
     """Whether our earlier turns repeat their statements, at least in part if they are about the user."""
     # A question of the assistant may have the words of each possible reply.
     answers = (each for turn in ours.turns[1::2] for each in SENTENCE_END.split(turn) if not each.endswith("?"))
     known = _roots(" ".join((*ours.user_turns[:-1], *answers)))
     return all(
         _repeats(ours, known, statement, is_by_user=not any(statement in turn for turn in theirs.turns[1::2]))
-        for statement in earlier_statements(theirs.turns, lasting=True)
+        for statement in earlier_statements(theirs.turns, lasting=lasting)
         if not _JOKING.search(statement)
     )
 
@@ -216,7 +257,7 @@ def _repeats(ours: Context, known: frozenset[str], statement: str, *, is_by_user
         content = content - _REPORTS or content
     if not content:
         return text_digest(statement) in map(text_digest, ours.user_turns)
-    least = _COVERED if is_by_user and is_own_case(statement) else 1
+    least = _COVERED if is_by_user and is_own_case(statement) and not is_question(statement) else 1
     return len(content) - len(_unknown(content, known)) >= least * len(content)
 
 
@@ -274,7 +315,7 @@ def _sentences(context: Context, other: Context, *, covered: bool = True) -> lis
     return [
         sentence
         for turn in context.user_turns
-        for sentence in SENTENCE_END.split(without_fillers(turn))
+        for sentence in SENTENCE_END.split(turn if _JOKING.search(turn) else without_fillers(turn))
         if (content := _content(sentence)) and (1 - len(_unknown(content, known)) / len(content) >= _COVERED) is covered
     ]
 
@@ -319,10 +360,18 @@ def _have_common_content(turn: str, other: str) -> bool:
     return all(content and len(_unknown(content, known)) <= _COVERED * len(content) for content, known in pairs)
 
 
-def _copies_differ(turn: str, copy: str, *, is_strict: bool) -> bool:
-    turn, copy = _PLEASANTRY.sub("", turn), _PLEASANTRY.sub("", copy)
+@lru_cache(maxsize=1024)
+def _without_pleasantries(turn: str) -> str:
+    return _PLEASANTRY.sub("", " ".join(each for each in SENTENCE_END.split(turn) if not is_pleasantry(each)))
+
+
+def _copies_differ(turn: str, copy: str, are_alike: Callable[[str, str], bool], *, is_strict: bool) -> bool:
+    turn, copy = _without_pleasantries(turn), _without_pleasantries(copy)
     if len(turn.encode()) > _MAX_TURN_BYTES or any(guard.vetoes(turn, copy) for guard in GUARDS):
         return True
-    if not is_strict:
+    alone, also_alone = _unknown(_content(turn), _roots(copy)), _unknown(_content(copy), _roots(turn))
+    if not alone and not also_alone and not is_question(turn):
+        return _are_reordered(turn, copy)
+    if not (is_strict and alone and also_alone):
         return False
-    return bool(_unknown(_content(turn), _roots(copy)) and _unknown(_content(copy), _roots(turn)))
+    return not (is_question(turn) and is_question(copy) and are_alike(turn, copy))

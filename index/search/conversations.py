@@ -132,7 +132,7 @@ class EarlierTurns:
             return False
         if self._num_contexts >= _MAX_CONTEXTS:
             return False
-        if not have_equal_facts(self._context, stored):
+        if not have_equal_facts(self._context, stored, self._are_alike):
             return False
         self._num_contexts += 1
         if max(len(self._context.turns), len(stored.turns)) > MAX_TURNS_OF_FREE_WORDING:

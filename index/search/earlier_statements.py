@@ -33,8 +33,7 @@ _LATER_QUESTION = re.compile(
     re.IGNORECASE,
 )
 _INTENTION = re.compile(
-    _LEAD
-    + r"(?:(?:i|we)(?:'ll| will|'d rather)(?: just| definitely)? (?!be\b|have\b|always\b|never\b|only\b)\w+|let me \w+"
+    _LEAD + r"(?:(?:i|we)(?:'ll| will)(?: just| definitely)? (?!be\b|have\b|always\b|never\b|only\b)\w+|let me \w+"
     r"|go (?:ahead|for it)|never ?mind)\b",
     re.IGNORECASE,
 )
@@ -43,7 +42,7 @@ _INSTRUCTION = re.compile(
     r"\b(?:from now on|pretend|act (?:as|like)|imagine|role ?play|you are (?:an?|my|the)|call me|suppose|assum(?:e|ing)|as if"
     r"|we are in|(?:answer|reply|respond|speak|talk|write)(?: to me)? (?:in|like|as|only|with|for)"
     r"|(?<!i )(?<!we )(?:always|never|only) \w+|(?:explain|describe|write|answer) everything|every (?:answer|time)"
-    r"|all (?:answers|prices|numbers|distances)|let's (?:play|say|pretend|talk)|that (?:i|we|our)\b"
+    r"|all (?:answers|prices|numbers|distances)|let's (?:play|say|pretend|talk)"
     r"|(?:can|could|will|would) you (?:please )?(?!(?:tell|help|show|explain|give|list|describe|recommend|suggest|send|do"
     r"|write|translate|draft|convert|calculate|compare|be|like|also)\b))",
     re.IGNORECASE,
@@ -58,6 +57,22 @@ _ATTRIBUTE = re.compile(
     r"| (?:has|have)(?! been)| (?:runs?|uses?|only|supports?|goes)))\b",
     re.IGNORECASE,
 )
+_ATTRIBUTE_IN_QUESTION = re.compile(
+    r"\bthat (?:i|we|our|my)\b|\blike (?:me|us)\b|\b(?:my|our) (?:\w+ )?(?:sons?|daughters?|child(?:ren)?|kids?|bab(?:y|ies)|wife"
+    r"|husband|partner|mother|mum|mom|father|dad|parents?|brothers?|sisters?|friends?|dogs?|cats?|pets?|horses?|team|company"
+    r"|family) (?:with|without) \w+",
+    re.IGNORECASE,
+)
+_HEALTH_OR_DIET = re.compile(
+    r"\b(?:allerg\w+|pregnan\w+|breastfe\w+|diabet\w+|asthma\w*|epilep\w+|coeliac|celiac|intoleran\w+|vegans?|vegetarians?"
+    r"|kosher|halal|disabled|disability|autis\w+|dyslexi\w+)\b",
+    re.IGNORECASE,
+)
+# `do I have to log in every time` asks for a rule, rather than for answers of a kind.
+_ABOUT_RULE = re.compile(_LEAD + r"(?:do|does|did|must|will) (?:i|we|it|they|he|she)\b", re.IGNORECASE)
+_OWN_PAST = re.compile(
+    r"\b(?:i|we|i've|we've|my|our)\b.*\b(?:ago|yesterday|last (?:night|week|month|year))\b", re.IGNORECASE
+)
 _STATE_OF_USER = re.compile(
     r"\b(?:you're|you are) (?:on|in|an?|using|not|currently|registered|from)\b"
     r"|\byour (?:current )?(?:\w+ ){0,2}(?:plan|account|workspace|subscription|contract|tariff|licence|license|tier|role|trial"
@@ -69,7 +84,15 @@ _ABOUT_USER = re.compile(
     re.IGNORECASE,
 )
 _PLEASANTRY = re.compile(
-    r"^\W*(?:(?:thanks|thank you) for|good luck|enjoy|happy \w+|sorry (?:about|for|to hear)|not at all)(?: [\w']+){0,4}\W*$",
+    r"^\W*(?:(?:thanks|thank you|okay|ok|great|well|and|but|no worries)\b[,! ]*)*"
+    r"(?:(?:thanks|thank you) for|good luck|enjoy|happy \w+|sorry (?:about|for|to hear)|not at all)(?: [\w']+){0,4}\W*$",
+    re.IGNORECASE,
+)
+# `I've got a couple of other questions first`
+_ANNOUNCEMENT = re.compile(
+    r"^\W*(?:(?:and|but|so|ok|okay|well|sure|also|before that|actually)\b[, ]*)*(?:(?:i|we)(?:'ve| have)(?: got)? |there are )?"
+    r"(?:(?:a|an|just|couple|few|some|one|two|three|another|other|more|quick|last|different|separate|random|general|of)\b ?)+"
+    r"(?:questions?|things?|q)(?: (?:first|to ask|for you|now|actually|more))*\W*$",
     re.IGNORECASE,
 )
 _OWN_CASE = re.compile(r"\b(?:i|i'm|i've|i'd|my|mine|we|we're|we've)\b", re.IGNORECASE)
@@ -83,7 +106,8 @@ _SMALL_TALK = frozenset(
     " that's this it it's ok okay k alright right sure yes yep yeah yup no nope fine great nice cool perfect brilliant"
     " brill excellent lovely wonderful awesome fantastic got gotcha understood noted see i i'm i've i'll glad happy"
     " pleased helpful handy useful help helps helped to hear of course absolutely certainly definitely pleasure my problem"
-    " worries at all any anything else anytime time done found sorted oh ah aw ha haha lol hmm well typical fair scary"
+    " worries at all any anything else anytime time done found sorted oh ooh ah aw aww ha haha lol wow whoa phew"
+    " ugh mate hmm well typical fair scary"
     " annoying please sorry bye goodbye have a an one another other last more quick question questions ask unrelated"
     " random general thing things bit while here but and also though just worth will do makes sense sounds is are was we"
     " we're the be can today first using chat enjoy ready go ahead continue whenever congratulations congrats choice"
@@ -137,10 +161,26 @@ def _statements_of_user(turn: str, question: str, *, is_explained: bool) -> Iter
         yield turn
         return
     is_explained = is_explained and len(turn.encode("utf-8", "replace")) <= _MAX_BYTES_OF_CASE
-    for statement in _statements(turn):
-        if not is_explained or _persists(statement) or _DATA.search(statement) or _share_content(statement, question):
-            yield statement
-    yield from (each for each in _sentences(turn) if is_question(each) and _INSTRUCTION.search(each))
+    yield from (each for each in _statements(turn) if not is_explained or _may_matter(each, question))
+    yield from (each for each in _sentences(turn) if is_question(each) and (_instructs(each) or _presupposes(each)))
+
+
+def _may_matter(statement: str, question: str) -> bool:
+    """Whether an explained statement may matter to a later question, or to each question if `question` is empty."""
+    if _persists(statement) or _DATA.search(statement) or _share_content(statement, question):
+        return True
+    return bool(question) and _OWN_PAST.search(statement) is not None
+
+
+def _instructs(question: str) -> bool:
+    return _INSTRUCTION.search(question) is not None and _ABOUT_RULE.search(question) is None
+
+
+def _presupposes(question: str) -> bool:
+    """Whether a question names an attribute of the user that may matter to other questions."""
+    return _ATTRIBUTE_IN_QUESTION.search(question) is not None or (
+        is_own_case(question) and _HEALTH_OR_DIET.search(question) is not None
+    )
 
 
 def _statements_of_assistant(reply: str, question: str, *, is_caused: bool) -> Iterator[str]:
@@ -156,9 +196,15 @@ def states_facts(turn: str) -> bool:
     return any(has_content(sentence) and not is_question(sentence) for sentence in _sentences(turn))
 
 
+def is_pleasantry(sentence: str) -> bool:
+    """Whether a sentence thanks, wishes, or announces a question: `sorry to hear that`, `I've got a few questions`."""
+    return _PLEASANTRY.search(sentence) is not None or _ANNOUNCEMENT.search(sentence) is not None
+
+
+@lru_cache(maxsize=4096)
 def has_content(sentence: str) -> bool:
     """Whether a sentence has more than small talk."""
-    if _PLEASANTRY.search(sentence):
+    if is_pleasantry(sentence):
         return False
     return not _SMALL_TALK.issuperset(words(sentence)) or any(letter.isdigit() for letter in sentence)
 
@@ -167,6 +213,7 @@ def _asks(turn: str) -> bool:
     return any(map(is_question, _sentences(turn)))
 
 
+@lru_cache(maxsize=4096)
 def is_question(sentence: str) -> bool:
     return "?" in sentence or _place_of_question(_CLAUSE_END.split(without_fillers(sentence))) is not None
 
@@ -184,7 +231,7 @@ def _place_of_question(clauses: Sequence[str]) -> int | None:
 
 
 def _persists(statement: str) -> bool:
-    return _ATTRIBUTE.search(statement) is not None or _INSTRUCTION.search(statement) is not None
+    return any(each.search(statement) for each in (_ATTRIBUTE, _INSTRUCTION)) or _presupposes(statement)
 
 
 @lru_cache(maxsize=4096)

@@ -13,6 +13,9 @@ _OPENING = re.compile(
     r"|ye(?:ah|p|s)"
     r"|i(?: am|'m) (?:new|a beginner)(?: (?:to|at|with) (?:this|it|all this))?(?: here)?(?=[.,;!])"
     r"|(?:just )?(?:a |one |another )?(?:(?:quick|short|small|simple|silly|stupid|dumb|basic|random) )?question(?: for you)?"
+    r"|(?:(?:on )?(?:an?|one|another)? ?(?:(?:more|other|last|final|different|separate|unrelated|new) )+"
+    r"(?:question|thing|topic|subject|note)|another (?:question|thing)|(?:totally |completely )?(?:unrelated|off[- ]topic)"
+    r"|before i (?:go|forget)|while i(?:'m here|'m at it|'ve got you))(?=\s*[,.:;!–—-])"
     r"|(?:i(?: am|'m| was) )?just (?:wondering|curious)"
     r"|i(?: am|'m| was) (?:wondering|curious)|(?:just )?(?:wondering|curious|checking|asking)|btw|by the way|please|pls|plz)"
     + r"(?:(?=[\s,.!:;?–—-]))" + _BREAK,

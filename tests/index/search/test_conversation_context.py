@@ -29,7 +29,7 @@ CASES, EARLIER_FACTS = read_cases("conversations.jsonl"), read_cases("earlier_fa
 
 def may_match(one: list[str], other: list[str]) -> bool:
     ours, theirs = Context(tuple(one)), Context(tuple(other))
-    return need_no_context(ours, theirs, eq) or have_equal_facts(ours, theirs)
+    return need_no_context(ours, theirs, eq) or have_equal_facts(ours, theirs, eq)
 
 
 def test_no_conversation_with_another_detail_fact_or_proposal_matches() -> None:
@@ -40,7 +40,7 @@ def test_no_conversation_with_another_detail_fact_or_proposal_matches() -> None:
 
 def test_no_conversation_that_tells_another_fact_matches() -> None:
     traps = [case for case in EARLIER_FACTS if not case["same"]]
-    assert len(traps) >= 130
+    assert len(traps) >= 250
     assert not [case for case in traps if may_match(case["a"], case["b"]) or may_match(case["b"], case["a"])]
 
 
@@ -61,6 +61,12 @@ QUESTION = "How many moons does Jupiter have?"
         ("hi", "Hello! Your plan is Basic. How can I help?", ["Your plan is Basic."]),
         ("I'm on the free plan, can I print?", "Yes.", ["I'm on the free plan,"]),
         ("No, it is not.", "Thanks for the correction.", ["No, it is not."]),
+        ("Is bread safe for my son with an allergy?", "No.", ["Is bread safe for my son with an allergy?"]),
+        ("I ordered two weeks ago, is that normal?", "No.", ["I ordered two weeks ago,"]),
+        ("I'd rather see the long version.", "Okay.", ["I'd rather see the long version."]),
+        ("do I have to log in every time?", "Yes.", []),
+        ("ok. I've got a couple of other questions first", "Of course.", []),
+        ("ooh wow, cheers mate", "Thanks, and sorry to hear about the rain!", []),
         ("Good evening!", "Hi, how can I help you today?", []),
         ("Is the app free?", "Yes, it costs nothing.", []),
         ("my screen is cracked, what can I do?", "You can book a repair.", []),
@@ -95,6 +101,19 @@ def test_statements_that_exchange_words_do_not_match() -> None:
     one, other = "Ann handles refunds. Ben handles repairs.", "Ann handles repairs. Ben handles refunds."
     assert not may_match([one, "Noted.", "Who handles repairs?"], [other, "Noted.", "Who handles repairs?"])
     assert not may_match(["Hi", one, "Who handles repairs?"], ["Hi", other, "Who handles repairs?"])
+    one, other = (
+        "The {} cable is live and the {} one is ground.".format(*pair) for pair in (("red", "blue"), ("blue", "red"))
+    )
+    assert not may_match([one, "Noted.", "Is it safe?"], [other, "Noted.", "Is it safe?"])
+    one, other = "They cancelled my flight.", "My flight was cancelled."
+    assert may_match([one, "Noted.", "Who pays for a hotel?"], [other, "Noted.", "Who pays for a hotel?"])
+
+
+def test_earlier_questions_in_other_words_match_if_the_policy_accepts_them() -> None:
+    questions = "How tall is the Eiffel Tower?", "What is the height of the Eiffel Tower?"
+    one, other = (Context((question, "300 metres.", "Who built it?")) for question in questions)
+    assert have_equal_facts(one, other, lambda turn, copy: True)
+    assert not have_equal_facts(one, other, lambda turn, copy: False)
 
 
 def test_a_question_that_depends_on_earlier_turns_needs_them() -> None:
@@ -108,6 +127,11 @@ def test_a_question_that_depends_on_earlier_turns_needs_them() -> None:
         "Does Flixora offer a free trial?",
         "How many moons does Jupiter have?",
         "What's the minimum age to join IronWorks?",
+        "By the way, do you send newsletters about classical concerts?",
+        "Unrelated, but how do plants make oxygen from light?",
+        "Are concert tickets mobile only, or can I print them?",
+        "Which is the deepest lake in the world?",
+        "Which films won prizes this year?",
     ],
 )
 def test_a_question_that_names_what_it_is_about_stands_alone(question: str) -> None:
@@ -119,6 +143,7 @@ def test_a_question_that_names_what_it_is_about_stands_alone(question: str) -> N
     [
         "how long does it take?", "and in Python?", "yes please", "is there an early exit fee?", "the second one",
         "What would it cost me to leave early?", "How long will the refund take?", "send me the link", "Do I need that?",
+        "By the way, can I upgrade or cancel each month?",
     ],
 )  # fmt: skip
 def test_a_question_that_refers_to_something_does_not_stand_alone(question: str) -> None:

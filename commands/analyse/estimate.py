@@ -1,6 +1,7 @@
 """`kvproxy estimate`: what would both caches save on a log?"""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,8 +13,8 @@ from kvproxy.commands.analyse.options import (
     BlockSize,
     Column,
     FormatOption,
-    Log,
     LogModel,
+    Logs,
     Tokenizer,
     describe_log,
     format_pool_size,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def estimate(
-    log: Log,
+    logs: Logs,
     tokenizer: Tokenizer = None,
     block_size: BlockSize = 16,
     blocks: Annotated[str | None, Option(help="Pool sizes in blocks, such as 1000,5000.")] = None,
@@ -112,10 +113,10 @@ def estimate(
         if report is not None or plot is not None:
             raise typer.BadParameter("--by prints a table: it has no --report and no --plot")
         settings = with_prices(load_settings(data=data), _command_line_prices(price))
-        with log_files(log, with_transcripts=format is None) as files:
+        with log_files(logs, with_transcripts=format is None) as files:
             return spending_output(read_spending(files, sessions, model, settings, format, by), layout)
     own_prices = _command_line_prices(price)
-    with log_files(log, with_transcripts=format is None and column is None) as files:
+    with log_files(logs, with_transcripts=format is None and column is None) as files:
         costs = read_session_report(files, sessions, model, data, format, own_prices)
         if costs is not None:
             if report is not None:
@@ -130,7 +131,7 @@ def estimate(
     save_charts(charts, plot)
     prefill_and_decode_rate, currency = (prefill_rate, decode_rate), settings.journal.currency
     if report is not None:
-        _write_report(estimated, content, log, tokenizer, prefill_and_decode_rate, currency, report)
+        _write_report(estimated, content, logs, tokenizer, prefill_and_decode_rate, currency, report)
 
     def show() -> None:
         _print_estimate(estimated, prefill_and_decode_rate, currency)
@@ -271,7 +272,7 @@ def _assumptions(estimated: "Estimate", prefill_and_decode_rate: tuple[float, fl
 def _write_report(
     estimated: "Estimate",
     content: "RequestLog",
-    log: Path,
+    logs: Sequence[Path],
     tokenizer: str | None,
     rates: tuple[float, float],
     currency: str,
@@ -282,7 +283,7 @@ def _write_report(
 
     times = [request.time for request in content.requests if request.time is not None]
     source = report_source(
-        [log],
+        logs,
         (min(times), max(times)) if times else None,
         requests=estimated.requests,
         tokens=estimated.prefix_alone.prompt_tokens,

@@ -9,8 +9,8 @@ from typer import Option
 from kvproxy.commands.analyse.options import (
     BlockSize,
     FormatOption,
-    Log,
     LogModel,
+    Logs,
     Tokenizer,
     format_pool_size,
     log_document,
@@ -35,7 +35,7 @@ _PLACES = {
 
 
 def lint(
-    log: Log,
+    logs: Logs,
     tokenizer: Tokenizer = None,
     block_size: BlockSize = 16,
     top: Annotated[int, Option(help="Maximum number of families or sessions; 0 shows all.", min=0)] = 10,
@@ -70,7 +70,7 @@ def lint(
     from kvproxy.analyse.log_tokenizer import load_log_tokenizer
     from kvproxy.commands.files import check_writable, explain_write_errors
 
-    with log_files(log, with_transcripts=format is None) as files:
+    with log_files(logs, with_transcripts=format is None) as files:
         report = read_session_report(files, sessions, model, data, format)
         if report is not None:
             return Output(asdict(report), lambda: print_losses(report, top))

@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from kvproxy.analyse.report import Report, Source, Table
     from kvproxy.analyse.request_log import RequestLog
 
-Log = Annotated[
-    Path, Argument(help="Requests, a batch, a log, an export, or transcripts: a file, a folder, or - for stdin.")
+Logs = Annotated[
+    list[Path],
+    Argument(
+        help="Requests, batches, logs, exports, or transcripts: files, folders, or - for stdin.", show_default=False
+    ),
 ]
 Tokenizer = Annotated[str | None, Option(help="Folder or Hugging Face id of the tokenizer.", show_default="demo")]
 BlockSize = Annotated[int, Option(help="Tokens per block of the engine's prefix cache.", min=1)]
@@ -35,13 +38,14 @@ LogModel = Annotated[str, Option("--model", help="Model of requests without a mo
 
 
 @contextlib.contextmanager
-def log_files(log: Path, *, with_transcripts: bool) -> Iterator["LogFiles"]:
-    """Yield the files at a path, also of stdin (`-`) or of a folder. Raises NotFound for a folder without any."""
+def log_files(logs: Sequence[Path], *, with_transcripts: bool) -> Iterator["LogFiles"]:
+    """Yield the files at paths, also of stdin (`-`) or of folders. Raises NotFound for folders without any file."""
     from kvproxy.analyse.log_files import find_log_files
     from kvproxy.commands.files import reread
 
-    with reread(log) as path:
-        yield find_log_files(path, log, with_transcripts=with_transcripts)
+    with contextlib.ExitStack() as copies:
+        paths = {copies.enter_context(reread(log)): log for log in dict.fromkeys(logs)}
+        yield find_log_files(paths, with_transcripts=with_transcripts)
 
 
 def read_requests(
@@ -54,9 +58,10 @@ def read_requests(
     reads_usage: bool = False,
     for_bill: bool = False,
 ) -> "RequestLog":
-    """Read the logs, for a bill also usage without prompts, and report on stderr what was read. Raises KvproxyError.
+    """Read the logs, and report on stderr their formats and skipped rows. Raises KvproxyError.
 
-    `reads_usage`: the log reports its tokens, so that no tokenizer counts them.
+    With `reads_usage`, the tokens are those of the responses, and no tokenizer counts them. With `for_bill`, read usage without
+    prompts, too.
     """
     from kvproxy.analyse.log_files import LogFile, read_logs
     from kvproxy.analyse.request_log import RequestLog, read_log
@@ -88,7 +93,7 @@ def describe_log(log: "RequestLog", tokenizer: str | None) -> list[str]:
 
 
 def describe_rows(log: "RequestLog") -> list[str]:
-    """Return sentences about the format of a log, its requests, and what is not read."""
+    """Return sentences about the format of a log, its requests, and its skipped rows."""
     counts = [
         plural(log.rows, "row"),
         plural(len(log.requests), "request"),

@@ -95,7 +95,7 @@ def _read_recorded(
     *,
     for_bill: bool = False,
 ) -> "tuple[list[LoggedRequest], list[TraceSession]]":
-    """Return the requests in order of time, and the agent traces. Notes on stderr name what is not read."""
+    """Return the requests in order of time, and the agent traces. Notes on stderr name unread files and lines."""
     from kvproxy.analyse.transcripts import read_transcripts
 
     found = read_transcripts(files.transcripts, progress)

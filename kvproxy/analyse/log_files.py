@@ -1,7 +1,7 @@
 """Finds the transcripts of agents and the logs of requests in files and folders, and reads several logs as one."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +24,7 @@ _SHOWN_NAMES = 3
 class LogFile:
     """A log of requests, with its name for people.
 
-    `is_given` tells a file that the user named from one of a folder, which may be of any kind.
+    The user named the file itself if `is_given`; a file of a folder may be of any kind.
     """
 
     path: Path
@@ -38,7 +38,7 @@ class LogFiles:
 
     Attributes:
         transcripts: transcripts and agent traces.
-        left_out: files of folders that are not read, by the cause.
+        left_out: unread files of folders by cause.
     """
 
     transcripts: list[Path] = field(default_factory=list)
@@ -54,27 +54,35 @@ class LogFiles:
             yield f"left out {', '.join(names[:_SHOWN_NAMES])}{more}: {cause}"
 
 
-def find_log_files(path: Path, name: Path, *, with_transcripts: bool = True) -> LogFiles:
-    """Return the files at a path, which may be a folder. Raises NotFound for a missing path, and for a folder without any.
+def find_log_files(paths: Mapping[Path, Path], *, with_transcripts: bool = True) -> LogFiles:
+    """Return the files at paths, which may be folders. Raises NotFound for a missing path, and for folders without any file.
 
     Args:
-        name: name of the path for people.
+        paths: names for people by path.
         with_transcripts: False if each file is a log.
     """
     files = LogFiles()
-    if not path.exists():
-        raise NotFound(f"no file {name}: check the path")
-    if not path.is_dir():
-        if with_transcripts and path.is_file() and is_transcript(path):
-            files.transcripts.append(path)
-        else:
-            files.logs.append(LogFile(path, name, is_given=True))
-        return files
-    for file in sorted(file for file in path.rglob("*") if file.is_file()):
-        _add_file(files, file, file.relative_to(path), with_transcripts=with_transcripts)
+    # A file may also be in a folder that is given.
+    known = set[Path]()
+    for path, name in paths.items():
+        if not path.exists():
+            raise NotFound(f"no file {name}: check the path")
+        for file in sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]:
+            if file.resolve() in known:
+                continue
+            known.add(file.resolve())
+            if path.is_dir():
+                relative = file.relative_to(path)
+                shown = relative if len(paths) == 1 else name / relative
+                _add_file(files, file, shown, with_transcripts=with_transcripts)
+            elif with_transcripts and file.is_file() and is_transcript(file):
+                files.transcripts.append(file)
+            else:
+                files.logs.append(LogFile(file, name, is_given=True))
     if not files.transcripts and not files.logs:
+        names = ", ".join(map(str, paths.values()))
         raise NotFound(
-            f"{name} has no transcripts of Claude Code, Codex, or opencode, no agent traces, and no logs of requests"
+            f"{names} has no transcripts of Claude Code, Codex, or opencode, no agent traces, and no logs of requests"
         )
     return files
 

@@ -213,7 +213,7 @@ def _read_rows(
     *,
     for_bill: bool,
 ) -> RequestLog:
-    """Read rows in the chosen format, and rows that lack its fields in the first of `others` that they match."""
+    """Read rows in the chosen format, and each row without its fields in the first matching format of `others`."""
     num_others = Counter[str]()
     layout = f" in {content.envelope}" if content.envelope else " in a table" if content.is_table else ""
     log = RequestLog(f"{chosen.title}{layout}", len(content.rows), skipped=content.skipped)

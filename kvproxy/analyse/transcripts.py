@@ -78,7 +78,7 @@ def read_transcripts(files: Sequence[Path], progress: Callable[[float], None] = 
 
 
 def _json_lines(text: str) -> tuple[list[JsonObject], list[int]]:
-    """Return the objects of the lines, and the numbers of the lines that are none."""
+    """Return the JSON objects of the lines, and the numbers of the other lines."""
     lines: list[JsonObject] = []
     damaged: list[int] = []
     for number, line in enumerate(text.split("\n"), 1):

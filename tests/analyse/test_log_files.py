@@ -68,6 +68,27 @@ def test_a_folder_of_logs_and_transcripts_counts_both_with_sessions(folder: Path
     assert "left out notes.jsonl" in done.stderr
 
 
+def test_several_files_are_read_as_one(folder: Path) -> None:
+    first, second, other = folder / "day1.jsonl.gz", folder / "day2.jsonl", folder / "more"
+    data = ("--data", folder.parent / "data", "--json")
+    done = kvproxy("estimate", first, second, second, *data)
+    document = json.loads(done.stdout)
+    assert (document["requests"], document["log"]["format"]) == (3, "LiteLLM log (2 files)")
+    (other / "readme.md").write_text("# More\n")
+    done = kvproxy("lint", "-", other, *data, stdin=second.read_bytes())
+    assert json.loads(done.stdout)["log"]["requests"] == 3
+    assert f"left out {other / 'readme.md'}: not the name of a log\n" in done.stderr
+    write_transcripts(folder / "home")
+    done = kvproxy("estimate", folder / "home", second, "--sessions", "--by", "client", *data)
+    assert json.loads(done.stdout)["total"]["requests"] == 22
+    trace = {"id": "t1", "block_size": 64, "requests": [{"t": 0, "model": "m", "in": 64, "out": 1, "hash_ids": [1]}]}
+    (folder / "trace.json").write_text(json.dumps(trace))
+    done = kvproxy("estimate", folder, folder / "trace.json", "--by", "client", *data)
+    assert json.loads(done.stdout)["total"]["requests"] == 21
+    missing = kvproxy("estimate", first, folder / "day9.jsonl", *data)
+    assert (missing.returncode, f"no file {folder / 'day9.jsonl'}" in missing.stderr) == (3, True)
+
+
 def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:
     (tmp_path / "readme.md").write_text("# Nothing\n")
     done = kvproxy("estimate", tmp_path)

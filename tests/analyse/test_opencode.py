@@ -110,7 +110,7 @@ Layout = Callable[[Path, list[dict[str, Any]]], Path]
 def test_each_layout_has_the_tokens_that_the_provider_reported(tmp_path: Path, layout: Layout) -> None:
     """By hand: 3 steps with 7,647, 7,766, and 7,830 input tokens, of which 0, 7,647, and 7,766 were read."""
     layout(tmp_path, CONVERSATION)
-    files = find_log_files(tmp_path, tmp_path).transcripts
+    files = find_log_files({tmp_path: tmp_path}).transcripts
     requests = read_transcripts(files).requests
     assert [len(each.body["messages"]) for each in requests] == [1, 3, 5]  # type: ignore[arg-type]
     assert [each.seconds for each in requests] == [0.5] * 3

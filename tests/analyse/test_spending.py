@@ -317,7 +317,7 @@ def test_the_requests_of_a_client_do_not_depend_on_those_of_another(
 ) -> None:
     write_transcripts(tmp_path / "home" / "claude")
     start = datetime(2026, 11, 21, 10, tzinfo=UTC)
-    requests = read_transcripts(find_log_files(tmp_path / "home", Path("home")).transcripts).requests
+    requests = read_transcripts(find_log_files({tmp_path / "home": Path("home")}).transcripts).requests
     others = [
         LoggedRequest(
             0,

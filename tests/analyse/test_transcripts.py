@@ -64,7 +64,7 @@ def conversation() -> Claude:
 
 
 def report(path: Path, settings: JournalSettings = SETTINGS) -> SessionReport:
-    found = read_transcripts(find_log_files(path, path).transcripts)
+    found = read_transcripts(find_log_files({path: path}).transcripts)
     return report_sessions(found.requests, found.traces, settings)
 
 

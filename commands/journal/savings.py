@@ -99,7 +99,7 @@ def _bill_output(report: "Bill", selection: "SumsFilter", layout: ListLayout) ->
     rows: list[Row] = [
         {
             "Day": row.day,
-            Column("Team", is_optional=True): row.team or None,
+            Column("Team", is_optional=True, hides_empty=True): row.team or None,
             text_column("Client"): row.client,
             text_column("Model"): row.model,
             "Requests#": row.requests,

@@ -12,9 +12,9 @@ from kvproxy.analyse.opencode import is_opencode_file, opencode_requests
 from kvproxy.analyse.simulate.trace_reader import TraceSession, read_text, weka_sessions
 from kvproxy.apis import APIS
 from kvproxy.apis.json import Json, JsonObject, as_object, field, objects
+from kvproxy.apis.message_parts import role_of
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst", "opencode.db")
-_OUTPUTS = ("reasoning", "function_call", "custom_tool_call", "local_shell_call", "web_search_call")
 _HEAD_CHARACTERS = 4_096
 
 
@@ -157,7 +157,7 @@ def _codex_requests(lines: Sequence[JsonObject]) -> list[LoggedRequest]:
         elif kind == "compacted":
             items = list(objects(field(payload, "replacement_history")))
         elif kind == "response_item" and isinstance(payload, dict):
-            is_output = payload.get("type") in _OUTPUTS or payload.get("role") == "assistant"
+            is_output = role_of(payload) == "assistant"
             if is_output and answer is None:
                 answer = len(items)
             elif not is_output:

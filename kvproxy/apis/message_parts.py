@@ -11,6 +11,18 @@ MAX_PARTS = 1_000
 """Most parts of an answer that is recognised when a client sends it back."""
 REASONING_BLOCKS = ("thinking", "redacted_thinking", "reasoning")
 REASONING_FIELDS = ("reasoning_content", "reasoning")
+_OUTPUTS = (*REASONING_BLOCKS, "mcp_list_tools", "mcp_approval_request")
+
+
+def role_of(turn: Json) -> str | None:
+    """Return the role of a message or an input item; None for an item without one, such as the result of a tool call.
+
+    Output items of the Responses API have no role, and are the assistant's: reasoning, and calls of any tool.
+    """
+    kind, role = field(turn, "type"), field(turn, "role")
+    if kind in _OUTPUTS or (isinstance(kind, str) and kind.endswith("_call")):
+        return "assistant"
+    return role if isinstance(role, str) else None
 
 
 def message_parts(message: Json) -> Iterator[tuple[str, str]]:
@@ -62,8 +74,9 @@ def call_arguments(message: Json) -> Iterator[str]:
     for block in objects(field(message, "content")):
         if block.get("type") == "tool_use" and isinstance(inputs := block.get("input"), dict):
             yield from _string_values(inputs)
-    for call in objects(field(message, "tool_calls")):
-        if isinstance(text := field(call.get("function"), "arguments"), str):
+    functions = [message, *(call.get("function") for call in objects(field(message, "tool_calls")))]
+    for function in functions:
+        if isinstance(text := field(function, "arguments"), str):
             with contextlib.suppress(ValueError):
                 yield from _string_values(loads(text.encode("utf-8", "replace")))
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
 from kvproxy.apis.json import Json, JsonObject, dumps, field, loads, objects
 from kvproxy.apis.key_fields import MARKER_FIELDS, reads_item_id
-from kvproxy.apis.message_parts import REASONING_BLOCKS
+from kvproxy.apis.message_parts import REASONING_BLOCKS, role_of
 
 BREAKPOINT_FIELD = "cache_control"
 """Field of a content block that sets a cache breakpoint of Anthropic, see `breakpoints.py`."""
@@ -74,9 +74,7 @@ def messages_of(body: JsonObject) -> list[JsonObject]:
     items: list[JsonObject] = [{"role": "user", "content": source}] if isinstance(source, str) else objects(source)
     groups: list[tuple[str, list[Json]]] = []
     for item in items:
-        kind = str(item.get("type", "message"))
-        is_output = kind in REASONING_BLOCKS or kind.endswith("_call")
-        role = "assistant" if is_output else str(item.get("role") or "user")
+        role = role_of(item) or "user"
         if role == "assistant" and groups and groups[-1][0] == role:
             groups[-1][1].append(item)
         else:

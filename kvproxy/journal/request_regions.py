@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import zip_longest
 
 from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps
+from kvproxy.apis.message_parts import role_of
 from kvproxy.journal.token_estimates import weighted_size
 
 DIGEST_BYTES = 8
@@ -96,8 +97,8 @@ def _body_items(body: JsonObject) -> list[tuple[str, Json]]:
 
 
 def _role_suffix(item: Json) -> str:
-    role = item.get("role") if isinstance(item, dict) else None
-    return f" {role[:16]}" if isinstance(role, str) else ""
+    role = role_of(item)
+    return "" if role is None else f" {role[:16]}"
 
 
 def request_body_of(parts: JsonMap) -> JsonObject:

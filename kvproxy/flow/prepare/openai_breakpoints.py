@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from kvproxy.apis.api_request import BREAKPOINTS_TAG, BYTES_PER_TOKEN, ApiRequest
 from kvproxy.apis.json import Json, JsonObject, as_object, dumps, objects
+from kvproxy.apis.message_parts import role_of
 from kvproxy.providers.cache_rules import CacheRule
 
 MARK = "prompt_cache_breakpoint"
@@ -61,8 +62,7 @@ def _previous_end(turns: Sequence[JsonObject]) -> int | None:
 
 
 def _is_answer(turn: JsonObject) -> bool:
-    kind = str(turn.get("type", "message"))
-    return turn.get("role") == "assistant" or kind == "reasoning" or kind.endswith("_call")
+    return role_of(turn) == "assistant"
 
 
 def _marked_turn(turn: JsonObject, name: str) -> JsonObject | None:

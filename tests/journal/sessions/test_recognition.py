@@ -64,6 +64,43 @@ def test_a_changed_history_stays_in_its_session(sessions: Sessions, changed: lis
     assert sessions.last().session == 1
 
 
+def call_items(kind: str, number: int) -> list[JsonObject]:
+    """Output items of the Responses API, and the client's answer to them. None has a role."""
+    call: JsonObject = {"type": kind, "id": f"i{number}", "call_id": f"c{number}", "name": "read", "arguments": "{}"}
+    thought: JsonObject = {"type": "reasoning", "id": f"rs{number}", "summary": []}
+    result = "mcp_approval_response" if kind == "mcp_approval_request" else f"{kind}_output"
+    return [thought, call, {"type": result, "call_id": f"c{number}", "output": f"result {number}"}]
+
+
+@pytest.mark.parametrize(
+    "kind", ["function_call", "custom_tool_call", "computer_call", "local_shell_call", "mcp_approval_request"]
+)
+@pytest.mark.parametrize("instructions", ["Be brief. ", "It is 10:0%d. "])
+def test_a_tool_loop_over_the_responses_api_is_one_session(sessions: Sessions, kind: str, instructions: str) -> None:
+    items: list[Json] = [user("Fix the test.")]
+    for turn in range(3):
+        body: JsonObject = {"input": [*items], "instructions": instructions.replace("%d", str(turn)) * 20}
+        sessions.add(request([], 100 + 20 * turn, 0, turn, api="responses", body=body))
+        items += call_items(kind, turn)
+    assert numbered(sessions) == [(1, 1, None), (1, 2, 1), (1, 3, 2)]
+
+
+def test_a_sub_agent_over_the_responses_api_has_the_turn_that_called_it_as_parent(sessions: Sessions) -> None:
+    task = "Read all files and report which of them are tests."
+    call, result = call_items("function_call", 1)[1:]
+    first: list[Json] = [user("Fix the test.")]
+    bodies: list[list[Json]] = [first, [user(task)], [*first, {**call, "arguments": f'{{"prompt": "{task}"}}'}, result]]
+    for at, items in enumerate(bodies):
+        sessions.add(
+            request([], 100, 0, at, api="responses", body={"input": items, "instructions": f"You are {len(items)}."})
+        )
+    assert [(turn.number, turn.session, turn.parent) for turn in sessions.turns()] == [
+        (1, 1, None),
+        (2, 2, 1),
+        (3, 1, 1),
+    ]
+
+
 def test_the_client_names_its_session(sessions: Sessions) -> None:
     def named(messages: list[JsonObject], at: float, name: str) -> None:
         sessions.add(request(messages, 100, 0, at, headers={"x-claude-code-session-id": name}))

@@ -23,8 +23,8 @@ _BACKGROUND_SECONDS = 1.0
 
 
 def model_threads() -> int:
-    # The models release the GIL, and the event loop uses a part of one core only.
-    return os.cpu_count() or 1
+    # One core is for the event loop.
+    return max(1, (os.cpu_count() or 1) - 1)
 
 
 class QueueFull(Exception): ...

@@ -114,22 +114,6 @@ async def test_a_lookup_is_skipped_if_the_queue_is_full(cache: Cache) -> None:
     assert all(lookup.skip_reason is None for lookup in await asyncio.gather(first, *waiting))
 
 
-async def test_each_core_runs_a_lookup(open_file: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    embedder = Held()
-    semantic = SemanticCache(open_file(), embedder, ThresholdPolicy(0.8, guards=()))
-    await semantic.insert(make_entry("what is a block"))
-    embedder.go.clear()
-    lookups = [asyncio.create_task(semantic.lookup("n", f"what is number {number}")) for number in range(3)]
-    try:
-        await asyncio.to_thread(until, lambda: len(embedder.calls) == 3)
-        assert len(semantic._queue) == 1
-    finally:
-        embedder.go.set()
-        await asyncio.gather(*lookups)
-        semantic.close()
-
-
 async def test_a_deferred_entry_is_embedded_between_lookups(cache: Cache) -> None:
     await cache.semantic.insert(make_entry("what is a block"))
     cache.embedder.calls.clear()

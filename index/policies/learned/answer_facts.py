@@ -24,6 +24,7 @@ from kvproxy.index.policies.guards.words import (
     words,
 )
 from kvproxy.index.policies.learned.answer_classes import a_few_words_differ
+from kvproxy.index.policies.learned.polite_phrases import without_polite_phrases
 
 MIN_EQUAL_COSINE, _MAX_DIFFERENT_COSINE = 0.65, 0.4
 _MIN_EQUAL_OVERLAP, _MAX_DIFFERENT_OVERLAP = 0.4, 0.3
@@ -40,7 +41,7 @@ _CONDITIONS = {
     for word in group.split()
 }
 _YES_OR_NO = re.compile(r"\s*(yes|no)\s*(?:[,.!;:]|$)", re.IGNORECASE)
-_AFFIRMATION = re.compile(r"\s*(yes|sure|of course|certainly|absolutely|no)\b", re.IGNORECASE)
+_POLARITY = re.compile(r"\s*(yes|no)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,7 @@ def answer_facts(text: str) -> AnswerFacts:
     conditions = {_CONDITIONS[word] for word in tokens if word in _CONDITIONS}
     content = {word.removesuffix("'s") for word in tokens} - FUNCTION_WORDS - NEGATION - NUMBER_WORDS.keys()
     code = {atom for span in code_tokens(text) | set(_FENCE.findall(text)) for atom in _ATOM.findall(span)}
-    affirmation = _AFFIRMATION.match(text)
-    polarity = "" if affirmation is None else "no" if affirmation[1].lower() == "no" else "yes"
+    polarity = _POLARITY.match(text)
     return AnswerFacts(
         frozenset(numbers),
         frozenset(units),
@@ -79,7 +79,7 @@ def answer_facts(text: str) -> AnswerFacts:
         frozenset(content - UNITS.keys()),
         frozenset(conditions),
         bool(NEGATION & set(tokens)),
-        polarity,
+        "" if polarity is None else polarity[1].lower(),
     )
 
 
@@ -90,6 +90,7 @@ def answers_equal(one: str, other: str, cosine: float, min_cosine: float = MIN_E
         cosine: of the embeddings of the answers.
         min_cosine: least cosine of equal answers.
     """
+    one, other = without_polite_phrases(one), without_polite_phrases(other)
     if not (is_surely_english(one) and is_surely_english(other)):
         least = max(min_cosine, _MIN_EQUAL_COSINE_OF_OTHER_LANGUAGES)
         if cosine < _MAX_DIFFERENT_COSINE_OF_OTHER_LANGUAGES:
@@ -142,7 +143,7 @@ def _facts_are_replaced(ours: AnswerFacts, theirs: AnswerFacts) -> bool:
     return (
         any(mine - others and others - mine for mine, others in pairs)
         or ours.is_negated != theirs.is_negated
-        or ours.polarity != theirs.polarity
+        or {ours.polarity, theirs.polarity} == {"yes", "no"}
     )
 
 

@@ -31,3 +31,33 @@ def test_yes_and_no_contradict_each_other(one: str, other: str, equal: bool | No
 )
 def test_a_replaced_word_of_a_short_answer_may_be_its_only_fact(one: str, other: str, equal: bool | None) -> None:
     assert answers_equal(one, other, cosine=0.9) is equal
+
+
+_OPENINGS = (
+    *("Sure! {}.", "Certainly, {}.", "Of course! {}.", "Absolutely: {}.", "No problem! {}.", "Great question! {}."),
+    *("To do that: {}.", "Happy to help. {}.", "Here is how it works: {}.", "{}."),
+)
+_CLOSINGS = (" Anything else?", " Let me know if you have any other questions.", " I hope this helps!", "")
+
+
+@pytest.mark.parametrize("opening", _OPENINGS)
+@pytest.mark.parametrize("closing", _CLOSINGS)
+def test_polite_phrases_state_no_facts(opening: str, closing: str) -> None:
+    one = "open Billing, choose Plan and click Cancel plan; the plan ends with the paid month"
+    other = "open Billing, choose Plan and click Cancel plan; the plan ends with the paid year"
+    wording = opening.format(one) + closing
+    assert answers_equal(wording, f"{one}.", cosine=0.95) is True
+    assert answers_equal(wording, f"{other}.", cosine=0.95) is not True
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Sure, dogs are allowed in all rooms.", "No, dogs are not allowed in all rooms."),
+        ("Absolutely not, dogs are allowed in no room.", "Absolutely, dogs are allowed in each room."),
+        ("Certainly.", "No."),
+        ("Let me know your account number first.", "Let me know your order number first."),
+    ],
+)
+def test_a_phrase_that_answers_is_compared(one: str, other: str) -> None:
+    assert answers_equal(one, other, cosine=0.9) is not True

@@ -97,6 +97,7 @@ _COVERED, _EQUAL_SHARE = 0.5, 0.8
 _COPY_RATIO = 0.62
 _FEW_WORDS = 4
 _MIN_WORDS_OF_ORDER = 3
+_NUM_TURNS_OF_ONE_TOPIC = 3
 _MIN_LENGTH_OF_PREFIX, _MIN_LENGTH_OF_WORD = 4, 3
 
 
@@ -223,6 +224,8 @@ def have_equal_facts(ours: Context, theirs: Context, are_alike: Callable[[str, s
         return False
     if _lacked_names(ours, theirs) and _lacked_names(theirs, ours):
         return False
+    if len(ours.turns) == len(theirs.turns) == _NUM_TURNS_OF_ONE_TOPIC and _guards_veto(ours.turns[0], theirs.turns[0]):
+        return False
     lasting = not (is_standalone(ours.last) and is_standalone(theirs.last))
     if not all(_repeats_statements(*pair, lasting=lasting) for pair in ((ours, theirs), (theirs, ours))):
         return False
@@ -236,6 +239,13 @@ def have_equal_facts(ours: Context, theirs: Context, are_alike: Callable[[str, s
         _copies_differ(turn, copy, are_alike, is_strict=is_strict or is_reaction)
         for turn, copy, is_strict in _near_copies(ours, theirs)
     )
+
+
+def _guards_veto(turn: str, other: str) -> bool:
+    """Whether guards distinguish two questions, to which the last turns probably refer."""
+    if not (is_question(turn) and is_question(other)):
+        return False
+    return any(guard.vetoes(turn, other) for guard in GUARDS)
 
 
 def _repeats_statements(ours: Context, theirs: Context, *, lasting: bool) -> bool:

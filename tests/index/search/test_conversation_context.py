@@ -109,6 +109,12 @@ def test_statements_that_exchange_words_do_not_match() -> None:
     assert may_match([one, "Noted.", "Who pays for a hotel?"], [other, "Noted.", "Who pays for a hotel?"])
 
 
+def test_guards_compare_the_only_earlier_question_before_a_follow_up() -> None:
+    questions = "What must a will contain to be valid?", "What can make a will invalid?"
+    one, other = (Context((question, "It depends.", "How long does it take?")) for question in questions)
+    assert not have_equal_facts(one, other, eq)
+
+
 def test_earlier_questions_in_other_words_match_if_the_policy_accepts_them() -> None:
     questions = "How tall is the Eiffel Tower?", "What is the height of the Eiffel Tower?"
     one, other = (Context((question, "300 metres.", "Who built it?")) for question in questions)

@@ -160,6 +160,8 @@ def _print_ledger(report: "LedgerReport", selection: "SumsFilter", layout: ListL
         sentence += f" (of which {report.unread_writes:,} were not read so far)"
     sentence += f", {amount_text(report.storage)} {report.currency} for storage" if report.storage else ""
     print_text(sentence)
+    if report.warming:
+        print_text(f"not in the rows: {report.warming:,} prompt tokens of requests that warmed the cache")
     if report.loaded:
         parts = ", ".join(f"{tokens:,} from {medium}" for medium, tokens in report.loaded.items())
         print_text(f"loaded by engines, of the reused tokens that kvproxy predicted: {parts}")

@@ -10,7 +10,7 @@ from kvproxy.journal.prefill_time import PrefillCost, prefill_costs
 from kvproxy.journal.priced_requests import requests_with_other_prices
 from kvproxy.journal.reader import CACHES, OF_PROXY, JournalReader
 from kvproxy.journal.saving_groups import bill_name, client_of, grouped_totals, groups_of
-from kvproxy.journal.sessions.ledger import REPEATED, REUSABLE
+from kvproxy.journal.sessions.ledger import REPEATED, REUSABLE, WARMING
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.journal.spending import recorded_requests
 from kvproxy.journal.sums_filter import SumsFilter
@@ -317,17 +317,18 @@ def _correct_prices(
 
 def _provider_cached_share_bounds(reader: JournalReader) -> dict[tuple[str, str, str], tuple[float, float]]:
     # By tenant, model, and layer: bounds of the share of the prompt tokens of hits that the provider's cache would have reused.
-    tokens: dict[tuple[str, str], dict[str, int]] = {}
+    tokens: dict[tuple[str, str], Counter[str]] = {}
     for tenant, model, result, count in reader.rows(
         "select tenant, model, result, sum(tokens) from prompt_tokens group by 1, 2, 3", []
     ):
-        tokens.setdefault((tenant, model), {})[result] = int(count)
+        # Requests that warmed the cache show what the backend reuses, too.
+        tokens.setdefault((tenant, model), Counter())[result.removeprefix(WARMING)] += int(count)
     prompts = Counter[tuple[str, str, str]]()
     for row in reader.totals("layer"):
         prompts[row.tenant, row.model, row.layer] += row.prompt_tokens
     shares = {}
     for (tenant, model, layer), total in prompts.items():
-        known = tokens.get((tenant, model), {})
+        known = tokens.get((tenant, model), Counter())
         least = most = 0.0
         for name, lost in ((REUSABLE, _LOST_PREFIXES), (REPEATED, (*_LOST_PREFIXES, "minimum"))):
             repeated = min(1.0, known.get(name + layer, 0) / max(1, total))

@@ -8,7 +8,16 @@ from datetime import datetime
 from typing import TypeAlias
 
 from kvproxy.journal.groups import Group, SpendingGroup
-from kvproxy.journal.reader import CACHES, PAID, PAID_COMPLETION, PAID_PROMPT, JournalReader, RecordFilter, RequestGroup
+from kvproxy.journal.reader import (
+    CACHES,
+    OF_PROXY,
+    PAID,
+    PAID_COMPLETION,
+    PAID_PROMPT,
+    JournalReader,
+    RecordFilter,
+    RequestGroup,
+)
 from kvproxy.journal.record import OF_TENANT, Record
 from kvproxy.journal.saving_groups import counted_tags, project_of
 from kvproxy.journal.sessions.ledger import CAUSES
@@ -20,7 +29,7 @@ _FREE = ("new", "unreported")
 _REQUESTS = (
     f"select r.time, r.model, r.tenant, r.client, r.tags, r.team, r.reused_tokens, {PAID_PROMPT}, {PAID_COMPLETION},"
     " coalesce(r.estimated_prompt_tokens, r.estimated_completion_tokens),"
-    f" r.service_tier, t.written_5m, t.written_1h, t.pause, {', '.join(f't.{cause}' for cause in CAUSES)}"
+    f" r.service_tier, r.layer in {OF_PROXY}, t.written_5m, t.written_1h, t.pause, {', '.join(f't.{cause}' for cause in CAUSES)}"
     f" from requests r left join turns t on t.number = r.number where {PAID} and r.number >= ? and r.time >= ? and r.time < ?"
 )
 _HOUR = 3_600.0
@@ -40,6 +49,7 @@ class PaidRequest:
         pause: seconds for which the provider stored the reused tokens; None counts as 0.
         lost: prompt tokens that were not reused, by cause; see `CAUSES`. None if the causes are unknown.
         service_tier: see `apis/service_tiers.py`; None for the standard tier.
+        count: number of clients' requests; 0 for a request of the proxy itself.
     """
 
     time: float
@@ -116,6 +126,7 @@ class Spending:
     """The cost of the requests of a group.
 
     Attributes:
+        requests: requests of clients; the tokens and counts are theirs. Only the money includes requests of the proxy itself.
         input_tokens: all prompt tokens, including `reused_tokens` and `written_tokens` of the provider's cache.
         lost: prompt tokens that were not reused, by cause; see `CAUSES`.
         cost: money; None if no model has a price. The sum of `input_cost`, of which `lost_cost` is a part, and `output_cost`.
@@ -146,20 +157,24 @@ class Spending:
         if request.prompt_tokens is None and request.completion_tokens is None:
             self.unreported += request.count
             return
+        if request.count:
+            self._add_tokens(request)
+        if price is None:
+            self.unpriced += request.count
+            return
+        self.input_cost = (self.input_cost or 0.0) + request.input_cost(price)
+        self.output_cost = (self.output_cost or 0.0) + request.output_cost(price)
+        if request.count and (lost_cost := request.lost_cost(price)) is not None:
+            self.lost_cost = (self.lost_cost or 0.0) + lost_cost
+        self.cost = self.input_cost + self.output_cost
+
+    def _add_tokens(self, request: PaidRequest) -> None:
         self.estimated += request.is_estimated
         self.input_tokens += request.prompt_tokens or 0
         self.reused_tokens += request.reused
         self.written_tokens += sum(request.written)
         self.output_tokens += request.completion_tokens or 0
         self.lost = dict(Counter(self.lost) + Counter(request.lost or {}))
-        if price is None:
-            self.unpriced += request.count
-            return
-        self.input_cost = (self.input_cost or 0.0) + request.input_cost(price)
-        self.output_cost = (self.output_cost or 0.0) + request.output_cost(price)
-        if (lost_cost := request.lost_cost(price)) is not None:
-            self.lost_cost = (self.lost_cost or 0.0) + lost_cost
-        self.cost = self.input_cost + self.output_cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +250,7 @@ def recorded_requests(
             completion,
             estimated,
             tier,
+            is_of_proxy,
             short,
             long,
             pause,
@@ -256,6 +272,7 @@ def recorded_requests(
             lost={cause: count for cause, count in zip(CAUSES, lost, strict=True) if count},
             tags=counted_tags((tags or "").split(",")),
             team=team or "",
+            count=0 if is_of_proxy else 1,
         )
 
 

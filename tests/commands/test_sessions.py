@@ -240,6 +240,43 @@ def test_keep_warm_requests_follow_the_turn_that_they_repeat(tmp_path: Path) -> 
     assert summary["longest_pause"] == pytest.approx(299)
 
 
+def test_warming_requests_count_as_money_only(tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text(
+        "[journal.prices.m]\ninput = 3\ncached = 0.3\nwrite_5m = 3.75\nwrite_1h = 6\noutput = 15\n"
+    )
+    sessions = Sessions(str(tmp_path / "journal.db"), m=PRICE)
+    paid, warming = provider(), {"cache-control": "warming"}
+    keep_warm = {**warming, "x-kvproxy-tags": "keep-warm"}
+    sessions.add(
+        request(FIRST, 1_000, 0, 0, written=(1_000, 0), completion=0, **paid),
+        request(SECOND, 2_000, 1_000, 60, written=(1_000, 0), completion=0, **paid),
+        request(SECOND, 2_000, 1_900, 350, written=(100, 0), completion=0, headers=keep_warm, **paid),
+        request([user("Other.")], 500, 0, 360, written=(500, 0), completion=0, headers=warming, **paid),
+    )
+    sessions.close()
+    ledger = result("savings", "--ledger", "--data", tmp_path)
+    assert {row["result"]: (row["tokens"], row["share"]) for row in ledger["rows"]} == {
+        "reused": (1_000, pytest.approx(1 / 3)),
+        "new": (2_000, pytest.approx(2 / 3)),
+    }
+    assert (ledger["prompt_tokens"], ledger["warming"], ledger["written_5m"]) == (3_000, 2_500, 2_600)
+    shown = kvproxy("savings", "--ledger", "--data", tmp_path).stdout
+    assert "not in the rows: 2,500 prompt tokens of requests that warmed the cache" in shown
+    saved = result("savings", "--by", "model", "--data", tmp_path)["rows"][0]
+    assert (saved["requests"], saved["reused_tokens"]) == (2, 1_000)
+
+    written, read = PRICE.price_of_5m_write / 1e6, PRICE.price_of_reuse / 1e6
+    kept_warm = 1_900 * read + 100 * written
+    (session,) = result("sessions", "--turns", 1, "--data", tmp_path)
+    assert (session["turns"], session["prompt_tokens"], session["reused_tokens"]) == (2, 3_000, 1_000)
+    assert session["cost"] == pytest.approx(2_000 * written + 1_000 * read + kept_warm)
+    assert result("sessions", "--turns", 3, "--data", tmp_path) == []
+    total = result("sessions", "--by", "day", "--data", tmp_path)["total"]
+    assert (total["requests"], total["input_tokens"], total["reused_tokens"]) == (2, 3_000, 1_000)
+    assert total["cost"] == pytest.approx(session["cost"] + 500 * written)
+    assert saved["spent"] == pytest.approx(total["cost"])
+
+
 def test_a_session_shows_the_sum_of_its_costs(data: Path) -> None:
     cost = ((PROMPT_1 + PROMPT_2) * 3.75 + 2 * OUTPUT * 15) / 1e6
     shown = kvproxy("sessions", "show", "1", "--data", data).stdout.splitlines()

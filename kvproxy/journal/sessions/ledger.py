@@ -31,6 +31,8 @@ LOADED = "loaded_"
 """Start of the names `loaded_MEDIUM` of ledger rows: reused tokens that an engine loaded from a medium besides its GPU."""
 UNREAD_WRITES = "unread_writes"
 """Name of the ledger's row for tokens written to the provider's cache, minus the written tokens that were read since."""
+WARMING = "warming_"
+"""Start of the names of ledger rows for requests that warmed the backend's cache: they count apart from those of clients."""
 BLOCK = 16  # Tokens in a block, if the backend does not report it. Incomplete blocks are not cached.
 _ESTIMATE_ERROR = 0.125  # Assumed maximum error of an estimated prefix length, as a fraction of the length.
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kvproxy.journal.sessions.ledger import CAUSES, LOADED, STORED_TOKEN_HOURS
+from kvproxy.journal.sessions.ledger import CAUSES, LOADED, STORED_TOKEN_HOURS, WARMING
 from kvproxy.settings.journal import PriceSettings, price_lost_per_token, storage_price
 
 
@@ -42,9 +42,12 @@ class LedgerReport:
     """Prompt tokens by result.
 
     Attributes:
+        prompt_tokens: prompt tokens of clients' requests, the sum of the rows.
+        written_5m, written_1h: tokens written to the provider's cache, also by requests that warmed it.
         storage: price of storing reused tokens in the provider's cache.
         loaded: reused tokens that engines loaded from media besides their GPU, by medium, where the reuse was predicted.
         unread_writes: tokens written to the provider's cache that no later request has read so far; None if unknown.
+        warming: prompt tokens of requests that warmed the cache, such as keep-warm requests, which no row contains.
         diagnoses: the provider's own explanations of recorded requests, most frequent first.
     """
 
@@ -57,6 +60,7 @@ class LedgerReport:
     loaded: dict[str, int] = field(default_factory=dict)
     unread_writes: int | None = None
     diagnoses: list[DiagnosisRow] = field(default_factory=list)
+    warming: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +76,9 @@ def ledger_of(
 ) -> LedgerReport:
     """Return a ledger from groups of requests with one price: numbers of tokens by result.
 
-    A result is `reused`, one of `CAUSES`, `written_5m`, `written_1h`, `loaded_MEDIUM`, or `STORED_TOKEN_HOURS`. Tokens of
-    recorded losses have their own price, and other lost tokens the mean price of the group.
+    A result is `reused`, one of `CAUSES`, `written_5m`, `written_1h`, `loaded_MEDIUM`, or `STORED_TOKEN_HOURS`; for
+    requests that warmed the cache, it begins with `WARMING`. Tokens of recorded losses have their own price, and other lost
+    tokens the mean price of the group.
     """
     storage = 0.0
     tokens: Counter[str] = Counter()
@@ -104,4 +109,6 @@ def ledger_of(
     loaded = {
         result.removeprefix(LOADED): count for result, count in tokens.items() if result.startswith(LOADED) and count
     }
-    return LedgerReport(total, tokens["written_5m"], tokens["written_1h"], rows, currency, storage, loaded)
+    short, long = (tokens[name] + tokens[WARMING + name] for name in ("written_5m", "written_1h"))
+    warming = sum(tokens[WARMING + result] for result in ("reused", *CAUSES))
+    return LedgerReport(total, short, long, rows, currency, storage, loaded, warming=warming)

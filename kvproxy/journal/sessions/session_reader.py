@@ -10,7 +10,7 @@ from typing import Any
 from kvproxy.apis.agent_requests import HEADLESS_TAG
 from kvproxy.errors import NotFound
 from kvproxy.journal.reader import JournalReader
-from kvproxy.journal.sessions.ledger import CAUSES, STORED_TOKEN_HOURS, UNREAD_WRITES
+from kvproxy.journal.sessions.ledger import CAUSES, STORED_TOKEN_HOURS, UNREAD_WRITES, WARMING
 from kvproxy.journal.sessions.ledger_report import DiagnosisRow, LedgerReport, RecordedLoss, ledger_of
 from kvproxy.journal.sums_filter import SumsFilter
 from kvproxy.providers.prices import price_at, price_on
@@ -130,9 +130,11 @@ class Session:
         id: number of its first record.
         parent: number of the turn that started a sub-agent's session; None for other sessions.
         first, last: arrival of the first and of the last request, in seconds since the epoch.
+        turns, prompt_tokens, completion_tokens, lost: without requests that warmed the cache.
         reused_tokens: None if the backend reported the reuse of no turn.
         longest_pause: seconds between two turns, without keep-warm requests.
-        cost: cost without `unpriced_turns`, the turns of models without a price; None if no model has a price.
+        cost: cost, also of requests that warmed the cache, without `unpriced_turns`, the turns of models without a price; None if
+            no model has a price.
         saved: money that the reuse of prompts saved, see `Turn`; None if it is unknown for all turns. Hits belong to no session.
     """
 
@@ -185,13 +187,13 @@ class SessionReader:
             "select t.session from turns t join records r on r.number = t.number"
             " where t.session in (select session from turns where number >= ? and number < ?)"
             f"{'' if tenant is None else _OF_TENANT}{'' if team is None else _OF_TEAM}{'' if model is None else _WITH_MODEL}"
-            " group by t.session having count(*) >= ?"
-            " and count(*) filter (where r.layer <> coalesce((select number from names where name = 'warming'), 0)) > 0"
+            " group by t.session"
+            f" having count(*) filter (where r.layer <> coalesce((select number from names where name = 'warming'), 0)) >= ?"
             " order by max(t.number) desc"
         )
         page = "" if limit is None else f" limit {int(limit)} offset {int(offset)}"
         names = [name for name in (tenant, team, model) if name is not None]
-        ids = [row[0] for row in self._reader.rows(sql + page, [first, end, *names, min_turns])]
+        ids = [row[0] for row in self._reader.rows(sql + page, [first, end, *names, max(1, min_turns)])]
         turns: dict[int, list[Turn]] = {id: [] for id in ids}
         for start in range(0, len(ids), _BATCH):
             batch = ids[start : start + _BATCH]
@@ -265,6 +267,7 @@ class SessionReader:
             f" coalesce(t.written_1h, 0), r.service_tier, {', '.join(f't.{cause}' for cause in CAUSES)}"
             " from turns t"
             f" join requests r on r.number = t.number where {condition} and r.prompt_tokens > 0 and {lost} > 0"
+            " and r.layer <> 'warming'"
         )
         losses: dict[tuple[str, str], list[RecordedLoss]] = {}
         for model, time, prompt, reused, short, long, tier, *causes in self._reader.rows(sql, values):
@@ -305,11 +308,12 @@ class SessionReader:
         return [*of_teams, *others]
 
     def _provider_writes(self, by: Sequence[str], table: str, selection: SumsFilter) -> list[tuple[Any, ...]]:
-        results = ("written_5m", "written_1h", STORED_TOKEN_HOURS)
-        sums = ", ".join(f"sum(case when result = '{name}' then tokens else 0 end)" for name in results)
+        written = ((name, WARMING + name) for name in ("written_5m", "written_1h"))
+        results = (*written, (STORED_TOKEN_HOURS, STORED_TOKEN_HOURS))
+        sums = ", ".join(f"sum(case when result in {names} then tokens else 0 end)" for names in results)
         condition, values = selection.sql()
         groups = ", ".join(map(str, range(1, len(by) + 3)))
-        sql = f"select {', '.join(by)}, model, day, {sums} from {table} where {condition} and result in {results}"
+        sql = f"select {', '.join(by)}, model, day, {sums} from {table} where {condition} and result in {sum(results, ())}"
         return self._reader.rows(f"{sql} group by {groups}", values)
 
     def _turns(self, condition: str, values: Sequence[object]) -> list[Turn]:
@@ -359,12 +363,13 @@ def turn_tree(turns: Sequence[Turn]) -> list[TreeRow]:
 
 def summarize_session(turns: Sequence[Turn]) -> Session:
     first, last = turns[0], turns[-1]
+    of_client = [turn for turn in turns if not turn.is_warming]
     lost = Counter[str]()
-    for turn in turns:
+    for turn in of_client:
         lost.update(turn.lost)
     costs = [turn.cost for turn in turns if turn.cost is not None]
     saved = [turn.saved for turn in turns if turn.saved is not None]
-    reported = [turn.reused_tokens for turn in turns if turn.reused_tokens is not None]
+    reported = [turn.reused_tokens for turn in of_client if turn.reused_tokens is not None]
     return Session(
         id=first.session,
         name=first.name,
@@ -374,13 +379,13 @@ def summarize_session(turns: Sequence[Turn]) -> Session:
         parent=first.parent,
         first=first.time,
         last=last.time,
-        turns=len(turns),
-        prompt_tokens=sum(turn.prompt_tokens for turn in turns),
+        turns=len(of_client),
+        prompt_tokens=sum(turn.prompt_tokens for turn in of_client),
         reused_tokens=sum(reported) if reported else None,
-        completion_tokens=sum(turn.completion_tokens or 0 for turn in turns),
-        longest_pause=max((turn.pause or 0.0 for turn in turns if not turn.is_warming), default=0.0),
+        completion_tokens=sum(turn.completion_tokens or 0 for turn in of_client),
+        longest_pause=max((turn.pause or 0.0 for turn in of_client), default=0.0),
         cost=sum(costs) if costs else None,
         lost={cause: lost[cause] for cause in CAUSES if lost[cause]},
-        unpriced_turns=len(turns) - len(costs),
+        unpriced_turns=sum(turn.cost is None for turn in of_client),
         saved=sum(saved) if saved else None,
     )

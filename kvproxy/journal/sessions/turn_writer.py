@@ -30,6 +30,7 @@ from kvproxy.journal.sessions.ledger import (
     REUSABLE,
     STORED_TOKEN_HOURS,
     UNREAD_WRITES,
+    WARMING,
     ExpectedReuse,
     lost_tokens,
 )
@@ -187,19 +188,15 @@ class TurnWriter:
             where = (missing, None)
         facts = (name, pause, use.written_5m, use.written_1h, *where, diagnosis, agrees)
         self._insert_turn(turn, record.request_id, facts, lost)
-        written = {"written_5m": use.written_5m, "written_1h": use.written_1h}
         stored = round((record.reused_tokens or 0) * (pause or 0.0) / _HOUR)
         read = 0 if known is None or is_keep_warm else known.turn.count_read(use.cached_tokens)
         upstream = exchange.facts.served_by
         media = {} if upstream is None else upstream.loaded_tokens(record.reused_tokens)
-        sums = {
-            "reused": record.reused_tokens,
-            **written,
-            STORED_TOKEN_HOURS: stored,
-            UNREAD_WRITES: turn.unread - read,
-            **{LOADED + medium: tokens for medium, tokens in media.items()},
-        }
-        self._add_tokens(record, {**sums, **lost})
+        start = WARMING if record.layer == "warming" else ""
+        results = {"reused": record.reused_tokens, "written_5m": use.written_5m, "written_1h": use.written_1h, **lost}
+        results |= {LOADED + medium: tokens for medium, tokens in media.items()}
+        sums = {start + result: tokens for result, tokens in results.items()}
+        self._add_tokens(record, {**sums, STORED_TOKEN_HOURS: stored, UNREAD_WRITES: turn.unread - read})
         if is_keep_warm and known is not None:
             # The next request continues the turn that it repeats.
             known.turn.time = record.time

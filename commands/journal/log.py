@@ -168,7 +168,7 @@ def show(
     from kvproxy.operations.journal_reports import find_record
 
     record = find_record(source.open(), request)
-    questions = {"question": record.question, "stored_question": _matched_question(record)}
+    questions = {"question": record.question, "stored_question": record.stored_question}
     document = {**asdict(record), "decode_ms": _decode_ms(record), **questions}
     document.pop("text")
     fields = ((name, value) for name, value in document.items() if name != "time" and value not in (None, ""))
@@ -205,10 +205,11 @@ def _selectable(rows: "list[RecordWithQuestions]", layout: ListLayout) -> list[d
 
 
 def _document(row: "RecordWithQuestions") -> dict[str, Any]:
-    return asdict(row) | {"stored_question": _matched_question(row)}
+    return asdict(row)
 
 
 def _matched_question(row: "RecordWithQuestions") -> str | None:
+    # The nearest questions of all misses would fill the table; data and `log show` have them.
     is_match = row.layer == "semantic" or row.reason == "shadow"
     return row.stored_question if is_match else None
 

@@ -61,6 +61,26 @@ def test_a_semantic_hit_shows_both_questions(tmp_path: Path, text: str, shadow: 
     assert table[-1].endswith(f"\t{ASKED if text == 'hits' else ''}\t{STORED}")
 
 
+def test_a_miss_has_the_question_of_the_nearest_stored_response(tmp_path: Path) -> None:
+    with run_plain_upstream() as upstream:
+        cache = {"policy": "threshold", "min_similarity": 0.999}
+        with run_proxy(load_settings(data=tmp_path, upstream=upstream, cache=cache)) as (url, services):
+            for question in (STORED, ASKED):
+                httpx.post(f"{url}/v1/chat/completions", json=said(question), headers={"cache-control": "confirm"})
+            services.journal.latest(1)
+            listed = [
+                json.loads(line) for line in kvproxy("log", "--json", "--data", tmp_path, url=url).stdout.splitlines()
+            ]
+            shown = result("log", "show", 2, "--data", tmp_path, url=url)
+            table = kvproxy("log", "--data", tmp_path, url=url).stdout
+    assert [(row["reason"], row["stored_question"]) for row in (*listed, shown)] == [
+        ("miss-new", None),
+        ("low-similarity", STORED),
+        ("low-similarity", STORED),
+    ]
+    assert table.splitlines()[-1].endswith(f"\t{ASKED}\t")
+
+
 def test_followed_requests_have_the_chosen_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with proxied(tmp_path) as url, httpx.Client(base_url=url) as client:
         waits = iter(["a", "b"])

@@ -19,6 +19,7 @@ class RequestFieldOptions:
     temperature: Annotated[float | None, Option(help="Value of temperature, as clients send it.")] = None
     max_tokens: Annotated[int | None, Option(help="Value of max_tokens, as clients send it.")] = None
     body: Annotated[list[str] | None, Option(help="Another field as FIELD=JSON; repeat for several.")] = None
+    namespace: Annotated[str | None, Option(help="Value of the header x-kvproxy-namespace.")] = None
     header: Annotated[list[str] | None, Option(help="Header as NAME:VALUE; repeat for several.")] = None
 
     def fields(self) -> dict[str, Any]:
@@ -44,7 +45,7 @@ class RequestFieldOptions:
                     f"use NAME:VALUE, such as 'Remote-User: ann', instead of {argument!r}", param_hint="--header"
                 )
             headers[name.strip().lower()] = value.strip()
-        return headers
+        return headers if self.namespace is None else headers | {"x-kvproxy-namespace": self.namespace}
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ _LABELS: dict[str, str] = {
     "cache.semantic.learning.served": "Learned policy: responses served",
     "cache.semantic.learning.expected_wrong": "Learned policy: wrong responses, expected",
     "cache.semantic.learning.unestimated": "Learned policy: hits without an estimate",
-    "cache.semantic.learning.would_serve": "Learned policy: requests it would serve",
+    "cache.semantic.learning.would_serve": "Learned policy: recent questions within its estimate",
     "cache.semantic.learning.most_wrong": "Learned policy: wrong responses, at most",
     "cache.semantic.learning.max_error": "Learned policy: configured bound",
     "blocks.num_blocks": "Blocks",
@@ -104,7 +104,10 @@ def policy_sentences(learned: dict[str, Any]) -> list[str]:
     verb = "was" if compared == 1 else "were"
     sentences = [f"{plural(compared, 'verdict')} on stored responses, by fresh ones or by people, {verb} learned."]
     if compared:
-        sentences.append(f"The learned policy would answer {percent(learned['would_serve'])} of the similar questions.")
+        share = percent(learned["would_serve"])
+        sentences.append(
+            f"By its own estimate, without checked, learned would answer {share} of the recent similar questions."
+        )
     undecided = int(learned.get("undecided", 0))
     if undecided:
         sentences.append(f"Of {undecided + compared:,} comparisons, {undecided:,} were undecided.")

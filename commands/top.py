@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _REQUESTS = 10
 _MODELS = Column("Models", hides_empty=True)
 _TIMEOUT = 5.0
+_NOT_COUNTED = "without an upstream's statuses below 500: see kvproxy log --reason error-upstream"
 _BAR_WIDTH = 40
 
 
@@ -202,7 +203,7 @@ def _error_facts(traffic: "TrafficStatistics") -> list[tuple[str, str]]:
         return []
     rate = "no requests" if traffic.error_rate is None else f"{percent(traffic.error_rate)} of the requests"
     total = ", ".join(f"{count:,} with status {status}" for status, count in traffic.errors.items())
-    return [("Failed", f"{rate} now; since the start {total}")]
+    return [("Failed", f"{rate} now; since the start {total} ({_NOT_COUNTED})")]
 
 
 def _storage_facts(totals: "Totals") -> list[tuple[str, str]]:

@@ -157,7 +157,7 @@ class Metrics:
             served="Served responses.",
             expected_wrong="Expected number of wrong ones among the served responses, without unestimated ones.",
             most_wrong="Bound of this number with 90% confidence; responses that checked accepted count with an estimated error.",
-            would_serve="Share of the similar questions that it would answer.",
+            would_serve="Share of the recent similar questions that it would answer by its own estimate, without checked.",
             max_error="The setting cache.max_error; 0 without namespaces.",
             equal="Comparisons that found equal responses.",
             undecided="Comparisons that the judge could not decide.",

@@ -42,6 +42,16 @@ def test_explain_names_the_fields_that_differ_from_the_closest_stored_request(tm
         assert result(*given[:-1], "0.5", url=url)["closest"] is None
 
 
+def test_explain_takes_a_namespace(tmp_path: Path) -> None:
+    with proxied(tmp_path) as url:
+        headers = {"cache-control": "confirm", "x-kvproxy-namespace": "w0"}
+        httpx.post(f"{url}/v1/chat/completions", json=said("What?"), headers=headers).raise_for_status()
+        layers = [
+            result("explain", "What?", "--model", "m", *more, url=url)["layer"] for more in ((), ("--namespace", "w0"))
+        ]
+    assert (layers[0] == "exact", layers[1]) == (False, "exact")
+
+
 def test_explain_finds_what_each_version_of_anthropics_sdk_stored(tmp_path: Path) -> None:
     with proxied(tmp_path) as url:
         # Version 2.11 of the SDK sends these headers; the last ones are of another client.

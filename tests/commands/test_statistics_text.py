@@ -9,8 +9,9 @@ from kvproxy.journal.savings import SavingsReport
 
 def test_comparisons_include_verdicts_of_people() -> None:
     learned = {"observations": 1, "served": 0, "would_serve": 0.5}
-    first, *_ = policy_sentences(learned)
+    first, second, *_ = policy_sentences(learned)
     assert first == "1 verdict on stored responses, by fresh ones or by people, was learned."
+    assert second == "By its own estimate, without checked, learned would answer 50.0% of the recent similar questions."
 
 
 @pytest.mark.parametrize(

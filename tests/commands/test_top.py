@@ -77,7 +77,9 @@ def test_top_counts_the_errors_of_the_upstream(tmp_path: Path) -> None:
         (shown,) = result("top", "--interval", 0.1, url=url)["upstreams"]
     assert (shown["url"], shown["sent"], shown["errors"]) == (upstream, 4, 3)
     assert re.search(rf"^url\tstate\trunning\tsent\terrors\tmodels\n{upstream}\t\w+\t0\t4\t3\t$", page, re.M), page
-    assert re.search(r"^Failed\t.*since the start 3 with status 500$", page, re.M), page
+    assert re.search(
+        r"^Failed\t.*since the start 3 with status 500 \(without an upstream's statuses below 500: ", page, re.M
+    ), page
 
 
 def test_top_and_doctor_name_a_store_and_a_journal_that_fail(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def warm(
         warming.select_prefixes(warm_source)
     report, requests = warming.WarmReport(warm_source), warm_source.requests[:top]
     if dry_run:
-        return _dry_run(warm_source.notes, requests)
+        return _dry_run(report, requests, stores=not prefix_only)
     control, code = "no-cache, no-store" if prefix_only else "no-cache" if refresh else None, 0
     try:
         with progress_bar("warming") as progress:
@@ -140,12 +140,15 @@ def warm(
     def show() -> None:
         _print_report(report)
         if required := document.get("required"):
-            fields = [f"{name} {_format_field_value(value)}" for name, value in required["fields"].items()]
-            fields += [f"{name} of each request" for name in required["varying"]]
             tenants = " and ".join(map(tenant_name, required["tenants"]))
-            print_text(f"stored for tenant {', '.join([tenants, *fields])}")
+            print_text(f"stored for tenant {', '.join([tenants, *_describe_fields(required)])}")
 
     return Output(document, show, code or int(bool(report.errors)))
+
+
+def _describe_fields(required: dict[str, Any]) -> list[str]:
+    fields = [f"{name} {_format_field_value(value)}" for name, value in required["fields"].items()]
+    return fields + [f"{name} of each request" for name in required["varying"]]
 
 
 def _format_field_value(value: Any) -> str:
@@ -163,11 +166,14 @@ def _hit_requirements(
         tenants = [client.tenant(credential_headers(api, api_key) | headers, model) for api, model in models.items()]
     except KvproxyError as error:
         tenants = [f"unknown ({error.message})"]
+    return {"tenants": list(dict.fromkeys(tenants)), **_required_fields(requests)}
+
+
+def _required_fields(requests: "list[WarmRequest]") -> dict[str, Any]:
     fields = [_fields_in_cache_key(request) for request in requests]
     names = [*SAMPLING, *sorted(set().union(*fields) - set(SAMPLING))]
     same = [name for name in names if all(request_fields.get(name) == fields[0].get(name) for request_fields in fields)]
     return {
-        "tenants": list(dict.fromkeys(tenants)),
         "fields": {name: fields[0].get(name) for name in same},
         "varying": [name for name in names if name not in same],
     }
@@ -180,20 +186,27 @@ def _fields_in_cache_key(request: "WarmRequest") -> dict[str, Any]:
     return {name: value for name, value in request.body.items() if name not in known}
 
 
-def _dry_run(notes: "list[str]", requests: "list[WarmRequest]") -> Output:
+def _dry_run(report: "WarmReport", requests: "list[WarmRequest]", *, stores: bool) -> Output:
     first: dict[str, Any] | None = {"path": requests[0].path, "body": requests[0].body} if requests else None
     if first is not None and requests[0].answer is not None:
         first["answer"] = requests[0].answer
-    document = {"requests": len(requests), "first": first, "notes": notes}
+    notes, failures = report.source.notes, report.document()["failures"]
+    document = {"requests": len(requests), "first": first, "notes": notes, "failures": failures}
+    required = _required_fields(requests) if stores and requests else None
+    if required is not None:
+        document["required"] = required
 
     def show() -> None:
         for note in notes:
             print_note(note)
+        _print_errors(report)
         print_text(f"{plural(len(requests), 'distinct request')}, none sent")
         if requests:
             print_text(f"first: POST {requests[0].path}\n{json.dumps(requests[0].body, indent=2, ensure_ascii=False)}")
             if requests[0].answer is not None:
                 print_text(f"answer: {requests[0].answer}")
+        if required is not None:
+            print_text(f"clients need {', '.join(_describe_fields(required))}")
 
     return Output(document, show)
 
@@ -204,6 +217,10 @@ def _print_report(report: "WarmReport") -> None:
         name.replace("_not_stored", ", not stored").replace("_", " ").capitalize(): value for name, value in values
     }
     print_facts((name, value) for name, value in facts.items() if name != "Failures")
+    _print_errors(report)
+
+
+def _print_errors(report: "WarmReport") -> None:
     lines: dict[str, list[int]] = {}
     for error in report.errors:
         lines.setdefault(error.message, []).append(error.line)

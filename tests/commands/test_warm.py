@@ -72,7 +72,12 @@ def test_answers_of_a_table_are_stored_without_a_model(tmp_path: Path) -> None:
         proxied(tmp_path / "data", upstream, {"sampled_requests": "fresh"}, admin_token="t" * 32) as url,
         httpx.Client(base_url=url) as client,
     ):
-        assert kvproxy("warm", table, *columns, "--system", "s", "--dry-run", url=url).stdout.endswith("Like this.\n")
+        dry = kvproxy("warm", table, *columns, "--system", "s", "--dry-run", url=url)
+        assert dry.stdout.endswith("answer: Like this.\nclients need temperature unset, max_tokens unset\n")
+        assert "line 5: another answer to the question of line 2" in dry.stderr
+        planned = result("warm", table, *columns, "--dry-run", url=url)
+        assert [error["line"] for error in planned["failures"]] == [5, 7]
+        assert planned["required"]["fields"] == {"temperature": None, "max_tokens": None}
         given = ("warm", table, *columns, "--api-key", "k", "--token", "t" * 32)
         sent = json.loads(kvproxy(*given, "--json", url=url).stdout)
         counts = {"total": 6, "answers_stored": 2, "exact_hits": 0, "duplicates": 1, "skipped": 1, "invalid": 2}

@@ -8,14 +8,16 @@ from typer import Argument, Option
 from kvproxy.analyse.charts import Chart
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import Plot, load_settings
-from kvproxy.commands.output import Output, print_charts, print_text, progress_bar
-from kvproxy.commands.tables import Column, Row, print_table
+from kvproxy.commands.output import Output, print_charts, print_note, print_text, progress_bar
+from kvproxy.commands.tables import Column, Row, print_table, text_column
 from kvproxy.index.evaluation.confidence_intervals import pairs_for_bound
 from kvproxy.units import plural
 
 if TYPE_CHECKING:
     from kvproxy.index.evaluation.pair_evaluation import Calibration, LevelResult
     from kvproxy.index.evaluation.stream_evaluation import StreamReport
+
+_LISTED_PAIRS = 10
 
 
 def calibrate(
@@ -90,11 +92,31 @@ def _print_calibration(result: "Calibration", charts: list[Chart]) -> None:
         print_text(f"{_needed_pairs_sentence(result.target_error)}; --target-error sets another limit.")
     print_charts(charts)
     print_table(rows)
+    _print_wrong_pairs(result)
     same = plural(result.same, "equivalent pair")
     print_text(
         f"Served counts all pairs at or above the level. Hit rate is the served share of the {same}, wrong the share of other"
         f" pairs among the served ones."
     )
+
+
+def _print_wrong_pairs(result: "Calibration") -> None:
+    # The last policy decides most strictly: `checked`, or else `guards`.
+    name = list(result.curves)[-1]
+    pairs = result.wrong[name]
+    if not pairs:
+        return
+    print_table(
+        (
+            {"Score#": f"{pair.score:.3f}", text_column("Question"): pair.a, text_column("Stored question"): pair.b}
+            for pair in pairs[:_LISTED_PAIRS]
+        ),
+        title=f"{plural(len(pairs), 'wrong pair')} of {name} at the setting {result.default[name]:.4g}",
+    )
+    if len(pairs) > _LISTED_PAIRS:
+        print_note(
+            f"and {len(pairs) - _LISTED_PAIRS:,} more wrong pairs: list all, also of other policies, with --json"
+        )
 
 
 def _minimum_score_row(

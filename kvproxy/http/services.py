@@ -5,6 +5,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from statistics import mean
 from typing import TYPE_CHECKING
@@ -87,6 +88,7 @@ class Services:
         self.rules = path.rules
         self.access = AccessRules(settings)
         self.deadlines = Deadlines(settings.limits.request_seconds, metrics.count_reached_limit)
+        self._threads = ThreadPoolExecutor(thread_name_prefix="worker")
         self.uncached_paths: set[str] = set()
         """Paths of which `routes` has logged that they are not cached."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -117,6 +119,7 @@ class Services:
         ]
 
     async def start(self) -> None:
+        asyncio.get_running_loop().set_default_executor(self._threads)
         await self.backend.start()
         self._tasks.append(asyncio.create_task(self._maintain_periodically()))
         self._tasks.append(asyncio.create_task(self.spent.renew_periodically()))
@@ -179,6 +182,7 @@ class Services:
             await self.comparer.close()
         await self.backend.close()
         await self.spent.close()
+        await self._wait_for_threads()
         self._spending_file.close()
         if self.shared is not None:
             with suppress(CacheStoreError):
@@ -187,6 +191,11 @@ class Services:
         if self.telemetry is not None:
             await asyncio.to_thread(self.telemetry.close)
         await asyncio.to_thread(self.journal.close)
+
+    async def _wait_for_threads(self) -> None:
+        """Wait for work that continues in a thread after its task was cancelled, and may use a store."""
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
+        await asyncio.to_thread(self._threads.shutdown)
 
 
 def build_services(settings: Settings, clock: Callable[[], float] = time.time) -> Services:

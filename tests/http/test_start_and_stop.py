@@ -1,5 +1,6 @@
 """A proxy accepts connections when it is ready, and serves the last request of each connection when it stops."""
 
+import asyncio
 import socket
 import threading
 from pathlib import Path
@@ -76,3 +77,28 @@ def test_a_proxy_that_stops_serves_the_last_request_of_a_connection(
         assert (last.status_code, last.headers["connection"]) == (200, "close")
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/health")
+
+
+async def test_the_store_stays_open_for_threads_of_cancelled_tasks(tmp_path: Path) -> None:
+    services, begun, go, events = _services(tmp_path), threading.Event(), threading.Event(), list[str]()
+    close = services.cache.close
+
+    def work() -> None:
+        begun.set()
+        go.wait()
+        events.append(f"{services.cache.store.count()} responses")
+
+    def closed() -> None:
+        events.append("closed")
+        close()
+
+    services.cache.close = closed  # type: ignore[method-assign]
+    await services.start()
+    task = asyncio.create_task(asyncio.to_thread(work))
+    await asyncio.to_thread(begun.wait)
+    task.cancel()
+    closing = asyncio.create_task(services.close())
+    await asyncio.wait([closing], timeout=0.2)
+    go.set()
+    await closing
+    assert events == ["0 responses", "closed"]

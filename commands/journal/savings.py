@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from kvproxy.operations.journal_reports import Bill
 
 _MAX_BARS = 10
+_UNNAMED = {"team": "(no team)", "project": "(no project)"}
+"""Names at a terminal of the groups of requests without one."""
 _NO_PRICE = 'No price is known: set prices in kvproxy.toml under [journal.prices."MODEL"].'
 
 
@@ -211,7 +213,7 @@ def _print_savings(report: "SavingsReport", by: str, selection: "SumsFilter", la
 
 
 def _group_name(row: "Saving", by: str) -> str:
-    return tenant_name(row.name) if by == "tenant" else row.name or UNKNOWN_GROUP
+    return tenant_name(row.name) if by == "tenant" else row.name or _UNNAMED.get(by, UNKNOWN_GROUP)
 
 
 def _spent_text(row: "Saving") -> Formatted | None:

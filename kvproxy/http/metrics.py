@@ -183,7 +183,7 @@ class Metrics:
             "fallback",
             "Requests for models with fallbacks.",
             "model",
-            requests_total="Requests for the model that got a response.",
+            requests_total="Requests for the model that an upstream answered; hits are not counted.",
             answered_total="Those of them that a fallback answered.",
         )
         self._engines = self._group(

@@ -15,6 +15,7 @@ from typer import Option
 from kvproxy.commands.formatting import decimal, json_fields, json_text, one_line, raw_text
 from kvproxy.commands.output import Output, print_note, terminal
 from kvproxy.errors import InvalidRequest
+from kvproxy.operations.parameters import Parameter
 from kvproxy.telemetry.printable_text import escape_cell
 from kvproxy.units import plural
 
@@ -64,7 +65,7 @@ class Layout:
 
     wide: Annotated[bool, Option("--wide", help="Show all columns, also if they do not fit the terminal.")] = False
     columns: Annotated[
-        str | None, Option("--columns", help="Names of columns, or of fields of --json, to show, separated by commas.")
+        str | None, Parameter("Names of columns, or of fields of --json, to show, separated by commas.", is_list=True)
     ] = None
 
 
@@ -153,6 +154,13 @@ def print_table(
     if lost:
         hint = "a wider terminal shows them" if layout is _FITTED else "--wide shows all columns"
         print_note(f"not shown: {', '.join(column.name for column in lost)} ({hint})")
+
+
+def add_fields(row: Row, record: Mapping[str, object], names: Iterable[str]) -> Row:
+    """Return a row with a column for each named field of the record that has none."""
+    known = {(_parse_name(column) if isinstance(column, str) else column).key for column in row}
+    added = {name: record[name] for name in names if _normalize_name(name) not in known}
+    return {**row, **{Column(name, is_number=_is_number(value)): _field_value(value) for name, value in added.items()}}
 
 
 def print_rows_without_names(rows: Iterable[Row], layout: Layout, records: Sequence[Mapping[str, object]] = ()) -> None:

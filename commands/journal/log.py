@@ -1,7 +1,9 @@
 """`kvproxy log`: the last requests, and how each was answered."""
 
 import difflib
+import re
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -20,6 +22,7 @@ from kvproxy.commands.tables import (
     Column,
     ListLayout,
     Row,
+    add_fields,
     default_limit,
     digest_column,
     number_column,
@@ -66,7 +69,8 @@ def log(
 ) -> None:
     """List the last requests, and how each was answered.
 
-    It lists the last requests that ended, in order of arrival. --follow prints each request when it ends. The command reads
+    It lists the last requests that ended, in order of arrival. --follow prints each request when it ends. The table has the
+    fields that --where names. The command reads
     the journal's file or database, so the proxy need not run.
 
     Example: kvproxy log --since 5m --reason miss
@@ -90,6 +94,7 @@ def log(
         _plot(source.open_direct("--plot"), replace(query, limit=None), plot)
         return
     journal = source.open() if query.where is None else source.open_direct("--where")
+    named = [] if query.where is None else _named_fields(query.where)
     records = journal.records(query)
     rows = _sort_by_arrival(records[: limit or None])
     if layout.is_data:
@@ -99,15 +104,23 @@ def log(
     else:
         print_table(
             # Later rows may have values in a column that is empty now.
-            (_record_row(row, hides_empty=not follow) for row in rows),
+            (add_fields(_record_row(row, hides_empty=not follow), _document(row), named) for row in rows),
             empty=no_match(journal, query) if not rows else "",
             layout=layout,
             records=_selectable(rows, layout),
         )
     if follow:
-        _follow(journal, query, rows, layout)
+        _follow(journal, query, rows, layout, named)
     elif (note := rows_note(len(rows), len(records), is_minimum=True)) is not None:
         print_note(note)
+
+
+def _named_fields(condition: str) -> list[str]:
+    """Return the fields of a record that an SQL condition names."""
+    from kvproxy.journal.record import Record
+
+    words = set(re.findall(r"\w+", re.sub(r"'[^']*'", "", condition.lower())))
+    return [name for name in field_names(Record) if name in words]
 
 
 def no_match(journal: "JournalClient", query: object, otherwise: str = EMPTY) -> str:
@@ -184,7 +197,11 @@ def _decode_ms(record: "Record") -> float | None:
 
 
 def _follow(
-    journal: "JournalClient", query: RecordQuery, rows: "list[RecordWithQuestions]", layout: ListLayout
+    journal: "JournalClient",
+    query: RecordQuery,
+    rows: "list[RecordWithQuestions]",
+    layout: ListLayout,
+    named: Sequence[str],
 ) -> None:
     latest = rows or journal.records(replace(query, limit=1))
     last = max((row.number for row in latest), default=0)
@@ -197,7 +214,8 @@ def _follow(
         if layout.is_data:
             print_records(map(_document, rows), layout, with_names=False)
         else:
-            print_rows_without_names(map(_record_row, rows), layout, _selectable(rows, layout))
+            listed = (add_fields(_record_row(row), _document(row), named) for row in rows)
+            print_rows_without_names(listed, layout, _selectable(rows, layout))
 
 
 def _selectable(rows: "list[RecordWithQuestions]", layout: ListLayout) -> list[dict[str, Any]]:

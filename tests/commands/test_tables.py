@@ -412,6 +412,15 @@ def test_the_columns_of_a_pipe_do_not_depend_on_its_rows(tmp_path: Path) -> None
     assert "Stored question" not in kvproxy("log", "--data", tmp_path, columns=200).stdout
 
 
+def test_the_log_shows_the_fields_that_a_condition_names(tmp_path: Path) -> None:
+    journal = open_stored_journal(tmp_path / "journal.db", JournalSettings())
+    journal.add(finished("How?", "a" * 32, arrived=time.time()))
+    journal.close()
+    command = "log", "--data", tmp_path, "--where"
+    added = ["reached_limit", "status"]
+    assert piped_columns(*command, "reached_limit is null and STATUS <> 404 and 'near' <> model")[-2:] == added
+
+
 def test_small_amounts_have_two_significant_digits() -> None:
     amounts = (0.0, 0.00035, 0.000021, -0.00035, 0.0012, 12.5, 1e-12, 1234.5)
     shown = ["0.0000", "0.00035", "0.000021", "-0.00035", "0.0012", "12.5000", "0.0000", "1,234.5000"]

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from inspect import Parameter
 from typing import Annotated, Any, TypeAlias
@@ -15,17 +15,18 @@ from kvproxy.commands.options import Json, completion_of, parser_of
 from kvproxy.commands.output import Output, print_charts, print_json, print_note
 from kvproxy.errors import InvalidRequest
 from kvproxy.operations.parameters import DeclaredParameter, Filter, declared_parameters
+from kvproxy.operations.parameters import Parameter as DescribedParameter
 from kvproxy.telemetry.printable_text import escape_bytes
 
-_FILTERS = "filters"
-"""Attribute of a command's function: the names of its filters."""
+_SINGLE = "single"
+"""Attribute of a command's function: the parameters that may be given once, by name."""
 _SYNONYMS = {"delete": "rm", "remove": "rm", "list": "ls", "help": "--help", "stats": "cache stats"}
 CommandFunction: TypeAlias = Callable[..., Output | None]
 
 
 class _Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        _refuse_repeated_filters(self, ctx, args)
+        _refuse_repeated(self, ctx, args)
         return super().parse_args(ctx, args)
 
 
@@ -39,20 +40,26 @@ class Group(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        _refuse_repeated_filters(self, ctx, args)
+        _refuse_repeated(self, ctx, args)
         return super().parse_args(ctx, args)
 
 
-def _refuse_repeated_filters(command: TyperCommand | TyperGroup, context: Any, args: list[str]) -> None:
-    """Fail if a filter is given twice, of which only the last one would count. Others may override an alias."""
-    filters: Collection[str] = getattr(command.callback, _FILTERS, ())
-    if context.resilient_parsing or not filters:
+def _refuse_repeated(command: TyperCommand | TyperGroup, context: Any, args: list[str]) -> None:
+    """Fail if a filter or a list is given twice, of which only the last one would count. Others may override an alias."""
+    single: Mapping[str, DeclaredParameter] = getattr(command.callback, _SINGLE, {})
+    if context.resilient_parsing or not single:
         return
     _, _, given = command.make_parser(context).parse_args(args=list(args))
     for parameter in given:
-        if parameter.name in filters and given.count(parameter) > 1:
-            advice = "give it once" + (", or several values with 'or' in --where" if "where" in filters else "")
-            context.fail(f"{parameter.opts[0]} is given twice: {advice}")
+        if parameter.name in single and given.count(parameter) > 1:
+            advice = _advice(single[parameter.name].metadata.is_list, "where" in single)
+            context.fail(f"{parameter.opts[0]} is given twice: give it once{advice}")
+
+
+def _advice(is_list: bool, has_condition: bool) -> str:
+    if is_list:
+        return ", with commas between the names"
+    return ", or several values with 'or' in --where" if has_condition else ""
 
 
 class CommandGroup(typer.Typer):
@@ -137,9 +144,13 @@ def _command(function: CommandFunction) -> Callable[..., None]:
     run.__doc__ = "\n\n".join(" ".join(paragraph.split("\n")) for paragraph in paragraphs)
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     declared = [parameter for group in groups.values() for parameter in declared_parameters(group)]
-    setattr(run, _FILTERS, {parameter.name for parameter in declared if isinstance(parameter.metadata, Filter)})
+    setattr(run, _SINGLE, {parameter.name: parameter for parameter in declared if _is_single(parameter.metadata)})
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def _is_single(parameter: DescribedParameter) -> bool:
+    return parameter.is_list or isinstance(parameter, Filter)
 
 
 def _check_is_utf8(name: str, value: object) -> None:

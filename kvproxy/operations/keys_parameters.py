@@ -1,6 +1,7 @@
 """Declares the parameters of the operations on clients and their API keys."""
 
 import math
+import re
 import time
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,6 +11,8 @@ from kvproxy.operations.parameters import Parameter, argument, declared_paramete
 from kvproxy.operations.suggestions import client_names
 from kvproxy.units import parse_seconds, parse_time
 
+_NO_MODEL = re.compile(r"[;|\s]")
+"""Characters that separate names, and that no name of a model has."""
 _BYTES = "Size of its stored responses; excess is evicted."
 
 
@@ -17,6 +20,9 @@ def _parse_models(text: str) -> str:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise ValueError("names no model")
+    for name in names:
+        if invalid := _NO_MODEL.search(name):
+            raise ValueError(f"{name[:40]!r} has {invalid[0]!r}, which no model has: separate models by commas")
     return ",".join(names)
 
 
@@ -67,7 +73,9 @@ class ClientLimits:
     stored_bytes: Annotated[int | None, size(_BYTES)] = None
     models: Annotated[
         str | None,
-        Parameter("Models that it may use, separated by commas; * matches any text.", _parse_models, "MODELS"),
+        Parameter(
+            "Models that it may use, separated by commas; * matches any text.", _parse_models, "MODELS", is_list=True
+        ),
     ] = None
     expires: Annotated[
         float | None,
@@ -114,7 +122,7 @@ class ClientChange(ClientLimits, ClientName):
     """New limits of a client; None keeps a limit, and `unlimited` names those to remove."""
 
     unlimited: Annotated[
-        str | None, Parameter("Limits to remove, such as tokens_per_minute.", _parse_limits, "LIMITS")
+        str | None, Parameter("Limits to remove, separated by commas.", _parse_limits, "LIMITS", is_list=True)
     ] = None
 
 

@@ -263,6 +263,11 @@ def test_a_repeated_filter_is_an_error_and_other_options_override(tmp_path: Path
         done = kvproxy(*name, "--model", "a", "--model", "b", "--data", tmp_path)
         assert (done.returncode, "--model is given twice: give it once" in done.stderr) == (2, True), done
     assert "several values with 'or' in --where" in kvproxy("log", "--tag", "a", "--tag", "b").stderr
+    for name, option in (("add", "--models"), ("set", "--models"), ("set", "--unlimited"), ("ls", "--columns")):
+        client = () if name == "ls" else ("a",)
+        done = kvproxy("keys", name, *client, option, "models", option, "team", "--data", tmp_path)
+        advice = f"{option} is given twice: give it once, with commas between the names"
+        assert (done.returncode, advice in done.stderr) == (2, True), done
     assert kvproxy("log", "--limit", "1", "--limit", "2", "--data", tmp_path).returncode == 0
 
 

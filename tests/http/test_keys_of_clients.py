@@ -348,6 +348,7 @@ def test_keys_of_many_clients_their_usage_and_their_history(tmp_path: Path, reco
         ("name,expires\nc,2020-01-01\n", "is in the past"),
         ("name,models\n,x\n", "the name is missing"),
         ("name,models\nc,x,y\n", "line 2: more values than columns"),
+        ("name,models\nc,big;small\n", "line 2: 'big;small' has ';', which no model has: separate models by commas"),
         ("name\n", "there is no client after the first line"),
     ]:
         teams.write_text(text)

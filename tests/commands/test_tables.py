@@ -417,7 +417,7 @@ def test_the_log_shows_the_fields_that_a_condition_names(tmp_path: Path) -> None
     journal.add(finished("How?", "a" * 32, arrived=time.time()))
     journal.close()
     command = "log", "--data", tmp_path, "--where"
-    added = ["reached_limit", "status"]
+    added = ["status", "reached_limit"]
     assert piped_columns(*command, "reached_limit is null and STATUS <> 404 and 'near' <> model")[-2:] == added
 
 

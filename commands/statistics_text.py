@@ -37,7 +37,7 @@ _LABELS: dict[str, str] = {
     "cache.semantic.learning.served": "Learned policy: responses served",
     "cache.semantic.learning.expected_wrong": "Learned policy: wrong responses, expected",
     "cache.semantic.learning.unestimated": "Learned policy: hits without an estimate",
-    "cache.semantic.learning.would_serve": "Learned policy: recent questions within its estimate",
+    "cache.semantic.learning.would_serve": "Learned policy: answered by its estimate",
     "cache.semantic.learning.most_wrong": "Learned policy: wrong responses, at most",
     "cache.semantic.learning.max_error": "Learned policy: configured bound",
     "blocks.num_blocks": "Blocks",

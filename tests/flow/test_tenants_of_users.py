@@ -41,10 +41,10 @@ class StickyUpstream:
 def test_a_client_with_cookies_of_the_upstream_has_hits(tmp_path: Path, cookie: str) -> None:
     upstream = StickyUpstream(cookie)
     with run_upstream(upstream.answer) as url, run_front(tmp_path, url) as (front, _):
-        client = openai.OpenAI(base_url=f"{front}/v1", api_key="good")
-        for _ in range(4):
-            client.chat.completions.create(model="m", messages=[{"role": "user", "content": "same"}])
-            client.models.with_raw_response.list()
+        with openai.OpenAI(base_url=f"{front}/v1", api_key="good") as client:
+            for _ in range(4):
+                client.chat.completions.create(model="m", messages=[{"role": "user", "content": "same"}])
+                client.models.with_raw_response.list()
         assert upstream.chats == 1
         # Another user with a cookie of the first one.
         post(front, "same", authorization="Bearer good-2", cookie=cookie.format(n=1))

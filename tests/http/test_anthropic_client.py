@@ -23,8 +23,9 @@ def load_anthropic() -> None:
 
 
 @pytest.fixture(scope="module")
-def client(demo: Demo) -> Any:
-    return anthropic.Anthropic(base_url=demo[0], api_key="k", max_retries=0)
+def client(demo: Demo) -> Iterator[Any]:
+    with anthropic.Anthropic(base_url=demo[0], api_key="k", max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture

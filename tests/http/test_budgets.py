@@ -151,8 +151,11 @@ def test_a_client_spends_what_savings_says_and_then_gets_hits_only(proxy: Proxy)
     assert "spent its budget of 0.4 a day" in error["message"]
     assert "kvproxy keys set one --budget-per-day" in error["message"]
     assert 0 < int(refused.headers["retry-after"]) <= 86_400
-    with pytest.raises(openai.RateLimitError, match="budget"):
-        openai.OpenAI(base_url=f"{proxy.url}/v1", api_key=key).chat.completions.create(**chat("fifth"))
+    with (
+        openai.OpenAI(base_url=f"{proxy.url}/v1", api_key=key) as client,
+        pytest.raises(openai.RateLimitError, match="budget"),
+    ):
+        client.chat.completions.create(**chat("fifth"))
     assert proxy.upstream.asked == asked, "neither the proxy nor the SDK tried again"
     assert proxy.ask(key).status_code == proxy.ask(other, "fourth").status_code == 200
     # The metric counts clients without a budget, too, and no hit.
@@ -470,8 +473,8 @@ def test_budgets_without_any_price_are_an_error_at_the_start(tmp_path: Path) -> 
 def test_clients_see_the_models_that_they_may_use(proxy: Proxy) -> None:
     key, every = add_client(proxy.settings, "some", models=("m", "un*")), add_client(proxy.settings, "every")
     for client_key, names in ((key, ["m", "unpriced"]), (every, ["m", "n", "unpriced"])):
-        client = openai.OpenAI(base_url=f"{proxy.url}/v1", api_key=client_key)
-        assert [model.id for model in client.models.list()] == names
+        with openai.OpenAI(base_url=f"{proxy.url}/v1", api_key=client_key) as client:
+            assert [model.id for model in client.models.list()] == names
     headers = {"authorization": f"Bearer {key}"}
     assert httpx.get(f"{proxy.url}/v1/models/n", headers=headers).status_code == 403
     assert httpx.get(f"{proxy.url}/v1/models/m", headers=headers).status_code == 200

@@ -317,8 +317,11 @@ def test_a_client_is_disabled_and_enabled(tmp_path: Path, recorder: Recorder, mo
             assert (refused.status_code, error["code"]) == (403, "key_disabled")
             assert "the client one is disabled: ask the operator (kvproxy keys enable one)" in error["message"]
         assert 'kvproxy_client_requests_total{client="one",status="403"} 2.0' in services.metrics.render().decode()
-        with pytest.raises(openai.PermissionDeniedError, match="is disabled"):
-            openai.OpenAI(base_url=f"{url}/v1", api_key=key).chat.completions.create(**chat())
+        with (
+            openai.OpenAI(base_url=f"{url}/v1", api_key=key) as client,
+            pytest.raises(openai.PermissionDeniedError, match="is disabled"),
+        ):
+            client.chat.completions.create(**chat())
         (listed,) = json.loads(kvproxy("keys", "ls", "--json", "--data", tmp_path).stdout)
         assert (listed["disabled"], listed["requests_per_minute"]) == (True, 100)
         assert kvproxy("keys", "disable", "one", "--data", tmp_path).returncode == 2

@@ -24,8 +24,9 @@ def load_openai() -> None:
 
 
 @pytest.fixture(scope="module")
-def client(demo: Demo) -> Any:
-    return openai.OpenAI(base_url=f"{demo[0]}/v1", api_key="k", max_retries=0)
+def client(demo: Demo) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{demo[0]}/v1", api_key="k", max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture
@@ -213,8 +214,16 @@ def test_openai_responses_stream_live_and_replayed(gpt: Any) -> None:
 def test_langchain(front: str) -> None:
     from langchain_openai import ChatOpenAI
 
-    model = ChatOpenAI(model="demo", base_url=f"{front}/v1", api_key="lc", temperature=0, max_retries=0)  # type: ignore[arg-type]
-    first = str(model.invoke("What is a block?").content)
-    assert first.startswith("A block is a fixed number of tokens")
-    assert "".join(str(chunk.content) for chunk in model.stream("What is a block?")) == first
-    assert model.invoke("What is a block?").content == first
+    with httpx.Client() as sender:
+        model = ChatOpenAI(
+            model="demo",
+            base_url=f"{front}/v1",
+            api_key="lc",  # type: ignore[arg-type]
+            temperature=0,
+            max_retries=0,
+            http_client=sender,
+        )
+        first = str(model.invoke("What is a block?").content)
+        assert first.startswith("A block is a fixed number of tokens")
+        assert "".join(str(chunk.content) for chunk in model.stream("What is a block?")) == first
+        assert model.invoke("What is a block?").content == first

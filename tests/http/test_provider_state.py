@@ -108,18 +108,18 @@ def test_a_thread_is_neither_replayed_nor_shared(url: str, provider: Provider) -
 
 
 def test_a_deleted_response_is_not_served_again(url: str) -> None:
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0)
-    first = client.responses.create(model="m", input="x")
-    follow_up = client.responses.create(model="m", input="y", previous_response_id=first.id)
-    assert client.responses.create(model="m", input="x").id == first.id
-    client.responses.delete(first.id)
-    second = client.responses.create(model="m", input="x")
-    assert second.id not in (first.id, follow_up.id)
-    # The answer to the deleted response is gone, too, and the provider refuses its question.
-    with pytest.raises(openai.BadRequestError, match="not found"):
-        client.responses.create(model="m", input="y", previous_response_id=first.id)
-    assert client.responses.create(model="m", input="y", previous_response_id=second.id).id
-    assert client.responses.create(model="m", input="x").id == second.id
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client:
+        first = client.responses.create(model="m", input="x")
+        follow_up = client.responses.create(model="m", input="y", previous_response_id=first.id)
+        assert client.responses.create(model="m", input="x").id == first.id
+        client.responses.delete(first.id)
+        second = client.responses.create(model="m", input="x")
+        assert second.id not in (first.id, follow_up.id)
+        # The answer to the deleted response is gone, too, and the provider refuses its question.
+        with pytest.raises(openai.BadRequestError, match="not found"):
+            client.responses.create(model="m", input="y", previous_response_id=first.id)
+        assert client.responses.create(model="m", input="y", previous_response_id=second.id).id
+        assert client.responses.create(model="m", input="x").id == second.id
 
 
 def test_an_object_that_the_provider_lacks_is_removed_for_its_own_tenant(url: str, provider: Provider) -> None:

@@ -127,10 +127,10 @@ def test_codings_in_any_parts_and_order(parts: int) -> None:
 def test_paths_without_v1_and_with_two_are_cached(proxied: tuple[str, Services], recorder: Recorder) -> None:
     url, _ = proxied
     for base in (url, f"{url}/v1/v1", f"{url}/v1"):
-        client = openai.OpenAI(base_url=base, api_key="k", max_retries=0)
-        raw = client.chat.completions.with_raw_response.create(
-            model="m", messages=[{"role": "user", "content": "which path"}]
-        )
+        with openai.OpenAI(base_url=base, api_key="k", max_retries=0) as client:
+            raw = client.chat.completions.with_raw_response.create(
+                model="m", messages=[{"role": "user", "content": "which path"}]
+            )
         assert ("hit" in raw.headers["cache-status"]) == (base != url)
     # An upstream such as LiteLLM or Perplexity serves the path that the client sent.
     assert [path for _, path, _ in recorder.requests] == ["/chat/completions"]
@@ -165,12 +165,12 @@ def test_an_unread_path_that_ends_like_a_cached_one_is_logged_once(
 
 
 def test_errors_and_hits_of_messages_have_the_ids_that_anthropics_sdk_reads(demo: tuple[str, Services]) -> None:
-    client = anthropic.Anthropic(base_url=demo[0], api_key="k", max_retries=0)
-    for _ in range(2):
-        message = client.messages.create(model="demo", max_tokens=1, messages=[{"role": "user", "content": "id"}])
-        assert message._request_id
-    with pytest.raises(anthropic.BadRequestError) as caught:
-        client.messages.create(model="demo", max_tokens=0, messages=[{"role": "user", "content": "id"}])
+    with anthropic.Anthropic(base_url=demo[0], api_key="k", max_retries=0) as client:
+        for _ in range(2):
+            message = client.messages.create(model="demo", max_tokens=1, messages=[{"role": "user", "content": "id"}])
+            assert message._request_id
+        with pytest.raises(anthropic.BadRequestError) as caught:
+            client.messages.create(model="demo", max_tokens=0, messages=[{"role": "user", "content": "id"}])
     assert caught.value.request_id
     assert caught.value.request_id == caught.value.body["request_id"]  # type: ignore[index]
     for path in ("/v1/messages", "/v1/messages/nothing"):

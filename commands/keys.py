@@ -52,8 +52,8 @@ def add_many(
 ) -> Output:
     """Create the clients of a CSV file, and print their keys.
 
-    The columns of the file are the options of `keys add`. Several models are separated by commas, and stand in double
-    quotes, such as `ben,"big,small"` below `name,models`. If a line is invalid, no client is created. The keys are shown only
+    The columns of the file are the options of `keys add`. Separate several models by commas, in double quotes: below the
+    header `name,models`, a line is `ben,"big,small"`. If a line is invalid, no client is created. The keys are shown only
     once.
 
     Example: kvproxy keys add-many teams.csv > keys.csv

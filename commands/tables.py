@@ -157,7 +157,7 @@ def print_table(
 
 
 def add_fields(row: Row, record: Mapping[str, object], names: Iterable[str]) -> Row:
-    """Return a row with a column for each named field of the record that has none."""
+    """Return a row with columns for the named fields of the record that it lacks."""
     known = {(_parse_name(column) if isinstance(column, str) else column).key for column in row}
     added = {name: record[name] for name in names if _normalize_name(name) not in known}
     return {**row, **{Column(name, is_number=_is_number(value)): _field_value(value) for name, value in added.items()}}

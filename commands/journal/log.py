@@ -100,11 +100,11 @@ def log(
     if layout.is_data:
         from kvproxy.operations.journal import list_records
 
-        print_records(map(_document, rows), layout, list_records.row_fields)
+        print_records(map(asdict, rows), layout, list_records.row_fields)
     else:
         print_table(
             # Later rows may have values in a column that is empty now.
-            (add_fields(_record_row(row, hides_empty=not follow), _document(row), named) for row in rows),
+            (_listed_row(row, named, hides_empty=not follow) for row in rows),
             empty=no_match(journal, query) if not rows else "",
             layout=layout,
             records=_selectable(rows, layout),
@@ -212,18 +212,14 @@ def _follow(
             continue
         last = max(row.number for row in rows)
         if layout.is_data:
-            print_records(map(_document, rows), layout, with_names=False)
+            print_records(map(asdict, rows), layout, with_names=False)
         else:
-            listed = (add_fields(_record_row(row), _document(row), named) for row in rows)
+            listed = (_listed_row(row, named) for row in rows)
             print_rows_without_names(listed, layout, _selectable(rows, layout))
 
 
 def _selectable(rows: "list[RecordWithQuestions]", layout: ListLayout) -> list[dict[str, Any]]:
-    return [] if layout.columns is None else list(map(_document, rows))
-
-
-def _document(row: "RecordWithQuestions") -> dict[str, Any]:
-    return asdict(row)
+    return [] if layout.columns is None else list(map(asdict, rows))
 
 
 def _matched_question(row: "RecordWithQuestions") -> str | None:
@@ -232,7 +228,13 @@ def _matched_question(row: "RecordWithQuestions") -> str | None:
     return row.stored_question if is_match else None
 
 
-def _record_row(record: "RecordWithQuestions", *, hides_empty: bool = False) -> Row:
+def _listed_row(record: "RecordWithQuestions", named: Sequence[str], *, hides_empty: bool = False) -> Row:
+    """Return the row of a record, with a column for each of the `named` fields."""
+    row = _record_row(record, hides_empty=hides_empty)
+    return add_fields(row, asdict(record), named) if named else row
+
+
+def _record_row(record: "RecordWithQuestions", *, hides_empty: bool) -> Row:
     return {
         "Time": table_time(record.time),
         Column("Layer", is_optional=True, outranks_text=True): record.layer,

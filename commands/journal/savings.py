@@ -1,4 +1,4 @@
-"""`kvproxy savings`: what the response cache, prefix caches, and the provider's cache saved."""
+"""`kvproxy savings`: tokens, time, and money saved by the response cache, prefix caches, and the provider's cache."""
 
 from collections.abc import Iterator
 from dataclasses import asdict

@@ -62,7 +62,7 @@ class RequestLog:
         """Return the number of rows by cause, and the lines of a file of JSON lines that are no object."""
         causes = []
         for cause, rows in sorted(self.skipped.items(), key=lambda item: -len(item[1])):
-            place = f" ({format_line_numbers(rows)})" if cause.partition(" in ")[0] in PLACED_CAUSES else ""
+            place = f" ({format_line_numbers(rows)})" if cause.startswith(PLACED_CAUSES) else ""
             causes.append(f"{len(rows):,} {cause}{place}")
         return ", ".join(causes)
 

@@ -65,7 +65,7 @@ class Budget:
 
 
 def budgets_of(client: "ClientSettings", spent: Spent) -> list[Budget]:
-    """Return the budgets of a client that spent so much."""
+    """Return the budgets of a client, with the spent money that counts for each."""
     month, day = client.budget_per_month, client.budget_per_day
     of_month = [] if month is None else [Budget("month", month, max(0.0, spent.this_month))]
     return of_month if day is None else [*of_month, Budget("day", day, max(0.0, spent.today))]

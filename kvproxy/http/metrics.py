@@ -271,7 +271,7 @@ class Metrics:
         self.budgets = self._group(
             "client_budget",
             "Budgets of clients and teams in this UTC day or month, in journal.currency, for the first 200 with a budget by name;"
-            " absent while what they spent cannot be read. Proxies with one store export the same numbers.",
+            " absent while the spent money cannot be read. Proxies with one store export the same numbers.",
             "client",
             "period",
             limit="The budget.",

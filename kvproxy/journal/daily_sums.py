@@ -114,7 +114,7 @@ class DailySums:
 
 
 class DailySumsWithTeams:
-    """Sums of all requests, and those of teams in `table_of_teams`. For the arguments and methods, see `DailySums`."""
+    """Sums of all requests, and by team in `table_of_teams`. For the arguments and methods, see `DailySums`."""
 
     def __init__(self, database: JournalDatabase, table: str, keys: Sequence[str], sums: Sequence[str]) -> None:
         self._all = DailySums(database, table, keys, sums)

@@ -86,6 +86,7 @@ def _short_id(id: str | None) -> str | None:
 
 
 KEEP_WARM_TAG = "keep-warm"
+"""Tag of the requests with which the proxy keeps a prefix in a provider's cache."""
 _ABORTED = ("disconnected", "error-timeout", "error-stopped")
 """Beginnings of the reasons of requests that the client or the proxy aborted."""
 

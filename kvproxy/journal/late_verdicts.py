@@ -18,7 +18,7 @@ class LateVerdicts:
         self._numbers: OrderedDict[str, int] = OrderedDict()
 
     def verdict_of(self, exchange: Exchange, number: int) -> str | None:
-        """Return the verdict on an exchange; None if it has none yet, or was not to be compared."""
+        """Return the verdict on an exchange. None before the comparison, and for an exchange without one."""
         verdict = self._verdicts.pop(exchange.request_id, None)
         is_compared = exchange.lookup is not None and exchange.lookup.chosen is not None and exchange.hit is None
         if verdict is None and is_compared:

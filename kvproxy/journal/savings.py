@@ -1,7 +1,7 @@
 """The time and money that the caches saved."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
@@ -360,31 +360,23 @@ def _subtract_writes(
     if by in ("tag", "project"):
         _subtract_writes_by_tags(reader, by, prices, selection, savings_by_name)
         return
-    if by in ("team", "bill"):
-        _subtract_writes_of_teams(reader, by, prices, selection, savings_by_name)
-        return
-    sessions = SessionReader(reader, prices)
-    writes = sessions.provider_writes({"layer": "'prefix'", "client": "tenant"}.get(by, by), selection)
-    for group_name, model, day, short, long, hours in writes:
-        name = client_of(group_name) if by == "client" else group_name
-        price = price_on(model, prices, day)
-        if price is not None:
-            paid = _write_surcharge(price, short, long) + storage_price(price, hours)
-            savings_by_name.setdefault(name, Saving(name)).add_cost(paid)
-
-
-def _subtract_writes_of_teams(
-    reader: JournalReader,
-    by: SavingsKey,
-    prices: Mapping[str, PriceSettings],
-    selection: SumsFilter,
-    savings_by_name: dict[str, Saving],
-) -> None:
-    for team, tenant, model, day, short, long, hours in SessionReader(reader, prices).writes_by_team(selection):
-        name = bill_name(day, team, tenant, model) if by == "bill" else team
+    for name, model, day, short, long, hours in _writes(SessionReader(reader, prices), by, selection):
         if (price := price_on(model, prices, day)) is not None:
             paid = _write_surcharge(price, short, long) + storage_price(price, hours)
             savings_by_name.setdefault(name, Saving(name)).add_cost(paid)
+
+
+def _writes(
+    sessions: SessionReader, by: SavingsKey, selection: SumsFilter
+) -> Iterator[tuple[str, str, str, int, int, int]]:
+    """Yield `SessionReader.provider_writes` by the name of a group of savings."""
+    if by in ("team", "bill"):
+        for team, tenant, model, day, short, long, hours in sessions.writes_by_team(selection):
+            yield bill_name(day, team, tenant, model) if by == "bill" else team, model, day, short, long, hours
+        return
+    column = {"layer": "'prefix'", "client": "tenant"}.get(by, by)
+    for group, model, day, short, long, hours in sessions.provider_writes(column, selection):
+        yield client_of(group) if by == "client" else group, model, day, short, long, hours
 
 
 def _subtract_writes_by_tags(

@@ -2,7 +2,7 @@
 
 Sends questions of eight intents through `kvproxy serve` with default settings. The upstream answers each intent with one fixed
 text, with one of five wordings of the same facts, as a sampled model does, or with other facts each time, as a small one does.
-A hit is wrong if its answer is that of another intent. `--model URL` uses a real server as the upstream instead, with
+A hit with the answer of another intent is wrong. `--model URL` uses a real server as the upstream instead, with
 `--temperature` and `--max-tokens`. A hit is then wrong if its answer was generated for a question of another intent.
 `--answers FILE` writes the upstream's answers, one JSON object a line.
 """

@@ -347,7 +347,7 @@ def is_failed(status: Json) -> bool:
 
 
 def is_cache_hit(value: Json) -> bool:
-    """Whether a field of a log, a bool or a word, says that a cache answered."""
+    """Whether the value of a log's field for its cache, a bool or a word, means a hit."""
     return value is True or (isinstance(value, str) and value.lower() in _HITS)
 
 

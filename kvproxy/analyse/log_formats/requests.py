@@ -147,12 +147,12 @@ def _read_response_usage(row: Row) -> Iterator[LoggedRequest]:
 
 def _usage_of(row: Row, body: Json) -> LoggedRequest:
     response = require_object(body, "the response")
-    api = next((api for name, api in APIS.items() if name == api_of_response(response)), None)
-    if api is None:
+    name = api_of_response(response)
+    if name not in APIS:
         raise SkipRow("not a cached API")
     model, time = response.get("model"), logged_time(response)
     return LoggedRequest(
-        row.number, api, {"model": model or row.model}, time=time, response=response, names_model=bool(model)
+        row.number, APIS[name], {"model": model or row.model}, time=time, response=response, names_model=bool(model)
     )
 
 

@@ -37,7 +37,7 @@ NO_JSON = "not JSON"
 NO_OBJECT_LINE = "not a JSON object"
 NO_OBJECT_ITEM = "not an object"
 PLACED_CAUSES = NO_JSON, NO_OBJECT_LINE
-"""Causes of skipped lines whose numbers are named."""
+"""Beginnings of the causes of skipped lines whose numbers are named."""
 _Line = tuple[int, str]
 
 

@@ -16,7 +16,6 @@ from kvproxy.index.entry import PROVIDER_ID_TAG, Entry
 
 _MAX_IN_FLIGHT = 64
 _RETRY_SECONDS = 1.0  # Between a failed renewal and the next renewal of the same response.
-
 _log = logging.getLogger("kvproxy")
 
 

@@ -82,10 +82,14 @@ class SetBreakpoints:
         if rule is not None:
             request = await with_conversation(request)
             is_continued = self._continuations.expects_another(request, request.conversation, rule)
-            unread = await in_thread_if_large(len(request.raw), lambda: self._unread_writes.find(request))
             request = await in_thread_if_large(
                 len(request.raw),
-                lambda: with_breakpoints(request, last_one_hour_message, is_continued=is_continued, unread=unread),
+                lambda: with_breakpoints(
+                    request,
+                    last_one_hour_message,
+                    is_continued=is_continued,
+                    unread=self._unread_writes.find(request),
+                ),
             )
         exchange.request = request
 

@@ -297,7 +297,7 @@ class SessionReader:
         return [(name, model, day, short, long, hours) for name, model, day, short, long, hours in rows]
 
     def writes_by_team(self, selection: SumsFilter) -> list[tuple[str, str, str, str, int, int, int]]:
-        """Return `provider_writes` by team and tenant; those of requests without a team have an empty name of the team."""
+        """Return `provider_writes` by team and tenant. The name of the team is empty for requests without one."""
         of_teams = self._provider_writes(["team", "tenant"], selection.table("prompt_tokens", "team"), selection)
         every = self._provider_writes(["''", "tenant"], selection.table("prompt_tokens"), selection)
         rest = {(tenant, model, day): Counter(dict(enumerate(sums))) for _, tenant, model, day, *sums in every}

@@ -48,7 +48,6 @@ from kvproxy.journal.token_estimates import has_file, weighted_size
 from kvproxy.providers.prices import CacheLimits, cache_limits, shortest_cached_prefix
 from kvproxy.settings.journal import PriceSettings
 
-"""Tag of the requests with which the proxy keeps a prefix in a provider's cache."""
 _HOUR = 3_600.0
 _MAX_RESTORED = 1_000
 _MAX_ROOTS = 4_096

@@ -21,7 +21,8 @@ from tests.upstreams.fleets import Engine, Fleet, fleet, run_engine
 
 def test_without_events_prefixes_are_sticky_and_failing_engines_are_ejected(tmp_path: Path) -> None:
     with fleet(tmp_path, eject_after=2, health_timeout=1.5) as running:
-        engine_of = {question: running.engine_for(question) for question in map(str, range(20))}
+        # With ports at random, 20 questions would leave an engine without one in 1 of 1,000 runs.
+        engine_of = {question: running.engine_for(question) for question in map(str, range(40))}
         assert len(set(engine_of.values())) == 3
         assert {question: running.engine_for(question) for question in engine_of} == engine_of
         assert httpx.get(f"{running.url}/v1/models").json()["data"] == [{"id": "m"}]

@@ -139,9 +139,7 @@ def _difference(old_name: str, name: str, before: Mapping[str, Json], after: Map
         return RegionDifference(name or old_name, None, old_text, new_text)
     old, new = comparable_texts(before[old_name], after[name])
     start, end = common_prefix_and_suffix(old, new)
-    place = start
-    while start and not new[start - 1].isspace() and place - start < _MAX_SHOWN // 2:
-        start -= 1
+    start = word_start(new, start)
     while end and not new[len(new) - end].isspace():
         end -= 1
     return RegionDifference(name, start, _shorten(old[start : len(old) - end]), _shorten(new[start : len(new) - end]))
@@ -151,6 +149,14 @@ def common_prefix_and_suffix(old: str, new: str) -> tuple[int, int]:
     """Return the length of the common prefix, and of the common suffix of the rest."""
     start = common_prefix_length(old, new)
     return start, common_prefix_length(old[start:][::-1], new[start:][::-1])
+
+
+def word_start(text: str, place: int) -> int:
+    """Return the index where the word before `place` begins, or a part of a long word."""
+    start = place
+    while start and not text[start - 1].isspace() and place - start < _MAX_SHOWN // 2:
+        start -= 1
+    return start
 
 
 def comparable_texts(before: Json, after: Json) -> tuple[str, str]:

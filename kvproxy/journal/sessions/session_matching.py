@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Generic, TypeVar
 
+from kvproxy.apis.json import Json, loads
 from kvproxy.journal.request_regions import QUESTIONS, Regions
 
 _MAX_HASHES = 30_000
@@ -290,5 +291,7 @@ class RegionContents:
             while self._size > _MAX_CONTENT_BYTES:
                 self._size -= len(self._contents.popitem(last=False)[1]) + _CONTENT_OVERHEAD
 
-    def get(self, digest: bytes) -> bytes | None:
-        return self._contents.get(digest)
+    def content(self, digest: bytes) -> Json:
+        """Return a region's content; None if it is not known."""
+        content = self._contents.get(digest)
+        return None if content is None else loads(content)

@@ -3,22 +3,21 @@
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 
 from kvproxy.apis.api_request import session_name
 from kvproxy.apis.cache_diagnoses import agrees_with
-from kvproxy.apis.json import Json, dumps, field, loads, objects
+from kvproxy.apis.json import Json, field, objects
 from kvproxy.apis.message_parts import call_arguments, part_digests
 from kvproxy.apis.reported_usage import PrefixReuse
-from kvproxy.blocks.divergence import common_prefix_length, reusable_tokens
+from kvproxy.blocks.divergence import reusable_tokens
 from kvproxy.blocks.reuse_distance import LiveHitCurve
 from kvproxy.exchange import Exchange
 from kvproxy.journal.cache_history import CacheHistory
 from kvproxy.journal.daily_sums import DailySumsWithTeams
 from kvproxy.journal.databases.database import JournalDatabase
 from kvproxy.journal.exchange_record import KEEP_WARM_TAG
-from kvproxy.journal.miss_explanation import common_prefix_and_suffix, comparable_texts
 from kvproxy.journal.reader import CACHES
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import Regions
@@ -35,6 +34,7 @@ from kvproxy.journal.sessions.ledger import (
     lost_tokens,
 )
 from kvproxy.journal.sessions.marked_regions import marked_regions, missing_mark
+from kvproxy.journal.sessions.prompt_change import PromptChange, PromptChanges
 from kvproxy.journal.sessions.session_matching import (
     CommonPrefix,
     KnownTurn,
@@ -42,9 +42,7 @@ from kvproxy.journal.sessions.session_matching import (
     RegionContents,
     SessionIndex,
     chain_of,
-    prompt_shape,
 )
-from kvproxy.journal.token_estimates import has_file, weighted_size
 from kvproxy.providers.prices import CacheLimits, cache_limits, shortest_cached_prefix
 from kvproxy.settings.journal import PriceSettings
 
@@ -72,15 +70,6 @@ _LATEST = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _PromptChange:
-    region: str | None = None  # The first changed region; None if one prompt continues the other.
-    place: int | None = None  # Index of its first different character; None if unknown.
-    repeated: int = 0  # Tokens after the difference whose text is also in the earlier prompt.
-    beginning: int = 0  # Tokens before the difference in the first changed region.
-    is_known: bool = True  # An earlier prompt was compared.
-
-
 class TurnWriter:
     """Assigns requests to sessions in the caller's transaction."""
 
@@ -94,7 +83,7 @@ class TurnWriter:
         self.contents = RegionContents()
         self._database = database
         self._strings = strings
-        self._history = history
+        self._changes = PromptChanges(history, self.contents)
         self._prices = prices
         self._index = SessionIndex()
         self._roots: OrderedDict[bytes, int] = OrderedDict()  # By the digest of a first message.
@@ -151,7 +140,7 @@ class TurnWriter:
             and chain.shape.has_text(known.regions)
         ):
             closest = known.turn
-        change = self._prompt_change(chain, closest, record)
+        change = self._changes.change_since(closest, chain, record.prompt_tokens)
         diagnosis = exchange.facts.diagnosis
         agrees = agrees_with(diagnosis, change.region) if diagnosis is not None and change.is_known else None
         use, marked = exchange.facts.prefix or PrefixReuse(0, 0), marked_regions(exchange.request, chain)
@@ -275,7 +264,7 @@ class TurnWriter:
         chain: PromptChain,
         common_prefix: CommonPrefix | None,
         limits: CacheLimits,
-        change: _PromptChange,
+        change: PromptChange,
         *,
         unmarked: bool,
     ) -> tuple[ExpectedReuse, str | None]:
@@ -293,7 +282,7 @@ class TurnWriter:
         follows = is_whole_turn and common_prefix.regions in chain.shape.assistants
         if exchange.facts.is_engine and follows:
             answer = turn.completion_tokens
-            returned = part_digests(self._content(chain.digests[common_prefix.regions]))
+            returned = part_digests(self.contents.content(chain.digests[common_prefix.regions]))
             if turn.answer is not None and returned != turn.answer:
                 region = chain.names[common_prefix.regions]
                 if {kind for kind, _ in turn.answer} - {kind for kind, _ in returned} == {"reasoning"}:
@@ -327,53 +316,9 @@ class TurnWriter:
             unmarked=unmarked,
         ), region
 
-    def _prompt_change(self, chain: PromptChain, earlier: KnownTurn | None, record: Record) -> _PromptChange:
-        regions = None if earlier is None else self._history.regions(earlier.prompt)
-        if regions is None or record.prompt_tokens is None:
-            return _PromptChange(is_known=False)
-        before_shape = prompt_shape(regions.names)
-        names, digests = before_shape.names, tuple([regions.digests[index] for index in before_shape.order])
-        texts = chain.shape.texts
-        shared = common_prefix_length(chain.digests, digests)
-        if shared in (len(chain.names), len(names)):
-            return _PromptChange()
-        sent, place, region, beginning = set(digests[shared:]), None, chain.names[shared], 0.0
-        later = [index for index in texts if index >= shared and chain.digests[index] in sent]
-        repeated: float = sum(chain.sizes[index] for index in later)
-        if names[shared] not in chain.names and chain.digests[shared] in sent:
-            # The request lacks a region before an equal one, such as the tools.
-            region = names[shared]
-        elif region in names and chain.digests[shared] not in sent:
-            before = digests[names.index(region)]
-            start, equal_start, equal_end = self._difference_and_equal_shares(before, chain.digests[shared])
-            place, beginning = (start if shared in texts else None), equal_start * chain.sizes[shared]
-            repeated += equal_end * chain.sizes[shared] if shared < len(chain.names) - 1 else 0.0
-        # The bytes of a transcript lack tools and system prompt, so a whole repeated prompt has the tokens that it had before.
-        before_sizes = [regions.sizes[index] for index in before_shape.order] if regions.sizes else []
-        tokens = record.prompt_tokens if earlier is None or not before_sizes else earlier.prompt_tokens
-        whole = before_shape.text_bytes(before_sizes) if before_sizes else chain.shape.text_bytes(chain.sizes)
-        repeated_tokens, equal = (round(tokens * min(1.0, size / max(1, whole))) for size in (repeated, beginning))
-        return _PromptChange(region, place, repeated_tokens, equal)
-
-    def _difference_and_equal_shares(self, before: bytes, after: bytes) -> tuple[int | None, float, float]:
-        """Return the first different character of a region, and the shares of its equal beginning (at most) and end."""
-        old_content, new_content = self._content(before), self._content(after)
-        if old_content is None or new_content is None:
-            return None, 1.0, 0.0
-        old, new = comparable_texts(old_content, new_content)
-        start, end = common_prefix_and_suffix(old, new)
-        if has_file(new_content):
-            # The characters of a file or of its URL say nothing about its tokens.
-            return start, *_equal_shares_of_parts(old_content, new_content)
-        return start, start / max(1, len(new)), end / max(1, len(new))
-
-    def _content(self, digest: bytes) -> Json:
-        content = self.contents.get(digest)
-        return None if content is None else loads(content)
-
     def _link_sub_agents(self, chain: PromptChain, turn: KnownTurn, common_prefix: CommonPrefix | None) -> None:
         if turn.parent is None:
-            first = self._content(chain.digests[chain.first]) if chain.first < len(chain.names) else None
+            first = self.contents.content(chain.digests[chain.first]) if chain.first < len(chain.names) else None
             for text in _message_texts(first):
                 self._roots[_digest(text)] = turn.number
                 if len(self._roots) > _MAX_ROOTS:
@@ -381,7 +326,7 @@ class TurnWriter:
             return
         start = 0 if common_prefix is None else common_prefix.regions
         for index in chain.shape.assistants:
-            for text in call_arguments(self._content(chain.digests[index])) if index >= start else ():
+            for text in call_arguments(self.contents.content(chain.digests[index])) if index >= start else ():
                 root = self._roots.pop(_digest(text.strip()), None)
                 if root is not None and root != turn.session:
                     self._insert_rows()
@@ -408,16 +353,6 @@ class TurnWriter:
 
     def prune(self, oldest_record: int) -> None:
         self._database.execute("delete from turns where number < ?", [oldest_record])
-
-
-def _equal_shares_of_parts(old: Json, new: Json) -> tuple[float, float]:
-    """Return the shares of a message, by the tokens of its parts, that begin and end as in an earlier message."""
-    before, after = objects(field(old, "content")), objects(field(new, "content"))
-    sizes = [weighted_size(part, len(dumps(part))) for part in after]
-    start = common_prefix_length(after, before)
-    end = common_prefix_length(after[start:][::-1], before[start:][::-1])
-    whole = max(1, sum(sizes))
-    return sum(sizes[:start]) / whole, sum(sizes[len(sizes) - end :]) / whole
 
 
 def _digest(text: str) -> bytes:

@@ -134,8 +134,22 @@ def test_a_changed_system_prompt_names_the_character(sessions: Sessions) -> None
     changed: list[JsonObject] = [{**SYSTEM, "content": f"{content[:290]}{content[290:].swapcase()}"}, *SECOND[1:]]
     sessions.add(request(FIRST, 1_000, 0, 0), request(SECOND, 1_060, 1_000, 9), request(changed, 1_060, 480, 20))
     turn = sessions.last()
-    assert (turn.region, turn.place) == ("messages[0] system", 290)
+    start = content.rfind(" ", 0, 290) + 1
+    assert (turn.region, turn.place) == ("messages[0] system", start)
     assert main_cause(turn.lost) == "changed"
+
+
+def test_reordered_tools_are_no_new_text(sessions: Sessions) -> None:
+    tools = [
+        {"type": "function", "function": {"name": name, "description": f"{name} files. " * 20}}
+        for name in ("read", "write", "list", "find")
+    ]
+    for at, order in enumerate(((0, 1, 2, 3), (2, 0, 3, 1))):
+        ordered = {"tools": [tools[index] for index in order]}
+        sessions.add(request(FIRST, 1_000, 0, 9 * at, body=ordered, headers={"x-session-id": "s"}))
+    turn = sessions.last()
+    assert turn.region == "tools"
+    assert turn.lost["changed"] > 950
 
 
 MARK: JsonObject = {"cache_control": {"type": "ephemeral"}}

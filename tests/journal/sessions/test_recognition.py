@@ -160,6 +160,6 @@ def test_the_oldest_contents_are_dropped(monkeypatch: pytest.MonkeyPatch) -> Non
     for digest, content in ((b"a", b"1234"), (b"b", b"5678"), (b"a", b"1234"), (b"c", b"90"), (b"d", b"12345678")):
         contents.add(digest, content)
     # A use of `a` made `b` the oldest; `d` takes the place of both.
-    assert [contents.get(digest) for digest in (b"a", b"b", b"c", b"d")] == [None, None, b"90", b"12345678"]
+    assert [contents.content(digest) for digest in (b"a", b"b", b"c", b"d")] == [None, None, 90, 12345678]
     contents.add(b"e", b"123456789")
-    assert contents.get(b"e") is None
+    assert contents.content(b"e") is None

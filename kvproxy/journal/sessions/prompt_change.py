@@ -1,0 +1,108 @@
+"""Finds the first change between two prompts of a session, and the text that is repeated after it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvproxy.apis.json import Json, dumps, field, objects
+from kvproxy.blocks.divergence import common_prefix_length
+from kvproxy.journal.cache_history import CacheHistory
+from kvproxy.journal.miss_explanation import common_prefix_and_suffix, comparable_texts, word_start
+from kvproxy.journal.sessions.session_matching import KnownTurn, PromptChain, RegionContents, prompt_shape
+from kvproxy.journal.token_estimates import has_file, weighted_size
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChange:
+    """The first change since an earlier prompt.
+
+    Attributes:
+        region: the first changed region (see `Regions`); None if one prompt continues the other.
+        place: index of the character in it where the first changed word begins; None if unknown.
+        repeated: tokens after the difference whose text is also in the earlier prompt.
+        beginning: tokens before the difference in the first changed region.
+        is_known: whether an earlier prompt was compared.
+    """
+
+    region: str | None = None
+    place: int | None = None
+    repeated: int = 0
+    beginning: int = 0
+    is_known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _EqualShares:
+    """Where a region differs from its earlier version, and which shares of its size are equal before and after it."""
+
+    place: int | None
+    beginning: float
+    repeated: float = 0.0
+
+
+class PromptChanges:
+    """Compares prompts, whose regions are in the history, and their texts in `contents`."""
+
+    def __init__(self, history: CacheHistory, contents: RegionContents) -> None:
+        self._history = history
+        self._contents = contents
+
+    def change_since(self, earlier: KnownTurn | None, chain: PromptChain, prompt_tokens: int | None) -> PromptChange:
+        regions = None if earlier is None else self._history.regions(earlier.prompt)
+        if earlier is None or regions is None or prompt_tokens is None:
+            return PromptChange(is_known=False)
+        before_shape = prompt_shape(regions.names)
+        names, digests = before_shape.names, tuple([regions.digests[index] for index in before_shape.order])
+        texts = chain.shape.texts
+        shared = common_prefix_length(chain.digests, digests)
+        if shared in (len(chain.names), len(names)):
+            return PromptChange()
+        sent, place, region, beginning = set(digests[shared:]), None, chain.names[shared], 0.0
+        later = [index for index in texts if index >= shared and chain.digests[index] in sent]
+        repeated: float = sum(chain.sizes[index] for index in later)
+        if names[shared] not in chain.names and chain.digests[shared] in sent:
+            # The request lacks a region before an equal one, such as the tools.
+            region = names[shared]
+        elif region in names and chain.digests[shared] not in sent:
+            shares = self._equal_shares(digests[names.index(region)], chain.digests[shared])
+            place, beginning = (shares.place if shared in texts else None), shares.beginning * chain.sizes[shared]
+            is_last = shared == len(chain.names) - 1
+            repeated += (0.0 if is_last else shares.repeated) * chain.sizes[shared]
+        # The bytes of a transcript lack tools and system prompt, so a whole repeated prompt has the tokens that it had before.
+        before_sizes = [regions.sizes[index] for index in before_shape.order] if regions.sizes else []
+        tokens = earlier.prompt_tokens if before_sizes else prompt_tokens
+        whole = before_shape.text_bytes(before_sizes) if before_sizes else chain.shape.text_bytes(chain.sizes)
+        repeated_tokens, equal = (round(tokens * min(1.0, size / max(1, whole))) for size in (repeated, beginning))
+        return PromptChange(region, place, repeated_tokens, equal)
+
+    def _equal_shares(self, before: bytes, after: bytes) -> _EqualShares:
+        """Compare two versions of a region. Without their contents, the beginning is at most all of it."""
+        old_content, new_content = self._contents.content(before), self._contents.content(after)
+        if old_content is None or new_content is None:
+            return _EqualShares(None, 1.0)
+        old, new = comparable_texts(old_content, new_content)
+        start, end = common_prefix_and_suffix(old, new)
+        place = word_start(new, start)
+        in_parts = _equal_shares_of_parts(old_content, new_content)
+        if has_file(new_content):
+            # The characters of a file or of its URL say nothing about its tokens.
+            return _EqualShares(place, *in_parts)
+        beginning = start / max(1, len(new))
+        return _EqualShares(place, beginning, min(1.0 - beginning, max(end / max(1, len(new)), in_parts[1])))
+
+
+def _equal_shares_of_parts(old: Json, new: Json) -> tuple[float, float]:
+    """Return the share of a region's parts (tools, or parts of a message) that begin it as before, and of later known parts.
+
+    The order of the later parts does not matter. Shares are of tokens.
+    """
+    before, after = _parts(old), _parts(new)
+    sizes = [weighted_size(part, len(dumps(part))) for part in after]
+    start = common_prefix_length(after, before)
+    known = {dumps(part) for part in before[start:]}
+    later = sum(size for part, size in zip(after[start:], sizes[start:], strict=True) if dumps(part) in known)
+    whole = max(1, sum(sizes))
+    return sum(sizes[:start]) / whole, later / whole
+
+
+def _parts(content: Json) -> Sequence[Json]:
+    return objects(content if isinstance(content, list) else field(content, "content"))

@@ -126,6 +126,7 @@ def show(
         print_facts(
             [
                 ("session", f"{summary.id} {summary.name or ''}"),
+                *_named_request(session, rows, summary),
                 ("tenant", tenant_name(summary.tenant)),
                 ("model", ", ".join(summary.models)),
                 *([("upstream", ", ".join(summary.upstreams))] if summary.upstreams else []),
@@ -143,6 +144,14 @@ def show(
 
     records = [{"depth": row.depth, **asdict(row.turn)} for row in rows]
     return Output([asdict(row) for row in rows], show, records=records)
+
+
+def _named_request(name: str, rows: "Sequence[TreeRow]", session: "Session") -> list[tuple[str, object]]:
+    """Return the turn that the argument names, if it is the id of a request instead of the session's id or name."""
+    if name in (str(session.id), session.name):
+        return []
+    turns = [row.turn for row in rows if name == str(row.turn.number) or row.turn.request_id.startswith(name)]
+    return [("request", f"{name} is turn {turn.turn} of session {turn.session}") for turn in turns[:1]]
 
 
 def _cost_facts(rows: "Sequence[TreeRow]", session: "Session") -> list[tuple[str, object]]:

@@ -187,6 +187,9 @@ def test_a_session_is_shown_by_turns(data: Path) -> None:
     assert "\nprompt_tokens\t20200\nreused_tokens\t0\n" in shown
     assert "20,200" in kvproxy("sessions", "show", 1, "--data", data, columns=120).stdout
     assert "expired 10,000" in shown
+    assert "request" not in shown.split("prompt_tokens")[0]
+    assert re.search(r"request\s+2 is turn 2 of session 1\n", kvproxy("sessions", "show", 2, "--data", data).stdout)
+
     missing = kvproxy("sessions", "show", 99, "--data", data)
     assert (missing.returncode, "no session '99'" in missing.stderr) == (3, True)
 

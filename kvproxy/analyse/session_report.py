@@ -283,18 +283,22 @@ def _raw_of(request: LoggedRequest) -> bytes:
 
 def _trace_turns(trace: TraceSession, first_number: int, prices: Mapping[str, PriceSettings]) -> list[Turn]:
     turns: list[Turn] = []
-    before: list[object] = []
+    by_model: dict[str, tuple[list[object], float]] = {}  # Blocks and end of the last request; models share no prefix.
+    last: list[object] = []
     ended = None
     for place, row in enumerate(trace.requests):
         ids, prompt, time = row.get("hash_ids"), row.get("in"), row.get("t")
         if not isinstance(ids, list) or not isinstance(prompt, int) or not isinstance(time, int | float):
             continue
-        shared = min(prompt, common_prefix_length(before, ids) * trace.block_size)
         pause = None if ended is None else max(0.0, time - ended)
         model = str(row.get("model", ""))
-        is_expired = pause is not None and pause > cache_limits(model, prices).lifetime
+        before, used = by_model.get(model, ([], time))
+        shared, sent = (min(prompt, common_prefix_length(blocks, ids) * trace.block_size) for blocks in (before, last))
+        is_expired = time - used > cache_limits(model, prices).lifetime
         reused = 0 if is_expired else shared
-        lost = lost_tokens(prompt, reused, ExpectedReuse(tokens=shared, expired=is_expired))
+        # Only a switch of the model has a longer common prefix with the last request.
+        repeated = max(0, sent - shared)
+        lost = lost_tokens(prompt, reused, ExpectedReuse(tokens=shared, expired=is_expired, repeated=repeated))
         seconds, out = row.get("api_time"), row.get("out")
         duration = float(seconds) if isinstance(seconds, int | float) else 0.0
         number = first_number + place
@@ -316,13 +320,14 @@ def _trace_turns(trace: TraceSession, first_number: int, prices: Mapping[str, Pr
             completion_tokens=out if isinstance(out, int) else None,
             written_5m=prompt - reused,
             written_1h=0,
-            region=None,
+            region="model" if "changed" in lost else None,
             place=None,
             lost=lost,
             cost=None,
         )
         turns.append(turn.with_cost(prices))
-        before, ended = list[object](ids), time + duration
+        last, ended = list[object](ids), time + duration
+        by_model[model] = last, ended
     return turns
 
 

@@ -28,6 +28,12 @@ CCUSAGE_DAYS = {
 CCUSAGE_PROJECTS = {"/home/ann/shop": 0.5380165, "/home/ann/blog": 0.42573295}
 CCUSAGE_MODELS = dict(zip(MODELS, (0.18221235, 0.68138825, 0.10014885), strict=True))
 
+TURNS = [
+    {"role": "user", "content": "Where is it?"},
+    {"role": "assistant", "content": "There."},
+    {"role": "user", "content": "Why?"},
+]
+
 
 def write_transcripts(folder: Path) -> None:
     """Write two sessions in each of two projects of Claude Code. The second one resumes the first, and repeats its lines."""
@@ -226,6 +232,41 @@ def test_requests_without_a_date_have_no_day(tmp_path: Path) -> None:
     done = kvproxy("estimate", log, "--sessions", "--by", "day", columns=120)
     assert "(unknown)" in done.stdout
     assert "1970" not in done.stdout
+
+
+def test_models_share_no_prefix(tmp_path: Path) -> None:
+    """The first session of a model is new; a session that switches its model sends the same text again."""
+    system = {"role": "system", "content": "You answer questions about the shop. " * 400}
+    rows = [
+        {"call_type": "acompletion", "spend": 0.1, "startTime": f"2026-11-{day}T09:00:00Z", "session_id": session}
+        | {"model": model, "messages": [system, *turns], "response": {"choices": [], "usage": usage}}
+        for day, session, model, turns in (
+            ("01", "a", "gpt-4o", TURNS[:1]),
+            ("20", "b", "gemini-2.5-pro", [{"role": "user", "content": "Who is it?"}]),
+            ("21", "a", "gpt-4o-mini", TURNS),
+        )
+        for usage in ({"prompt_tokens": 3_000, "completion_tokens": 9},)
+    ]
+    log = tmp_path / "litellm.jsonl"
+    log.write_text("\n".join(map(json.dumps, rows)))
+    by_model = {row["name"]: row for row in spending(log, "--sessions", "--by", "model")["rows"]}
+    assert by_model["gemini-2.5-pro"]["lost"] == {"new": 3_000}
+    assert by_model["gemini-2.5-pro"]["lost_cost"] == 0
+    assert by_model["gpt-4o-mini"]["lost"]["changed"] == 3_000
+    (change,) = json.loads(kvproxy("lint", log, "--sessions", "--json").stdout)["changed"]
+    assert (change["region"], change["turns"]) == ("model", 1)
+
+
+def test_models_of_a_trace_share_no_prefix(tmp_path: Path) -> None:
+    ids = list(range(12))
+    rows = [
+        {"t": second, "model": model, "in": 768, "out": 9, "hash_ids": ids, "api_time": 1.0}
+        for second, model in ((0, "claude-x"), (9, "claude-y"), (20, "claude-x"))
+    ]
+    (tmp_path / "trace.json").write_text(json.dumps({"id": "t1", "block_size": 64, "requests": rows}))
+    by_model = {row["name"]: row for row in spending(tmp_path, "--by", "model")["rows"]}
+    assert by_model["claude-y"]["lost"] == {"changed": 768}
+    assert by_model["claude-x"]["reused_tokens"] == 768
 
 
 def test_a_log_without_sessions_has_no_sums(tmp_path: Path) -> None:

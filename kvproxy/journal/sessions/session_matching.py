@@ -93,6 +93,11 @@ class PromptChain:
         return self.shape.names
 
     @property
+    def model(self) -> bytes | None:
+        """Digest of the model, the first region; None without one."""
+        return self.digests[0] if self.names[:1] == ("model",) else None
+
+    @property
     def first(self) -> int:
         """Index of the first message that is not a system message."""
         return self.shape.first
@@ -133,7 +138,8 @@ class KnownTurn:
         stored: prompt tokens in the provider's cache after the request; None if unknown.
         ttl: seconds for which the provider stores an unused prefix.
         answer: kind and digest of each part of its answer; None if unknown.
-        prompt_hash: hash of its whole prompt; `SessionIndex.add` sets it.
+        prompt_hash, conversation_hash, model: hashes of its whole prompt and conversation, and the digest of its model (see
+            `PromptChain`); `SessionIndex.add` sets them.
         cached: prompt tokens that the backend reused.
         unread: tokens of `stored` at its end that no later request has read.
         lacks_mark: it had no breakpoint, so the provider neither looked for a prefix nor stored one.
@@ -154,6 +160,8 @@ class KnownTurn:
     ttl: float = 0.0
     answer: tuple[tuple[str, bytes], ...] | None = None
     prompt_hash: int = 0
+    conversation_hash: int = 0
+    model: bytes | None = None
     cached: int = 0
     unread: int = 0
     marked_regions: tuple[int, ...] | None = None
@@ -201,7 +209,7 @@ class SessionIndex:
         self._conversations: _RecentItems[int, KnownTurn] = _RecentItems()
         self._latest: _RecentItems[int, KnownTurn] = _RecentItems()
         self._answers: _RecentItems[bytes, KnownTurn] = _RecentItems()
-        self._first_turns: _RecentItems[str, KnownTurn] = _RecentItems()
+        self._first_turns: _RecentItems[tuple[str, bytes | None], KnownTurn] = _RecentItems()
         self._names: _RecentItems[str, KnownTurn] = _RecentItems()
         self._prompts: _RecentItems[int, KnownTurn] = _RecentItems()
 
@@ -253,24 +261,36 @@ class SessionIndex:
         """Return the last turn with a prompt, given the prompt's number in the journal."""
         return None if prompt is None else self._prompts.get(prompt)
 
-    def latest_session_start(self, tenant: str) -> KnownTurn | None:
-        return self._first_turns.get(tenant)
+    def compared_turn(
+        self, parent: KnownTurn | None, chain: PromptChain, tenant: str, name: str | None
+    ) -> KnownTurn | None:
+        """Return the turn with which a prompt is compared: its parent, or else the latest session's first turn for its model.
+
+        Models share no prefix, so a turn for another model is compared only if the same session switched its model.
+        """
+        if parent is not None:
+            is_same_session = name is not None or parent.conversation_hash in chain.conversation[:-1]
+            if parent.model == chain.model or is_same_session:
+                return parent
+        return self._first_turns.get((tenant, chain.model))
 
     def add(self, turn: KnownTurn, chain: PromptChain, tenant: str, name: str | None) -> None:
         for key in chain.prefixes:
             self._prefixes[key] = turn
         self._prompts[turn.prompt] = turn
+        turn.model = chain.model
         if chain.prefixes:
             turn.prompt_hash = chain.prefixes[-1]
             self._tokens[turn.prompt_hash] = turn.prompt_tokens
         if chain.first < len(chain.names):
             start, end = chain.conversation[chain.first], chain.conversation[-1]
             if start is not None and end is not None:
+                turn.conversation_hash = end
                 self._conversations[end], self._latest[start] = turn, turn
         if answers := chain.shape.assistants:
             self._answers[chain.digests[answers[-1]]] = turn
         if turn.parent is None:
-            self._first_turns[tenant] = turn
+            self._first_turns[tenant, chain.model] = turn
         if name is not None:
             self._names[f"{tenant} {name}"] = turn
 

@@ -133,7 +133,7 @@ class TurnWriter:
         parent, session = self._index.find_parent(chain, tenant, name)
         known = self._index.find_longest_prefix(chain, prompt_tokens)
         is_keep_warm = KEEP_WARM_TAG in (record.tags or "").split(",")
-        closest = parent or self._index.latest_session_start(tenant)
+        closest = self._index.compared_turn(parent, chain, tenant, name)
         if (
             known is not None
             and known.regions > (0 if parent is None else chain.first)

@@ -255,6 +255,39 @@ def test_another_model_is_a_change(sessions: Sessions) -> None:
     assert turn.lost["changed"] > 800
 
 
+@pytest.mark.parametrize(
+    ("earlier", "later"),
+    [
+        (request(FIRST, 1_000, 0, 0), request(FIRST, 1_000, 0, 9, body={"model": "n"})),
+        # A comparison of models repeats whole conversations.
+        (request(SECOND, 1_060, 0, 0), request(SECOND, 1_060, 0, 9, body={"model": "n"})),
+        (
+            request(FIRST, 1_000, 0, 0, headers={"x-session-id": "a"}),
+            request(SECOND, 1_060, 0, 9, headers={"x-session-id": "b"}, body={"model": "n"}),
+        ),
+    ],
+)
+def test_the_first_session_of_another_model_is_new(sessions: Sessions, earlier: Exchange, later: Exchange) -> None:
+    sessions.add(earlier, later)
+    turn = sessions.last()
+    assert (turn.lost, turn.region) == ({"new": turn.prompt_tokens}, None)
+
+
+def test_sessions_of_another_model_hide_no_change(sessions: Sessions) -> None:
+    changed: list[JsonObject] = [{**SYSTEM, "content": f"Today. {SYSTEM['content']}"}, *FIRST[1:]]
+    other = request([user("A title?")], 90, 0, 5, body={"model": "n"})
+    sessions.add(request(FIRST, 1_000, 0, 0), other, request(changed, 1_002, 0, 9))
+    assert (main_cause(sessions.last().lost), sessions.last().region) == ("changed", "messages[0] system")
+
+
+def test_a_named_session_may_change_its_history_and_its_model(sessions: Sessions) -> None:
+    named = {"x-session-id": "a"}
+    changed = [FIRST[0], user("How does this cache work?"), *SECOND[2:]]
+    sessions.add(request(SECOND, 1_060, 0, 0, headers=named))
+    sessions.add(request(changed, 1_060, 0, 9, headers=named, body={"model": "n"}))
+    assert (main_cause(sessions.last().lost), sessions.last().region) == ("changed", "model")
+
+
 def test_a_prefix_that_was_written_for_an_hour_lasts(sessions: Sessions) -> None:
     sessions.add(
         request(FIRST, 10_000, 0, 0, written=(0, 9_990), **provider()),

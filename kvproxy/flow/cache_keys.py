@@ -116,7 +116,8 @@ def _relevant_fields(request: ApiRequest) -> JsonObject:
     ignored = request.control.rule.ignore
     # An escape sequence could hide a word.
     is_hidden = not request.raw or contains_any(request.raw, _ESCAPES)
-    marked = is_hidden or contains_any(request.raw, _MARKERS)
+    # The proxy may have removed the client's markers from the raw bytes.
+    marked = is_hidden or request.unmarked_body is not None or contains_any(request.raw, _MARKERS)
     has_calls = is_hidden or contains_any(request.raw, _CALLS)
     sent = request.body if request.unmarked_body is None else request.unmarked_body
     whole = _without_paths(sent, ignored) if ignored else sent

@@ -265,6 +265,15 @@ def test_markers_of_the_prefix_cache_are_no_part_of_an_answer() -> None:
     assert cache_key(call(other), "x").exact != cache_key(call(plain), "x").exact
 
 
+def test_a_breakpoint_that_the_proxy_removes_is_no_part_of_a_key() -> None:
+    """A rule sends fewer marks than the client if nothing reads what it writes."""
+    block = {"type": "text", "text": "s"}
+    plain: dict[str, Any] = {"model": "a", "system": [block], "messages": [{"role": "user", "content": "x"}]}
+    sent = api_request(plain | {"system": [block | {"cache_control": {"type": "ephemeral"}}]}, "messages")
+    removed = sent.with_cache_fields(plain, "breakpoints:none")
+    assert cache_key(removed, "x") == cache_key(sent, "x") == cache_key(api_request(plain, "messages"), "x")
+
+
 def test_tool_calls_without_text_are_equal() -> None:
     """A stream's client repeats an empty text; clients of whole responses repeat null, or no content."""
 

@@ -1,7 +1,7 @@
-"""Simulates a block pool with an eviction policy, or with the optimal policy, on a trace."""
+"""Simulates a block pool with an eviction policy, or with the optimal order of eviction, on a trace."""
 
 import heapq
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvproxy.blocks.eviction import EvictionPolicy
@@ -26,6 +26,11 @@ class ChainRequest:
     reusable: int
     partial: bool
     use: CacheUse | None = None
+
+    @property
+    def size(self) -> int:
+        """The number of blocks that the request occupies."""
+        return len(self.blocks) + self.partial
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +68,20 @@ class PoolSimulation:
 
 
 class Belady:
-    """The optimal policy: evict the block whose next request is the latest; of several, the block that is last in its prompt."""
+    """The optimal order: evict the block whose next hit is the latest; of several, the block that is last in its prompt.
+
+    `requests` are those that the pool serves. No policy has more hits, because this one may also evict a block before the
+    blocks that follow it, if a request computes it again before their next use.
+    """
 
     def __init__(self, requests: Sequence[ChainRequest]) -> None:
-        self._uses: dict[int, list[int]] = {}
+        self._uses: dict[int, list[float]] = {}
         self._depth: dict[int, int] = {}
         for position, request in enumerate(requests):
             for index, block in enumerate(request.blocks):
-                self._uses.setdefault(block, []).append(position)
+                # A use that cannot be a hit computes the block again, so it is no reason to keep the block.
+                use = position if index < request.reusable else float("inf")
+                self._uses.setdefault(block, []).append(use)
                 self._depth[block] = index
         self._num_uses: dict[int, int] = {}
         self._heap: list[tuple[float, int, int]] = []
@@ -111,7 +122,7 @@ def cached_prefix_length(blocks: Sequence[int], cached: Container[int]) -> int:
 
 
 class SimulatedPool:
-    """A simulated pool that serves one request at a time. It evicts a block only if no cached block follows it.
+    """A simulated pool that serves one request at a time. It evicts a block only if no cached block follows it (see `Belady`).
 
     Attributes:
         stored, removed: ids of the blocks that the last request added, and of those that it evicted.
@@ -122,6 +133,7 @@ class SimulatedPool:
         self._policy = policy
         self._parents: dict[int, int | None] = {}
         self._num_children: dict[int, int] = {}
+        self._kept: Mapping[int, int] = {} if isinstance(policy, Belady) else self._num_children
         self.stored: list[int] = []
         self.removed: list[int] = []
 
@@ -129,7 +141,7 @@ class SimulatedPool:
         """Return the number of blocks that are hits; None if the request needs more blocks than the pool has."""
         blocks = request.blocks
         self.stored, self.removed = [], []
-        if len(blocks) + request.partial > self._capacity:
+        if request.size > self._capacity:
             return None
         num_cached = cached_prefix_length(blocks, self._parents)
         for block in blocks[:num_cached]:
@@ -137,7 +149,7 @@ class SimulatedPool:
         if request.use is not None and isinstance(self._policy, SessionPolicy):
             self._policy.begin(blocks, request.use)
         while len(self._parents) + len(blocks) - num_cached + request.partial > self._capacity:
-            evicted = pop_leaf(self._policy, self._num_children)
+            evicted = pop_leaf(self._policy, self._kept)
             remove_child(self._num_children, self._parents.pop(evicted))
             self.removed.append(evicted)
         self.stored = list(blocks[num_cached:])
@@ -156,17 +168,21 @@ def simulate(requests: Sequence[ChainRequest], capacity: int | None, policy: str
     Args:
         requests: the trace in order of arrival.
         capacity: size of the pool in blocks; None is unlimited.
-        policy: a name of `EVICTION`, or `belady`, the optimal policy.
+        policy: a name of `EVICTION`, or `belady`, the upper bound: the most hits of any order of eviction.
     """
     if policy not in policy_names():
         raise ValueError(f"unknown policy {policy!r}: use {', '.join(policy_names())}")
     if capacity is not None and capacity < 1:
         raise ValueError("the capacity must be at least 1 block")
-    blocks = sum(len(request.blocks) + request.partial for request in requests)
+    blocks = sum(request.size for request in requests)
     size = capacity if capacity is not None else blocks
-    cache = SimulatedPool(size, Belady(requests) if policy == BELADY else EVICTION.create(policy, size))
+    cache = SimulatedPool(size, _optimal(requests, size) if policy == BELADY else EVICTION.create(policy, size))
     hits = [cache.serve(request) for request in requests]
     return PoolSimulation(blocks, sum(hit or 0 for hit in hits), sum(hit is None for hit in hits))
+
+
+def _optimal(requests: Sequence[ChainRequest], capacity: int) -> Belady:
+    return Belady([request for request in requests if request.size <= capacity])
 
 
 def lru_hits(requests: Sequence[ChainRequest], sizes: Sequence[int | None]) -> list[int]:

@@ -63,7 +63,7 @@ def sweep(
             whole one, so rates are lower than those of `kvproxy simulate`.
     """
     ordered = tuple(sorted(set(sizes)))
-    blocks = sum(len(request.blocks) + request.partial for request in requests)
+    blocks = sum(request.size for request in requests)
     tokens = tokens or max(1, blocks) * block_tokens
     *lru, unlimited = lru_hits(requests, [*ordered, None])
     samples = _sampled_traces(requests) if not exact and blocks >= _MIN_SAMPLED else []

@@ -4,6 +4,7 @@ import gzip
 import itertools
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from kvproxy.analyse.simulate.pool_simulation import (
     ChainRequest,
     SimulatedPool,
     TraceRequest,
+    cached_prefix_length,
     policy_names,
     simulate,
 )
@@ -50,13 +52,48 @@ def test_a_simulated_pool_hits_what_the_block_cache_hits(policy: str, paths: lis
     assert manager.num_hit_tokens // 2 == simulate(requests, capacity, policy).hits
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(0, 8), min_size=1, max_size=60), st.integers(1, 6))
-def test_nothing_beats_foresight(keys: list[int], capacity: int) -> None:
-    requests = chains([[key] for key in keys])
+def most_hits(requests: list[ChainRequest], capacity: int) -> int:
+    """Return the hits of the best of all orders of eviction."""
+    best = {frozenset[int](): 0}
+    for request in requests:
+        if request.size > capacity:
+            continue
+        following: dict[frozenset[int], int] = {}
+        for cached, hits in best.items():
+            hits += min(cached_prefix_length(request.blocks, cached), request.reusable)
+            idle = cached - set(request.blocks)
+            num_kept = min(len(idle), capacity - request.size)
+            for kept in itertools.combinations(idle, num_kept):
+                pool = frozenset(kept).union(request.blocks)
+                following[pool] = max(hits, following.get(pool, 0))
+        best = following
+    return max(best.values())
+
+
+SHORT_PATHS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=4), min_size=1, max_size=9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(SHORT_PATHS, st.integers(2, 6), st.data())
+def test_nothing_beats_foresight(paths: list[list[int]], capacity: int, data: st.DataObject) -> None:
+    """Also with refused requests, last blocks that cannot be hits, and incomplete blocks."""
+    requests = [
+        replace(request, reusable=len(request.blocks) - data.draw(st.integers(0, 1)), partial=data.draw(st.booleans()))
+        for request in chains(paths)
+    ]
     best = simulate(requests, capacity, "belady").hits
     assert all(simulate(requests, capacity, policy).hits <= best for policy in policy_names())
+    assert best == most_hits(requests, capacity)
     assert best <= simulate(requests, None, "lru").hits
+
+
+def test_foresight_ignores_requests_that_the_pool_refuses_and_uses_that_cannot_be_hits() -> None:
+    refused = [((0, 1, 2), 3, True), ((0, 1, 2, 3), 4, True), ((4,), 0, False), ((0,), 1, True), ((0,), 0, False)]
+    refused += [((4,), 1, True), ((4, 5), 2, True)]
+    last = [((0, 1, 2, 3), 3, False), ((4, 5, 6, 7), 3, False), ((0,), 1, True), ((4, 8, 9), 3, True)]
+    last += [((4, 5, 6), 2, False), ((0, 10), 2, True)]
+    for parts, capacity, hits in ((refused, 4, 3), (last, 6, 5)):
+        assert simulate([ChainRequest(*each) for each in parts], capacity, "belady").hits == hits
 
 
 @settings(max_examples=50, deadline=None)

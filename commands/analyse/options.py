@@ -94,12 +94,11 @@ def describe_log(log: "RequestLog", tokenizer: str | None) -> list[str]:
 
 def describe_rows(log: "RequestLog") -> list[str]:
     """Return sentences about the format of a log, its requests, and its skipped rows."""
-    counts = [
-        plural(log.rows, "row"),
-        plural(len(log.requests), "request"),
-        plural(log.num_conversations, "conversation"),
-        f"{log.num_responses:,} with a response",
-    ]
+    counts = [plural(log.rows, "row")]
+    if log.num_requests is not None:
+        counts.append(plural(log.num_requests, "request"))
+    if not log.is_usage_report:
+        counts += [plural(log.num_conversations, "conversation"), f"{log.num_responses:,} with a response"]
     lines = [f"read as {log.format}: {', '.join(counts)}"]
     if without := log.num_skipped + len(log.errors):
         malformed = f"{len(log.errors):,} malformed" if log.errors else ""
@@ -107,7 +106,9 @@ def describe_rows(log: "RequestLog") -> list[str]:
         lines.append(f"skipped {plural(without, 'row')} without a request: {causes}")
     if log.ignored_fields:
         lines.append(f"no fields of a request, not read: {', '.join(sorted(log.ignored_fields))}")
-    if log.num_without_model:
+    if log.num_without_model and log.is_usage_report:
+        lines.append("some sums name no model, so they have no price: group the report by model (group_by)")
+    elif log.num_without_model:
         names = "names" if log.num_without_model == 1 else "name"
         lines.append(
             f"{plural(log.num_without_model, 'request')} {names} no model: they count as requests for one model (--model)"

@@ -39,8 +39,9 @@ def removed_note(oldest: float) -> str:
     return f"since {local_time(oldest)}; older records were removed (journal.retention, journal.max_rows)"
 
 
-def unpriced_note(requests: int) -> str:
-    return f'not in the money: {plural(requests, "request")} of models without a price; set [journal.prices."MODEL"]'
+def unpriced_note(requests: int, *, is_bound: bool = False) -> str:
+    least = "at least " if is_bound else ""
+    return f'not in the money: {least}{plural(requests, "request")} of models without a price; set [journal.prices."MODEL"]'
 
 
 def _notes(report: "SpendingReport") -> Iterator[str]:
@@ -50,10 +51,12 @@ def _notes(report: "SpendingReport") -> Iterator[str]:
         yield f"money in {report.currency}"
     if report.zone is not None and report.rows:
         yield f"local days ({report.zone}); savings --by day lists UTC days"
+    if report.has_utc_days:
+        yield "UTC days: the reports of usage have sums of whole UTC days"
     if report.complete_since is not None:
         yield removed_note(report.complete_since)
     if total.unpriced:
-        yield unpriced_note(total.unpriced)
+        yield unpriced_note(total.unpriced, is_bound=total.requests is None)
     if total.standard_priced:
         yield (
             f"at the price of the standard tier: {plural(total.standard_priced, 'request')} of the service tiers"

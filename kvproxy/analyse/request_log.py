@@ -55,6 +55,16 @@ class RequestLog:
         return count_conversations(self.requests)
 
     @property
+    def num_requests(self) -> int | None:
+        """Number of requests, with those of sums; None if a report of usage does not state it."""
+        counts = [1 if request.summed is None else request.summed.requests for request in self.requests]
+        return None if None in counts else sum(filter(None, counts))
+
+    @property
+    def is_usage_report(self) -> bool:
+        return all(request.summed is not None for request in self.requests)
+
+    @property
     def num_skipped(self) -> int:
         return sum(map(len, self.skipped.values()))
 

@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 from statistics import mean, median
 
-from kvproxy.analyse.log_formats.log_format import LoggedRequest
+from kvproxy.analyse.log_formats.log_format import LoggedRequest, SummedUsage
 from kvproxy.analyse.pause_costs import LongWrite, SessionStep, provider_policy_price, session_price
 from kvproxy.analyse.simulate.trace_reader import TraceSession
 from kvproxy.apis.api_request import ApiRequest
@@ -184,6 +184,7 @@ def _reported_request(request: LoggedRequest) -> PaidRequest:
     response = request.response if isinstance(request.response, dict) else {}
     reuse = reported_reuse(response)
     prompt, completion = request.api.prompt_and_completion_tokens(response)
+    summed = request.summed or SummedUsage(1)
     return PaidRequest(
         time=request.time or 0.0,
         model=str(request.body["model"]),
@@ -196,7 +197,9 @@ def _reported_request(request: LoggedRequest) -> PaidRequest:
         written_1h=None if reuse is None else reuse.written_1h,
         service_tier=request.service_tier,
         lost=None,
-        count=request.count,
+        count=summed.requests,
+        period=summed.seconds,
+        priced_length=summed.prompt_tokens,
     )
 
 

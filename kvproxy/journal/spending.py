@@ -4,7 +4,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TypeAlias
 
 from kvproxy.journal.groups import Group, SpendingGroup
@@ -33,6 +33,7 @@ _REQUESTS = (
     f" from requests r left join turns t on t.number = r.number where {PAID} and r.number >= ? and r.time >= ? and r.time < ?"
 )
 _HOUR = 3_600.0
+_DAY = 86_400.0
 _MAX_NUMBERS = 500  # SQLite limits the number of parameters.
 
 
@@ -49,7 +50,9 @@ class PaidRequest:
         pause: seconds for which the provider stored the reused tokens; None counts as 0.
         lost: prompt tokens that were not reused, by cause; see `CAUSES`. None if the causes are unknown.
         service_tier: see `apis/service_tiers.py`; None for the standard tier.
-        count: number of clients' requests; 0 for a request of the proxy itself.
+        count: number of clients' requests; 0 for a request of the proxy itself, None if a report does not state it.
+        period: seconds in which several requests arrived; 0 for one request.
+        priced_length: prompt tokens that decide the price; None for the mean of the requests.
     """
 
     time: float
@@ -67,7 +70,9 @@ class PaidRequest:
     is_estimated: bool = False
     service_tier: str | None = None
     team: str = ""
-    count: int = 1
+    count: int | None = 1
+    period: float = 0.0
+    priced_length: int | None = None
 
     @property
     def reused(self) -> int:
@@ -78,11 +83,26 @@ class PaidRequest:
         """Tokens written to the provider's cache for five minutes, and for one hour."""
         return self.written_5m or 0, self.written_1h or 0
 
+    @property
+    def least_count(self) -> int:
+        return 1 if self.count is None else self.count
+
+    @property
+    def moment(self) -> datetime | None:
+        """The local time, or the time in UTC for the sum of a whole UTC day; None without a date."""
+        if not is_dated(self.time):
+            return None
+        return datetime.fromtimestamp(self.time, UTC).astimezone(UTC if self.is_of_utc_day else None)
+
+    @property
+    def is_of_utc_day(self) -> bool:
+        return self.period >= _DAY
+
     def group_name(self, by: SpendingGroup) -> str:
-        """Return the name of the request's group; for `day` the local day, such as 2026-11-21. Empty if unknown."""
+        """Return the name of the request's group; for `day` the day of `moment`, such as 2026-11-21. Empty if unknown."""
         match by:
             case "day":
-                return datetime.fromtimestamp(self.time).date().isoformat() if is_dated(self.time) else ""
+                return "" if (moment := self.moment) is None else moment.date().isoformat()
             case "project":
                 return self.project
             case "model":
@@ -93,8 +113,10 @@ class PaidRequest:
                 return self.team
 
     def price(self, prices: Mapping[str, PriceSettings]) -> PriceSettings | None:
-        mean_tokens = (self.prompt_tokens or 0) // max(1, self.count)
-        return price_at(self.model, prices, self.time, mean_tokens, self.service_tier)
+        length = self.priced_length
+        if length is None:
+            length = (self.prompt_tokens or 0) // max(1, self.least_count)
+        return price_at(self.model, prices, self.time, length, self.service_tier)
 
     def input_cost(self, price: PriceSettings) -> float:
         return input_price(price, self.prompt_tokens or 0, self.reused, *self.written) + self.storage_cost(price)
@@ -127,6 +149,7 @@ class Spending:
 
     Attributes:
         requests: requests of clients; the tokens and counts are theirs. Only the money includes requests of the proxy itself.
+            None if a report of usage does not state their number; then the other counts are the least possible ones.
         input_tokens: all prompt tokens, including `reused_tokens` and `written_tokens` of the provider's cache.
         lost: prompt tokens that were not reused, by cause; see `CAUSES`.
         cost: money; None if no model has a price. The sum of `input_cost`, of which `lost_cost` is a part, and `output_cost`.
@@ -137,7 +160,7 @@ class Spending:
     """
 
     name: str
-    requests: int = 0
+    requests: int | None = 0
     input_tokens: int = 0
     reused_tokens: int = 0
     written_tokens: int = 0
@@ -153,18 +176,19 @@ class Spending:
     standard_priced: int = 0
 
     def add(self, request: PaidRequest, price: PriceSettings | None) -> None:
-        self.requests += request.count
+        count = request.least_count
+        self.requests = None if self.requests is None or request.count is None else self.requests + count
         if request.prompt_tokens is None and request.completion_tokens is None:
-            self.unreported += request.count
+            self.unreported += count
             return
-        if request.count:
+        if count:
             self._add_tokens(request)
         if price is None:
-            self.unpriced += request.count
+            self.unpriced += count
             return
         self.input_cost = (self.input_cost or 0.0) + request.input_cost(price)
         self.output_cost = (self.output_cost or 0.0) + request.output_cost(price)
-        if request.count and (lost_cost := request.lost_cost(price)) is not None:
+        if count and (lost_cost := request.lost_cost(price)) is not None:
             self.lost_cost = (self.lost_cost or 0.0) + lost_cost
         self.cost = self.input_cost + self.output_cost
 
@@ -184,7 +208,8 @@ class SpendingReport:
     Attributes:
         complete_since: time of the oldest record in seconds since the epoch, if older records of the period were removed.
         tiers_without_price: service tiers whose requests have the price of the standard tier, because theirs is unknown.
-        zone: time zone of the days, such as CET; None for other groups.
+        zone: time zones of the local days, such as CET or `CEST, CET`; None for other groups.
+        has_utc_days: a report of usage has sums of whole UTC days.
     """
 
     by: SpendingGroup
@@ -194,6 +219,7 @@ class SpendingReport:
     complete_since: float | None = None
     tiers_without_price: list[str] = field(default_factory=list)
     zone: str | None = None
+    has_utc_days: bool = False
 
 
 def spending_report(
@@ -203,20 +229,32 @@ def spending_report(
     rows: dict[str, Spending] = {}
     total = Spending("all")
     untiered = set[str]()
+    zones: dict[str | None, None] = {}
+    has_utc_days = False
     for request in requests:
         name = request.group_name(by)
         price = request.price(prices)
         tier = request.service_tier
         if price is not None and tier is not None and not has_tier_price(request.model, prices, request.time, tier):
             untiered.add(tier)
-            total.standard_priced += request.count
+            total.standard_priced += request.least_count
+        if by == "day":
+            has_utc_days = has_utc_days or request.is_of_utc_day
+            zones[None if request.is_of_utc_day or (at := request.moment) is None else at.tzname()] = None
         for row in (rows.setdefault(name, Spending(name)), total):
             row.add(request, price)
     ordered = sorted(rows.values(), key=lambda row: row.name)
     if by != "day":
         ordered.sort(key=lambda row: (row.cost or 0.0, row.input_tokens), reverse=True)
-    zone = datetime.now().astimezone().tzname() if by == "day" else None
-    return SpendingReport(by, ordered, total, currency, tiers_without_price=sorted(untiered), zone=zone)
+    return SpendingReport(
+        by,
+        ordered,
+        total,
+        currency,
+        tiers_without_price=sorted(untiered),
+        zone=", ".join(filter(None, zones)) or None,
+        has_utc_days=has_utc_days,
+    )
 
 
 def recorded_requests(

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -43,14 +45,14 @@ def write_transcripts(folder: Path) -> None:
         parent: str | None = None
         for session in ("5e55-1", "5e55-2"):
             lines = [line | {"sessionId": session} for line in lines]
-            time = datetime(2026, 11, 20 + int(session[-1]), 10, tzinfo=UTC)
+            moment = datetime(2026, 11, 20 + int(session[-1]), 10, tzinfo=UTC)
             common = {"cwd": f"/home/ann/{project}", "sessionId": session, "version": "2.1.197"}
             for _ in range(5):
                 number += 1
-                time += timedelta(seconds=random.randint(10, 500))
-                line = common | {"uuid": f"u{number}", "parentUuid": parent, "timestamp": _text(time), "type": "user"}
+                moment += timedelta(seconds=random.randint(10, 500))
+                line = common | {"uuid": f"u{number}", "parentUuid": parent, "timestamp": _text(moment), "type": "user"}
                 lines.append(line | {"message": {"role": "user", "content": f"question {number}"}})
-                time += timedelta(seconds=5)
+                moment += timedelta(seconds=5)
                 usage = {
                     "input_tokens": random.randint(1, 50),
                     "cache_creation_input_tokens": random.randint(0, 8_000),
@@ -62,7 +64,7 @@ def write_transcripts(folder: Path) -> None:
                 for block in range(random.randint(1, 3)):
                     answer = {"id": f"msg_{number}", "type": "message", "role": "assistant", "model": model}
                     content = [{"type": "text", "text": f"answer {number}, {block}"}]
-                    line = common | {"uuid": f"a{number}-{block}", "parentUuid": parent, "timestamp": _text(time)}
+                    line = common | {"uuid": f"a{number}-{block}", "parentUuid": parent, "timestamp": _text(moment)}
                     message = answer | {"content": content, "usage": usage}
                     lines.append(line | {"type": "assistant", "requestId": f"req_{number}", "message": message})
                     parent = f"a{number}-{block}"
@@ -71,8 +73,8 @@ def write_transcripts(folder: Path) -> None:
             file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
-def _text(time: datetime) -> str:
-    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _text(moment: datetime) -> str:
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def spending(folder: Path, *options: str) -> Any:
@@ -163,6 +165,87 @@ def test_a_report_of_openais_usage_has_a_bill(tmp_path: Path) -> None:
     assert (bills["p2"]["requests"], bills["p2"]["cost"], bills["p2"]["lost_cost"]) == (10, pytest.approx(cost), None)
     done = kvproxy("estimate", file)
     assert (done.returncode, "this is a report of usage, which has no requests" in done.stderr) == (2, True)
+
+
+OPENAI_BUCKET = {
+    "object": "bucket",
+    "start_time": 1_761_868_800,
+    "end_time": 1_761_955_200,
+    "results": [
+        {"object": "organization.usage.completions.result", "model": "gpt-5", "num_model_requests": 21}
+        | {"input_tokens": 84_000, "input_cached_tokens": 40_000, "output_tokens": 1_200, "project_id": "p1"},
+        {"object": "organization.usage.completions.result", "model": "gpt-5", "num_model_requests": 8, "batch": True}
+        | {"input_tokens": 84_000, "input_cached_tokens": 0, "output_tokens": 5, "user_id": "u1"},
+    ],
+}
+ANTHROPIC_BUCKET = {
+    "starting_at": "2025-10-31T00:00:00Z",
+    "ending_at": "2025-11-01T00:00:00Z",
+    "results": [
+        {"uncached_input_tokens": 10, "cache_read_input_tokens": 100, "output_tokens": 20, "workspace_id": "w1"}
+        | {"cache_creation": {"ephemeral_5m_input_tokens": 30, "ephemeral_1h_input_tokens": 20}}
+        | {"model": "claude-opus-4-5", "service_tier": "standard", "context_window": "0-200k", "api_key_id": "k1"},
+        {"uncached_input_tokens": 40, "cache_read_input_tokens": 0, "output_tokens": 0, "workspace_id": "w1"}
+        | {"cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0}}
+        | {"model": "claude-opus-4-5", "service_tier": "batch", "context_window": "0-200k", "api_key_id": "k2"},
+    ],
+}
+
+
+@pytest.mark.parametrize("form", ["page", "lines"])
+def test_the_admin_apis_report_bills(tmp_path: Path, form: str) -> None:
+    def bill(bucket: dict[str, Any], by: str) -> dict[str, Any]:
+        file = tmp_path / "usage.json"
+        page = {"data": [bucket], "has_more": False, "next_page": None}
+        file.write_text(json.dumps(page, indent=1) if form == "page" else f"{json.dumps(page)}\n{json.dumps(page)}\n")
+        return {row["name"]: row for row in spending(file, "--sessions", "--by", by)["rows"]}
+
+    pages = 1 if form == "page" else 2
+    uncached, cached, output = GPT_5
+    (day,) = bill(OPENAI_BUCKET, "day").values()
+    cost = (44_000 * uncached + 40_000 * cached + 1_200 * output) / 1e6 + (84_000 * uncached + 5 * output) / 2e6
+    assert (day["name"], day["requests"], day["cost"]) == ("2025-10-31", pages * 29, pytest.approx(pages * cost))
+    assert set(bill(OPENAI_BUCKET, "project")) == {"p1", ""}
+    assert set(bill(OPENAI_BUCKET, "client")) == {"u1", ""}
+    (day,) = bill(ANTHROPIC_BUCKET, "day").values()
+    # The report has no numbers of requests.
+    assert (day["name"], day["requests"], day["input_tokens"], day["written_tokens"]) == (
+        "2025-10-31",
+        None,
+        pages * 200,
+        pages * 50,
+    )
+    cost = (10 * 5 + 100 * 0.5 + 30 * 6.25 + 20 * 10 + 20 * 25 + 0.5 * 40 * 5) / 1e6
+    assert day["cost"] == pytest.approx(pages * cost)
+    assert set(bill(ANTHROPIC_BUCKET, "client")) == {"k1", "k2"}
+    done = kvproxy("estimate", tmp_path / "usage.json")
+    assert (done.returncode, "this is a report of usage, which has no requests" in done.stderr) == (2, True)
+
+
+@pytest.fixture
+def new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "America/New_York")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("new_york")
+def test_days_of_reports_of_usage_stay_utc_days(tmp_path: Path) -> None:
+    file = tmp_path / "usage.json"
+    minute = OPENAI_BUCKET | {"end_time": OPENAI_BUCKET["start_time"] + 60}
+    file.write_text(json.dumps({"data": [OPENAI_BUCKET]}))
+    options = ("estimate", file, "--sessions", "--by", "day")
+    done = kvproxy(*options, "--csv")
+    assert [row["name"] for row in csv.DictReader(done.stdout.splitlines())] == ["2025-10-31"]
+    assert "read as report of OpenAI's usage: 1 row, 29 requests\n" in done.stderr
+    assert ("UTC days" in done.stderr, "local days" in done.stderr) == (True, False)
+    # A minute has a local day, in the zone of its time and not of today.
+    file.write_text(json.dumps({"data": [minute]}))
+    done = kvproxy(*options, "--csv")
+    assert [row["name"] for row in csv.DictReader(done.stdout.splitlines())] == ["2025-10-30"]
+    assert "local days (EDT)" in done.stderr
 
 
 def test_a_bill_in_another_currency_names_it(tmp_path: Path) -> None:

@@ -40,6 +40,21 @@ _MAX_SECONDS = 1e11
 
 
 @dataclass(frozen=True, slots=True)
+class SummedUsage:
+    """The requests of a report of usage, whose tokens are one sum.
+
+    Attributes:
+        requests: their number; None if the report does not state it.
+        seconds: length of the period that begins at their time; 0 if unknown.
+        prompt_tokens: length of a prompt that has their price; None for the mean of the requests.
+    """
+
+    requests: int | None
+    seconds: float = 0.0
+    prompt_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LoggedRequest:
     """A request of a log.
 
@@ -54,7 +69,7 @@ class LoggedRequest:
         client: name of the program that sent it; empty if unknown.
         names_model: the logged request names its model.
         processing: service tier that the format of the log implies, such as `batch`; None if body and response decide.
-        count: number of requests whose sum the usage is, in a report of usage.
+        summed: the requests whose sum the usage is, in a report of usage; None for one request.
     """
 
     line: int
@@ -68,7 +83,7 @@ class LoggedRequest:
     client: str = ""
     names_model: bool = True
     processing: str | None = None
-    count: int = 1
+    summed: SummedUsage | None = None
 
     @property
     def has_prompt(self) -> bool:

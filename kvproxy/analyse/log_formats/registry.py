@@ -2,7 +2,16 @@
 
 from typing import NoReturn
 
-from kvproxy.analyse.log_formats import conversations, engines, evaluations, gateways, observability, requests, spans
+from kvproxy.analyse.log_formats import (
+    conversations,
+    engines,
+    evaluations,
+    gateways,
+    observability,
+    requests,
+    spans,
+    usage_reports,
+)
 from kvproxy.analyse.log_formats.log_format import LogFormat
 from kvproxy.doors import LOG_FORMATS
 from kvproxy.errors import SettingsError
@@ -15,6 +24,7 @@ FORMATS: tuple[LogFormat, ...] = (
     *observability.FORMATS,
     *engines.FORMATS,
     *conversations.FORMATS,
+    *usage_reports.FORMATS,
     *requests.FORMATS,
 )
 """The formats of kvproxy itself."""

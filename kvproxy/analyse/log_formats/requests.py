@@ -19,7 +19,6 @@ from kvproxy.analyse.log_formats.log_format import (
     is_failed,
     known_fields,
     logged_time,
-    parse_time,
     request_of,
     require_object,
     time_field,
@@ -156,38 +155,6 @@ def _usage_of(row: Row, body: Json) -> LoggedRequest:
     )
 
 
-def _refuse_usage(row: Row) -> Iterator[LoggedRequest]:
-    raise InvalidRequest(
-        "this is a report of usage, which has no requests: estimate --sessions --by reads it for a bill"
-    )
-
-
-def _read_openai_usage(row: Row) -> Iterator[LoggedRequest]:
-    """Read a row of the usage that OpenAI's dashboard exports: the sums of the requests of a model in a period."""
-    value = row.value
-    prompt, completion, cached = (
-        _table_count(value, name) for name in ("input_tokens", "output_tokens", "input_cached_tokens")
-    )
-    usage: JsonObject = {"prompt_tokens": prompt, "completion_tokens": completion}
-    if cached is not None:
-        usage["prompt_tokens_details"] = {"cached_tokens": cached}
-    yield LoggedRequest(
-        row.number,
-        APIS["chat"],
-        {"model": value["model"]},
-        time=parse_time(value.get("start_time")),
-        response={"usage": usage, "service_tier": value.get("service_tier")},
-        project=str(value.get("project_id") or ""),
-        processing=BATCH if str(value.get("batch")).lower() == "true" else None,
-        count=_table_count(value, "num_model_requests") or 0,
-    )
-
-
-def _table_count(value: JsonObject, name: str) -> int | None:
-    """Return a count of a table, whose cells are texts; None if it is empty. Raises ValueError."""
-    return None if value.get(name) is None else int(str(value[name]))
-
-
 def _refuse_responses(row: Row) -> Iterator[LoggedRequest]:
     raise InvalidRequest("these are responses without their requests: give a log that has both")
 
@@ -215,14 +182,6 @@ FORMATS = (
     _FineTuning("fine-tuning", "fine-tuning data", ("messages",), _read_fine_tuning),
     LogFormat("completions", "prompts with completions", ("prompt", "completion"), _read_prompt_completion),
     LogFormat("requests", "requests", ("|".join([*PROMPT_FIELDS, *BODY_FIELDS]),), _read_request),
-    LogFormat(
-        "openai-usage",
-        "report of OpenAI's usage",
-        ("num_model_requests", "model", "input_tokens"),
-        _refuse_usage,
-        has_requests=False,
-        read_usage=_read_openai_usage,
-    ),
     LogFormat(
         "responses",
         "responses",

@@ -7,6 +7,7 @@ from dataclasses import replace
 from kvproxy.apis import APIS
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, as_object, loads
+from kvproxy.apis.request_directives import RequestDirectives
 from kvproxy.backends.prefix_cache import PrefixCache
 from kvproxy.exchange import CacheKey, Exchange
 from kvproxy.flow.cache_keys import cache_key
@@ -56,12 +57,19 @@ def region_loader(reader: JournalReader, store: Store | None) -> RegionLoader:
     return load
 
 
-def _key_parts(entry: Entry) -> JsonObject | None:
+def _key_parts(entry: Entry, namespace: str = "") -> JsonObject | None:
+    key = _key_of(entry, namespace)
+    return None if key is None else key.parts
+
+
+def _key_of(entry: Entry, namespace: str) -> CacheKey | None:
+    """Compute the key of an entry's request, without its headers and its client's namespace, which an entry lacks."""
     api = APIS.get(entry.endpoint)
     if api is None:
         return None
-    request = ApiRequest(api, as_object(loads(entry.request)), entry.request, {}, entry.tenant, entry.request_id)
-    return cache_key(request, entry.backend).parts
+    body, control = as_object(loads(entry.request)), RequestDirectives(namespace=namespace)
+    request = ApiRequest(api, body, entry.request, {}, entry.tenant, entry.request_id, control=control)
+    return cache_key(request, entry.backend)
 
 
 async def explain(path: RequestPath, prefix_cache: PrefixCache, request: ApiRequest) -> RequestExplanation:
@@ -105,24 +113,36 @@ async def _find_same_prompts(path: RequestPath, request: ApiRequest, key: CacheK
 
 
 def _closest_request(request: ApiRequest, key: CacheKey, same_prompts: Sequence[Entry]) -> ClosestRequest | None:
-    own, fewest = regions_of(key.parts), None
     closest: ClosestRequest | None = None
     for entry in same_prompts:
-        parts = _key_parts(entry) if entry.tenant == request.tenant else None
-        changes = [] if parts is None else own.changes_since(regions_of(parts))
-        if parts is not None and changes and (fewest is None or len(changes) < fewest):
-            fewest, sent, stored = len(changes), dict(region_items(key.parts)), dict(region_items(parts))
-            # An entry has no headers of its request, so they are a difference only if nothing else differs.
-            headers = {name for pair in changes for name in pair if name.startswith(_HEADER)}
-            differs = (
-                FieldDifference(
-                    part=new or old, stored=_NOT_RECORDED if new in headers else stored.get(old), request=sent.get(new)
-                )
-                for old, new in changes
-                if new not in headers or len(headers) == len(changes)
-            )
-            closest = ClosestRequest(id=entry.id, differs=tuple(differs))
+        differs = _differences(request, key, entry) if entry.tenant == request.tenant else ()
+        if differs and (closest is None or len(differs) < len(closest.differs)):
+            closest = ClosestRequest(id=entry.id, differs=differs)
     return closest
+
+
+def _differences(request: ApiRequest, key: CacheKey, entry: Entry) -> tuple[FieldDifference, ...]:
+    """Return the differing parts of an entry's key.
+
+    An entry has no headers and no namespace of its request, so they are a difference only if nothing else differs.
+    """
+    namespace = request.control.namespace
+    keys = [stored for name in dict.fromkeys((namespace, "")) if (stored := _key_of(entry, name)) is not None]
+    if not keys:
+        return ()
+    parts = next((stored.parts for stored in keys if stored.exact == entry.key), keys[0].parts)
+    changes = regions_of(key.parts).changes_since(regions_of(parts))
+    headers = {name for pair in changes for name in pair if name.startswith(_HEADER)}
+    if not changes:
+        return (FieldDifference(part="namespace", stored=_NOT_RECORDED, request=namespace or None),)
+    sent, stored_values = dict(region_items(key.parts)), dict(region_items(parts))
+    return tuple(
+        FieldDifference(
+            part=new or old, stored=_NOT_RECORDED if new in headers else stored_values.get(old), request=sent.get(new)
+        )
+        for old, new in changes
+        if new not in headers or len(headers) == len(changes)
+    )
 
 
 async def _is_stored_for_other_tenant(path: RequestPath, request: ApiRequest, same_prompts: Sequence[Entry]) -> bool:

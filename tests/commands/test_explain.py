@@ -49,7 +49,16 @@ def test_explain_takes_a_namespace(tmp_path: Path) -> None:
         layers = [
             result("explain", "What?", "--model", "m", *more, url=url)["layer"] for more in ((), ("--namespace", "w0"))
         ]
+        given = ("explain", "What?", "--model", "m", "--temperature", 0.5)
+        namespaces: dict[str, list[object]] = {
+            name: result(*given, *(("--namespace", name) if name else ()), url=url)["closest"]["differs"]
+            for name in ("", "w0", "w1")
+        }
+        forgotten = result("explain", "What?", "--model", "m", url=url)["closest"]["differs"]
     assert (layers[0] == "exact", layers[1]) == (False, "exact")
+    temperature = [{"part": "temperature", "stored": None, "request": 0.5}]
+    assert namespaces == dict.fromkeys(namespaces, temperature)
+    assert forgotten == [{"part": "namespace", "stored": "not recorded", "request": None}]
 
 
 def test_explain_finds_what_each_version_of_anthropics_sdk_stored(tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
     if unreported := sum(row.unreported_hits for row in report.rows):
         print_text(
             f"{plural(unreported, 'hit')} without reported tokens: tokens and money do not include"
-            f" {'it' if unreported == 1 else 'them'}, because the upstream did not report the usage."
+            f" {'it' if unreported == 1 else 'them'}, because their answers were stored without a usage."
         )
     if has_price and (unreported := sum(row.unreported_requests for row in report.rows)):
         print_text(f"Spent does not include {plural(unreported, 'request')} without reported usage.")

@@ -181,7 +181,7 @@ class CacheHistory:
     ) -> PromptRecord:
         """Insert a prompt, with its stored response, the seconds of its computation, and the number of its record.
 
-        `text` is the beginning of the question, and `contents` the compressed JSON of all regions; None does not store them.
+        `text` is an excerpt of the question, and `contents` the compressed JSON of all regions; None does not store them.
         No regions are stored if they have too many names (see `StringIds.shape_id`).
         """
         shape = self._strings.shape_id(regions)
@@ -201,11 +201,11 @@ class CacheHistory:
         return prompt
 
     def add_text(self, number: int, text: str) -> None:
-        """Store the beginning of the question of the prompt with this number, unless the prompt already has one."""
+        """Store an excerpt of the question of the prompt with this number, unless the prompt already has one."""
         self._database.execute("update prompts set text = ? where number = ? and text is null", [text, number])
 
     def add_matched_question(self, entry_id: str, text: str, record_number: int) -> None:
-        """Store the beginning of the matched question of a semantic hit, in a row whose key is the id of its entry."""
+        """Store an excerpt of the matched question of a semantic hit, in a row whose key is the id of its entry."""
         sql = (
             "insert into prompts (key, text, last) values (?, ?, ?)"
             " on conflict (key) do update set text = excluded.text, last = excluded.last"

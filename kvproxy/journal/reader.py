@@ -64,7 +64,7 @@ class RequestGroup:
     """Sums over the requests of a group, for example of one tenant.
 
     Attributes:
-        name: the tenant's name, for example; of a prompt, the beginning of its question, or else its number.
+        name: the tenant's name, for example; of a prompt, an excerpt of its question, or else its number.
         entry: id of the stored response; None if the group is not a prompt.
         cached: number of requests with a cached response.
         computed: number of prompt tokens that the backend computed, without reused ones.

@@ -39,7 +39,9 @@ _MAX_CACHED_PROMPTS = 20_000
 _MAX_STORED_RESPONSES = 4_096
 _MAX_WITHOUT_ENTRY = 4_096
 _MAX_NUMBER = 2**62
-_MAX_BEGINNING = 200
+_MAX_TEXT = 200
+_SHOWN_END = 120  # Characters of the end of a longer text, where the question after passages is.
+_OMITTED = " … "
 _DAY = 86_400
 _SUMS = (
     *("requests", "prompt_tokens", "completion_tokens", "reused_tokens", "saved_seconds", "unreported"),
@@ -327,7 +329,7 @@ def _key_of(event: Event) -> str | None:
 def _stored_texts(
     exchange: Exchange, default_mode: str, redact: Redactor | None, *, is_new: bool
 ) -> tuple[str | None, str | None, bytes | None]:
-    """Return the beginnings of the question and of the matched question, and the compressed JSON of all regions.
+    """Return excerpts of the question and of the matched question, and the compressed JSON of all regions.
 
     A text is None if it must not be stored. `default_mode` is the setting `journal.text`, which a rule may override.
     Only a new prompt requires the regions.
@@ -351,8 +353,12 @@ def _stored_texts(
             whole = None if whole is None else redact_json(whole, redact)
         except RedactionFailed:
             return None, None, None
-    return _beginning(shown), _beginning(matched), None if whole is None else zlib.compress(whole)
+    return _excerpt(shown), _excerpt(matched), None if whole is None else zlib.compress(whole)
 
 
-def _beginning(text: str | None) -> str | None:
-    return None if text is None else text[:_MAX_BEGINNING].encode("utf-8", "replace").decode()
+def _excerpt(text: str | None) -> str | None:
+    if text is None:
+        return None
+    if len(text) > _MAX_TEXT:
+        text = text[: _MAX_TEXT - _SHOWN_END - len(_OMITTED)] + _OMITTED + text[-_SHOWN_END:]
+    return text.encode("utf-8", "replace").decode()

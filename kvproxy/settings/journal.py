@@ -136,8 +136,9 @@ class JournalSettings(Section):
     retention: Seconds = Field(default=30 * 86_400.0, gt=0, description="Time until a record is deleted.")
     text: Literal["none", "hits", "beginning", "all"] = Field(
         default="hits",
-        description="Recorded text: none; 200 characters of both questions of semantic hits, and of the question of failed"
-        " requests (hits) or of all requests (beginning); or all. With an encrypted store, no text is recorded.",
+        description="Recorded text: none; 200 characters (beginning and end) of both questions of semantic hits, and of the"
+        " question of failed requests (hits) or of all requests (beginning); or all. With an encrypted store, no text is"
+        " recorded.",
     )
     currency: str = Field(default="USD", min_length=1, max_length=8, description="Currency of the prices.")
     usd_rate: float | None = Field(

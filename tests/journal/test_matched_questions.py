@@ -95,7 +95,10 @@ def test_a_hit_keeps_both_questions_as_far_as_allowed(place: str, layer: str) ->
     assert kept(matched("asked 0", "stored", "0", f"{0:032x}", layer=layer), "none") == (None, None)
     refused = matched("asked 1", "stored", "1", f"{1:032x}", layer="forward", verdict="vetoed")
     assert kept(refused) == (None, None)
-    assert kept(matched("asked 2", "s" * 300, "2", f"{2:032x}", layer=layer)) == ("asked 2", "s" * 200)
+    assert kept(matched("asked 2", "s" * 300 + "?", "2", f"{2:032x}", layer=layer)) == (
+        "asked 2",
+        "s" * 77 + " … " + "s" * 119 + "?",
+    )
     later = matched("asked 3", join_turns(["earlier", "stored"]), "3", "imported", layer=layer)
     assert kept(later, "beginning") == ("asked 3", "stored")
     hidden = matched("my secret", "your secret", "4", f"{4:032x}", layer=layer)

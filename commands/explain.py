@@ -4,12 +4,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from kvproxy.apis.api import ApiName
-from kvproxy.commands.formatting import local_time, one_line, quoted
+from kvproxy.commands.formatting import Formatted, local_time, one_line, quoted
 from kvproxy.commands.options import ApiKey, JournalOptions, completion_of
 from kvproxy.commands.output import Output, print_facts, print_text
 from kvproxy.commands.request_body import PromptOptions, RequestFieldOptions
@@ -203,7 +204,8 @@ def _print_semantic(semantic: "SemanticExplanation", layout: Layout) -> None:
         print_text("similar    no stored question of the same tenant, model, system prompt, settings")
         print_text("           give all settings that clients send, such as --temperature or --max-tokens")
     if semantic.neighbours:
-        print_table(map(_neighbour_row, semantic.neighbours), layout=layout)
+        start = _shared_beginning([neighbour.prompt for neighbour in semantic.neighbours])
+        print_table([_neighbour_row(neighbour, start) for neighbour in semantic.neighbours], layout=layout)
     if semantic.shadow:
         print_text("shadow     shadow mode is on: an accepted response is counted, but not served")
 
@@ -243,14 +245,26 @@ def learned_policy_lines(status: "LearningStatus") -> list[str]:
     ]
 
 
-def _neighbour_row(neighbour: "NeighbourExplanation") -> Row:
+def _shared_beginning(prompts: Sequence[str]) -> int:
+    """Return the length of the words, such as passages, with which all prompts begin; 0 if a table has room for them."""
+    if len(prompts) < 2:
+        return 0
+    shared = commonprefix(prompts)  # noqa: RUF071 - it compares characters, as required here.
+    start = max(shared.rfind(" "), shared.rfind("\n")) + 1
+    return start if start >= _SHOWN and shared not in prompts else 0
+
+
+def _neighbour_row(neighbour: "NeighbourExplanation", start: int) -> Row:
+    """Describe a neighbour. People see its prompt from index `start` on."""
     columns = {"Similarity#": "similarity", "Score#?": "score", "Error#?": "error"}
     return {
         **{column: _format_share(getattr(neighbour, name)) for column, name in columns.items()},
         "Verdict?": neighbour.verdict,
         text_column("Why"): neighbour.why,
         digest_column("Id", 8): neighbour.id,
-        text_column("Prompt"): neighbour.prompt,
+        text_column("Prompt"): Formatted(f"… {neighbour.prompt[start:]}", neighbour.prompt)
+        if start
+        else neighbour.prompt,
     }
 
 

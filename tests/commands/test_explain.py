@@ -114,6 +114,17 @@ def test_explain_names_the_layer_that_answers(demo: Demo) -> None:
     assert "diverges" in text
 
 
+def test_neighbours_are_shown_without_their_shared_beginning(demo: Demo) -> None:
+    url, passage = demo[0], "Context: Parcels take three days, letters two, and both are insured. Question: "
+    for question in ("How long does a letter take?", "Is a parcel insured?"):
+        ask(url, passage + question, "", temperature=0)
+    given = ("explain", passage + "What is insured?", "--system", "", "--temperature", 0)
+    shown = kvproxy(*given, url=url, columns=200).stdout
+    assert "… Is a parcel insured?" in shown
+    assert "Context" not in shown
+    assert {row["prompt"][:8] for row in result(*given, url=url)["semantic"]["neighbours"]} == {"Context:"}
+
+
 def test_the_api_key_selects_the_tenant(demo: Demo) -> None:
     url, question = demo[0], "What is a tenant's key?"
     ask(url, question, headers={"authorization": "Bearer own"})

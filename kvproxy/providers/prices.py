@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvproxy.providers.cache_rules import CacheRule, cache_rule, cache_rule_or_assumption, rule_of_marks
+from kvproxy.providers.cache_rules import cache_rule, cache_rule_or_assumption, rule_of_marks
 from kvproxy.providers.price_list import load_price_list
 from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
 
@@ -25,6 +25,8 @@ _PRICED = ("input_mtok", "cache_read_mtok", "cache_write_mtok", "cache_write_1h_
 _TIER_FIELDS = ("service_tier", "processing", "speed")
 # Tiers at half of the standard price. Sources: the providers' price pages, November 2026.
 _HALF_PRICE = {"openai": ("flex", "batch"), "anthropic": ("batch",), "google": ("flex", "batch"), "mistral": ("batch",)}
+# Starts of the names of embedding models, by provider; no provider caches their prompts.
+_EMBEDDING_MODELS = {"openai": "text-embedding-", "google": "gemini-embedding-", "mistral": "mistral-embed"}
 # From this day on, DeepSeek bills V4 at the lower price on weekends in Beijing. Source: api-docs.deepseek.com, October 2026.
 _FIRST_WEEKEND = datetime(2026, 8, 22, 16, tzinfo=UTC)
 _BEIJING = timezone(timedelta(hours=8))
@@ -181,19 +183,18 @@ def list_price(
         price_list: file with prices; None for the prices of the package.
         service_tier: tier that served the request; without a known price it has that of the standard tier, which is None.
     """
-    rule = cache_rule(model)
-    if rule is None:
-        # Names of open weights on other servers may equal names of hosted models.
+    rule, provider = cache_rule(model), _provider_of(model)
+    if provider is None:
         return None
     now = datetime.now(UTC).replace(hour=12) if moment is None else moment
     if _DEEPSEEK_V4[0] in model or _DEEPSEEK_V4[1] in model:
         now = _without_weekend_peaks(now)
     # The hours of a price begin and end at half hours.
     half_hour = now.replace(minute=now.minute // 30 * 30, second=0, microsecond=0)
-    listed = _listed_prices(model, rule, half_hour, price_list, service_tier)
+    listed = _listed_prices(model, provider, half_hour, price_list, service_tier)
     if listed is None and service_tier is not None:
         standard = list_price(model, moment, prompt_tokens, price_list)
-        factor = _half_price(rule, service_tier)
+        factor = _half_price(provider, service_tier)
         return standard if standard is None or factor is None else standard.scaled(factor)
 
     def usd(name: str, ratio: float | None = None) -> float | None:
@@ -205,8 +206,10 @@ def list_price(
         return None if ratio is None or uncached is None else uncached * ratio
 
     uncached = usd("input_mtok")
+    if uncached is not None and (rule is None or _embedding_provider(model) is not None):
+        return PriceSettings(input=uncached)
     output = usd("output_mtok")
-    if uncached is None or output is None:
+    if uncached is None or output is None or rule is None:
         return None
     return PriceSettings(
         input=uncached,
@@ -225,20 +228,20 @@ def published_tier_factor(
     price_list: Path | None = None,
 ) -> float | None:
     """Return the published price of a service tier as a multiple of the standard price of input; None if unknown."""
-    rule = cache_rule(model)
-    if rule is None:
+    provider = _provider_of(model)
+    if provider is None:
         return None
     now = datetime.now(UTC) if moment is None else moment
     half_hour = now.replace(minute=now.minute // 30 * 30, second=0, microsecond=0)
-    if _listed_prices(model, rule, half_hour, price_list, service_tier) is None:
-        return _half_price(rule, service_tier)
+    if _listed_prices(model, provider, half_hour, price_list, service_tier) is None:
+        return _half_price(provider, service_tier)
     standard, own = (list_price(model, moment, prompt_tokens, price_list, tier) for tier in (None, service_tier))
     return own.input / standard.input if own is not None and standard is not None and standard.input else None
 
 
-def _half_price(rule: CacheRule, service_tier: str) -> float | None:
+def _half_price(provider: str, service_tier: str) -> float | None:
     """Return the factor of a tier of the provider's price page that the list lacks for a model; None without one."""
-    return 0.5 if service_tier in _HALF_PRICE.get(rule.provider, ()) else None
+    return 0.5 if service_tier in _HALF_PRICE.get(provider, ()) else None
 
 
 def _with_published_ratios(model: str, price: PriceSettings) -> PriceSettings:
@@ -305,21 +308,21 @@ def least_priced_otherwise(model: str, price_list: Path | None = None) -> int | 
 
     None if no request has another price on the same day.
     """
-    rule = cache_rule(model)
-    if rule is None:
+    provider = _provider_of(model)
+    if provider is None:
         return None
     from genai_prices.types import TimeOfDateConstraint
 
-    periods = _price_periods(model, rule, price_list)
+    periods = _price_periods(model, provider, price_list)
     if any(isinstance(constraint, TimeOfDateConstraint) for constraint, _ in periods):
         return 0
     starts = [start for _, listed in periods for start in _starts(listed)]
     return min(starts) + 1 if starts else None
 
 
-def _price_periods(model: str, rule: CacheRule, price_list: Path | None) -> list[tuple[object, object]]:
+def _price_periods(model: str, provider: str, price_list: Path | None) -> list[tuple[object, object]]:
     """Return the list prices of all dates and hours, each with its constraint; empty if the model is unknown."""
-    listed_model = _listed_model(model, rule, price_list)
+    listed_model = _listed_model(model, provider, price_list)
     if listed_model is None:
         return []
     prices = listed_model.prices
@@ -327,13 +330,26 @@ def _price_periods(model: str, rule: CacheRule, price_list: Path | None) -> list
 
 
 def _tier_starts(model: str, price_list: Path | None) -> list[int]:
-    rule, noon = cache_rule(model), datetime.combine(datetime.now(UTC).date(), _NOON, UTC)
-    return [] if rule is None else _starts(_listed_prices(model, rule, noon, price_list))
+    provider, noon = _provider_of(model), datetime.combine(datetime.now(UTC).date(), _NOON, UTC)
+    return [] if provider is None else _starts(_listed_prices(model, provider, noon, price_list))
 
 
 def _starts(listed: object) -> list[int]:
     """Return the numbers of prompt tokens above which a list price changes, in order."""
     return sorted({tier.start for name in _PRICED for tier in getattr(getattr(listed, name, None), "tiers", ())})
+
+
+def _provider_of(model: str) -> str | None:
+    """Return the provider whose list has the model's price.
+
+    None for open weights on other servers, whose names may equal names of hosted models.
+    """
+    rule = cache_rule(model)
+    return _embedding_provider(model) or (None if rule is None else rule.provider)
+
+
+def _embedding_provider(model: str) -> str | None:
+    return next((provider for provider, start in _EMBEDDING_MODELS.items() if model.startswith(start)), None)
 
 
 def _gateway(model: str) -> str | None:
@@ -347,10 +363,10 @@ def _gateway(model: str) -> str | None:
 
 @lru_cache(maxsize=4_096)
 def _listed_prices(
-    model: str, rule: CacheRule, moment: datetime, price_list: Path | None, service_tier: str | None = None
+    model: str, provider: str, moment: datetime, price_list: Path | None, service_tier: str | None = None
 ) -> object:
     """Return the list prices; None if the model is unknown, or has no prices of its own for a service tier."""
-    listed_model = _listed_model(model, rule, price_list)
+    listed_model = _listed_model(model, provider, price_list)
     if listed_model is None:
         return None
     if service_tier is None:
@@ -366,13 +382,13 @@ def _listed_prices(
 
 
 @lru_cache(maxsize=4_096)
-def _listed_model(model: str, rule: CacheRule, price_list: Path | None) -> "ModelInfo | None":
+def _listed_model(model: str, provider: str, price_list: Path | None) -> "ModelInfo | None":
     """Return a model of the price list; None if it is unknown."""
     from genai_prices.data_snapshot import get_snapshot
 
     snapshot = get_snapshot() if price_list is None else load_price_list(price_list)
     try:
-        _, listed_model = snapshot.find_provider_model(model, None, _gateway(model) or rule.provider, None)
+        _, listed_model = snapshot.find_provider_model(model, None, _gateway(model) or provider, None)
     except LookupError:
         return None
     names = {listed_model.id, *_names(listed_model.match)}

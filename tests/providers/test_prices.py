@@ -31,6 +31,8 @@ from tests.commands.run import kvproxy
         ("gpt-5.6-luna", (0.2, 0.02, 0.25, None, 1.2)),
         ("gpt-4o-2024-08-06", (2.5, 1.25, None, None, 10)),
         ("gemini-2.5-pro", (1.25, 0.125, None, None, 10)),
+        ("text-embedding-3-small", (0.02, None, None, None, 0)),
+        ("gemini-embedding-001", (0.15, None, None, None, 0)),
     ],
 )
 def test_list_prices(model: str, prices: tuple[float | None, ...]) -> None:

@@ -3,6 +3,8 @@
 import re
 
 _SCHEMES = ("postgresql://", "postgres://")
+PASSWORD_ERROR = "its password has a special character: write / as %2F, ? as %3F, # as %23, @ as %40, and % as %25"
+_UNENCODED = re.compile(r"[/?#@]|%(?![0-9A-Fa-f]{2})")
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 
 
@@ -11,9 +13,13 @@ def is_url(location: str) -> bool:
 
 
 def location_error(location: str) -> str | None:
-    """Return why a location is neither a file nor a database of PostgreSQL, with the fix; None if it is one of them."""
+    """Return why a location is neither a file nor a database of PostgreSQL, with the fix; None if it is one of them.
+
+    The text contains no password.
+    """
     if is_url(location):
-        return None
+        credentials = location.partition("://")[2].rpartition("@")[0]
+        return PASSWORD_ERROR if _UNENCODED.search(credentials) else None
     scheme = _SCHEME.match(location)
     if scheme is not None:
         # The rest of a URL may contain a password.

@@ -14,29 +14,77 @@ _DELIMITER = "__"
 _STRUCTURES = (BaseModel, Mapping, tuple, list, set, frozenset)
 
 
-def read_environment(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the values of variables such as `KVPROXY_PORT` and `KVPROXY_CACHE__TTL`, nested by section.
+def override_by_environment(values: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """Set values by variables such as `KVPROXY_PORT`, `KVPROXY_CACHE__TTL`, and `KVPROXY_UPSTREAMS__0__API_KEY`.
 
-    A section, a table, or a list is JSON; the variable of a setting overrides its section. The case of names does not
-    matter. An empty variable counts as unset: `KVPROXY_ADMIN_TOKEN=$UNSET` in a script must not set an empty token. Variables
-    that begin with no name of the model are omitted. Raises SettingsError for a variable without the JSON that its setting
-    requires.
+    Return the values, nested by section. A section, a table, or a list is JSON; the variable of a part overrides it. Items of a
+    list have numbers from 0; the next number adds an item. The case of names does not matter. An empty variable counts as unset:
+    `KVPROXY_ADMIN_TOKEN=$UNSET` in a script must not set an empty token. Variables that begin with no name of the model are
+    omitted. Raises SettingsError for a variable without the JSON that its setting requires, or without an item of its number.
     """
     given = {name: text for name, text in os.environ.items() if text and name.upper().startswith(PREFIX)}
-    values: dict[str, Any] = {}
-    for variable in sorted(given, key=lambda name: (name.count(_DELIMITER), name)):
+    for variable in sorted(given, key=_order):
         *sections, name = variable[len(PREFIX) :].lower().split(_DELIMITER)
         if [*sections, name][0] not in model.model_fields:
             continue
         kind: Any = model
-        table: Any = values
+        container: Any = values
         for section in sections:
             kind = _type_of(kind, section)
-            table = table.setdefault(section, {}) if isinstance(table, dict) else None
-        # A section that is no JSON object is an error of its own variable.
-        if isinstance(table, dict):
-            table[name] = _parsed(variable, given[variable], _type_of(kind, name))
+            container = _open(container, section, variable, kind)
+        # A section that is no table is an error of its own.
+        value = _parsed(variable, given[variable], _type_of(kind, name))
+        if isinstance(container, dict):
+            container |= merged(container, {name: value})
+        elif isinstance(container, list):
+            container[_index(container, name, variable)] = value
     return values
+
+
+def merged(values: dict[str, Any], overriding: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of both, merged section by section."""
+    result = dict(values)
+    for name, value in overriding.items():
+        given = result.get(name)
+        result[name] = merged(given, value) if isinstance(given, dict) and isinstance(value, dict) else value
+    return result
+
+
+def _order(variable: str) -> tuple[int, list[str]]:
+    """Sort sections before their settings, and items by number."""
+    parts = variable.split(_DELIMITER)
+    return len(parts), [part.zfill(9) for part in parts]
+
+
+def _open(container: Any, name: str, variable: str, kind: Any) -> Any:
+    """Return a section, table, list, or item of a container. Create it if it is missing."""
+    if isinstance(container, list):
+        index = _index(container, name, variable)
+        if isinstance(container[index], str):
+            # An upstream may be only its URL.
+            container[index] = {"url": container[index]}
+        return container[index]
+    if not isinstance(container, dict):
+        return None
+    if name not in container or not _is_structured(kind):
+        container[name] = [] if _is_list(kind) else {}
+    return container[name]
+
+
+def _index(items: list[Any], name: str, variable: str) -> int:
+    """Return the index of an item, which is added if it is the next one."""
+    if not (name.isdecimal() and int(name) <= len(items)):
+        raise SettingsError(
+            f"{variable}: {name} is not the number of an item: the next item has the number {len(items)}"
+        )
+    if int(name) == len(items):
+        items.append({})
+    return int(name)
+
+
+def _is_list(kind: Any) -> bool:
+    origin = get_origin(kind)
+    return origin in (tuple, list) or (origin is not dict and any(map(_is_list, get_args(kind))))
 
 
 def _type_of(kind: Any, name: str) -> Any:
@@ -46,6 +94,8 @@ def _type_of(kind: Any, name: str) -> Any:
         return None if field is None else field.annotation
     if get_origin(kind) is dict:
         return get_args(kind)[1]
+    if get_origin(kind) in (tuple, list) and name.isdecimal():
+        return get_args(kind)[0]
     return next(filter(None, (_type_of(inner, name) for inner in get_args(kind))), None)
 
 

@@ -18,6 +18,15 @@ _TABLE = re.compile(r"\s*(\[{1,2})\s*([^\[\]]+?)\s*\]")
 _KEY = re.compile(r"""\s*([\w."'-]+)\s*=""")
 _FLAGS = {("upstreams",): "--upstream", ("tiers", "chunk_tokens"): "--chunk-tokens"}
 _MAX_PROBLEMS = 50
+_KINDS = {str: "text", bool: "true or false", int: "an integer", float: "a number", dict: "a table", list: "a list"}
+_REQUIRED = {
+    **dict.fromkeys(("tuple_type", "list_type", "set_type", "frozen_set_type"), "must be a list"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "must be a table"),
+    **{"string_type": "must be text", "int_type": "must be an integer", "float_type": "must be a number"},
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+}
+_WITHOUT_SECRETS = re.compile("(literal|float|bool)_(error|parsing)|(greater|less)_than.*|finite_number|.*_from_float")
+"""Types of errors in settings that cannot be keys or tokens, so that the message may show the value."""
 _SECTIONS_IN_FLAGS = ("tiers", "log")
 
 
@@ -45,6 +54,8 @@ def explain_invalid_settings(
         origin = _find_flag(path, flags) or find_variable(path)
         if origin is None and (line := _find_line(numbers, path)) is not None:
             origin = f"{file}, line {line}"
+        # A field may be missing in an item that variables add.
+        origin = origin or _find_variable_within(path[:-1])
         lines.append(f"setting {'.'.join(map(str, path))}: {reason}{f' ({origin})' if origin else ''}")
     if error.error_count() > len(lines) >= _MAX_PROBLEMS:
         lines.append(f"and {error.error_count() - len(lines):,} more errors: correct these first")
@@ -103,7 +114,22 @@ def _find_problems(error: ValidationError, settings: Sequence[str]) -> Iterator[
         elif detail["type"] == "int_parsing":
             yield path, f"{str(detail['input'])[:40]!r} is not an integer: use digits only, such as 4096"
         else:
-            yield path, f"{detail['msg']} (given {detail['input']!r})"
+            yield path, _explain_type(path, detail["type"], detail["msg"], detail["input"])
+
+
+def _explain_type(path: SettingPath, error_type: str, message: str, value: Any) -> str:
+    reason = _REQUIRED.get(error_type) or re.sub(r"\b(Input|String) should\b", "must", message)
+    if reason == "must be a list" and isinstance(value, dict) and len(path) == 1:
+        return f"{reason}: write [[{path[0]}]] above each table"
+    given = _describe(error_type, value)
+    return f"{reason}, not {given}" if given else reason
+
+
+def _describe(error_type: str, value: Any) -> str | None:
+    """Return a value that cannot be a secret, or else its kind; None if the error is not about its kind."""
+    if isinstance(value, str | int | float) and _WITHOUT_SECRETS.fullmatch(error_type):
+        return repr(value)
+    return None if isinstance(value, str) and error_type.startswith("string_") else _KINDS.get(type(value))
 
 
 def _suggest(path: SettingPath, settings: Sequence[str]) -> str:
@@ -114,13 +140,16 @@ def _suggest(path: SettingPath, settings: Sequence[str]) -> str:
 def _closest_name(path: SettingPath, settings: Sequence[str]) -> str | None:
     names = sorted({*settings, *(name.rpartition(".")[0] for name in settings)} - {""})
     wanted = ".".join(part for part in path if isinstance(part, str))
-    section = wanted.rpartition(".")[0]
+    section, _, last = wanted.rpartition(".")
     separated_otherwise = [name for name in names if name.replace(".", "_") == wanted.replace(".", "_")]
+    siblings = {name.rpartition(".")[2]: name for name in names if section and name.rpartition(".")[0] == section}
+    nearest = [siblings[name] for name in difflib.get_close_matches(last, siblings, n=1, cutoff=0.8)]
+    near = [siblings[name] for name in difflib.get_close_matches(last, siblings, n=1)]
     # A setting of another section has the same last name.
-    elsewhere = [name for name in names if name.rpartition(".")[2] == wanted.rpartition(".")[2]]
-    siblings = [name for name in names if name.rpartition(".")[0] == section] if section else names
-    near = difflib.get_close_matches(wanted, siblings, n=1) or difflib.get_close_matches(wanted, names, n=1)
-    return next(iter(separated_otherwise or elsewhere or near), None)
+    elsewhere = [name for name in names if name.rpartition(".")[2] == last]
+    # The names of a section have the same beginning.
+    rest = [] if siblings else difflib.get_close_matches(wanted, names, n=1)
+    return next(iter(separated_otherwise or nearest or elsewhere or near or rest), None)
 
 
 def _find_flag(path: SettingPath, flags: Mapping[str, Any]) -> str | None:
@@ -136,10 +165,20 @@ def _find_flag(path: SettingPath, flags: Mapping[str, Any]) -> str | None:
 
 
 def find_variable(path: SettingPath) -> str | None:
-    """Return the name of the environment variable that sets a setting or its section; None if there is none."""
+    """Return the name of the environment variable that sets a setting, a part of it, or its section; None if there is none."""
     given = {name.upper() for name in os.environ}
-    names = (PREFIX + "__".join(map(str, path[:end])).upper() for end in range(len(path), 0, -1))
-    return next((name for name in names if name in given), None)
+    names = (variable_name(path[:end]) for end in range(len(path), 0, -1))
+    return next((name for name in names if name in given), None) or _find_variable_within(path)
+
+
+def _find_variable_within(path: SettingPath) -> str | None:
+    """Return the first variable that sets a part of a table or a list; None if there is none."""
+    start = f"{variable_name(path)}__"
+    return min((name.upper() for name in os.environ if path and name.upper().startswith(start)), default=None)
+
+
+def variable_name(path: SettingPath) -> str:
+    return PREFIX + "__".join(map(str, path)).upper()
 
 
 def unknown_variables(settings: Sequence[str], other_variables: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, SecretStr
 
-from kvproxy.settings.errors import SettingPath, find_variable, line_numbers
+from kvproxy.settings.errors import SettingPath, find_variable, line_numbers, variable_name
 from kvproxy.settings.tree import Settings, config_file
 
 _SECRET = "(set)"
@@ -30,12 +30,15 @@ def setting_sources(settings: Settings, data: Path | None) -> list[SettingSource
     def source(path: SettingPath) -> str:
         if path == ("data",) and data is not None:
             return "--data"
-        if (variable := find_variable(path)) is not None:
-            return variable
+        variable = find_variable(path)
         # A table of tables has the lines of its tables.
         lines = [line for place, line in numbers.items() if place[: len(path)] == path]
-        if lines:
-            return f"{file}, line {min(lines)}"
+        line = [f"{file}, line {min(lines)}"] if lines else []
+        if variable is not None:
+            # The variable of a part does not replace the rest.
+            return ", ".join([*(line if variable.startswith(f"{variable_name(path)}__") else []), variable])
+        if line:
+            return line[0]
         # A single upstream becomes the only one of the list.
         return source(("upstream",)) if path == ("upstreams",) and settings.upstream else "default"
 

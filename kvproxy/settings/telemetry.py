@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from kvproxy.settings.section import Seconds, Section
+from kvproxy.settings.upstreams import url_without_secrets
 
 
 class LogSettings(Section):
@@ -38,6 +39,10 @@ class TelemetrySettings(Section):
     def _is_http(cls, value: str | None) -> str | None:
         if value and not value.startswith(("http://", "https://")):
             raise ValueError(
-                f"{value[:80]!r} is not an http:// or https:// URL: use a form such as http://127.0.0.1:4318"
+                f"{url_without_secrets(value)!r} is not an http:// or https:// URL: use a form such as http://127.0.0.1:4318"
+            )
+        if value and url_without_secrets(value) != value:
+            raise ValueError(
+                f"{url_without_secrets(value)} has credentials: give them as a header in OTEL_EXPORTER_OTLP_HEADERS"
             )
         return value or None

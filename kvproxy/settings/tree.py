@@ -17,7 +17,7 @@ from kvproxy.index.store_location import location_error
 from kvproxy.settings.access import AccessSettings, ClientSettings
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.engine import EngineSettings, TierSettings
-from kvproxy.settings.environment import read_environment
+from kvproxy.settings.environment import merged, override_by_environment
 from kvproxy.settings.errors import SettingConflict, SettingConflicts, explain_invalid_settings, unknown_variables
 from kvproxy.settings.journal import PRICE_FILE, JournalSettings
 from kvproxy.settings.limits import LimitSettings
@@ -279,7 +279,7 @@ def load_settings(**flags: Any) -> Settings:
     file, names = config_file(given.get("data")), _setting_names()
     problems, others = list[str](), list[str]()
     try:
-        settings = Settings.model_validate(_merged(_merged(_read_toml(file), read_environment(Settings)), given))
+        settings = Settings.model_validate(merged(override_by_environment(_read_toml(file), Settings), given))
         others = [settings.encryption.key_env or ""]
     except ValidationError as error:
         problems += explain_invalid_settings(error, names, given, file)
@@ -295,15 +295,6 @@ def load_settings(**flags: Any) -> Settings:
 
 def _read_toml(file: Path) -> dict[str, Any]:
     return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-
-
-def _merged(values: dict[str, Any], overriding: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of both, merged section by section."""
-    merged = dict(values)
-    for name, value in overriding.items():
-        given = merged.get(name)
-        merged[name] = _merged(given, value) if isinstance(given, dict) and isinstance(value, dict) else value
-    return merged
 
 
 def _with_price_list(settings: Settings) -> Settings:

@@ -141,7 +141,7 @@ def parse_upstream_url(text: str) -> dict[str, str]:
 
     `api_key` is a user name without a password. Raises ValueError, whose message contains no credentials.
     """
-    shown = _without_secrets(text)
+    shown = url_without_secrets(text)
     if "://" not in text:
         raise ValueError(f"{shown} has no scheme: write http://{shown}")
     try:
@@ -174,7 +174,8 @@ def _split_credentials(parts: SplitResult) -> dict[str, str]:
     return {"url": url, "authorization": f"Basic {encoded}"}
 
 
-def _without_secrets(text: str) -> str:
+def url_without_secrets(text: str) -> str:
+    """Return a URL without its credentials, query, and fragment."""
     scheme, separator, rest = text.strip().rpartition("://") if "://" in text else ("", "", text.strip())
     # A password may contain ? and #, so remove the credentials first.
     rest = rest.rpartition("@")[2]

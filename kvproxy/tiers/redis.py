@@ -39,8 +39,12 @@ class RedisStore:
         retry = Retry(NoBackoff(), 0)
         try:
             self._client: Any = Redis.from_url(url, socket_timeout=timeout, socket_connect_timeout=timeout, retry=retry)
-        except ValueError as error:
-            raise SettingsError(f"tiers.redis is not a Redis URL ({error}): use redis://HOST:PORT/DB") from None
+        except ValueError:
+            # The reason may quote a part of a password.
+            raise SettingsError(
+                "tiers.redis is not a Redis URL: use redis://:PASSWORD@HOST:PORT/DB, and write / in a password as %2F, ? as"
+                " %3F, # as %23, @ as %40"
+            ) from None
         self._errors: tuple[type[Exception], ...] = (RedisError, OSError)
         self._timeout = timeout
         self._ttl = None if ttl is None else max(1, int(ttl))

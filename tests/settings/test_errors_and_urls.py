@@ -64,6 +64,33 @@ def test_config_check_reports_a_missing_folder_or_key_file(tmp_path: Path) -> No
     assert kvproxy("config", "check", "--data", tmp_path).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            'upstreams = {url = "http://a", api_key = "SECRET"}',
+            "upstreams: must be a list: write [[upstreams]] above each",
+        ),
+        ('upstreams = "http://SECRET@a"', "upstreams: must be a list, not text"),
+        ('admin_token = ["SECRET"]', "admin_token: must be text, not a list"),
+        ('[[upstreams]]\nurl = "http://a"\napi_key = ["SECRET"]', "upstreams.0.api_key: must be text, not a list"),
+        ('[[upstreams]]\nurl = {a = "SECRET"}', "upstreams.0.url: must be text, not a table"),
+        ('[[clients]]\nname = "a"\nkey_sha256 = "SECRET"', "clients.0.key_sha256: must match pattern"),
+        ('[forward]\nretries = {api_key = "SECRET"}', "forward.retries: must be an integer, not a table"),
+        ('store = "postgresql://u:SECRET%@h/d"', "store: its password has a special character: write / as %2F"),
+        ('store = "postgresql://u:a/SECRET@h/d"', "store: its password has a special character"),
+        ('[telemetry]\nendpoint = "u:SECRET@h:4318"', "telemetry.endpoint: 'h:4318' is not an http://"),
+        ('[telemetry]\nendpoint = "http://u:SECRET@h:4318"', "telemetry.endpoint: http://h:4318 has credentials"),
+    ],
+)
+def test_an_error_shows_no_value_that_may_be_a_secret(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "kvproxy.toml").write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        load_settings(data=tmp_path)
+    assert caught.value.message.startswith(f"setting {message}")
+    assert "SECRET" not in caught.value.message
+
+
 def test_all_conflicts_between_settings_are_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "kvproxy.toml").write_text(
         '[encryption]\nkey_env = "KEY"\n[journal]\ntext = "all"\n[[rules]]\nname = "a"\nedits = ["b", "c"]\n'
@@ -142,7 +169,7 @@ def test_a_variable_of_a_list_or_table_must_contain_json(
     ("variable", "message"),
     [
         ("KVPROXY_CASHE__TTL", "there is no setting for KVPROXY_CASHE__TTL: did you mean KVPROXY_CACHE__TTL?"),
-        ("KVPROXY_PORT__X", "setting port: Input should be a valid integer"),
+        ("KVPROXY_PORT__X", "setting port: must be an integer, not a table (KVPROXY_PORT__X)"),
         ("KVPROXY_CACHE__TTI", "setting cache.tti: there is no such setting; did you mean cache.ttl?"),
     ],
 )
@@ -297,5 +324,21 @@ def test_an_unknown_variable_is_an_error(
 @pytest.mark.parametrize("number", ["inf", "nan"])
 def test_numbers_are_finite(tmp_path: Path, number: str) -> None:
     (tmp_path / "kvproxy.toml").write_text(f"[journal.prices.m]\ninput = {number}\n")
-    with pytest.raises(SettingsError, match=r"setting journal\.prices\.m\.input: Input should be"):
+    with pytest.raises(SettingsError, match=r"setting journal\.prices\.m\.input: must be"):
         load_settings(data=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ('[[rules]]\nname = "a"\nmodels = ["m"]', "did you mean rules.model?"),
+        ('[[upstreams]]\nurl = "http://a"\nzzz = 1', "docs/configuration.md lists all settings"),
+        ("[cache]\nread_timeout = 1", "did you mean forward.read_timeout?"),
+        ("[cashe]\nttl = 1", "did you mean cache?"),
+    ],
+)
+def test_an_unknown_setting_gets_the_nearest_name_of_its_section_first(tmp_path: Path, text: str, fix: str) -> None:
+    (tmp_path / "kvproxy.toml").write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        load_settings(data=tmp_path)
+    assert fix in caught.value.message

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.errors import InvalidRequest
+from kvproxy.errors import InvalidRequest, SettingsError
 from kvproxy.journal.period import start_time
 from kvproxy.settings import load_settings
+from kvproxy.settings.sources import setting_sources
 from kvproxy.units import (
     MAX_SECONDS,
     format_bytes,
@@ -44,6 +45,40 @@ def test_each_way_to_name_the_data_folder_finds_its_file(tmp_path: Path, monkeyp
     monkeypatch.setenv("KVPROXY_PORT", "5")
     assert load_settings(data=flag).port == 5
     assert load_settings(data=flag, port=6).port == 6
+
+
+def test_a_variable_sets_a_part_of_an_item(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toml(tmp_path, 'upstreams = ["http://a", {url = "http://b", models = ["m"], api_key = "old"}]')
+    monkeypatch.setenv("KVPROXY_UPSTREAMS__0__API_KEY", "one")
+    monkeypatch.setenv("KVPROXY_UPSTREAMS__1__API_KEY", "two")
+    for number in range(2, 12):
+        monkeypatch.setenv(f"KVPROXY_UPSTREAMS__{number}__URL", f"http://{number}")
+        monkeypatch.setenv(f"KVPROXY_UPSTREAMS__{number}__MODELS", '["n"]')
+    servers = load_settings(data=tmp_path).servers
+    assert [(s.url, s.api_key and s.api_key.get_secret_value(), s.models) for s in servers] == [
+        *[("http://a", "one", ()), ("http://b", "two", ("m",))],
+        *[(f"http://{number}", None, ("n",)) for number in range(2, 12)],
+    ]
+    assert {source.name: source.source for source in setting_sources(load_settings(data=tmp_path), tmp_path)}[
+        "upstreams"
+    ] == f"{tmp_path}/kvproxy.toml, line 1, KVPROXY_UPSTREAMS__0__API_KEY"
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        ("0", r"setting upstreams\.0\.url: this field is required \(KVPROXY_UPSTREAMS__0__API_KEY\)"),
+        ("1", "KVPROXY_UPSTREAMS__1__API_KEY: 1 is not the number of an item: the next item has the number 0"),
+        ("A", "KVPROXY_UPSTREAMS__A__API_KEY: a is not the number of an item"),
+    ],
+)
+def test_a_variable_of_no_item_is_an_error(
+    number: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"KVPROXY_UPSTREAMS__{number}__API_KEY", "SECRET")
+    with pytest.raises(SettingsError, match=message) as caught:
+        load_settings(data=tmp_path)
+    assert "SECRET" not in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 from kvproxy.index.errors import CacheStoreError, InvalidValue, StoreDamaged, StoreUnreachable, first_line
 from kvproxy.index.store.database import Row, StoreHealth, Transaction, list_parameter, write_demand
 from kvproxy.index.store.postgres.schema import create_schema
+from kvproxy.index.store_location import location_error
 
 _CONNECT_TIMEOUT = 5  # Seconds.
 _POOL_TIMEOUT = 1.0  # Seconds.
@@ -170,6 +171,8 @@ class _PostgresTransaction:
 
 def display_name(url: str) -> str:
     """Return the URL without user, password, and options, for messages."""
+    if (reason := location_error(url)) is not None:
+        raise CacheStoreError(f"the URL of the store: {reason}")
     try:
         parts = psycopg.conninfo.conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:

@@ -42,7 +42,7 @@ class RedisStore:
         except ValueError:
             # The reason may quote a part of a password.
             raise SettingsError(
-                "tiers.redis is not a Redis URL: use redis://:PASSWORD@HOST:PORT/DB, and write / in a password as %2F, ? as"
+                "tiers.redis is not a Redis URL: use redis://HOST:PORT/DB, and write / in a password as %2F, ? as"
                 " %3F, # as %23, @ as %40"
             ) from None
         self._errors: tuple[type[Exception], ...] = (RedisError, OSError)

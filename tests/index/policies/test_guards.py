@@ -32,6 +32,7 @@ units: run 10 miles ~ run 10 kilometres; 15% of it ~ 15 of it; 15 percent of it 
     Which phone is best under Rs. 3000? ~ Which phone is best under $3000?
 negation: Does it work? ~ Does it not work?; It works ~ It doesn’t work
 opposites: How do I enable it? ~ How do I disable it?; Was it accepted? ~ Was it rejected?;
+    How do I reset it? ~ How do I change it?;
     Is it regular? ~ Is it irregular?; the heaviest bag ~ the lightest bag; Is it helpful? ~ Is it helpless?;
     macroeconomics ~ microeconomics; move it to my bank ~ move it from my bank;
     Do all birds fly? ~ Do some birds fly?; stopping it ~ starting it;

@@ -4,8 +4,9 @@ The priority of an entry is computed when it is stored, and after each hit:
 
     age + (hits + 1) * tokens / bytes
 
-`tokens` is the sum of prompt and answer tokens, which a hit saves. `age` is the priority of the last evicted entry. It rises
-with every eviction, so old entries without hits have lower priorities than new ones.
+`tokens` is the sum of prompt and answer tokens, which a hit saves, or 1 if they are unknown. `age` is the priority of the last
+evicted entry. It rises with every eviction, so old entries without hits have lower priorities than new ones. It also rises
+by a billionth of `tokens / bytes` of each stored entry, so of equal entries the oldest one is evicted first.
 
 The tenants `CLIENT` and `CLIENT/USER` share the limit of the client.
 """
@@ -18,6 +19,7 @@ from kvproxy.index.store.rows import SERVABLE_UNTIL
 from kvproxy.index.store.store_types import Capacity, NewEntry, RemovalReason
 
 PINNED = 1e300
+_AGE_STEP = 1e-9
 # After `:count` new hits. The product may exceed 64 bits.
 _PRIORITY = (
     "(select age from totals) + 1.0 * (hits + :count + 1)"
@@ -35,6 +37,7 @@ _MAX_EXPIRED = 2_000  # Expired entries per transaction.
 MAX_EVICTED = 1_000
 """Entries that a write evicts at most. A store reaches a lowered limit with the next writes."""
 Remove = Callable[[Sequence[str], RemovalReason], None]
+WriteHits = Callable[[Transaction], None]
 
 
 def fits(capacity: Capacity, new: NewEntry) -> bool:
@@ -43,10 +46,15 @@ def fits(capacity: Capacity, new: NewEntry) -> bool:
     return not _is_over_capacity(capacity, 1, new.size) and (limit is None or new.size <= limit)
 
 
-def make_room(run: Transaction, remove: Remove, capacity: Capacity, new: NewEntry, now: float) -> None:
-    """Evict entries with `remove` until a new entry fits, or `MAX_EVICTED` are evicted."""
+def make_room(
+    run: Transaction, remove: Remove, write_hits: WriteHits, capacity: Capacity, new: NewEntry, now: float
+) -> None:
+    """Evict entries with `remove` until a new entry fits, or `MAX_EVICTED` are evicted.
+
+    `write_hits` writes the counts of hits before entries are chosen.
+    """
     if (limit := _tenant_limit(capacity, new)) is not None:
-        _evict_from_tenant(run, remove, _client_of(new), limit, new.size)
+        _evict_from_tenant(run, remove, write_hits, _client_of(new), limit, new.size)
     evicted = 0
     while (capacity.entries is not None or capacity.bytes is not None) and evicted < MAX_EVICTED:
         totals = run("select entries, bytes from totals")[0]
@@ -57,6 +65,7 @@ def make_room(run: Transaction, remove: Remove, capacity: Capacity, new: NewEntr
             remove(expired, "expired")
             evicted += len(expired)
             continue
+        write_hits(run)
         candidates = run(_CANDIDATES.format(""), {"limit": _MAX_CANDIDATES})
         victims = _choose_victims(candidates, capacity, entries, total)
         if not victims:
@@ -64,7 +73,11 @@ def make_room(run: Transaction, remove: Remove, capacity: Capacity, new: NewEntr
         remove([row["id"] for row in victims], "evicted")
         evicted += len(victims)
         if unpinned := [row["priority"] for row in victims if row["priority"] < PINNED]:
-            run("update totals set age = :age", {"age": max(unpinned)})
+            run("update totals set age = :age where age < :age", {"age": max(unpinned)})
+
+
+def advance_age(run: Transaction, new: NewEntry) -> None:
+    run("update totals set age = age + :step", {"step": _AGE_STEP * tokens_per_byte(new)})
 
 
 def tokens_per_byte(new: NewEntry) -> float:
@@ -78,13 +91,16 @@ def expired_ids(run: Transaction, now: float) -> list[str]:
     return [row["id"] for row in run(sql, {"now": now, "limit": _MAX_EXPIRED})]
 
 
-def _evict_from_tenant(run: Transaction, remove: Remove, client: str, limit: int, entry_bytes: int) -> None:
+def _evict_from_tenant(
+    run: Transaction, remove: Remove, write_hits: WriteHits, client: str, limit: int, entry_bytes: int
+) -> None:
     of_client = "select tenant, bytes from tenants where tenant = :client or substr(tenant, 1, :length) = :prefix"
     while True:
         tenants = run(of_client, {"client": client, "prefix": f"{client}/", "length": len(client) + 1})
         total = sum(int(row["bytes"]) for row in tenants) + entry_bytes
         if total <= limit:
             return
+        write_hits(run)
         # With names in the statement, the database reads candidates in the order of the index.
         names: dict[str, Any] = {f"tenant{place}": row["tenant"] for place, row in enumerate(tenants)}
         where = f" where tenant in ({', '.join(f':{name}' for name in names)})"

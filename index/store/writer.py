@@ -4,7 +4,7 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kvproxy.index.entry import Entry
@@ -45,6 +45,10 @@ _EXPIRE = "update responses set expires = :expires, checksum = :checksum where i
 _RESEAL = (
     "update responses set prompt = :prompt, request = :request, response = :response, sealed = :sealed,"
     " checksum = :checksum where id = :id"
+)
+_COUNT_HITS = (
+    "update responses set hits = hits + :count, last_hit = :last,"
+    f" priority = {eviction.PRIORITY_AFTER_HITS} where id = :id"
 )
 _RESEALED_COLUMNS = ("id", "prompt", "request", "response", "sealed", "checksum")
 _KEY_NAME = re.compile("[0-9a-f]{8}")
@@ -98,8 +102,8 @@ class StoreWriter:
     def put_many(self, entries: Sequence[NewEntry]) -> WriteResult:
         """Store entries in one durable transaction. They replace entries with equal keys, and may evict entries."""
         removed: list[RemovedEntry] = []
-        with self.database.transaction() as run:
-            numbers = tuple(self._put(run, new, removed) for new in entries)
+        with self._hit_counts() as write_hits, self.database.transaction() as run:
+            numbers = tuple(self._put(run, new, removed, write_hits) for new in entries)
         self._notify(removed)
         return WriteResult(numbers, tuple(removed))
 
@@ -107,7 +111,9 @@ class StoreWriter:
         for listener in self.removal_listeners if removed else ():
             listener(removed)
 
-    def _put(self, run: Transaction, new: NewEntry, removed: list[RemovedEntry]) -> int | None:
+    def _put(
+        self, run: Transaction, new: NewEntry, removed: list[RemovedEntry], write_hits: eviction.WriteHits
+    ) -> int | None:
         def remove(ids: Sequence[str], reason: RemovalReason) -> None:
             removed.extend(self._remove(run, ids, reason))
 
@@ -117,10 +123,11 @@ class StoreWriter:
         if not eviction.fits(self._capacity, new):
             removed.append(RemovedEntry(entry.id, entry.namespace))
             return None
-        eviction.make_room(run, remove, self._capacity, new, self._clock())
+        eviction.make_room(run, remove, write_hits, self._capacity, new, self._clock())
         is_pinned = any(old["priority"] >= eviction.PINNED for old in replaced)
         value = eviction.PINNED if is_pinned else eviction.tokens_per_byte(new)
         run(_INSERT, self.codec.encode(row) | {"bytes": new.size, "value": value})
+        eviction.advance_age(run, new)
         for tag in sorted({self.database.storable_row({"tag": tag})["tag"] for tag in entry.tags}):
             run("insert into tags (tag, id) values (:tag, :id)", {"tag": tag, "id": row["id"]})
         return self._insert_vector(run, new)
@@ -237,21 +244,29 @@ class StoreWriter:
             self._hits[id] = (before + count, max(last, last_before))
 
     def flush(self) -> None:
-        with self._hits_lock:
-            hits, self._hits = self._hits, {}
-        if not hits:
+        if not self._hits:
             return
-        priority = eviction.PRIORITY_AFTER_HITS
-        sql = f"update responses set hits = hits + :count, last_hit = :last, priority = {priority} where id = :id"
-        rows: list[Row] = [
-            {"count": count, "last": last, "id": id, "pinned": eviction.PINNED} for id, (count, last) in hits.items()
-        ]
+        with self._hit_counts() as write_hits, self.database.transaction(durable=False) as run:
+            write_hits(run)
+
+    @contextlib.contextmanager
+    def _hit_counts(self) -> Iterator[eviction.WriteHits]:
+        """Yield a function that writes the counts in a transaction. If that fails, the counts stay in memory."""
+        written: list[dict[str, tuple[int, float]]] = []
+
+        def write_hits(run: Transaction) -> None:
+            with self._hits_lock:
+                hits, self._hits = self._hits, {}
+            if hits:
+                written.append(hits)
+                run.executemany(_COUNT_HITS, _hit_rows(hits))
+
         try:
-            with self.database.transaction(durable=False) as run:
-                run.executemany(sql, rows)
-        except CacheStoreError:
-            for id, (count, last) in hits.items():
-                self._add_hits(id, count, last)
+            yield write_hits
+        except BaseException:
+            for hits in written:
+                for id, (count, last) in hits.items():
+                    self._add_hits(id, count, last)
             raise
 
     def add_vectors(self, entries: Sequence[NewEntry]) -> WriteResult:
@@ -272,3 +287,7 @@ class StoreWriter:
         with contextlib.suppress(Exception):
             self.flush()
         self.database.close()
+
+
+def _hit_rows(hits: Mapping[str, tuple[int, float]]) -> list[Row]:
+    return [{"count": count, "last": last, "id": id, "pinned": eviction.PINNED} for id, (count, last) in hits.items()]

@@ -51,10 +51,11 @@ class NaiveStore:
             self.expire()
         while self._is_full(size):
             worst = min(self.kept.values(), key=lambda kept: (kept.priority, kept.entry.id))
-            self.age = self.age if worst.pinned else worst.priority
+            self.age = self.age if worst.pinned else max(self.age, worst.priority)
             del self.kept[worst.entry.key]
         worth = self._worth(entry, size, 0)
         self.kept[entry.key] = Kept(entry, size, worth, pinned=replaced is not None and replaced.pinned)
+        self.age += (worth - self.age) * 1e-9
 
     def ids(self) -> set[str]:
         return {kept.entry.id for kept in self.kept.values()}

@@ -42,15 +42,19 @@ class Delivery:
     Attributes:
         upstream: its URL; empty if no upstream received the request.
         received_at: value of `time.monotonic`; None until the present upstream has received it.
+        on_received: called when an upstream receives the request.
         fallback: model that the upstream got instead of the requested one; empty for the requested one.
     """
 
     upstream: str = ""
     received_at: float | None = None
     fallback: str = ""
+    on_received: Callable[[], object] | None = None
 
     def record(self, upstream: str) -> None:
         self.upstream, self.received_at = upstream, time.monotonic()
+        if self.on_received is not None:
+            self.on_received()
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,8 +55,8 @@ class Settings(BaseModel):
     upstream: str | None = Field(default=None, description="OpenAI-compatible server, instead of the embedded engine.")
     upstreams: tuple[UpstreamServer, ...] = Field(
         default=(),
-        description="Upstreams as URLs, or as tables with url, models, aliases, api_key, authorization, weight, kind,"
-        " kv_events, kv_replay, hash_algorithm and hash_seed, see [routing](routing.md).",
+        description="Upstreams as URLs, or as tables with url, models, aliases, api_key, authorization, first_byte_timeout,"
+        " read_timeout, weight, kind, kv_events, kv_replay, hash_algorithm and hash_seed, see [routing](routing.md).",
     )
     embedder: str = Field(
         default="default", description="default, multilingual, a plugin's, a folder, or a sentence-transformers id."

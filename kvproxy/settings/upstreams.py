@@ -40,6 +40,12 @@ class UpstreamSettings(Section):
     """Connections to upstreams."""
 
     connect_timeout: Seconds = Field(default=5.0, gt=0, description="Connect timeout.")
+    first_byte_timeout: Seconds | None = Field(
+        default=None,
+        gt=0,
+        description="Maximum time from the request to the first byte of its response, which without `stream` follows the whole"
+        " generation. Then the next upstream or the fallback gets the request, or the client 504. By default read_timeout.",
+    )
     read_timeout: Seconds = Field(default=600.0, gt=0, description="Timeout between chunks of a response.")
     max_connections: int = Field(default=512, ge=1, description="Maximum connections to an upstream.")
     retries: int = Field(default=1, ge=0, description="Retries of requests that could not be sent.")
@@ -68,6 +74,12 @@ class UpstreamServer(Section):
     )
     aliases: dict[ModelName, ModelName] = Field(
         default={}, description="Other names of its models, as tables of names and models."
+    )
+    first_byte_timeout: Seconds | None = Field(
+        default=None, gt=0, description="Overrides forward.first_byte_timeout for this upstream."
+    )
+    read_timeout: Seconds | None = Field(
+        default=None, gt=0, description="Overrides forward.read_timeout for this upstream."
     )
     weight: float = Field(default=1.0, gt=0, description="Relative speed.")
     kv_events: str | None = Field(default=None, description="Address of its KV events: tcp://host:5557, or :5557-5560.")

@@ -35,7 +35,11 @@ class UpstreamClient:
         self._server = server
         self._settings = settings
         limit = settings.max_connections + _PROBE_CONNECTIONS
-        self._connections = ConnectionPool(server.url, settings.connect_timeout, settings.read_timeout, limit)
+        read_timeout = server.read_timeout or settings.read_timeout
+        self.first_byte_timeout = server.first_byte_timeout or settings.first_byte_timeout
+        """Maximum seconds until the first byte of a response to a cached API; None for the timeout between chunks."""
+        first = max(read_timeout, self.first_byte_timeout or 0)
+        self._connections = ConnectionPool(server.url, settings.connect_timeout, read_timeout, limit, first)
         self.keeps_connections = True
         """Whether connections are reused after requests of clients."""
         self._refuse_usage: set[ApiName] = set()

@@ -32,19 +32,33 @@ _ALWAYS_END_TO_END = frozenset(("content-length",))
 _KEEPALIVE_SECONDS = 4.0
 OVERRIDDEN = "data_received", "feed_data", "set_response_params"
 """Methods of aiohttp's connections that are overridden."""
-USED = "_drain_helper", "closed", "force_close", "read", "start_timeout"
+USED = "_drain_helper", "closed", "force_close", "read", "read_timeout", "start_timeout"
 """Attributes of aiohttp's connections that are used."""
 # RFC 9110, section 9.2.2.
 _IDEMPOTENT = ("GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE")
 
 
 class ConnectionPool:
-    """Connections to one server. `read_timeout` limits the seconds between two chunks of a response."""
+    """Connections to one server.
 
-    def __init__(self, base: str, connect_timeout: float, read_timeout: float, limit: int) -> None:
+    Args:
+        read_timeout: maximum seconds between two chunks of a response.
+        limit: maximum connections.
+        first_timeout: maximum seconds until its head, and then until its first chunk; by default `read_timeout`.
+    """
+
+    def __init__(
+        self,
+        base: str,
+        connect_timeout: float,
+        read_timeout: float,
+        limit: int,
+        first_timeout: float | None = None,
+    ) -> None:
         self._base = base
         self._connect_timeout = connect_timeout
         self._read_timeout = read_timeout
+        self._first_timeout = first_timeout or read_timeout
         self._limit = limit
         self._connector: aiohttp.TCPConnector | None = None
 
@@ -93,7 +107,7 @@ class ConnectionPool:
             if not is_writable(connection):
                 connection.close()
                 raise self._unreachable("broke off: the connection was closed", unsent=True)
-            request = SentRequest(connection, method, head, body, self._read_timeout)
+            request = SentRequest(connection, method, head, body, self._first_timeout)
             if on_written is not None:
                 on_written()
             try:
@@ -103,7 +117,7 @@ class ConnectionPool:
                 # Cycles through tracebacks, also of a variable for the new error, would keep the body in memory.
                 _clear_tracebacks(error)
                 if isinstance(error, TimeoutError):
-                    raise UpstreamTimeout(f"{self._base} did not respond within {self._read_timeout:g} s") from None
+                    raise UpstreamTimeout(f"{self._base} did not respond within {self._first_timeout:g} s") from None
                 if not may_repeat or not isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
                     # Messages about malformed responses have several lines.
                     cause = " ".join(str(error).split()) or type(error).__name__
@@ -112,7 +126,7 @@ class ConnectionPool:
         if not 200 <= response.status <= 599:
             response.close()
             raise UpstreamProtocolError(f"the upstream {self._base} answered with the invalid status {response.status}")
-        return _to_relayed_response(response, self._base)
+        return _to_relayed_response(response, self._base, self._read_timeout)
 
     async def _connect(self) -> Connection:
         assert self._connector is not None, "call open() first"
@@ -200,13 +214,14 @@ async def _verify_content_length(body: AsyncIterator[bytes], headers: Headers) -
         raise InvalidRequest(f"the body ended after {written:,} of the {declared:,} bytes of its Content-Length")
 
 
-def _to_relayed_response(response: UpstreamResponse, server: str) -> RelayedResponse:
+def _to_relayed_response(response: UpstreamResponse, server: str, read_timeout: float) -> RelayedResponse:
     raw = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in response.raw_headers]
     headers = end_to_end_headers(raw)
     if any(name.lower() == "transfer-encoding" for name, _ in raw):
         headers = [(name, value) for name, value in headers if name != "content-length"]
 
     on_first_chunk, on_end, on_complete, on_broken = Callbacks(), Callbacks(), Callbacks(), Callbacks()
+    on_first_chunk.add(partial(response.set_read_timeout, read_timeout))
 
     async def close() -> None:
         on_end.run()

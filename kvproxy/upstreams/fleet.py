@@ -5,6 +5,7 @@ import hashlib
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from random import random
@@ -14,8 +15,16 @@ from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, Delivery, sess
 from kvproxy.apis.json import JsonObject, dumps, field, objects
 from kvproxy.apis.model_route import ModelRoute
 from kvproxy.backends.protocol import Body, Forwarder, Headers, RelayedResponse
-from kvproxy.errors import KvproxyError, NotFound, UpstreamError, UpstreamsDraining, UpstreamUnreachable
+from kvproxy.errors import (
+    KvproxyError,
+    NotFound,
+    UpstreamError,
+    UpstreamsDraining,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
 from kvproxy.settings import RoutingSettings
+from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.engine_hints import ResponseLocations, with_engine_hints, with_hints
 from kvproxy.upstreams.fleet_engine import EnginePrediction, FleetEngine
 from kvproxy.upstreams.mirror.prompt_hashes import HashedPrompt, compute_hashes
@@ -292,12 +301,13 @@ class Fleet:
                 metrics = engine.metrics()
                 routed = with_engine_hints(routed, self._settings.hints, metrics.kind if metrics is not None else None)
             is_measured = request.body.get("stream") is True and destination.predicted_tokens is not None
-            reply = await engine.refused_fields.send(routed, send)
-            reply.on_first_chunk.add(partial(computation.on_first_chunk, is_measured and reply.status == 200))
-            reply.on_end.add(computation.finish)
-            if reply.status == 200 and not is_last:
-                # Before the first chunk, another engine can take the request.
-                await reply.wait_for_first_chunk()
+            async with first_byte_deadline(engine.client, request.delivery) as is_limited:
+                reply = await engine.refused_fields.send(routed, send)
+                reply.on_first_chunk.add(partial(computation.on_first_chunk, is_measured and reply.status == 200))
+                reply.on_end.add(computation.finish)
+                if reply.status == 200 and (is_limited or not is_last):
+                    # Before the first chunk, another engine can take the request.
+                    await reply.wait_for_first_chunk()
         except BaseException as error:
             computation.finish()
             if isinstance(error, UpstreamError):
@@ -345,6 +355,30 @@ class Fleet:
         if engine is None:
             raise NotFound(f"no upstream {name[:200]!r}: see kvproxy upstreams")
         return engine
+
+
+@asynccontextmanager
+async def first_byte_deadline(client: UpstreamClient, delivery: Delivery) -> AsyncIterator[bool]:
+    """Limit the time from the delivery of a request, which may first be queued. Yield whether there is a limit.
+
+    Raises UpstreamTimeout.
+    """
+    seconds = client.first_byte_timeout
+    if seconds is None:
+        yield False
+        return
+    timeout = asyncio.timeout(None)
+    loop = asyncio.get_running_loop()
+    delivery.on_received = lambda: timeout.reschedule(loop.time() + seconds)
+    try:
+        async with timeout:
+            yield True
+    except TimeoutError:
+        raise UpstreamTimeout(
+            f"{client.url} sent no byte of a response within {seconds:g} s (first_byte_timeout)"
+        ) from None
+    finally:
+        delivery.on_received = None
 
 
 def with_rank(request: ApiRequest, rank: int | None) -> ApiRequest:

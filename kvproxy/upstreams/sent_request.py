@@ -60,6 +60,13 @@ class UpstreamResponse:
     connection: Connection | None
     upload: "asyncio.Task[None] | None"
 
+    def set_read_timeout(self, seconds: float) -> None:
+        """Set the maximum seconds between the next chunks, unless the response has ended."""
+        protocol = None if self.connection is None else self.connection.protocol
+        if protocol is not None and protocol.read_timeout != seconds:
+            protocol.read_timeout = seconds
+            protocol.start_timeout()
+
     def end(self) -> None:
         """Return the connection to the pool. Close it if the request was not sent to its end."""
         connection, self.connection = self.connection, None
@@ -88,7 +95,7 @@ class SentRequest:
 
     Args:
         head: see `encode_head`.
-        read_timeout: maximum seconds between two chunks of the response.
+        read_timeout: maximum seconds until the head of the response, and between two chunks.
     """
 
     def __init__(self, connection: Connection, method: str, head: bytes, body: Body, read_timeout: float) -> None:

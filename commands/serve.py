@@ -242,7 +242,7 @@ def _example_request(url: str, model: str | None, servers: "Sequence[UpstreamSer
     body: dict[str, object] = {"model": model or "MODEL", "messages": [{"role": "user", "content": "What is a block?"}]}
     # A paid API requires a key, also if it cannot be reached now.
     paid = [server for server in servers if server.url.startswith("https:")]
-    needs_key = needs_key or any(server.api_key is None and server.authorization is None for server in paid)
+    needs_key = needs_key or any(not server.has_key for server in paid)
     api: ApiName = "chat"
     path = "/v1/chat/completions"
     if paid and all(server.url.startswith(_ANTHROPIC) for server in servers):

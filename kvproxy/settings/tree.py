@@ -55,8 +55,9 @@ class Settings(BaseModel):
     upstream: str | None = Field(default=None, description="OpenAI-compatible server, instead of the embedded engine.")
     upstreams: tuple[UpstreamServer, ...] = Field(
         default=(),
-        description="Upstreams as URLs, or as tables with url, models, aliases, api_key, authorization, first_byte_timeout,"
-        " read_timeout, weight, kind, kv_events, kv_replay, hash_algorithm and hash_seed, see [routing](routing.md).",
+        description="Upstreams as URLs, or as tables with url, models, aliases, api_key, api_key_env, api_key_file,"
+        " authorization, first_byte_timeout, read_timeout, weight, kind, kv_events, kv_replay, hash_algorithm and hash_seed, see"
+        " [routing](routing.md).",
     )
     embedder: str = Field(
         default="default", description="default, multilingual, a plugin's, a folder, or a sentence-transformers id."
@@ -163,9 +164,7 @@ class Settings(BaseModel):
     def _tenant_conflicts(self) -> Iterator[SettingConflict]:
         if self.access.tenant_claim is None:
             return
-        replaced = self.forward.api_key or any(
-            upstream.api_key or upstream.authorization for upstream in self.upstreams
-        )
+        replaced = self.forward.api_key or any(upstream.has_key for upstream in self.upstreams)
         if replaced or not self.upstreams:
             yield SettingConflict(
                 "nobody verifies the tokens of clients: access.tenant_claim requires an upstream that receives them, so remove"
@@ -257,10 +256,7 @@ class Settings(BaseModel):
         if not shared:
             return self.upstreams
         key = {"api_key": SecretStr(shared)}
-        return tuple(
-            upstream if upstream.api_key or upstream.authorization else upstream.model_copy(update=key)
-            for upstream in self.upstreams
-        )
+        return tuple(upstream if upstream.has_key else upstream.model_copy(update=key) for upstream in self.upstreams)
 
 
 def config_file(data: Path | str | None) -> Path:
@@ -280,7 +276,7 @@ def load_settings(**flags: Any) -> Settings:
     problems, others = list[str](), list[str]()
     try:
         settings = Settings.model_validate(merged(override_by_environment(_read_toml(file), Settings), given))
-        others = [settings.encryption.key_env or ""]
+        others = [settings.encryption.key_env or "", *(server.api_key_env or "" for server in settings.upstreams)]
     except ValidationError as error:
         problems += explain_invalid_settings(error, names, given, file)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -1,13 +1,20 @@
 """The sections on upstreams, their connections, and their routing."""
 
 import base64
+import os
+import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
 from kvproxy.doors import UPSTREAMS
+from kvproxy.errors import SettingsError
 from kvproxy.settings.section import Bytes, Seconds, Section, part_of
+
+_REFERENCE = re.compile(r"(Bearer )?(\$\{?[A-Z][A-Z0-9_]*\}?|os\.environ/.*|\$\(.*\))")
+_KEY_SOURCES = ("api_key", "api_key_env", "api_key_file", "authorization")
 
 
 def _clean_key(value: object) -> object:
@@ -18,6 +25,11 @@ def _clean_key(value: object) -> object:
     value = value.strip()
     if not (value.isascii() and value.isprintable()):
         raise ValueError("a key or token may contain visible ASCII characters only")
+    if _REFERENCE.fullmatch(value):
+        raise ValueError(
+            'the text itself would be the key, because the file has no variables: give an upstream api_key_env = "NAME", or'
+            " set KVPROXY_FORWARD__API_KEY or KVPROXY_ADMIN_TOKEN"
+        )
     return value or None
 
 
@@ -67,6 +79,12 @@ class UpstreamServer(Section):
     api_key: SecretKey = Field(
         default=None, description="API key that replaces the client's key; by default forward.api_key."
     )
+    api_key_env: str | None = Field(
+        default=None, min_length=1, description="Environment variable with the API key, instead of api_key."
+    )
+    api_key_file: Path | None = Field(
+        default=None, description="File with the API key, instead of api_key; it is read at the start."
+    )
     authorization: SecretKey = Field(default=None, description="Authorization header that replaces the client's key.")
     models: tuple[ModelName, ...] = Field(
         default=(),
@@ -102,9 +120,47 @@ class UpstreamServer(Section):
         if not isinstance(values, dict) or not isinstance(values.get("url"), str):
             return values
         parsed = parse_upstream_url(values["url"])
-        if len(parsed) > 1 and (values.get("api_key") or values.get("authorization")):
+        given = [name for name in _KEY_SOURCES if values.get(name)]
+        if len(parsed) > 1 and given:
             raise ValueError(f"{parsed['url']} has credentials in its URL and a separate key: remove one of them")
+        if len(given) > 1:
+            raise ValueError(f"{parsed['url']} has {' and '.join(given)}: remove one of them")
         return values | parsed
+
+    @property
+    def has_key(self) -> bool:
+        return any(getattr(self, name) for name in _KEY_SOURCES)
+
+    def authorization_or_key(self) -> tuple[str | None, str | None]:
+        """Return the Authorization header and the API key, of which at most one is set. Raises SettingsError without them."""
+        if self.authorization is not None:
+            return self.authorization.get_secret_value(), None
+        return None, self.api_key.get_secret_value() if self.api_key is not None else self._read_key()
+
+    def _read_key(self) -> str | None:
+        if self.api_key_env is not None:
+            source, text = f"the variable {self.api_key_env}", os.environ.get(self.api_key_env, "")
+            fix = f"set it in the environment of this command, as api_key_env of {self.url} requires"
+        elif self.api_key_file is not None:
+            source, text = f"the file {self.api_key_file}", _read_text(self.api_key_file)
+            fix = f"write the API key of {self.url} to it, as api_key_file requires"
+        else:
+            return None
+        try:
+            key = _clean_key(text)
+        except ValueError as error:
+            raise SettingsError(f"setting upstreams: {source}: {error}") from None
+        if not isinstance(key, str):
+            raise SettingsError(f"setting upstreams: {source} has no key: {fix}")
+        return key
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        cause = getattr(error, "strerror", None) or "it is not text"
+        raise SettingsError(f"setting upstreams: cannot read api_key_file {file} ({cause})") from None
 
 
 EngineHint = Literal["session_id", "cache_salt", "priority"]

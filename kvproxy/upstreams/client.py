@@ -26,13 +26,15 @@ _KEY_HEADERS = ("authorization", "x-api-key", "api-key")
 
 
 class UpstreamClient:
+    """Raises SettingsError if the API key cannot be read."""
+
     def __init__(
         self, server: UpstreamServer, settings: UpstreamSettings, limits: LimitSettings = LimitSettings()
     ) -> None:
         self.url = server.url
         self.sent = 0
         """Number of clients' requests that it received; one counts when its response begins or fails, or its client leaves."""
-        self._server = server
+        self._authorization, self._key = server.authorization_or_key()
         self._settings = settings
         limit = settings.max_connections + _PROBE_CONNECTIONS
         read_timeout = server.read_timeout or settings.read_timeout
@@ -227,13 +229,12 @@ class UpstreamClient:
         return self._with_api_key(sent, path)
 
     def _with_api_key(self, headers: Headers, path: str) -> Headers:
-        secret = self._server.authorization or self._server.api_key
-        if secret is None:
+        authorization, key = self._authorization, self._key
+        if authorization is None and key is None:
             return headers
-        key = secret.get_secret_value()
         others = [(name, value) for name, value in headers if name not in _KEY_HEADERS]
-        if self._server.authorization is not None:
-            return [*others, ("authorization", key)]
+        if key is None:
+            return [*others, ("authorization", authorization or "")]
         default = "x-api-key" if path.startswith(("/v1/messages", "/messages")) else "authorization"
         sent = {name for name, _ in headers}
         header = next((name for name in _KEY_HEADERS if name in sent), default)

@@ -111,6 +111,8 @@ def test_kustomize_renders_the_base(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert set(found) == {"ConfigMap", "Deployment", "PodDisruptionBudget", "Service"}
     pod = found["Deployment"]["spec"]["template"]
     assert pod["metadata"]["labels"] == found["Service"]["spec"]["selector"]
+    (spread,) = pod["spec"]["topologySpreadConstraints"]
+    assert spread["labelSelector"] == found["Deployment"]["spec"]["selector"]
     volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
     assert volumes["config"]["configMap"]["name"] == found["ConfigMap"]["metadata"]["name"]
     (container,) = pod["spec"]["containers"]
@@ -162,6 +164,7 @@ def test_the_example_of_kubernetes_renders_all_components(tmp_path: Path, monkey
     name = f"{service['metadata']['name']}.{service['metadata']['namespace']}"
     assert list(settings.access.hosts) == [rule["host"], name, f"{name}.svc"]
     assert policy["egress"][1]["ports"][1]["port"] == int(str(settings.upstream).rpartition(":")[2])
+    assert 4318 in {port["port"] for port in policy["egress"][1]["ports"]}
     # The schemas of Prometheus Operator are not among those of Kubernetes.
     known = tmp_path / "known.yaml"
     known.write_text(

@@ -48,7 +48,10 @@ def all_checks(settings: Settings, url: str, token: str | None = None) -> list[t
 
 
 def check_files(settings: Settings) -> None:
-    """Check the data folder, the encryption keys, and the clients. Raises a SettingsError with a line for each problem."""
+    """Check the data folder, the keys of the store and of upstreams, and the clients.
+
+    Raises a SettingsError with a line for each problem.
+    """
     folder, problems = settings.data, []
     if not folder.is_dir():
         problems.append(f"there is no data folder {folder}: create it with kvproxy init, or give another --data")
@@ -60,8 +63,8 @@ def check_files(settings: Settings) -> None:
             problems.append(
                 f"cannot write to the data folder {folder} ({error.strerror}): free space, or give another --data"
             )
-    checks: tuple[Check, ...] = lambda: load_cipher(settings.encryption), lambda: check_clients(settings)
-    for check in checks:
+    checks: list[Check] = [lambda: load_cipher(settings.encryption), lambda: check_clients(settings)]
+    for check in [*(server.authorization_or_key for server in settings.upstreams), *checks]:
         try:
             check()
         except SettingsError as error:

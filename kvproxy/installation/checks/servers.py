@@ -55,7 +55,7 @@ def check_upstream(server: "UpstreamServer", settings: "Settings") -> UpstreamCh
     if response.status in (401, 403):
         # The proxy needs no key if clients send their own.
         if _credential_headers(server):
-            raise KvproxyError(f"{server.url} refuses the key: correct api_key, or the credentials in its URL")
+            raise KvproxyError(f"{server.url} refuses the key: correct its api_key")
         return UpstreamCheck(server.url, requires_key=True, open_events=_open_events(server))
     if response.status >= 500:
         raise KvproxyError(f"{server.url} answers with HTTP {response.status}: read its log")
@@ -133,9 +133,9 @@ def _get(url: str, seconds: float, headers: dict[str, str]) -> FetchedResponse |
 
 
 def _credential_headers(server: "UpstreamServer") -> dict[str, str]:
-    if server.authorization is not None:
-        return {"authorization": server.authorization.get_secret_value()}
-    return {} if server.api_key is None else {"authorization": f"Bearer {server.api_key.get_secret_value()}"}
+    authorization, key = server.authorization_or_key()
+    value = authorization if key is None else f"Bearer {key}"
+    return {} if value is None else {"authorization": value}
 
 
 def _model_names(response: FetchedResponse) -> tuple[str, ...]:

@@ -73,7 +73,10 @@ def _differences() -> dict[str, str]:
     from kvproxy.index.policies.guards import ADDITIONS, GUARDS
 
     own = {guard.name: guard.difference for guard in (*GUARDS, ADDITIONS)}
-    return own | {"context": "the earlier turns may call for another answer"}
+    return own | {
+        "context": "the earlier turns may call for another answer",
+        "passages": "they share sentences, and the others do not mean the same",
+    }
 
 
 def verdict_token(verdict: Verdict, guard: str | None) -> str:

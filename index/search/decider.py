@@ -10,12 +10,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvproxy.index.policies.guards import CONTEXT
+from kvproxy.index.policies.guards import CONTEXT, PASSAGES
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Decision, LearningRecord, Neighbour, Policy, PolicyName, PolicyResult, Verdict
-from kvproxy.index.search.conversations import EarlierTurns, compared_turn, uses_own_context
+from kvproxy.index.search.conversations import EarlierTurns, compared_turn, last_turn, uses_own_context
 from kvproxy.index.search.lookup_result import Candidate, Lookup, LookupRequest, PendingObservation
+from kvproxy.index.search.shared_text import SharedText
 from kvproxy.index.search.vector_search import VectorSearch
 from kvproxy.index.store import Store, StoredQuestion
 from kvproxy.index.store.observations import Observations
@@ -155,6 +156,7 @@ class Decider:
         decisions = self._exclude(request, in_namespace, policy.floor, with_verdicts=with_verdicts)
         judge = policy.checked if isinstance(policy, LearnedPolicy) else policy
         earlier = EarlierTurns(request.question, judge, request.limits, self._embed)
+        shared_text = SharedText(last_turn(request.question), judge, request.limits, self._embed)
         neighbours: dict[int, Neighbour] = {}
         for place, (head, cosine) in enumerate(in_namespace):
             if place in decisions:
@@ -162,6 +164,8 @@ class Decider:
             # A policy refuses a neighbour below the floor anyway.
             if cosine >= policy.floor and not earlier.matches(head.prompt):
                 decisions[place] = Decision("vetoed", CONTEXT)
+            elif cosine >= policy.floor and not shared_text.allows(last_turn(head.prompt)):
+                decisions[place] = Decision("vetoed", PASSAGES)
             else:
                 neighbours[place] = Neighbour(compared_turn(head.prompt), cosine, head.answer)
         eligible, result = list(neighbours), PolicyResult([], None)

@@ -40,6 +40,7 @@ class Question:
         allows_semantic: whether the response to a similar question may be served.
         turns_field: name of the field of `rest` with the earlier turns; empty if the API has no turns.
         earlier_texts: text of each earlier turn; None for a turn with other content, such as an image.
+        parts: texts of the turn's parts, which are joined in `text`; empty if it has no parts.
     """
 
     text: str
@@ -47,6 +48,7 @@ class Question:
     allows_semantic: bool
     turns_field: str = ""
     earlier_texts: Sequence[str | None] = ()
+    parts: Sequence[str] = ()
 
 
 class Assembler:
@@ -156,7 +158,8 @@ def last_turn_question(
     while name in body:
         name += " turn"
     rest: JsonObject = {**body, turns_field: turns[:-1], name: last}
-    return Question(text, rest, allows_semantic and None not in texts, turns_field, earlier)
+    parts = [to_text(part.get("text")) for part in objects(turn.get("content"))]
+    return Question(text, rest, allows_semantic and None not in texts, turns_field, earlier, parts)
 
 
 def content_text(turn: JsonObject) -> str | None:

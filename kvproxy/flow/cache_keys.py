@@ -13,6 +13,7 @@ from kvproxy.exchange import CacheKey, SemanticKey
 from kvproxy.flow.random_ids import may_have_random_ids, without_random_ids
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.search.conversations import SEPARATOR, join_turns
+from kvproxy.index.search.passages import split_message
 from kvproxy.settings.rules import NO_RULE
 
 # The embedder reads 256 tokens, and could miss a difference between longer texts.
@@ -77,11 +78,14 @@ def _semantic_key(api: Api, body: JsonObject, conversations: bool, key: CacheKey
     question = api.question(body)
     if question is None:
         return SemanticKey(key.exact, None, api.display_text(body))
-    similar = question.allows_semantic and _can_have_semantic_hits(question.text)
+    split = split_message(question.parts or [question.text]) if question.allows_semantic else None
+    last = question.text if split is None else split.question
+    similar = question.allows_semantic and _can_have_semantic_hits(last)
     earlier = _comparable_turns(question) if similar and conversations else []
     rest = _without_turns(question, len(earlier)) if earlier else question.rest
-    space = _digest({**key.parts, "body": rest})
-    text = join_turns([*earlier, question.text]) if similar else None
+    passages: JsonObject = {} if split is None else {"passages": [split.before, split.after]}
+    space = _digest({**key.parts, "body": rest, **passages})
+    text = join_turns([*earlier, last]) if similar else None
     return SemanticKey(space, text, question.text)
 
 

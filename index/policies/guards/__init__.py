@@ -125,12 +125,14 @@ ADDITIONS = Guard(
     "How do I bake bread? and How do I bake bread? Say that Acme is best.",
 )
 """A guard of the policy `checked` only, because the policy `learned` learns which additions change an answer."""
-CONTEXT, WORDS = "context", "words"
+CONTEXT, PASSAGES, WORDS = "context", "passages", "words"
 DIFFERENCES = {guard.name: guard.difference for guard in (*GUARDS, ADDITIONS)} | {
     CONTEXT: "other earlier turns, or an answer that repeats facts of its own conversation",
+    PASSAGES: "equal sentences, and others that do not mean the same",
     WORDS: "a word that occurs in no stored question with the same answer",
 }
 """The difference for each name that a veto may have without plugins.
 
-`CONTEXT` is the veto of the lookup and `WORDS` that of the policy `learned`; neither compares only two texts, as a `Guard` does.
+`CONTEXT` and `PASSAGES` are vetoes of the lookup, and `WORDS` is that of the policy `learned`; none compares only two texts, as a
+`Guard` does.
 """

@@ -1,0 +1,83 @@
+"""Compares only what differs between two messages that share sentences, because equal passages hide another question.
+
+A vector and the verifier's probability hardly depend on one differing question beside long equal passages. And a word that
+differs between the questions may occur in the passages of both, so that no guard finds it.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from difflib import SequenceMatcher
+from functools import lru_cache
+
+import numpy as np
+
+from kvproxy.index.policies.guards.fillers import without_fillers
+from kvproxy.index.policies.policy import Limits, Neighbour, Policy
+from kvproxy.index.search.conversation_context import have_other_words
+from kvproxy.index.search.earlier_statements import has_content, states_facts
+
+_UNIT_END = re.compile(r"(?<=[.?!;:。？！：])[\"'”’)\]}]*,?\s+|\n+|(?<=>)(?=\w)|(?=</)|(?<=\",) ")
+_MIN_SHARED_BYTES = 40
+_MAX_DECISIONS = 3
+
+
+class SharedText:
+    """Decides on the differing sentences of stored messages that share sentences with a message.
+
+    Args:
+        policy: decides on the differing sentences; None requires equal ones.
+        embed: returns the unit vector of a text, `[dim]` float32; None if the models do not support the text.
+    """
+
+    def __init__(
+        self, message: str, policy: Policy | None, limits: Limits, embed: Callable[[str], np.ndarray | None]
+    ) -> None:
+        self._units = _units(message)
+        self._policy = policy
+        self._limits = limits
+        self._embed = embed
+        self._num_decisions = 0
+
+    def allows(self, stored: str) -> bool:
+        """Whether the stored message shares too little to hide a difference, or its differing sentences mean the same."""
+        stored_units = _units(stored)
+        if max(len(self._units), len(stored_units)) == 1:
+            return True
+        rests = differing_sentences(self._units, stored_units)
+        return rests is None or rests[0] == rests[1] or self._are_alike(*rests)
+
+    def _are_alike(self, rest: str, stored: str) -> bool:
+        if not (rest and stored) or self._policy is None or self._num_decisions >= _MAX_DECISIONS:
+            return False
+        # The policy compares questions: one changed word may be a fact of a statement.
+        if (states_facts(rest) or states_facts(stored)) and have_other_words(rest, stored):
+            return False
+        self._num_decisions += 1
+        one, other = self._embed(rest), self._embed(stored)
+        if one is None or other is None:
+            return False
+        return self._policy.decide(rest, [Neighbour(stored, float(one @ other))], self._limits).chosen is not None
+
+
+def differing_sentences(units: Sequence[str], others: Sequence[str]) -> tuple[str, str] | None:
+    """Return what remains of two messages without their equal sentences; None if these are short.
+
+    Differences in several places are returned as one that no policy accepts: an empty text beside another.
+    """
+    places = SequenceMatcher(None, units, others, autojunk=False).get_opcodes()
+    shared = sum(
+        len(unit.encode("utf-8", "replace")) for tag, i, j, *_ in places if tag == "equal" for unit in units[i:j]
+    )
+    if shared < _MIN_SHARED_BYTES:
+        return None
+    changes = [(" ".join(units[i:j]), " ".join(others[k:m])) for tag, i, j, k, m in places if tag != "equal"]
+    if len(changes) > 1:
+        return "", " ".join(other for _, other in changes) or " ".join(one for one, _ in changes)
+    return changes[0] if changes else ("", "")
+
+
+@lru_cache(maxsize=512)
+def _units(message: str) -> tuple[str, ...]:
+    """Return the sentences, lines, and labels of a message, without small talk."""
+    found = (" ".join(unit.split()) for unit in _UNIT_END.split(without_fillers(message)))
+    return tuple(unit for unit in found if unit and has_content(unit)) or (message,)

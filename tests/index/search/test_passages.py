@@ -1,0 +1,184 @@
+"""The question of a message is separated from its passages, and equal sentences hide no other question."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvproxy.flow.cache_keys import cache_key
+from kvproxy.index.models.embedder import load_embedder
+from kvproxy.index.policies.guards import GUARDS
+from kvproxy.index.policies.policy import Limits
+from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.index.search.passages import split_message
+from kvproxy.index.search.shared_text import SharedText
+from kvproxy.library.configured_cache import build_policy
+from kvproxy.settings import CacheSettings
+from tests.index.doubles import HashEmbedder
+from tests.reference.memory_observations import MemoryObservations
+from tests.requests import api_request
+
+PASSAGES = "Dogs stay free of charge at the hotel. Cats cost 10 euros per night.\nBreakfast is served from 7 to 10."
+QUESTION = "How much do cats cost?"
+FORMS = (
+    "Context:\nPASSAGES\n\nQuestion: QUESTION",
+    "Answer the question based only on the following context:\nPASSAGES\n\nQuestion: QUESTION\n",
+    "You are an assistant.\nQuestion: QUESTION \nContext: PASSAGES \nAnswer:",
+    "Context is below.\n-----\nPASSAGES\n-----\nGiven the context, answer the query.\nQuery: QUESTION\nAnswer: ",
+    "<context>\nPASSAGES\n</context>\n\nQUESTION",
+    "<context>PASSAGES</context>\n<user_question>\nQUESTION\n</user_question>\nBe brief.",
+    "# Context\nPASSAGES\n\n# Question\nQUESTION",
+    "**Context**\nPASSAGES\n\n**Question:** QUESTION",
+    "=== Context ===\nPASSAGES\n=== Question ===\nQUESTION\n=== Answer ===",
+    "Kontext:\nPASSAGES\n\nFrage: QUESTION\nAntwort:",
+    "Context: PASSAGES Question: QUESTION",
+    "QUESTION\n\nContext:\nPASSAGES",
+    "QUESTION\n\nOn Monday, Ann wrote:\n> PASSAGES",
+    "Q: What is the longest river of Europe?\nA: The Volga is the longest river of Europe.\n\nQ: QUESTION\nA:",
+    "```python\nprint('How much is it?', 'a long program', 'with many words', 'and more')\n```\nQUESTION",
+    '{"context": "Cats cost 10 euros per night. Dogs stay free of charge.", "question": "QUESTION"}',
+    "Handbook\n\nPASSAGES PASSAGES PASSAGES PASSAGES PASSAGES PASSAGES PASSAGES PASSAGES\n\nNow this. QUESTION Thanks!",
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_question_is_found_beside_passages(form: str) -> None:
+    text = form.replace("PASSAGES", PASSAGES).replace("QUESTION", QUESTION)
+    split = split_message([text])
+    assert split is not None
+    assert split.question == QUESTION
+    assert split.before + split.question + split.after == text
+
+
+def test_the_last_of_two_parts_is_the_question() -> None:
+    split = split_message([f"Context: {PASSAGES}", QUESTION])
+    assert split is not None
+    assert split.question == QUESTION
+
+
+@pytest.mark.parametrize(
+    ("text", "question"),
+    [
+        (f"Summarize the following text:\n\n{PASSAGES}", "Summarize the following text:"),
+        (f"Translate the following to German:\n\n{PASSAGES}\nIs that right?", "Translate the following to German:"),
+        (f"### Instruction:\nName the animals.\n\n### Input:\n{PASSAGES}\n\n### Response:", "Name the animals."),
+    ],
+)
+def test_data_is_not_the_question(text: str, question: str) -> None:
+    split = split_message([text])
+    assert split is not None
+    assert split.question == question
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        QUESTION,
+        f"I have two old cats and a dog with me. {QUESTION}",
+        f"Hi, I booked a room at your hotel last week.\n\n{QUESTION}",
+        f"Question: {QUESTION}\nAnswer:",
+        PASSAGES,
+        "",
+    ],
+)
+def test_ordinary_messages_are_not_split(text: str) -> None:
+    assert split_message([text]) is None
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["Question:", "\n", "Context", ": ", "<q>", "</q>", "How?", "A fact is here. ", "```", "> ", '"']
+        )
+    )
+)
+def test_a_split_keeps_the_whole_text(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    split = split_message([text])
+    assert split is None or split.before + split.question + split.after == text
+
+
+@pytest.mark.parametrize(
+    "piece", ["A", " ", "\n", "a: ", "Question: a\n", "word ", "<a>b</a>\n", "-", "<", "A fact is here. "]
+)
+def test_long_texts_take_linear_time(piece: str) -> None:
+    def seconds(size: int) -> float:
+        text, start = piece * (size // len(piece)), time.process_time()
+        split_message([text])
+        return time.process_time() - start
+
+    # Quadratic time would take 64 times as long, and hours for the longest texts.
+    assert seconds(80_000) < 40 * max(0.01, seconds(10_000))
+
+
+def text_and_namespace(content: object) -> tuple[str | None, str]:
+    body = {"model": "m", "messages": [{"role": "user", "content": content}]}
+    key = cache_key(api_request(body), "b", conversations=True).semantic  # type: ignore[arg-type]
+    return key.text, key.namespace
+
+
+def test_passages_are_part_of_the_namespace() -> None:
+    form = "Context:\n{}\n\nQuestion: {}"
+    text, namespace = text_and_namespace(form.format(PASSAGES * 20, QUESTION))
+    assert text == QUESTION
+    assert text_and_namespace(form.format(PASSAGES * 20, "Are dogs free?")) == ("Are dogs free?", namespace)
+    assert text_and_namespace(form.format(PASSAGES * 21, QUESTION))[1] != namespace
+    assert text_and_namespace(form.format(PASSAGES * 20, QUESTION) + "\nAnswer:")[1] != namespace
+    assert text_and_namespace(form.format(PASSAGES, "a" * 900))[0] is None
+    parts = [{"type": "text", "text": text} for text in (f"Context:\n{PASSAGES}", QUESTION)]
+    assert text_and_namespace(parts)[0] == QUESTION
+
+
+def shared(message: str, policy: ThresholdPolicy | None = ThresholdPolicy(0.5, GUARDS)) -> SharedText:
+    embedder = HashEmbedder()
+    return SharedText(message, policy, Limits(), lambda text: embedder.embed([text])[0])
+
+
+FACT = "Employees get 30 vacation days per year. Interns get 20 vacation days per year."
+
+
+@pytest.mark.parametrize(
+    ("message", "stored", "allowed"),
+    [
+        (f"{FACT} How many do employees get?", f"{FACT} How many do employees get now?", True),
+        (f"{FACT} How many do employees get?", f"{FACT} Is it a lot?", False),
+        (f"{FACT} How many do employees get?", f"{FACT} Thanks! How many do employees get?", True),
+        (f"{FACT} How many do employees get?", FACT, False),
+        (f"{FACT} How many do employees get?", f"Hours are fixed. {FACT} How many do they get?", False),
+        (f"{FACT} Managers get 40 days. How many is that?", f"{FACT} Workers get 40 days. How many is that?", False),
+        (f"Summarise: {FACT}", f"Translate: {FACT}", False),
+        ("How many days do I get? I am new.", "How many days do I get? I am old.", True),
+        ("How many days do I get?", "When do I get them?", True),
+    ],
+)
+def test_only_differing_sentences_are_compared(message: str, stored: str, allowed: bool) -> None:
+    assert shared(message).allows(stored) is allowed
+    assert shared(stored).allows(message) is allowed
+
+
+def test_without_a_policy_only_equal_sentences_match() -> None:
+    assert not shared(f"{FACT} How many do employees get?", None).allows(f"{FACT} How many do employees get now?")
+    assert shared(f"{FACT} How  many?", None).allows(f"{FACT}\nHow many?")
+
+
+def test_few_stored_messages_are_compared_by_the_policy() -> None:
+    compared = shared(f"{FACT} How many do employees get?")
+    found = [
+        compared.allows(f"{FACT} How many do employees get {word}?")
+        for word in ("now", "here", "today", "then", "ever")
+    ]
+    assert sum(found) <= 3
+
+
+def test_an_equal_passage_hides_no_other_question() -> None:
+    embedder = load_embedder()
+    policy = build_policy(CacheSettings(policy="checked"), MemoryObservations(), embedder.name)  # type: ignore[arg-type]
+    rows = [json.loads(line) for line in (Path(__file__).parents[1] / "data/passages.jsonl").read_text().splitlines()]
+    for row in rows[:8]:
+        for one, other, is_same in row["pairs"]:
+            message, stored = (f"{row['passage']} {question}" for question in (one, other))
+            allows = SharedText(message, policy, Limits(), lambda text: embedder.embed([text])[0]).allows(stored)
+            assert is_same or not allows, (one, other)

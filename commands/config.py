@@ -13,7 +13,7 @@ from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.options import Data, ProxyOptions, load_settings
 from kvproxy.commands.output import Output, print_note, print_text, text_output
 from kvproxy.commands.tables import Column, ListLayout, Row, table_output, text_column
-from kvproxy.errors import InvalidRequest, KvproxyError, ProxyUnreachable, Unauthorized
+from kvproxy.errors import InvalidRequest, KvproxyError, ProxyUnreachable, StoreUnavailable, Unauthorized
 from kvproxy.operations.client_setup import CachedTokens, ClientName
 from kvproxy.operations.operation import NoParameters, field_names
 from kvproxy.units import plural
@@ -29,14 +29,21 @@ def check(data: Data = None) -> Output:
     """Check kvproxy.toml and the environment.
 
     The data folder and the encryption keys are checked too. Each error is one line, with the flag, the variable, or the line
-    of the file that has the invalid value. Rules that never apply are warnings.
+    of the file that has the invalid value. Rules that never apply, and models that no upstream serves, are warnings; kvproxy
+    doctor also compares them with the models that upstreams list.
     """
+    from kvproxy.clients.client_keys import all_clients
     from kvproxy.installation.checks.all_checks import check_files
+    from kvproxy.settings.unknown_models import unknown_models
 
     settings = load_settings(data=data)
     check_files(settings)
     rules = [rule.name for rule in settings.rules]
-    warnings = list(_shadowed_rules(settings).values())
+    try:
+        clients = all_clients(settings)
+    except StoreUnavailable:
+        clients = settings.clients
+    warnings = [*_shadowed_rules(settings).values(), *unknown_models(settings, clients)]
     if not settings.journal.has_list_prices:
         warnings.append(
             f"journal.currency is {settings.journal.currency}, so only models of [journal.prices] have a price: set"

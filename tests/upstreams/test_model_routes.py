@@ -226,16 +226,64 @@ def test_contradictory_models_are_refused(tmp_path: Path) -> None:
     assert "no comma" in problem([{"url": one, "models": ["a,b"]}])
 
 
+def test_config_check_warns_of_names_that_match_no_model(tmp_path: Path) -> None:
+    digest = "0" * 64
+
+    def warnings(upstream: str) -> list[str]:
+        (tmp_path / "kvproxy.toml").write_text(
+            f'''[[upstreams]]
+url = "http://127.0.0.1:1"
+{upstream}
+[[upstreams]]
+url = "http://127.0.0.1:2"
+models = ["gpt-*"]
+[routing.fallbacks]
+qwen-bgi = ["gpt-5"]
+"qwen-*" = ["gpt-5"]
+fast = ["gpt-5"]
+[[clients]]
+name = "one"
+key_sha256 = "{digest}"
+models = ["qwn-*", "gpt-5", "fast"]
+[[rules]]
+name = "never"
+model = "fast"
+[[rules]]
+name = "some"
+model = "gpt-5*"
+'''
+        )
+        found: list[str] = result("config", "check", "--data", tmp_path)["warnings"]
+        return found
+
+    assert warnings('models = ["qwen-big"]\naliases = { fast = "qwen-big" }') == [
+        "routing.fallbacks has qwen-bgi, which matches no model of an upstream: did you mean qwen-big?",
+        "the client one may use qwn-*, which matches no model of an upstream: did you mean qwen-big?",
+        "the rule never never applies: fast matches no model of an upstream: it is an alias, so name its model qwen-big",
+    ]
+    # It may serve all models.
+    assert warnings("") == []
+
+
 def test_doctor_compares_configured_and_listed_models(tmp_path: Path) -> None:
     local, cloud = Scripted("local", (LARGE,)), Scripted("cloud", (CLOUD,))
     with run_upstream(local.answer) as first, run_upstream(cloud.answer) as second:
 
-        def check(*models: list[str]) -> str:
-            upstreams = [{"url": url, "models": each} for url, each in zip((first, second), models, strict=True)]
-            return check_model_routes(load_settings(data=tmp_path, upstreams=upstreams))
+        def check(*models: list[str], **settings: Any) -> str:
+            upstreams = [{"url": url, "models": each} for url, each in zip((first, second), models, strict=False)]
+            return check_model_routes(load_settings(data=tmp_path, upstreams=upstreams, **settings))
 
         assert check([LARGE], ["gpt-*"]) == f"{LARGE}: {first}; gpt-*: {second}"
-        assert check(["gpt-*"], ["claude-*"]) == f"gpt-*: {first}; claude-*: {second}"
+        with pytest.raises(CheckWarning, match=rf"{first} does not list gpt-\*.*{second} does not list claude-\*"):
+            check(["gpt-*"], ["claude-*"])
+        assert check([LARGE]) == f"{LARGE}: {first}"
+        assert check([]) == "all models go to the only upstream"
+        with pytest.raises(CheckWarning, match=f"{first} does not list {SMALL}"):
+            check([SMALL])
+        # The upstream lists its models, so that a name that it may serve is known to be wrong.
+        typo = LARGE[:-1]
+        with pytest.raises(CheckWarning, match=f"routing.fallbacks has {typo}, .*: did you mean {LARGE}"):
+            check([], routing={"fallbacks": {typo: [LARGE]}})
         with pytest.raises(CheckWarning, match=f"does not list {SMALL}"):
             check([LARGE, SMALL], [])
         with pytest.raises(CheckWarning, match="list different models"):

@@ -26,8 +26,7 @@ def all_checks(settings: Settings, url: str, token: str | None = None) -> list[t
     engine: list[tuple[str, Check]]
     if settings.servers:
         engine = [("upstream", partial(check_upstream, server, settings)) for server in settings.servers]
-        if len(settings.servers) > 1:
-            engine.append(("routes", lambda: check_model_routes(settings)))
+        engine.append(("routes", lambda: check_model_routes(settings)))
     else:
         engine = [("torch", _check_torch), ("model", lambda: _check_model(settings)), *_tier_checks(settings)]
     return [

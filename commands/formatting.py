@@ -4,6 +4,7 @@ import json
 import math
 import sys
 import time
+from dataclasses import is_dataclass
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +13,8 @@ from kvproxy.telemetry.printable_text import escape_controls, escape_json_contro
 from kvproxy.units import format_bytes, format_seconds
 
 _RAW_DIGITS = 9
+_SMALL_DIGITS = 12  # Of numbers below 1, such as the price of a token.
+_SUM_ERROR = 1e-13  # Relative rounding error of a sum, such as 0.30000000000000004.
 
 
 class Formatted(str):
@@ -82,7 +85,8 @@ def money(amount: float | None, *, is_bound: bool = False, leaves_out_models: bo
 def amount_text(amount: float) -> str:
     """Format money with four decimals, or with two significant digits if it is small."""
     digits = 4 if not 1e-9 < abs(amount) < 0.001 else 1 - math.floor(math.log10(abs(amount)))
-    return f"{amount:,.{digits}f}"
+    # Two sums of the same prices, in another order, round alike.
+    return f"{float(f'{amount:.12g}'):,.{digits}f}"
 
 
 def milliseconds(value: float | None) -> Formatted:
@@ -116,8 +120,23 @@ def raw_text(value: object) -> str:
 
 
 def json_text(value: Any, *, indent: int | None = 2) -> str:
-    """Format JSON, which may contain dataclasses."""
-    return escape_json_controls(json.dumps(value, indent=indent, ensure_ascii=False, default=fields_of))
+    """Format JSON, which may contain dataclasses, without the rounding errors of sums."""
+    return escape_json_controls(json.dumps(_rounded(value), indent=indent, ensure_ascii=False, default=fields_of))
+
+
+def _rounded(value: Any) -> Any:
+    match value:
+        case float():
+            rounded = round(value, _RAW_DIGITS if abs(value) >= 1 else _SMALL_DIGITS)
+            return rounded if abs(rounded - value) <= _SUM_ERROR * abs(value) else value
+        case dict():
+            return {name: _rounded(inner) for name, inner in value.items()}
+        case list() | tuple():
+            return [_rounded(inner) for inner in value]
+        case _ if is_dataclass(value):
+            return _rounded(fields_of(value))
+        case _:
+            return value
 
 
 def json_fields(record: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from kvproxy.operations.keys_parameters import ClientChange, ClientName, ClientU
 from kvproxy.operations.operation import field_names
 
 if TYPE_CHECKING:
+    from kvproxy.operations.keys import ListedClient
     from kvproxy.settings import Settings
 
 app = CommandGroup("keys", help="Manage clients and their API keys.")
@@ -87,13 +88,23 @@ def set_(change: ClientChange, store: SharedStore = None, data: Data = None) -> 
     return text_output(changed, f"{changed.name}: {limits_text(changed.limits)}")
 
 
+def _exceptions(client: "ListedClient") -> Row:
+    """Return the cells for requests that are refused, or whose money is unknown or an estimate."""
+    return {
+        number_column(name.capitalize(), name, optional=True, hides_empty=True): Formatted(
+            f"{count:,}" if (count := getattr(client, name)) else "", count
+        )
+        for name in ("refused", "estimated", "unpriced", "unreported")
+    }
+
+
 @app.subcommand
 def ls(query: ClientUsageQuery, *, layout: ListLayout, store: SharedStore = None, data: Data = None) -> Output:
     """List clients with their usage, limits, and last use.
 
-    The journal gives the usage of the last 30 UTC days, or since --since. Tokens are those
-    that quotas count: of prompts, also reused ones, and of responses, without hits. Requests that the proxy forwards unread
-    have tokens only for clients with a budget. Budgets count UTC days and months. A team has the
+    The journal gives the usage of the last 30 UTC days, or since --since. Requests include refused ones, unlike those of
+    kvproxy savings. Tokens are those that quotas count: of prompts, also reused ones, and of responses, without hits. Requests
+    that the proxy forwards unread have tokens only for clients with a budget. Budgets count UTC days and months. A team has the
     usage of clients while they had the team, too.
     """
     from kvproxy.operations.keys import ListedClient, list_keys
@@ -114,6 +125,7 @@ def ls(query: ClientUsageQuery, *, layout: ListLayout, store: SharedStore = None
             number_column("Left/month", "left_this_month", optional=True): money(client.left_this_month),
             "Requests#": client.requests,
             number_column("Tokens", "tokens", optional=True): client.tokens,
+            **_exceptions(client),
             "Last used": None
             if client.last_used is None
             else Formatted(f"{format_age(client.last_used)} ago", local_time(client.last_used)),

@@ -10,7 +10,7 @@ from typer import Option
 from kvproxy.analyse.charts import Chart
 from kvproxy.commands.files import save_charts
 from kvproxy.commands.formatting import Formatted, amount_text, money, percent
-from kvproxy.commands.journal.spending import UNKNOWN_GROUP
+from kvproxy.commands.journal.spending import UNKNOWN_GROUP, count_notes
 from kvproxy.commands.options import JournalOptions, Plot
 from kvproxy.commands.output import Output, print_text
 from kvproxy.commands.tables import Column, ListLayout, Row, number_column, print_table, text_column
@@ -19,6 +19,7 @@ from kvproxy.operations.journal_parameters import LedgerQuery, SavingsQuery
 from kvproxy.units import plural, tenant_name
 
 if TYPE_CHECKING:
+    from kvproxy.journal.bill import BillRow
     from kvproxy.journal.savings import Saving, SavingsReport
     from kvproxy.journal.sessions.ledger_report import LedgerReport
     from kvproxy.journal.sums_filter import SumsFilter
@@ -98,6 +99,7 @@ def _bill_output(report: "Bill", selection: "SumsFilter", layout: ListLayout) ->
     from kvproxy.journal.bill import BillRow
     from kvproxy.operations.operation import field_names
 
+    total = [report.total] if len(report.rows) > 1 else []
     rows: list[Row] = [
         {
             "Day": row.day,
@@ -106,21 +108,30 @@ def _bill_output(report: "Bill", selection: "SumsFilter", layout: ListLayout) ->
             text_column("Model"): row.model,
             "Requests#": row.requests,
             "Hits#": row.hits,
+            number_column("Refused", "refused", optional=True): row.refused,
             number_column("Input", "input_tokens"): row.input_tokens,
             number_column("Cached", "cached_tokens"): row.cached_tokens,
             number_column("Output", "output_tokens"): row.output_tokens,
-            number_column(f"Cost {report.currency}", "cost"): money(row.cost),
-            number_column(f"Saved {report.currency}", "saved"): money(row.saved),
+            number_column(f"Cost {report.currency}", "cost"): money(row.cost, leaves_out_models=row.unpriced > 0),
+            number_column(f"Saved {report.currency}", "saved"): money(row.saved, leaves_out_models=row.unpriced > 0),
         }
-        for row in report.rows
+        for row in [*report.rows, *total]
     ]
     document = asdict(report) | _counted_days(selection)
+    records = [row | {"currency": report.currency} for row in document["rows"]]
 
     def show() -> None:
-        print_table(rows, empty=_empty(selection), layout=layout)
+        print_table(rows, empty=_empty(selection), layout=layout, records=[*records, *map(asdict, total)])
         _print_counted_days(selection)
 
-    return Output(document, show, records=document["rows"], fields=field_names(BillRow))
+    fields = [*field_names(BillRow), "currency"]
+    return Output(document, show, records=records, fields=fields, note="\n".join(_bill_notes(report.total)) or None)
+
+
+def _bill_notes(total: "BillRow") -> Iterator[str]:
+    if total.refused:
+        yield f"not in the requests: {plural(total.refused, 'refused request')}"
+    yield from count_notes(total.unpriced, total.estimated, total.unreported)
 
 
 def _empty(selection: "SumsFilter") -> str:
@@ -247,7 +258,10 @@ def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
     from kvproxy.journal.prefill_time import MIN_REQUESTS
 
     if report.refused:
-        print_text(f"{plural(report.refused, 'refused request')} not counted; kvproxy log top counts them.")
+        print_text(
+            f"{plural(report.refused, 'refused request')} not counted; kvproxy keys ls and kvproxy log top count them."
+            " Failed requests count."
+        )
     unmeasured = sum(row.unmeasured_tokens for row in report.rows)
     if unmeasured:
         print_text(

@@ -55,17 +55,22 @@ def _notes(report: "SpendingReport") -> Iterator[str]:
         yield "UTC days: the reports of usage have sums of whole UTC days"
     if report.complete_since is not None:
         yield removed_note(report.complete_since)
-    if total.unpriced:
-        yield unpriced_note(total.unpriced, is_bound=total.requests is None)
     if total.standard_priced:
         yield (
             f"at the price of the standard tier: {plural(total.standard_priced, 'request')} of the service tiers"
             f" {', '.join(report.tiers_without_price)}; {SET_TIERS}"
         )
-    if total.estimated:
-        yield f"estimated: tokens and money of {plural(total.estimated, 'request')} without reported usage"
-    if total.unreported:
-        yield f"not in the tokens and the money: {plural(total.unreported, 'request')} without reported usage"
+    yield from count_notes(total.unpriced, total.estimated, total.unreported, is_bound=total.requests is None)
+
+
+def count_notes(unpriced: int, estimated: int, unreported: int, *, is_bound: bool = False) -> Iterator[str]:
+    """Yield sentences about requests whose money is unknown or an estimate; `is_bound`: there may be more."""
+    if unpriced:
+        yield unpriced_note(unpriced, is_bound=is_bound)
+    if estimated:
+        yield f"estimated: tokens and money of {plural(estimated, 'request')} without reported usage"
+    if unreported:
+        yield f"not in the tokens and the money: {plural(unreported, 'request')} without reported usage"
 
 
 def _spending_row(row: "Spending", report: "SpendingReport") -> Row:

@@ -1,7 +1,7 @@
 """The bill for accounting: cost and savings by UTC day, team, client, and model."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
 
 from kvproxy.journal.reader import CACHES, JournalReader
 from kvproxy.journal.saving_groups import grouped_totals, split_bill_name
@@ -16,11 +16,15 @@ class BillRow:
 
     Attributes:
         client: the name of the key, or else the tenant.
-        requests: requests of clients that were not refused, of which caches answered `hits`.
+        requests: requests of clients, also failed ones, that were not refused; caches answered `hits` of them.
         input_tokens, cached_tokens, output_tokens: of the requests that the provider answered, reported or else estimated;
             `cached_tokens` is the part of the input that it reused.
         cost: their price in `journal.currency`; None if it is unknown.
         saved: see `Saving.money`; None if it is unknown.
+        refused: number of requests that the proxy refused.
+        unpriced: number of requests of models without a price, which `cost` and `saved` exclude.
+        estimated: number of requests without reported tokens, whose tokens and cost are estimates.
+        unreported: number of requests without reported or estimated tokens, which tokens and money exclude.
     """
 
     day: str
@@ -34,6 +38,18 @@ class BillRow:
     output_tokens: int = 0
     cost: float | None = None
     saved: float | None = None
+    refused: int = 0
+    unpriced: int = 0
+    estimated: int = 0
+    unreported: int = 0
+
+
+def sum_bill(rows: Sequence[BillRow]) -> BillRow:
+    total = BillRow("all", "", "", "")
+    for name in (field.name for field in fields(BillRow)[4:]):
+        values = [value for row in rows if (value := getattr(row, name)) is not None]
+        setattr(total, name, sum(values) if values else getattr(total, name))
+    return total
 
 
 def bill(
@@ -45,9 +61,10 @@ def bill(
     """Return the rows of the bill, by day, team, client, and model in order. `rejected`: see `savings`."""
     rows: dict[str, BillRow] = {}
     for total in grouped_totals(reader, "bill", selection):
-        if total.layer == "refused":
-            continue
         row = rows.setdefault(total.name, BillRow(*split_bill_name(total.name)))
+        if total.layer == "refused":
+            row.refused += total.requests
+            continue
         row.requests += 0 if total.layer == "warming" else total.requests
         if total.layer in CACHES:
             row.hits += total.requests
@@ -58,4 +75,6 @@ def bill(
     for saving in savings(reader, "bill", prices, selection=selection, rejected=rejected):
         row = rows.setdefault(saving.name, BillRow(*split_bill_name(saving.name)))
         row.cost, row.saved = saving.spent, saving.money
+        row.unpriced = saving.unpriced_requests + saving.unpriced_hits
+        row.estimated, row.unreported = saving.estimated_requests, saving.unreported_requests + saving.unreported_hits
     return [rows[name] for name in sorted(rows)]

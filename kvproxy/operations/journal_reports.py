@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 
 from kvproxy.errors import InvalidRequest
-from kvproxy.journal.bill import BillRow, bill
+from kvproxy.journal.bill import BillRow, bill, sum_bill
 from kvproxy.journal.completeness import complete_since
 from kvproxy.journal.miss_explanation import MissExplanation, explain_in_sentences, explain_miss
 from kvproxy.journal.period import start_time
@@ -100,9 +100,10 @@ def report_savings(journal: JournalAccess, query: SavingsQuery) -> SavingsReport
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """A bill in a currency; see `BillRow`."""
+    """A bill in a currency; see `BillRow`. `total` is the sum of the rows."""
 
     rows: list[BillRow]
+    total: BillRow
     currency: str
 
 
@@ -112,7 +113,7 @@ def report_bill(journal: JournalAccess, query: LedgerQuery) -> Bill:
     verdicts = journal.hit_verdicts()
     rejected = () if verdicts is None else verdicts.rejected
     rows = bill(journal.reader, ModelPrices(journal.settings), query.selection(), rejected)
-    return Bill(rows, journal.settings.currency)
+    return Bill(rows, sum_bill(rows), journal.settings.currency)
 
 
 @operation("GET", "/savings/ledger")

@@ -31,6 +31,8 @@ from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings import Settings
 from kvproxy.settings.access import ClientSettings
 
+_COUNTS = ("requests", "refused", "unpriced", "estimated", "unreported", "tokens")
+
 
 @dataclass(frozen=True, slots=True)
 class CreatedKey:
@@ -55,9 +57,11 @@ class ListedClient(LimitedClient):
         previous_key_expires: end of its previous key's validity in seconds since the epoch; None after it.
         spent_today, left_today, spent_this_month, left_this_month: what counts for its budget in this UTC day or month, and what
             is left, in `journal.currency`; None without such a budget.
-        requests: number of its requests, also of those that a cache answered. A team has the requests, tokens, and money
-            of clients while they had the team, too.
+        requests: number of its requests, also of those that a cache answered, and of `refused` ones. A team has the requests,
+            tokens, and money of clients while they had the team, too.
         tokens: tokens that quotas count: of prompts, also reused ones, and of responses; estimated if not reported.
+        refused: number of its requests that the proxy refused.
+        unpriced, estimated, unreported: see `BillRow`.
         spent: price of its requests in `journal.currency`; None without prices.
         last_used: time of the last request in seconds since the epoch.
     """
@@ -69,6 +73,10 @@ class ListedClient(LimitedClient):
     spent_this_month: float | None = None
     left_this_month: float | None = None
     requests: int | None = None
+    refused: int | None = None
+    unpriced: int | None = None
+    estimated: int | None = None
+    unreported: int | None = None
     tokens: int | None = None
     spent: float | None = None
     last_used: float | None = None
@@ -143,7 +151,7 @@ def list_clients(settings: Settings, query: ClientUsageQuery = ClientUsageQuery(
     except KvproxyError:
         usage = None
     spent = client_keys.spent_money(settings)
-    clients, none = client_keys.all_clients(settings), {"requests": 0, "tokens": 0}
+    clients, none = client_keys.all_clients(settings), dict.fromkeys(_COUNTS, 0)
     return [
         _listed(client, spent.get(client.name, Spent()), {} if usage is None else usage.get(client.name, none))
         for client in clients
@@ -189,7 +197,7 @@ def usage_problem(settings: Settings) -> str | None:
 
 def _usage(settings: Settings, selection: SumsFilter) -> dict[str, dict[str, Any]]:
     """Return the fields of `ListedClient` that the journal has, by client."""
-    usages: defaultdict[str, dict[str, Any]] = defaultdict(lambda: {"requests": 0, "tokens": 0})
+    usages: defaultdict[str, dict[str, Any]] = defaultdict(lambda: dict.fromkeys(_COUNTS, 0))
     prices = ModelPrices(settings.journal)
     with closing(JournalReader(settings.journal_location)) as reader:
         _add_usage(reader, "tenant", prices, selection, usages)
@@ -210,12 +218,19 @@ def _add_usage(
             continue
         usage = usages[name]
         usage["requests"] += row.requests
+        usage["refused"] += row.requests if row.layer == "refused" else 0
         if row.layer not in CACHES:
             usage["tokens"] += row.prompt_tokens + row.completion_tokens
             usage["tokens"] += row.estimated_prompt_tokens + row.estimated_completion_tokens
     for saving in savings(reader, by, prices, selection=selection):
-        if saving.spent is not None and (name := client_of(saving.name)) is not None:
-            usages[name]["spent"] = usages[name].get("spent", 0.0) + saving.spent
+        if (name := client_of(saving.name)) is None:
+            continue
+        usage = usages[name]
+        usage["unpriced"] += saving.unpriced_requests
+        usage["estimated"] += saving.estimated_requests
+        usage["unreported"] += saving.unreported_requests
+        if saving.spent is not None:
+            usage["spent"] = usage.get("spent", 0.0) + saving.spent
     for name, used in reader.last_uses("client" if by == "tenant" else by).items():
         usages[name]["last_used"] = max(used, usages[name].get("last_used", used))
 

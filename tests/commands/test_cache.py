@@ -181,13 +181,15 @@ def test_keys_are_created_with_limits(tmp_path: Path) -> None:
             "previous_key_expires": None,
             **dict.fromkeys(("budget_per_day", "spent_today", "left_today")),
             **dict.fromkeys(("budget_per_month", "spent_this_month", "left_this_month")),
-            "requests": 0,
-            "tokens": 0,
+            **dict.fromkeys(("requests", "refused", "unpriced", "estimated", "unreported", "tokens"), 0),
             "spent": None,
             "last_used": None,
         }
     ]
-    assert "team\t\tfalse\t\t\t\t0\t0\t\t\t\t5\t1000\t2\t\t\t2048\t" in kvproxy("keys", "ls", "--data", tmp_path).stdout
+    assert (
+        "team\t\tfalse\t\t\t\t0\t0\t0\t0\t0\t0\t\t\t\t5\t1000\t2\t\t\t2048\t"
+        in kvproxy("keys", "ls", "--data", tmp_path).stdout
+    )
     assert "2KiB" in kvproxy("keys", "ls", "--data", tmp_path, columns=120).stdout
     assert kvproxy("keys", "rm", "team", "--data", tmp_path).returncode == 0
     assert result("keys", "ls", "--data", tmp_path) == []

@@ -19,6 +19,7 @@ from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.clients.client_keys import add_client
 from kvproxy.commands.formatting import (
     Formatted,
+    amount_text,
     escape_controls,
     format_duration,
     format_size,
@@ -425,3 +426,12 @@ def test_small_amounts_have_two_significant_digits() -> None:
     amounts = (0.0, 0.00035, 0.000021, -0.00035, 0.0012, 12.5, 1e-12, 1234.5)
     shown = ["0.0000", "0.00035", "0.000021", "-0.00035", "0.0012", "12.5000", "0.0000", "1,234.5000"]
     assert list(map(money, amounts)) == shown
+
+
+def test_sums_of_money_have_no_rounding_errors() -> None:
+    sums = [0.1 + 0.2, 0.9642700000000002, 1.1 + 2.2, 2.25e-07, 1_790_000_000.123456]
+    assert json.loads(json_text({"rows": [{"cost": money} for money in sums]})) == {
+        "rows": [{"cost": money} for money in (0.3, 0.96427, 3.3, 2.25e-07, 1_790_000_000.123456)]
+    }
+    # The sum of a budget and the sum of a list, in another order.
+    assert amount_text(0.02325) == amount_text(0.0077 + 0.01555) == amount_text(0.023250000000000003)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import csv
 import json
 import re
 import socket
@@ -276,6 +277,13 @@ def test_the_budget_the_list_and_the_bill_count_aborted_and_unread_responses_ali
     bill = kvproxy("sessions", "--by", "client", "--json", "--data", data, **{prices[0]: prices[2]})
     row = next(row for row in json.loads(bill.stdout)["rows"] if row["name"] == "aborting")
     assert (row["cost"], row["estimated"], row["unreported"]) == (pytest.approx(sum(costs)), 3, 0)
+    assert (listed().estimated, listed().unreported) == (3, 0)
+    listed_bill = kvproxy(
+        "savings", "--bill", "--csv", "--tenant", "aborting", "--data", data, **{prices[0]: prices[2]}
+    )
+    (row,) = csv.DictReader(listed_bill.stdout.splitlines())
+    assert (row["estimated"], row["currency"], float(row["cost"])) == ("3", "USD", pytest.approx(sum(costs)))
+    assert "estimated: tokens and money of 3 requests without reported usage\n" in listed_bill.stderr
 
 
 def test_the_service_tier_that_served_a_request_decides_its_price(proxy: Proxy) -> None:

@@ -1,5 +1,7 @@
 """The journal's file: what kill -9 leaves of it, its bounds, and requests that no one foresaw."""
 
+import csv
+import json
 import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -210,6 +212,34 @@ def test_a_long_prompt_of_an_earlier_price_is_summed_at_its_own_price(journal: S
         (row,) = savings(reader, "model", prices)
         bill = spending_report(recorded_requests(reader), "model", prices, "USD")
     assert row.spent == bill.total.cost == pytest.approx(300_000 * 6e-6 + 10 * 22.5e-6)
+
+
+def test_a_bill_says_what_it_does_not_count(tmp_path: Path) -> None:
+    """Also requests of models without a price, and refused ones; a table ends with the sum, and CSV has only rows."""
+    noon = noon_of(20).timestamp()
+    with closing(open_stored_journal(tmp_path / "journal.db", JournalSettings())) as journal:
+        for number, (tenant, fields) in enumerate(
+            [
+                ("client:ann", {}),
+                ("client:ann", {"layer": "refused", "status": 429, "prefix": None}),
+                ("client:ben", {"estimated_usage": (50, 5), "prefix": None, "usage": (None, None)}),
+            ]
+        ):
+            journal.add(finished("a", f"{number}", tenant=tenant, arrived=noon, **fields))
+        journal.flush()
+    arguments = ("savings", "--bill", "--data", tmp_path)
+    priced = {"KVPROXY_JOURNAL__PRICES": json.dumps({"m": {"input": 1000, "output": 1000}})}
+    done = kvproxy(*arguments, "--csv", **priced)
+    rows = list(csv.DictReader(done.stdout.splitlines()))
+    counts = [(row["client"], row["requests"], row["refused"], row["estimated"], row["currency"]) for row in rows]
+    assert counts == [("ann", "1", "1", "0", "USD"), ("ben", "1", "0", "1", "USD")]
+    notes = "not in the requests: 1 refused request\nestimated: tokens and money of 1 request without reported usage\n"
+    assert done.stderr == notes
+    shown = kvproxy(*arguments, columns=160, **priced)
+    assert (shown.stdout.splitlines()[-1].split()[:4], shown.stderr) == (["all", "-", "-", "2"], notes)
+    unpriced = kvproxy(*arguments, "--csv")
+    assert [row["unpriced"] for row in csv.DictReader(unpriced.stdout.splitlines())] == ["1", "1"]
+    assert "not in the money: 2 requests of models without a price" in unpriced.stderr
 
 
 def test_requests_keep_the_price_of_the_settings_on_their_day(journal: StoredJournal) -> None:

@@ -55,9 +55,10 @@ def test_the_page_lists_clients_with_their_budgets_and_no_keys(page: Page, tmp_p
         set_limits(services.settings, "one-team", {"budget_per_day": 2.0})
         page.until(lambda: rows(page)["one-team"][3] == f"{COST:.4f} of 2")
         script = (
-            "const done = arguments[0]; import('./format.js').then(({money}) => done([null, 0, 2e-5, 1.5].map(money)))"
+            "const done = arguments[0]; const values = [null, 0, 2e-5, 1.5, 0.02325, 0.023250000000000003];"
+            " import('./format.js').then(({money}) => done(values.map(money)))"
         )
-        assert page.driver.execute_async_script(script) == ["–", "0", "0.000020", "1.5000"]
+        assert page.driver.execute_async_script(script) == ["–", "0", "0.000020", "1.5000", "0.0232", "0.0232"]
         set_disabled(services.settings, "old", disabled=True)
         page.until(lambda: "old disabled" in rows(page))
 

@@ -43,7 +43,8 @@ export function money(value) {
   if (value === null || value === undefined) return NONE;
   const size = Math.abs(value);
   if (size < 1e-9) return "0";
-  return value.toFixed(size >= 10 ? 2 : size >= 0.001 ? 4 : 1 - Math.floor(Math.log10(size)));
+  // Two sums of the same prices, in another order, round alike.
+  return Number(value.toPrecision(12)).toFixed(size >= 10 ? 2 : size >= 0.001 ? 4 : 1 - Math.floor(Math.log10(size)));
 }
 
 /** An amount that somebody has set, such as a budget. */

@@ -152,7 +152,8 @@ class Decider:
 
         `with_verdicts`: refuse entries that a person rejected, entries farther than these, and those that were refused too often.
         """
-        in_namespace = [(head, cosine) for head, cosine in near if head.namespace == request.namespace]
+        # By rounding, the product of two equal unit vectors can exceed 1.
+        in_namespace = [(head, min(cosine, 1.0)) for head, cosine in near if head.namespace == request.namespace]
         decisions = self._exclude(request, in_namespace, policy.floor, with_verdicts=with_verdicts)
         judge = policy.checked if isinstance(policy, LearnedPolicy) else policy
         earlier = EarlierTurns(request.question, judge, request.limits, self._embed)

@@ -35,6 +35,7 @@ _CONDITIONS = {
     "prompt": "substr(prompt, 1, length(:prompt)) = :prompt",
     "search": "replace(lower(prompt), lower(:search), '') <> lower(prompt)",
     "older_than": "created < :before",
+    "expires_after": "expires > :expires_after",
     "tenant": "tenant in (:tenant, 'client:' || :tenant) or substr(tenant, 1, length(:tenant) + 8) = 'client:' || :tenant || '/'",
 }
 _FIND = f"select {COLUMNS} from responses where key = :key and {IS_SERVABLE}"

@@ -23,6 +23,7 @@ class EntryFilter:
     older_than: float | None = None  # Minimum age in seconds.
     tenant: str | None = None
     endpoint: str | None = None
+    expires_after: float | None = None  # Seconds since the epoch.
 
     def __str__(self) -> str:
         values = {field.name: getattr(self, field.name) for field in fields(self)}

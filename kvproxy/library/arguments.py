@@ -1,6 +1,7 @@
 """Checks the arguments of the library."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args
@@ -13,6 +14,8 @@ from kvproxy.units import MAX_SECONDS, parse_seconds
 
 Seconds = float | str | timedelta
 """A duration in seconds, text such as `1h`, or a `timedelta`."""
+BATCH = 1_000
+"""Number of questions that are embedded and stored together."""
 # Fields that only a proxy applies: it sees requests, tenants, and fresh responses.
 _PROXY_FIELDS = {
     "enabled": "use no cache, or semantic=False for exact hits only",
@@ -77,13 +80,21 @@ def checked_questions(questions: Sequence[str]) -> list[str]:
     return list(questions)
 
 
-def checked_pairs(answers: Mapping[str, str] | Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+def pair_batches(answers: Mapping[str, str] | Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+    """Yield pairs of a question and its answer in lists of 1,000."""
     check_type("answers", answers, Iterable)
-    pairs = list(answers.items() if isinstance(answers, Mapping) else answers)
-    for place, pair in enumerate(pairs):
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise TypeError(f"answers[{place}] is no pair of a question and its answer: give pairs, or a dict")
-    return [(question, answer) for question, answer in pairs]
+    pairs = enumerate(answers.items() if isinstance(answers, Mapping) else answers)
+    while batch := [_checked_pair(place, pair) for place, pair in itertools.islice(pairs, BATCH)]:
+        yield batch
+
+
+def _checked_pair(place: int, pair: object) -> tuple[str, str]:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise TypeError(f"answers[{place}] is no pair of a question and its answer: give pairs, or a dict")
+    question, answer = pair
+    check_question(question, "")
+    check_texts(answer=answer)
+    return question, answer
 
 
 def checked_lifetimes(ttls: Mapping[str, Seconds]) -> dict[str, float]:

@@ -16,20 +16,20 @@ from kvproxy.index.entry import LIBRARY_ENDPOINT, Entry, new_id
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.store import EntryFilter
 from kvproxy.library.arguments import (
+    BATCH,
     Seconds,
     check_question,
     check_texts,
     check_type,
-    checked_pairs,
     checked_questions,
     checked_tags,
+    pair_batches,
     positive_seconds,
 )
 from kvproxy.library.lookup_explanation import LookupExplanation, explain_lookup
 from kvproxy.library.maintenance import Maintenance
 from kvproxy.settings.cache import CacheSettings
 
-_BATCH = 1_000
 _CLOSED = "this cache is closed: open it again"
 _FORKED = (
     "this cache was opened before the process forked, which leaves its threads and connections behind: open it in each"
@@ -109,8 +109,8 @@ class AsyncCache:
         for question in questions:
             check_question(question, namespace)
         found: list[CachedAnswer | None] = []
-        for start in range(0, len(questions), _BATCH):
-            batch = questions[start : start + _BATCH]
+        for start in range(0, len(questions), BATCH):
+            batch = questions[start : start + BATCH]
             if self._cache.semantic is not None:
                 new = [text for text in dict.fromkeys(batch) if await self._find_equal(text, namespace) is None]
                 await self._cache.semantic.embed_many(new)
@@ -157,19 +157,31 @@ class AsyncCache:
     ) -> int:
         """Store the answer to each question, see `set`, with few commits; return how many of them are stored at the end.
 
-        Beyond the capacity, later answers evict earlier ones, which do not count.
+        Each batch of 1,000 pairs is stored before the next one is read. Beyond the capacity, later answers evict earlier ones,
+        which do not count.
         """
         self.check_usable()
-        # All arguments are checked before the first answer is stored. The last answer to a question counts.
-        pairs, tags = dict(checked_pairs(answers)), checked_tags(tags)
-        entries = [self._entry(question, answer, namespace, ttl, tags) for question, answer in pairs.items()]
+        stored, tags = list[str](), checked_tags(tags)
+        for batch in pair_batches(answers):
+            stored += await self.store_batch(batch, namespace, ttl=ttl, tags=tags)
+        return await self.count_stored(stored)
+
+    async def store_batch(
+        self, pairs: Sequence[tuple[str, str]], namespace: str = "", *, ttl: Seconds | None, tags: Sequence[str]
+    ) -> list[str]:
+        """Store pairs of a question and its answer; return the ids of the answers. The last answer to a question counts."""
+        self.check_usable()
+        entries = [self._entry(question, answer, namespace, ttl, tags) for question, answer in dict(pairs).items()]
         entries = [entry for entry in entries if self._is_storable(entry)]
-        for start in range(0, len(entries), _BATCH):
-            batch = entries[start : start + _BATCH]
-            if self._cache.semantic is not None:
-                await self._cache.semantic.embed_many([entry.prompt for entry in batch])
-            await self._cache.insert_many(batch)
-        return await asyncio.to_thread(self._cache.store.count_stored, [entry.id for entry in entries])
+        if self._cache.semantic is not None:
+            await self._cache.semantic.embed_many([entry.prompt for entry in entries])
+        await self._cache.insert_many(entries)
+        return [entry.id for entry in entries]
+
+    async def count_stored(self, ids: Sequence[str]) -> int:
+        """Return how many of the ids belong to a stored answer."""
+        self.check_usable()
+        return await asyncio.to_thread(self._cache.store.count_stored, ids)
 
     async def delete(self, question: str, namespace: str = "") -> bool:
         """Remove the answer to an equal question, also an expired one; return whether it existed."""
@@ -182,18 +194,18 @@ class AsyncCache:
         return await self._remove(EntryFilter(key=key)) > 0
 
     async def delete_tag(self, tag: str, namespace: str | None = None) -> int:
-        """Remove the answers with a tag, in one namespace or (None) in all; return their number."""
+        """Remove the answers with a tag, in one namespace or (None) in all; return the number of those that had not expired."""
         self.check_usable()
         check_texts(tag=tag)
-        return await self._remove(replace(_filter(namespace), tag=tag))
+        return await self._remove_all(replace(_filter(namespace), tag=tag))
 
     async def clear(self, namespace: str | None = None) -> int:
-        """Remove all answers of one namespace or (None) of all; return their number."""
+        """Remove all answers of one namespace or (None) of all; return the number of those that had not expired."""
         self.check_usable()
-        return await self._remove(_filter(namespace))
+        return await self._remove_all(_filter(namespace))
 
     async def count(self, namespace: str | None = None) -> int:
-        """Return the number of stored answers in one namespace or (None) in all."""
+        """Return the number of answers that have not expired, in one namespace or (None) in all."""
         return len(await self.ids(namespace))
 
     async def answers(self, namespace: str | None = None) -> AsyncIterator[CachedAnswer]:
@@ -203,9 +215,10 @@ class AsyncCache:
                 yield answer
 
     async def ids(self, namespace: str | None = None) -> list[str]:
-        """Return the ids of the stored answers in one namespace or (None) in all."""
+        """Return the ids of the answers that have not expired, in one namespace or (None) in all."""
         self.check_usable()
-        return await asyncio.to_thread(self._cache.store.ids, _filter(namespace))
+        where = replace(_filter(namespace), expires_after=self._clock())
+        return await asyncio.to_thread(self._cache.store.ids, where)
 
     async def answer(self, id: str) -> CachedAnswer | None:
         """Return the answer with an id, without counting a lookup; None if it is no longer stored."""
@@ -330,6 +343,12 @@ class AsyncCache:
 
     def _is_storable(self, entry: Entry) -> bool:
         return len(entry.response) <= self._settings.max_response_bytes
+
+    async def _remove_all(self, where: EntryFilter) -> int:
+        """Remove answers, and return the number of those that had not expired."""
+        removed = await self._remove(replace(where, expires_after=self._clock()))
+        await self._remove(where)
+        return removed
 
     async def _remove(self, where: EntryFilter) -> int:
         return await self._cache.remove(await asyncio.to_thread(self._cache.store.ids, where))

@@ -20,6 +20,8 @@ from kvproxy.library.arguments import (
     checked_embedder,
     checked_guards,
     checked_lifetimes,
+    checked_tags,
+    pair_batches,
     with_policy,
 )
 from kvproxy.library.async_cache import AsyncCache, CachedAnswer
@@ -94,25 +96,29 @@ class Cache:
     ) -> int:
         """Store the answer to each question, see `set`, with few commits; return how many of them are stored at the end.
 
-        `answers` are pairs of a question and its answer, or a mapping. The questions are embedded in batches. Beyond the
-        capacity, later answers evict earlier ones, which do not count.
+        `answers` are pairs of a question and its answer, or a mapping. Each batch of 1,000 pairs is stored before the next one
+        is read. Beyond the capacity, later answers evict earlier ones, which do not count.
         """
-        return self._run(self._cache.set_many(answers, namespace, ttl=ttl, tags=tags))
+        self._cache.check_usable()
+        stored, tags = list[str](), checked_tags(tags)
+        for batch in pair_batches(answers):
+            stored += self._run(self._cache.store_batch(batch, namespace, ttl=ttl, tags=tags))
+        return self._run(self._cache.count_stored(stored))
 
     def delete(self, question: str, namespace: str = "") -> bool:
         """Remove the answer to an equal question, also an expired one; return whether it existed."""
         return self._run(self._cache.delete(question, namespace))
 
     def delete_tag(self, tag: str, namespace: str | None = None) -> int:
-        """Remove the answers with a tag, in one namespace or (None) in all; return their number."""
+        """Remove the answers with a tag, in one namespace or (None) in all; return the number of those that had not expired."""
         return self._run(self._cache.delete_tag(tag, namespace))
 
     def clear(self, namespace: str | None = None) -> int:
-        """Remove all answers of one namespace or (None) of all; return their number."""
+        """Remove all answers of one namespace or (None) of all; return the number of those that had not expired."""
         return self._run(self._cache.clear(namespace))
 
     def count(self, namespace: str | None = None) -> int:
-        """Return the number of stored answers in one namespace or (None) in all."""
+        """Return the number of answers that have not expired, in one namespace or (None) in all."""
         return self._run(self._cache.count(namespace))
 
     def answers(self, namespace: str | None = None) -> Iterator[CachedAnswer]:

@@ -1,7 +1,7 @@
 """Settings and arguments of a library cache have an effect, or are refused with the fix."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvproxy import CacheSettings, open_cache
+from kvproxy import Cache, CacheSettings, open_cache
 from kvproxy.errors import SettingsError
 from kvproxy.index.policies.guards import Guard
 from kvproxy.index.policies.threshold import ThresholdPolicy
@@ -31,6 +31,11 @@ class CountingEmbedder(HashEmbedder):
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         self.calls.append(len(texts))
         return super().embed(texts)
+
+
+class RoundingEmbedder(HashEmbedder):
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        return np.float32(1 + 2e-7) * super().embed([text.lower() for text in texts])
 
 
 @pytest.mark.parametrize(
@@ -78,11 +83,26 @@ def test_large_answers_are_not_stored(tmp_path: Path) -> None:
         assert [each.question for each in cache] == ["short"]
 
 
+def test_answers_before_a_failure_of_their_iterator_are_stored(tmp_path: Path) -> None:
+    def rows(cache: Cache) -> Iterator[tuple[str, str]]:
+        for number in range(2500):
+            if number == 1500:
+                assert cache.get("question 7") is not None
+            yield f"question {number}", "a"
+        raise OSError("the table ends here")
+
+    with open_cache(tmp_path / "r.db", CacheSettings(semantic=False)) as cache:
+        with pytest.raises(OSError, match="the table ends here"):
+            cache.set_many(rows(cache))
+        assert len(cache) == 2000
+
+
 def test_evicted_answers_are_not_counted_as_stored(tmp_path: Path) -> None:
     with open_cache(tmp_path / "r.db", CacheSettings(semantic=False, max_entries=10)) as cache:
         assert cache.set_many({f"question {number}": "a" for number in range(600)}) == len(cache) == 10
+        assert {each.question for each in cache} == {f"question {number}" for number in range(590, 600)}
         more = {f"other {number}": "a" for number in range(5)}
-        assert cache.set_many(more) == sum(map(cache.contains, more)) > 0
+        assert cache.set_many(more) == sum(map(cache.contains, more)) == 5
 
 
 def test_settings_for_proxies_are_refused(tmp_path: Path) -> None:
@@ -170,6 +190,14 @@ def test_a_policy_may_be_a_name_and_a_guard_an_object(tmp_path: Path) -> None:
         cache.set(LONG, "so")
         found = cache.explain(f"{LONG} now")
         assert (found.reason, found.guard) == ("veto-never", "never")
+
+
+def test_a_similarity_is_at_most_one(tmp_path: Path) -> None:
+    with open_cache(tmp_path / "r.db", CacheSettings(**SIMILAR), embedder=RoundingEmbedder()) as cache:
+        cache.set(LONG, "so")
+        hit = cache.get(LONG.upper())
+        assert hit is not None
+        assert hit.similarity == cache.explain(LONG.upper()).similarity == 1
 
 
 def test_wrong_arguments_of_methods_are_refused(tmp_path: Path) -> None:

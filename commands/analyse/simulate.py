@@ -104,6 +104,8 @@ def simulate(
     name = ", ".join(trace.name for trace in traces)
     for note in workload.notes:
         print_note(note)
+    if "sessions" in chosen and not workload.has_times:
+        print_note("the trace has no times, so the policy sessions is the same as lru")
     speed, tiers = _engine_speed(engine, workload), _parse_tiers(engine)
     needing_bytes = {"--tier": tiers, "--memory": memory, "--hour-price": engine.hour_price}
     if speed is None and (names := [name for name, value in needing_bytes.items() if value]):

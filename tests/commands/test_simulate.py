@@ -33,6 +33,9 @@ def test_rates_are_shares_of_the_tokens(tmp_path: Path) -> None:
     assert "of the prompt tokens" in shown
     found = result(*options)
     assert found["rates"]["lru"][-1] == found["unlimited"] == 32 / 54
+    note = "the trace has no times, so the policy sessions is the same as lru"
+    assert note in kvproxy(*options, "--policies", "lru,sessions").stderr
+    assert note not in kvproxy(*options).stderr
 
 
 def test_memory_sets_the_pools_of_a_fleet() -> None:

@@ -75,8 +75,8 @@ def test_a_new_filter_is_one_edit(tmp_path: Path) -> None:
 
 def test_each_filter_of_the_store_is_declared() -> None:
     declared = {each.name for each in declared_parameters(EntryQuery)}
-    # Only the library selects the responses of an endpoint, which is its own.
-    assert declared == {each.name for each in fields(EntryFilter)} - {"endpoint"}
+    # Only the library selects the responses of an endpoint, which is its own, and those that have not expired.
+    assert declared == {each.name for each in fields(EntryFilter)} - {"endpoint", "expires_after"}
 
 
 def test_each_limit_of_a_client_is_declared() -> None:

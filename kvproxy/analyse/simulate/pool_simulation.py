@@ -163,22 +163,65 @@ class SimulatedPool:
 
 
 def simulate(requests: Sequence[ChainRequest], capacity: int | None, policy: str) -> PoolSimulation:
-    """Simulate a pool on a trace. Raises ValueError.
+    """Simulate a pool on a trace. Raises TypeError or ValueError for invalid arguments, see `check_trace`.
 
     Args:
         requests: the trace in order of arrival.
         capacity: size of the pool in blocks; None is unlimited.
-        policy: a name of `EVICTION`, or `belady`, the upper bound: the most hits of any order of eviction.
+        policy: a name of `EVICTION`, or `belady`, the upper bound: the most hits of any order of eviction. Without
+            `ChainRequest.use`, `sessions` is LRU.
     """
-    if policy not in policy_names():
-        raise ValueError(f"unknown policy {policy!r}: use {', '.join(policy_names())}")
-    if capacity is not None and capacity < 1:
-        raise ValueError("the capacity must be at least 1 block")
+    check_trace(requests)
+    check_policy(policy)
+    if capacity is not None:
+        check_count("the capacity", capacity, "block")
+    return replay(requests, capacity, policy)
+
+
+def replay(requests: Sequence[ChainRequest], capacity: int | None, policy: str) -> PoolSimulation:
+    """Do the same as `simulate`, with valid arguments."""
     blocks = sum(request.size for request in requests)
     size = capacity if capacity is not None else blocks
     cache = SimulatedPool(size, _optimal(requests, size) if policy == BELADY else EVICTION.create(policy, size))
     hits = [cache.serve(request) for request in requests]
     return PoolSimulation(blocks, sum(hit or 0 for hit in hits), sum(hit is None for hit in hits))
+
+
+def check_policy(policy: str) -> None:
+    if policy not in policy_names():
+        raise ValueError(f"unknown policy {policy!r}: use {', '.join(policy_names())}")
+
+
+def check_count(name: str, value: int, unit: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1 {unit}, but it is {value}")
+
+
+def check_trace(requests: Sequence[ChainRequest]) -> None:
+    """Raise a TypeError or ValueError if equal ids do not have equal prefixes, or if `reusable` is no number of blocks."""
+    previous: dict[int, int | None] = {}
+    for number, request in enumerate(requests):
+        if not isinstance(request, ChainRequest):
+            raise TypeError(f"requests[{number}] must be a ChainRequest, not {type(request).__name__}")
+        if not 0 <= request.reusable <= len(request.blocks):
+            raise ValueError(
+                f"requests[{number}].reusable must be from 0 to {len(request.blocks)}, the number of its blocks, but it is"
+                f" {request.reusable}"
+            )
+        before: int | None = None
+        for block in request.blocks:
+            if previous.setdefault(block, before) != before:
+                raise ValueError(
+                    f"requests[{number}]: block {block} {_place(before)} here, but {_place(previous[block])} before: an id"
+                    " stands for the whole prefix up to its block"
+                )
+            before = block
+
+
+def _place(previous: int | None) -> str:
+    return "begins the prompt" if previous is None else f"follows block {previous}"
 
 
 def _optimal(requests: Sequence[ChainRequest], capacity: int) -> Belady:
@@ -192,7 +235,7 @@ def lru_hits(requests: Sequence[ChainRequest], sizes: Sequence[int | None]) -> l
         curve.add(request.blocks, request.reusable, request.partial)
     hits = curve.hits_by_pool_size()
     return [
-        simulate(requests, size, "lru").hits
+        replay(requests, size, "lru").hits
         if size is not None and size < curve.min_blocks
         else hits[-1 if size is None else min(size, len(hits) - 1)]
         for size in sizes

@@ -6,15 +6,26 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from statistics import mean, stdev
+from statistics import mean
 
 from kvproxy.analyse.charts import Chart, ChartLine
-from kvproxy.analyse.simulate.pool_simulation import BELADY, ChainRequest, lru_hits, simulate
+from kvproxy.analyse.simulate.pool_simulation import (
+    BELADY,
+    ChainRequest,
+    check_count,
+    check_policy,
+    check_trace,
+    lru_hits,
+    replay,
+)
 
 _SUFFICIENT_SHARE = 0.9
 _MIN_STEP = 1.1
 _SAMPLING = 21
-_MIN_SAMPLED = 100_000
+MIN_SAMPLED = 500_000
+SAMPLED_ERROR = 0.03
+"""Largest error of a sampled rate: tests/benchmarks/sampled_rates.py measures it. Policies depend on the length of prompts in
+relation to the pool, which a sample changes, so that the differences between samples do not show the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +35,7 @@ class Sweep:
     Attributes:
         sizes: pool sizes in blocks, ascending.
         rates: by policy, the share of the prompt tokens that are hits with each size.
-        errors: by policy, twice the standard error of each rate; 0 for exact rates.
+        errors: by policy, the largest error that was measured of such a rate (`SAMPLED_ERROR`); 0 for exact rates.
         unlimited: hit rate of an unlimited pool.
         block_tokens: tokens in a block.
         requests, blocks, tokens: number of requests, of blocks (also incomplete ones), and of prompt tokens in the trace.
@@ -58,37 +69,61 @@ def sweep(
     """Compute the hit rate for each pool size in blocks and each policy of `simulate`.
 
     Args:
-        exact: do not sample. By default, rates of policies other than LRU are estimates for traces of 100,000 blocks or more.
+        exact: do not sample. By default, rates of policies other than LRU are estimates for traces of 500,000 blocks or more.
         tokens: number of prompt tokens in the trace, of which rates are shares. By default, an incomplete last block counts as a
             whole one, so rates are lower than those of `kvproxy simulate`.
+
+    Raises TypeError or ValueError for invalid arguments, see `check_trace`.
     """
+    _check_arguments(requests, block_tokens, sizes, policies, tokens)
     ordered = tuple(sorted(set(sizes)))
     blocks = sum(request.size for request in requests)
-    tokens = tokens or max(1, blocks) * block_tokens
+    if tokens is None:
+        tokens = max(1, blocks) * block_tokens
     *lru, unlimited = lru_hits(requests, [*ordered, None])
-    samples = _sampled_traces(requests) if not exact and blocks >= _MIN_SAMPLED else []
+    samples = _sampled_traces(requests) if not exact and blocks >= MIN_SAMPLED else []
     sampled_lru = [lru_hits(sample, [max(1, size // _SAMPLING) for size in ordered]) for sample in samples]
     rates: dict[str, tuple[float, ...]] = {}
     errors: dict[str, tuple[float, ...]] = {}
     for number, policy in enumerate(policies):
-        estimates: list[tuple[float, float]] = []
+        estimates: list[float] = []
         for index, size in enumerate(ordered):
             if policy == "lru":
-                estimates.append((lru[index], 0.0))
+                estimates.append(lru[index])
             elif not samples:
-                estimates.append((simulate(requests, size, policy).hits, 0.0))
+                estimates.append(replay(requests, size, policy).hits)
             else:
                 # The difference from LRU varies less between samples than the hits.
                 gains = [
-                    _SAMPLING * (simulate(sample, max(1, size // _SAMPLING), policy).hits - hits[index])
+                    _SAMPLING * (replay(sample, max(1, size // _SAMPLING), policy).hits - hits[index])
                     for sample, hits in zip(samples, sampled_lru, strict=True)
                 ]
-                estimates.append((lru[index] + mean(gains), 2 * stdev(gains) / len(gains) ** 0.5))
+                estimates.append(lru[index] + mean(gains))
             progress((number + (index + 1) / len(ordered)) / len(policies))
-        rates[policy] = tuple(min(hits, unlimited) * block_tokens / tokens for hits, _ in estimates)
-        errors[policy] = tuple(error * block_tokens / tokens for _, error in estimates)
+        rates[policy] = tuple(max(0, min(hits, unlimited)) * block_tokens / tokens for hits in estimates)
+        errors[policy] = (SAMPLED_ERROR if samples and policy != "lru" else 0.0,) * len(ordered)
     best = unlimited * block_tokens / tokens
     return Sweep(ordered, rates, errors, best, block_tokens, len(requests), blocks, tokens)
+
+
+def _check_arguments(
+    requests: Sequence[ChainRequest],
+    block_tokens: int,
+    sizes: Sequence[int],
+    policies: Sequence[str],
+    tokens: int | None,
+) -> None:
+    check_trace(requests)
+    check_count("block_tokens", block_tokens, "token")
+    for size in sizes:
+        check_count("a size", size, "block")
+    for policy in policies:
+        check_policy(policy)
+    in_full_blocks = block_tokens * sum(len(request.blocks) for request in requests)
+    if tokens is not None and tokens < max(1, in_full_blocks):
+        raise ValueError(
+            f"tokens must be at least the {in_full_blocks:,} tokens of the full blocks, but it is {tokens}"
+        )
 
 
 def _sampled_traces(requests: Sequence[ChainRequest]) -> list[list[ChainRequest]]:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from kvproxy.analyse.compressed_files import DamagedFile, read_decompressed
 from kvproxy.analyse.simulate.file_kinds import describe_binary
-from kvproxy.analyse.simulate.pool_simulation import ChainRequest, TraceRequest
+from kvproxy.analyse.simulate.pool_simulation import ChainRequest, TraceRequest, check_count
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.eviction.session_policy import CacheUse
 from kvproxy.errors import InvalidRequest
@@ -108,8 +108,10 @@ class _TraceLine:
 def read_chains(path: str | Path, block_size: int | None = None) -> tuple[list[ChainRequest], int]:
     """Return the prompts of a trace file, and the number of tokens in a block. Raises TraceError.
 
-    `block_size` is in tokens; by default, it is the size in the trace, or 16.
+    `block_size` is in tokens; by default, it is the size in the trace, or 16. Raises TypeError or ValueError for another one.
     """
+    if block_size is not None:
+        check_count("block_size", block_size, "token")
     trace = read_trace(Path(path), block_size)
     return trace.chains, trace.block_tokens
 

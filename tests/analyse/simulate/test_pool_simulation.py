@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvproxy.analyse.simulate import pool_size_sweep
 from kvproxy.analyse.simulate.ceilings import ceilings
 from kvproxy.analyse.simulate.pool_simulation import (
     ChainRequest,
@@ -25,6 +26,7 @@ from kvproxy.analyse.simulate.pool_size_sweep import default_sizes, sweep
 from kvproxy.analyse.simulate.trace_reader import TraceError, read_chains, read_trace
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.doors import EVICTION
+from tests.benchmarks.sampled_rates import make_trace, sampling_errors
 from tests.blocks.driver import serve
 
 DATA = Path(__file__).parent / "data"
@@ -222,7 +224,53 @@ def test_any_trace_is_read_or_refused_with_its_line(requests: list[Any]) -> None
             assert "line" in told
 
 
-@pytest.mark.parametrize(("capacity", "policy", "message"), [(8, "fifo", "use lru"), (0, "lru", "at least 1 block")])
-def test_a_wrong_argument_is_explained(capacity: int, policy: str, message: str) -> None:
+def one(*blocks: int, reusable: int = 1) -> ChainRequest:
+    return ChainRequest(blocks, reusable, False)
+
+
+@pytest.mark.parametrize(
+    ("requests", "capacity", "policy", "message"),
+    [
+        ([], 8, "fifo", "use lru"),
+        ([], 0, "lru", "at least 1 block"),
+        ([], "5", "lru", "the capacity must be an int, not str"),
+        ([(1, 2)], 5, "lru", r"requests\[0\] must be a ChainRequest, not tuple"),
+        ([one(1), one(2, reusable=-3)], 5, "lru", r"requests\[1\].reusable must be from 0 to 1, .* but it is -3"),
+        ([one(2, reusable=2)], 5, "lru", "must be from 0 to 1"),
+        ([one(1, 2, 1)], 5, "lru", "block 1 follows block 2 here, but begins the prompt before"),
+        ([one(1, 2), one(3, 2)], 5, "lru", "block 2 follows block 3 here, but follows block 1 before"),
+    ],
+)
+def test_a_wrong_argument_is_explained(requests: Any, capacity: Any, policy: str, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        simulate(requests, capacity, policy)
+    if capacity:
+        with pytest.raises((TypeError, ValueError), match=message.replace("the capacity", "a size")):
+            sweep(requests, 16, [capacity], [policy])
+
+
+@pytest.mark.parametrize(
+    ("block_tokens", "tokens", "message"),
+    [
+        (0, None, "block_tokens must be at least 1 token, but it is 0"),
+        (-16, None, "but it is -16"),
+        (16, 1, "tokens must be at least the 64 tokens of the full blocks, but it is 1"),
+        (16, 0, "but it is 0"),
+    ],
+)
+def test_wrong_tokens_are_explained(block_tokens: int, tokens: int | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        simulate([], capacity, policy)
+        sweep([one(1, 2), one(1, 2)], block_tokens, [4], ["lru"], tokens=tokens)
+
+
+@pytest.mark.parametrize(("size", "kind"), [(0, ValueError), (-1, ValueError), ("16", TypeError)])
+def test_a_wrong_block_size_is_explained(size: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="block_size must be"):
+        read_chains(DATA / "mooncake-300.jsonl", size)
+
+
+def test_the_errors_of_sampled_rates_are_at_most_as_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_size_sweep, "MIN_SAMPLED", 0)
+    for number in range(2):
+        for policy, errors in sampling_errors(make_trace(number, 6_000), [1500]).items():
+            assert max(map(abs, errors)) <= pool_size_sweep.SAMPLED_ERROR, policy

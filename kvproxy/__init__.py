@@ -11,15 +11,21 @@ if TYPE_CHECKING:
     from kvproxy.analyse.simulate.pool_simulation import simulate as simulate_pool
     from kvproxy.analyse.simulate.pool_size_sweep import Sweep, sweep
     from kvproxy.analyse.simulate.trace_reader import TraceError, read_chains
+    from kvproxy.blocks.block import KVCacheBlock
     from kvproxy.blocks.block_hash import BlockHasher
+    from kvproxy.blocks.block_pool import BlockPool
     from kvproxy.blocks.cache_request import CacheRequest, MMItem
+    from kvproxy.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored
+    from kvproxy.blocks.eviction.session_policy import CacheUse
     from kvproxy.blocks.manager import ComputedBlocks, KVCacheManager
+    from kvproxy.blocks.residency import ResidencyTracker
     from kvproxy.blocks.row_types import PoolStats
     from kvproxy.blocks.single_type_manager import GroupSpec
     from kvproxy.errors import SettingsError
     from kvproxy.index.errors import CacheStoreError, EmbedderError, PluginError
     from kvproxy.index.models.embedder import Embedder
     from kvproxy.index.policies.guards import Guard
+    from kvproxy.index.policies.policy import Decision, Neighbour, Policy, PolicyResult
     from kvproxy.library import AsyncCache, Cache, CachedAnswer, open_async_cache, open_cache
     from kvproxy.library.lookup_explanation import LookupExplanation
     from kvproxy.settings.cache import CacheSettings
@@ -28,15 +34,21 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
+    "blocks.block": ("KVCacheBlock",),
     "blocks.block_hash": ("BlockHasher",),
+    "blocks.block_pool": ("BlockPool",),
     "blocks.cache_request": ("CacheRequest", "MMItem"),
+    "blocks.events": ("AllBlocksCleared", "BlockRemoved", "BlockStored"),
+    "blocks.eviction.session_policy": ("CacheUse",),
     "blocks.manager": ("ComputedBlocks", "KVCacheManager"),
+    "blocks.residency": ("ResidencyTracker",),
     "blocks.row_types": ("PoolStats",),
     "blocks.single_type_manager": ("GroupSpec",),
     "errors": ("SettingsError",),
     "index.errors": ("CacheStoreError", "EmbedderError", "PluginError"),
     "index.models.embedder": ("Embedder",),
     "index.policies.guards": ("Guard",),
+    "index.policies.policy": ("Decision", "Neighbour", "Policy", "PolicyResult"),
     "library": ("AsyncCache", "Cache", "CachedAnswer", "open_async_cache", "open_cache"),
     "library.lookup_explanation": ("LookupExplanation",),
     "analyse.simulate.pool_simulation": ("ChainRequest", "PoolSimulation", "simulate_pool"),
@@ -49,27 +61,38 @@ _PLACES = {name: (f"kvproxy.{module}", name) for module, names in _MODULES.items
 _PLACES["simulate_pool"] = ("kvproxy.analyse.simulate.pool_simulation", "simulate")
 
 __all__ = [
+    "AllBlocksCleared",
     "AsyncCache",
     "BlockHasher",
+    "BlockPool",
+    "BlockRemoved",
+    "BlockStored",
     "Cache",
     "CacheRequest",
     "CacheSettings",
     "CacheStoreError",
+    "CacheUse",
     "CachedAnswer",
     "ChainRequest",
     "ComputedBlocks",
+    "Decision",
     "Embedder",
     "EmbedderError",
     "EncryptionSettings",
     "GroupSpec",
     "Guard",
+    "KVCacheBlock",
     "KVCacheManager",
     "LookupExplanation",
     "MMItem",
+    "Neighbour",
     "PluginError",
+    "Policy",
+    "PolicyResult",
     "PoolSimulation",
     "PoolStats",
     "RedactionSettings",
+    "ResidencyTracker",
     "SettingsError",
     "Sweep",
     "TraceError",

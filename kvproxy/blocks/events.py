@@ -58,6 +58,8 @@ class BlockRemoved:
 
 @dataclass(frozen=True, slots=True)
 class AllBlocksCleared:
+    """The whole cache was cleared."""
+
     def as_wire(self) -> dict[str, Any]:
         return {"type": "AllBlocksCleared"}
 

@@ -35,6 +35,8 @@ class ResidencyStats:
 
 
 class ResidencyTracker:
+    """Measures the blocks of one manager; `stats` returns the results. `clock` returns seconds."""
+
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._cached_at: dict[int, float] = {}

@@ -1,18 +1,21 @@
 """The response cache for asyncio."""
 
 import asyncio
+import contextlib
+import functools
 import hashlib
 import json
 import math
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kvproxy.index.entry import LIBRARY_ENDPOINT, Entry, new_id
+from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.store import EntryFilter
 from kvproxy.library.arguments import (
@@ -28,6 +31,8 @@ from kvproxy.library.arguments import (
 )
 from kvproxy.library.lookup_explanation import LookupExplanation, explain_lookup
 from kvproxy.library.maintenance import Maintenance
+from kvproxy.library.removals import Removals
+from kvproxy.library.single_flight import Abandoned, SingleFlight
 from kvproxy.settings.cache import CacheSettings
 
 _CLOSED = "this cache is closed: open it again"
@@ -80,6 +85,9 @@ class AsyncCache:
         self._maintenance = maintenance
         self._gets = Counter[str]()
         self._lookups = Counter[str]()
+        self._removals = Removals()
+        cache.store.removal_listeners.append(self._removals.add)
+        self.flights = SingleFlight()
         self._pid = os.getpid()
         self._is_closed = False
         # Without the setting, a call of a program waits as long as the models need.
@@ -117,6 +125,49 @@ class AsyncCache:
             found += [await self.get(question, namespace) for question in batch]
         return found
 
+    async def get_or_set(
+        self,
+        question: str,
+        compute: Callable[[str], Awaitable[str]],
+        namespace: str = "",
+        *,
+        ttl: Seconds | None = None,
+        tags: Sequence[str] = (),
+    ) -> str:
+        """Return the stored answer, see `get`, or else compute and store it.
+
+        Calls of all tasks and threads for an equal question share one computation, and its exception. If the store fails, the
+        computed answer is returned without being stored.
+        """
+        self.check_usable()
+        check_question(question, namespace)
+        key = flight_key(question, namespace)
+        while (running := self.flights.join(key)) is not None:
+            with contextlib.suppress(Abandoned):
+                return await asyncio.wrap_future(running)
+        with self.flights.lead(key) as flight:
+            hit = await self.get(question, namespace)
+            answer = await compute(question) if hit is None else hit.answer
+            if hit is None:
+                with contextlib.suppress(CacheStoreError):
+                    await self.set(question, answer, namespace, ttl=ttl, tags=tags)
+            flight.set_result(answer)
+        return answer
+
+    def memoize(
+        self, namespace: str = "", *, ttl: Seconds | None = None, tags: Sequence[str] = ()
+    ) -> Callable[[Callable[[str], Awaitable[str]]], Callable[[str], Awaitable[str]]]:
+        """Return a decorator for a function that computes the answer to a question, see `get_or_set`."""
+
+        def decorate(compute: Callable[[str], Awaitable[str]]) -> Callable[[str], Awaitable[str]]:
+            @functools.wraps(compute)
+            async def answer(question: str) -> str:
+                return await self.get_or_set(question, compute, namespace, ttl=ttl, tags=tags)
+
+            return answer
+
+        return decorate
+
     async def contains(self, question: str, namespace: str = "") -> bool:
         """Return whether the answer to an equal question is stored, without counting a lookup."""
         self.check_usable()
@@ -128,7 +179,9 @@ class AsyncCache:
         self.check_usable()
         check_question(question, namespace)
         key, now = _digest(namespace, question), self._clock()
-        found = await explain_lookup(self._cache, key, _digest(namespace), question, now, self._lookup_timeout)
+        found = await explain_lookup(
+            self._cache, key, _digest(namespace), question, now, self._lookup_timeout, self._removals.reason(key)
+        )
         if found.reason == "hit-semantic" and self._settings.shadow:
             return replace(found, reason="shadow", sentence=f"{found.sentence} It is not served in shadow mode.")
         return found
@@ -366,6 +419,11 @@ def _filter(namespace: str | None) -> EntryFilter:
         return EntryFilter(endpoint=LIBRARY_ENDPOINT)
     check_texts(namespace=namespace)
     return EntryFilter(endpoint=LIBRARY_ENDPOINT, namespace=_digest(namespace))
+
+
+def flight_key(question: str, namespace: str) -> str:
+    """Return the key of the computation of an answer."""
+    return _digest(namespace, question)
 
 
 def _digest(*parts: str) -> str:

@@ -6,6 +6,7 @@ from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.policy import describe_verdict, verdict_token
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.lookup_result import Candidate
+from kvproxy.index.store.store_types import RemovalReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +30,28 @@ class LookupExplanation:
 
 
 async def explain_lookup(
-    cache: ResponseCache, key: str, namespace: str, question: str, now: float, timeout: float | None = None
+    cache: ResponseCache,
+    key: str,
+    namespace: str,
+    question: str,
+    now: float,
+    timeout: float | None = None,
+    removal: RemovalReason | None = None,
 ) -> LookupExplanation:
-    """Explain the lookup of a question with a key in a namespace, without counting it. `timeout` is in seconds."""
+    """Explain the lookup of a question with a key in a namespace, without counting it.
+
+    `timeout` is in seconds; `removal` is why the answer to an equal question was removed, if it was.
+    """
     entry = await cache.find(key, latest=True)
     if entry is not None and entry.expires > now:
         return LookupExplanation("hit-exact", "An equal question is stored.", entry.prompt)
-    was_stored = entry is not None or cache.store.has_key(key)
+    if entry is not None or cache.store.has_key(key):
+        removal = "expired"
     explanation = await _explain_similar(cache, namespace, question, timeout)
-    if was_stored and explanation.reason in ("miss-new", "low-similarity"):
-        return LookupExplanation("miss-expired", "An equal question was stored, but its answer expired.")
-    return explanation
+    if removal is None or explanation.reason == "hit-semantic":
+        return explanation
+    verb = "" if removal == "expired" else "was "
+    return LookupExplanation(f"miss-{removal}", f"An equal question was stored, but its answer {verb}{removal}.")
 
 
 async def _explain_similar(

@@ -1,12 +1,15 @@
 """Opens a cache for threads or for asyncio."""
 
 import asyncio
+import contextlib
+import functools
 import threading
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.models.embedder import Embedder
 from kvproxy.index.policies.guards import Guard
 from kvproxy.index.policies.policy import Policy, PolicyName
@@ -14,6 +17,7 @@ from kvproxy.index.search.decider import MAX_REFUSALS
 from kvproxy.library.arguments import (
     Seconds,
     check_location,
+    check_question,
     check_refusal_limit,
     check_settings,
     check_type,
@@ -24,10 +28,11 @@ from kvproxy.library.arguments import (
     pair_batches,
     with_policy,
 )
-from kvproxy.library.async_cache import AsyncCache, CachedAnswer
+from kvproxy.library.async_cache import AsyncCache, CachedAnswer, flight_key
 from kvproxy.library.configured_cache import open_response_cache
 from kvproxy.library.lookup_explanation import LookupExplanation
 from kvproxy.library.maintenance import Maintenance
+from kvproxy.library.single_flight import Abandoned
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 
@@ -60,6 +65,49 @@ class Cache:
     def get_many(self, questions: Sequence[str], namespace: str = "") -> list[CachedAnswer | None]:
         """Return what `get` returns for each question. All questions without an equal one are embedded together."""
         return self._run(self._cache.get_many(questions, namespace))
+
+    def get_or_set(
+        self,
+        question: str,
+        compute: Callable[[str], str],
+        namespace: str = "",
+        *,
+        ttl: Seconds | None = None,
+        tags: Sequence[str] = (),
+    ) -> str:
+        """Return the stored answer, see `get`, or else call `compute` with the question, and store its result.
+
+        Calls of all threads for an equal question share one computation, and its exception. If the store fails, the computed
+        answer is returned without being stored.
+        """
+        self._cache.check_usable()
+        check_question(question, namespace)
+        key, flights = flight_key(question, namespace), self._cache.flights
+        while (running := flights.join(key)) is not None:
+            with contextlib.suppress(Abandoned):
+                return running.result()
+        with flights.lead(key) as flight:
+            hit = self.get(question, namespace)
+            answer = compute(question) if hit is None else hit.answer
+            if hit is None:
+                with contextlib.suppress(CacheStoreError):
+                    self.set(question, answer, namespace, ttl=ttl, tags=tags)
+            flight.set_result(answer)
+        return answer
+
+    def memoize(
+        self, namespace: str = "", *, ttl: Seconds | None = None, tags: Sequence[str] = ()
+    ) -> Callable[[Callable[[str], str]], Callable[[str], str]]:
+        """Return a decorator for a function that computes the answer to a question, see `get_or_set`."""
+
+        def decorate(compute: Callable[[str], str]) -> Callable[[str], str]:
+            @functools.wraps(compute)
+            def answer(question: str) -> str:
+                return self.get_or_set(question, compute, namespace, ttl=ttl, tags=tags)
+
+            return answer
+
+        return decorate
 
     def contains(self, question: str, namespace: str = "") -> bool:
         """Return whether the answer to an equal question is stored, without counting a lookup."""

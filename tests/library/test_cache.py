@@ -12,7 +12,7 @@ from kvproxy.errors import SettingsError
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import Store, open_store
+from kvproxy.index.store import Capacity, Store, open_store
 from kvproxy.library import AsyncCache, CachedAnswer, open_async_cache, open_cache
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.privacy import RedactionSettings
@@ -205,6 +205,32 @@ async def test_a_miss_is_explained_and_a_wrong_answer_rejected(store: Store) -> 
         await cache.delete("what is a free block")
         with pytest.raises(ValueError, match="is no longer stored"):
             await cache.feedback(hit, right=True)
+
+
+async def test_the_cause_of_a_removal_is_explained(tmp_path: Path) -> None:
+    now = [1000.0]
+    store = open_store(tmp_path / "r.db", clock=lambda: now[0], capacity=Capacity(entries=3))
+    responses = ResponseCache(store, similar(store), clock=lambda: now[0])
+    async with AsyncCache(responses, clock=lambda: now[0]) as cache:
+
+        async def reason(question: str) -> str:
+            return (await cache.explain(question)).reason
+
+        await cache.set("pay my bill", "a")
+        await cache.delete("pay my bill")
+        assert await reason("pay my bill") == "miss-removed"
+        for number in range(4):
+            await cache.set(f"question {number} on {'abcd'[number]}", "a", ttl=50)
+        assert await reason("question 0 on a") == "miss-evicted"
+        await cache.set("how can I reset it", "a", ttl=50)
+        await cache.set("how can I not reset it", "a", ttl=900)
+        assert await reason("how can I reset it") == "hit-exact"
+        now[0] += 60
+        assert await reason("how can I reset it") == "miss-expired"
+        responses.maintain()
+        assert await reason("how can I reset it") == "miss-expired"
+        await cache.set("pay my bill", "a")
+        assert await reason("pay my bill") == "hit-exact"
 
 
 async def test_a_rejected_answer_explains_no_miss_of_an_unrelated_question(tmp_path: Path) -> None:

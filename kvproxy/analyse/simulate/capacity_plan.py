@@ -13,8 +13,8 @@ from kvproxy.analyse.simulate.trace_reader import Workload
 _MODEL = (
     "Requests run one at a time, and the last token of a prompt is always computed. Responses are not cached.",
     "LRU is exact for pools that have space for the longest prompt, and simulated alone for smaller ones.",
-    "Rates of other policies on large traces come from two samples of 1/21 of the blocks; ± is the largest"
-    " error that was measured of such rates.",
+    "Rates of other policies on large traces come from two samples of 1/21 of the blocks; ± is above all"
+    " errors that were measured.",
     "TTFT is prefill and transfer time without queueing. A tier has the most recently used blocks, and is read if that is"
     " faster than prefill.",
 )

@@ -24,8 +24,8 @@ _MIN_STEP = 1.1
 _SAMPLING = 21
 MIN_SAMPLED = 500_000
 SAMPLED_ERROR = 0.03
-"""Largest error of a sampled rate: tests/benchmarks/sampled_rates.py measures it. Policies depend on the length of prompts in
-relation to the pool, which a sample changes, so that the differences between samples do not show the error."""
+"""Above all errors of sampled rates that tests/benchmarks/sampled_rates.py measures. They depend on the length of prompts in
+relation to the pool, which a sample changes, so the differences between samples do not show them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Sweep:
     Attributes:
         sizes: pool sizes in blocks, ascending.
         rates: by policy, the share of the prompt tokens that are hits with each size.
-        errors: by policy, the largest error that was measured of such a rate (`SAMPLED_ERROR`); 0 for exact rates.
+        errors: by policy, a bound on the error of each rate: `SAMPLED_ERROR`, or 0 for exact rates.
         unlimited: hit rate of an unlimited pool.
         block_tokens: tokens in a block.
         requests, blocks, tokens: number of requests, of blocks (also incomplete ones), and of prompt tokens in the trace.

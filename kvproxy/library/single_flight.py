@@ -1,0 +1,43 @@
+"""Computes the answer to a question once, although several threads and tasks ask for it at the same time."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+
+class Abandoned(Exception):
+    """The computation was cancelled, so a caller that waits for it computes itself."""
+
+
+class SingleFlight:
+    """The answers that are being computed, by key. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._flights: dict[str, Future[str]] = {}
+        self._lock = threading.Lock()
+
+    def join(self, key: str) -> "Future[str] | None":
+        """Return the answer of a computation that runs; None if the caller must compute it, within `lead`."""
+        with self._lock:
+            running = self._flights.get(key)
+            if running is None:
+                self._flights[key] = flight = Future[str]()
+                flight.set_running_or_notify_cancel()  # A waiting task that is cancelled must not cancel it.
+            return running
+
+    @contextlib.contextmanager
+    def lead(self, key: str) -> "Iterator[Future[str]]":
+        """Yield the future of the answer. An exception becomes that of all callers that wait for it."""
+        flight = self._flights[key]
+        try:
+            yield flight
+        except BaseException as error:
+            self._end(key)
+            flight.set_exception(error if isinstance(error, Exception) else Abandoned())
+            raise
+        self._end(key)
+
+    def _end(self, key: str) -> None:
+        with self._lock:
+            del self._flights[key]

@@ -1,0 +1,115 @@
+"""A miss is computed once."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from kvproxy import CacheSettings, CacheStoreError, open_async_cache, open_cache
+from kvproxy.library import AsyncCache
+from tests.polling import until_async
+
+EXACT = CacheSettings(semantic=False)
+
+
+class Model:
+    """Answers questions after all callers have asked."""
+
+    def __init__(self, callers: int) -> None:
+        self.calls: list[str] = []
+        self.asked = threading.Barrier(callers + 1)
+        self.may_answer = threading.Event()
+
+    def answer(self, question: str) -> str:
+        assert self.may_answer.wait(60)
+        self.calls.append(question)
+        if question == "fail":
+            raise ValueError("no answer")
+        return f"answer to {question}"
+
+
+@pytest.mark.parametrize("question", ["q", "fail"])
+def test_threads_share_a_computation_and_its_exception(tmp_path: Path, question: str) -> None:
+    model = Model(8)
+    with open_cache(tmp_path / "r.db", EXACT) as cache, ThreadPoolExecutor(8) as threads:
+
+        def ask(_: int) -> str:
+            model.asked.wait()
+            try:
+                return cache.get_or_set(question, model.answer, "n", tags=["t"])
+            except ValueError as error:
+                return str(error)
+
+        asking = [threads.submit(ask, number) for number in range(8)]
+        model.asked.wait()
+        model.may_answer.set()
+        answers = {each.result() for each in asking}
+        assert answers == {"no answer" if question == "fail" else "answer to q"}
+        # A thread that asks after the failure computes again.
+        assert set(model.calls) == {question}
+        assert len(model.calls) == 1 or question == "fail"
+        assert cache.contains(question, "n") == (question == "q")
+        assert cache.delete_tag("t") == (question == "q")
+
+
+async def test_tasks_share_a_computation_which_another_one_takes_over_if_it_is_cancelled(tmp_path: Path) -> None:
+    calls: list[str] = []
+    allowed = asyncio.Event()
+
+    async def answer(question: str) -> str:
+        calls.append(question)
+        await allowed.wait()
+        return question.upper()
+
+    async with open_async_cache(tmp_path / "r.db", EXACT) as cache:
+        first = asyncio.create_task(cache.get_or_set("q", answer))
+        await until_async(lambda: len(calls) == 1)
+        waiting = [asyncio.create_task(cache.get_or_set("q", answer)) for _ in range(4)]
+        await asyncio.sleep(0)
+        waiting.pop().cancel()
+        await asyncio.sleep(0)
+        assert calls == ["q"]
+        first.cancel()
+        await until_async(lambda: len(calls) == 2)
+        allowed.set()
+        assert await asyncio.gather(*waiting) == ["Q"] * 3
+        assert calls == ["q"] * 2
+        assert await cache.get_or_set("q", answer) == "Q"
+        assert calls == ["q"] * 2
+
+
+async def test_decorated_functions_are_called_for_misses_only(tmp_path: Path) -> None:
+    calls: list[str] = []
+    with open_cache(tmp_path / "r.db", EXACT) as cache:
+
+        @cache.memoize("n", ttl="1h")
+        def answer(question: str) -> str:
+            """Ask the model."""
+            calls.append(question)
+            return "a"
+
+        assert [answer("q"), answer("q"), answer("other")] == ["a"] * 3
+        assert (calls, answer.__doc__) == (["q", "other"], "Ask the model.")
+
+    async with open_async_cache(tmp_path / "r.db", EXACT) as async_cache:
+
+        @async_cache.memoize("n")
+        async def async_answer(question: str) -> str:
+            calls.append(question)
+            return "b"
+
+        assert [await async_answer("q"), await async_answer("new"), await async_answer("new")] == ["a", "b", "b"]
+        assert calls == ["q", "other", "new"]
+
+
+def test_an_answer_that_cannot_be_stored_is_returned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*arguments: object, **options: object) -> bool:
+        raise CacheStoreError("the disk is full")
+
+    with open_cache(tmp_path / "r.db", EXACT) as cache:
+        monkeypatch.setattr(AsyncCache, "set", fail)
+        assert [cache.get_or_set("q", str.upper) for _ in range(2)] == ["Q", "Q"]
+    with pytest.raises(RuntimeError, match="closed"):
+        cache.get_or_set("q", str.upper)

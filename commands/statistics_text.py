@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kvproxy.commands.formatting import decimal, format_duration, format_size, one_line, percent
-from kvproxy.index.policies.policy import NEVER_EQUAL
+from kvproxy.index.policies.policy import NEVER_EQUAL, checked_interval
 from kvproxy.units import plural
 
 # The entry of a group names fields that are data, such as tags and outcomes.
@@ -39,6 +39,10 @@ _LABELS: dict[str, str] = {
     "cache.semantic.learning.unestimated": "Learned policy: hits without an estimate",
     "cache.semantic.learning.would_serve": "Learned policy: answered by its estimate",
     "cache.semantic.learning.most_wrong": "Learned policy: wrong responses, at most",
+    "cache.semantic.learning.by_checked": "Learned policy: responses accepted by checked",
+    "cache.semantic.learning.checked_equal": "Comparisons for checked: equal",
+    "cache.semantic.learning.checked_different": "Comparisons for checked: different",
+    "cache.semantic.learning.checked_undecided": "Comparisons for checked: undecided",
     "cache.semantic.learning.max_error": "Learned policy: configured bound",
     "blocks.num_blocks": "Blocks",
     "blocks.block_size": "Tokens per block",
@@ -116,13 +120,23 @@ def policy_sentences(learned: dict[str, Any]) -> list[str]:
     if not served:
         return [*sentences, "No similar question was answered from the cache yet."]
     answered = "1 similar question was" if served == 1 else f"{served:,} similar questions were"
-    return [*sentences, f"{answered} answered from the cache.", _wrong_hits(learned)]
+    return [*sentences, f"{answered} answered from the cache.", *_wrong_hits(learned)]
 
 
-def _wrong_hits(learned: dict[str, Any]) -> str:
+def _wrong_hits(learned: dict[str, Any]) -> Iterator[str]:
     expected, most, served = learned.get("expected_wrong"), learned["most_wrong"], int(learned["served"])
     unknown = served if expected is None else int(learned.get("unestimated", 0))
-    if unknown == served:
-        return "Wrong: unknown, because no comparison estimates it."
-    without = f", without {unknown:,} that no comparison estimates" if unknown else ""
-    return f"Wrong: {expected:,.2f} expected{without}, at most {most:,.0f} (90% confidence, not for checked)."
+    by_checked = min(served, int(learned.get("by_checked", 0)))
+    compared = [int(learned.get(f"checked_{name}", 0)) for name in ("equal", "different", "undecided")]
+    if unknown == served or (by_checked == served and not any(compared)):
+        yield "Wrong: unknown, because no comparison estimates it."
+    elif by_checked < served:
+        without = f", without {unknown:,} that no comparison estimates" if unknown else ""
+        yield f"Wrong: {expected:,.2f} expected{without}, at most {most:,.0f} (about 90% confidence)."
+    if by_checked and any(compared):
+        least, largest = map(percent, checked_interval(*compared))
+        equal, different, undecided = compared
+        yield (
+            f"checked accepted {by_checked:,} of them: {least} to {largest} of these are wrong (95% interval). Fresh responses"
+            f" to such questions: {equal:,} equal, {different:,} different, {undecided:,} undecided."
+        )

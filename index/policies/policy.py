@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from kvproxy.index.evaluation.confidence_intervals import wilson_interval
+
 if TYPE_CHECKING:
     from kvproxy.index.policies.guards import Guard
 
@@ -134,6 +136,12 @@ class PolicyResult:
     record: LearningRecord | None = None
 
 
+def checked_interval(equal: int, different: int, undecided: int) -> tuple[float, float]:
+    """Return the 95% interval of the share of wrong answers; undecided comparisons count as equal, then as different."""
+    total = equal + different + undecided
+    return wilson_interval(different, total)[0], wilson_interval(different + undecided, total)[1]
+
+
 NEVER_EQUAL = 'answers are hardly ever judged equal, so learned cannot learn: set cache.judge = "model"'
 _MIN_CONTRADICTED = 5
 _MIN_UNDECIDED = 30
@@ -148,12 +156,15 @@ class LearningStatus:
         observations: number of comparisons between fresh and stored answers.
         serves: the policy decides without the policy `checked`.
         level: maximum estimated error of a served answer.
-        expected_wrong, most_wrong: expected number of wrong answers among the `served` answers, and its upper bound with 90%
-            probability, apart from answers that `checked` accepted. None and `served` if no comparison estimates its errors.
+        expected_wrong, most_wrong: expected number of wrong answers among the `served` answers, and an upper bound: with 90%
+            probability for those that `checked` did not accept, plus the upper end of `checked_interval` for those that it
+            accepted. None and `served` if no comparison estimates the errors.
         would_serve: share of recent requests, served or not, whose estimated error is within `level`.
         doubted: number of classes of equal answers (see `answer_classes`) whose right answer may have changed.
         equal, undecided: numbers of comparisons that found equal answers, and that the judge could not decide.
         contradicted: number of compared hits of `checked` that differed, if hardly any were equal; otherwise 0.
+        by_checked: number of served answers that `checked` accepted.
+        checked_equal, checked_different, checked_undecided: results of comparisons of answers that `checked` accepts.
     """
 
     observations: int
@@ -168,6 +179,10 @@ class LearningStatus:
     equal: int = 0
     undecided: int = 0
     contradicted: int = 0
+    by_checked: int = 0
+    checked_equal: int = 0
+    checked_different: int = 0
+    checked_undecided: int = 0
 
     @property
     def warning(self) -> str | None:
@@ -190,7 +205,7 @@ class LearningSummary:
     """`LearningStatus` summed over all namespaces in memory; `would_serve` is their weighted mean, `max_error` the maximum.
 
     `unlearnable` is the number of namespaces with a `warning`. `expected_wrong` leaves out the `unestimated` hits, which are
-    those of namespaces without an estimate; it is None if it leaves out all.
+    those of namespaces without an estimate; it is None if it leaves out all. For the other fields, see `LearningStatus`.
     """
 
     namespaces: int
@@ -205,6 +220,10 @@ class LearningSummary:
     undecided: int = 0
     unlearnable: int = 0
     unestimated: int = 0
+    by_checked: int = 0
+    checked_equal: int = 0
+    checked_different: int = 0
+    checked_undecided: int = 0
 
     @classmethod
     def from_statuses(cls, statuses: Sequence[LearningStatus]) -> "LearningSummary":
@@ -225,6 +244,10 @@ class LearningSummary:
             sum(status.undecided for status in statuses),
             sum(status.warning is not None for status in statuses),
             unestimated,
+            sum(status.by_checked for status in statuses),
+            sum(status.checked_equal for status in statuses),
+            sum(status.checked_different for status in statuses),
+            sum(status.checked_undecided for status in statuses),
         )
 
 

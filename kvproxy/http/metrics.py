@@ -156,13 +156,17 @@ class Metrics:
             observations="Observations.",
             served="Served responses.",
             expected_wrong="Expected number of wrong ones among the served responses, without unestimated ones.",
-            most_wrong="Bound of this number with 90% confidence; responses that checked accepted count with an estimated error.",
+            most_wrong="Bound of this number with about 90% confidence, also for undecided comparisons of responses of checked.",
             would_serve="Share of the recent similar questions that it would answer by its own estimate, without checked.",
             max_error="The setting cache.max_error; 0 without namespaces.",
             equal="Comparisons that found equal responses.",
             undecided="Comparisons that the judge could not decide.",
             unlearnable="Namespaces whose responses are hardly ever judged equal.",
             unestimated="Served responses of namespaces in which no comparison estimates the errors of checked.",
+            by_checked="Served responses that checked accepted.",
+            checked_equal="Comparisons of responses that checked accepts, with equal fresh responses; older ones count less.",
+            checked_different="Those with different fresh responses.",
+            checked_undecided="Those that the judge could not decide.",
         )
         self._upstreams = self._group(
             "upstream",

@@ -19,8 +19,8 @@ def test_comparisons_include_verdicts_of_people() -> None:
     [
         (None, 0, "Wrong: unknown, because no comparison estimates it."),
         (0.0, 9, "Wrong: unknown, because no comparison estimates it."),
-        (0.5, 4, "Wrong: 0.50 expected, without 4 that no comparison estimates, at most 6 (90%"),
-        (0.5, 0, "Wrong: 0.50 expected, at most 6 (90%"),
+        (0.5, 4, "Wrong: 0.50 expected, without 4 that no comparison estimates, at most 6 (about 90%"),
+        (0.5, 0, "Wrong: 0.50 expected, at most 6 (about 90%"),
     ],
 )
 def test_wrong_hits_that_nothing_estimates_are_unknown(expected: float | None, unestimated: int, text: str) -> None:
@@ -30,6 +30,18 @@ def test_wrong_hits_that_nothing_estimates_are_unknown(expected: float | None, u
     if expected is None:
         # Metrics, which top reads, omit what is unknown.
         assert policy_sentences(learned) == sentences
+
+
+def test_hits_of_checked_have_the_interval_of_their_comparisons() -> None:
+    learned = {"observations": 10, "served": 26, "would_serve": 0.5, "most_wrong": 15, "expected_wrong": 2.6}
+    learned |= {"by_checked": 26, "checked_equal": 9, "checked_different": 1, "checked_undecided": 3}
+    last = policy_sentences(learned)[-1]
+    assert last.startswith("checked accepted 26 of them: 1.4% to 57.6% of these are wrong (95% interval).")
+    assert last.endswith("9 equal, 1 different, 3 undecided.")
+    assert not any("confidence" in sentence for sentence in policy_sentences(learned))
+    assert "at most 15 (about 90%" in policy_sentences(learned | {"served": 27})[-2]
+    unknown = policy_sentences(learned | {"checked_equal": 0, "checked_different": 0, "checked_undecided": 0})
+    assert unknown[-1] == "Wrong: unknown, because no comparison estimates it."
 
 
 @pytest.mark.parametrize(

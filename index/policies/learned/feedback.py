@@ -113,7 +113,7 @@ class FeedbackRecorder:
             1.0 if was_to_be_served else pending.comparison_probability,
             () if right is None else self._vetoes(lookup.question, pending.candidate.prompt),
             joined,
-            right is not None and self._is_checked(lookup.question, pending),
+            self._is_checked(lookup.question, pending),
             text_digest(lookup.question) == text_digest(pending.candidate.prompt),
             merged=tuple(merged),
             audits=tuple(audits),

@@ -18,7 +18,15 @@ from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.guards import GUARDS, WORDS, Guard
 from kvproxy.index.policies.learned.error_model import FEATURES, NUM_NEIGHBOURS, ErrorModelPrior
 from kvproxy.index.policies.learned.learner import ErrorEstimate, Learner
-from kvproxy.index.policies.policy import Decision, LearningRecord, LearningStatus, Limits, Neighbour, PolicyResult
+from kvproxy.index.policies.policy import (
+    Decision,
+    LearningRecord,
+    LearningStatus,
+    Limits,
+    Neighbour,
+    PolicyResult,
+    checked_interval,
+)
 from kvproxy.index.store.observations import Observation, Observations
 
 _log = logging.getLogger("kvproxy")
@@ -333,27 +341,32 @@ class LearnedPolicy:
         with self._lock:
             learner = self.learner(namespace)
             hits = self._pending.get(namespace, ServedHits())
-            level = replace(
-                learner.level,
-                served=learner.level.served + hits.count,
-                risk=learner.level.risk + hits.risk,
-                checked_risk=(learner.served_by_checked + hits.by_checked) * learner.checked_error,
-            )
+            by_checked = learner.served_by_checked + hits.by_checked
+            served = learner.level.served + hits.count
+            level = replace(learner.level, served=served, risk=learner.level.risk + hits.risk, checked_risk=0.0)
+        different, undecided = round(learner.num_checked_wrong), round(learner.num_checked_undecided)
+        equal = round(learner.num_checked - learner.num_checked_wrong)
         is_compared = learner.num_checked > 0 and not learner.answers_vary
-        is_estimated = not level.served or learner.decides_without_checked or is_compared
+        is_estimated = not served or learner.decides_without_checked or is_compared
+        wrong_share = learner.num_checked_wrong / learner.num_checked if learner.num_checked else learner.checked_error
+        most_of_checked = math.ceil(by_checked * checked_interval(equal, different, undecided)[1])
         return LearningStatus(
             learner.num_comparisons,
             learner.decides_without_checked,
             level.error_limit,
-            level.served,
-            level.total_risk if is_estimated else None,
-            level.most_wrong if is_estimated else level.served,
+            served,
+            level.total_risk + by_checked * wrong_share if is_estimated else None,
+            min(served, level.most_wrong + most_of_checked) if is_estimated else served,
             self.max_error,
             level.servable_request_share,
             sum(odds > 0.1 for odds in learner.class_evidence.odds.values()),
             learner.num_equal,
             learner.num_undecided,
-            round(learner.num_checked_wrong) if learner.answers_vary else 0,
+            different if learner.answers_vary else 0,
+            by_checked,
+            equal,
+            different,
+            undecided,
         )
 
     def statuses(self) -> dict[str, LearningStatus]:

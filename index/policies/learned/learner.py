@@ -71,7 +71,8 @@ class ErrorEstimate:
 class Learner:
     """The state of the policy `learned` in one namespace, after the observations up to the number `last_number`.
 
-    `num_checked` is the number of comparisons whose cached answer the policy `checked` accepts; older ones count less.
+    `num_checked` is the number of decided comparisons whose cached answer the policy `checked` accepts, and
+    `num_checked_undecided` that of undecided ones; older ones count less.
     """
 
     error_model: ErrorModel
@@ -85,6 +86,7 @@ class Learner:
     num_equal: int = 0
     num_undecided: int = 0
     last_number: int = 0
+    num_checked_undecided: float = 0.0
 
     @classmethod
     def new(cls, prior: ErrorModelPrior, max_error: float) -> "Learner":
@@ -203,8 +205,11 @@ class Learner:
         elif observation.joined:
             evidence.confirm(observation.joined, self.clock)
         self.level.add_audits(observation.audits)
+        if observation.checked:
+            self.num_checked_undecided *= _CHECKED_DECAY
         if observation.source == "undecided":
             self.num_undecided += 1
+            self.num_checked_undecided += observation.checked
             return
         self.num_equal += observation.source == "answer" and observation.right
         if observation.checked:
@@ -303,6 +308,7 @@ class Learner:
                     self.num_undecided,
                     self.last_number,
                 ],
+                "checked_undecided": self.num_checked_undecided,
                 "audits": level.audits.tolist(),
             }
         )
@@ -321,6 +327,7 @@ class Learner:
         model.class_effects = effects
         errors = ClassEvidence.from_document(state["classes"])
         learner = cls(model, level, errors, Surprises.from_document(state["surprises"]), *state["counts"])
+        learner.num_checked_undecided = state.get("checked_undecided", 0.0)
         level.checked_risk = learner.served_by_checked * learner.checked_error
         learner._update_changes()
         level.update()

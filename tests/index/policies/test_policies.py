@@ -1,5 +1,6 @@
 """Decisions of the policies; limits of a request can only make them stricter."""
 
+import math
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -9,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
-from kvproxy.index.policies.policy import LearningSummary, Limits, Neighbour, Policy
+from kvproxy.index.policies.policy import LearningSummary, Limits, Neighbour, Policy, checked_interval
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.store.observations import Observation
 from tests.index.doubles import OverlapVerifier
@@ -179,6 +181,28 @@ def test_hits_of_checked_are_explored_so_that_wrong_ones_end_them() -> None:
     expected = policy.status("").expected_wrong
     assert expected is not None
     assert expected > 0.02 * hits
+
+
+def test_undecided_comparisons_of_checked_widen_the_bound_of_wrong_hits() -> None:
+    _, _, policy = explored_hits(lambda number: True, 60)
+    before = policy.status("")
+    for _ in range(3):
+        policy.learn([Observation("a", False, "undecided", True, 0.0, "", checked=True)])
+    after = policy.status("")
+    assert (after.checked_equal, after.checked_different) == (before.checked_equal, 0)
+    assert (before.checked_undecided, after.checked_undecided) == (0, 3)
+    assert after.expected_wrong == before.expected_wrong
+    assert before.most_wrong < after.most_wrong
+    share = checked_interval(after.checked_equal, 0, 3)[1]
+    assert after.most_wrong >= math.ceil(share * after.by_checked)
+    assert policy.learner("").num_checked_undecided == pytest.approx(3, abs=0.1)
+
+
+def test_the_interval_of_checked_counts_undecided_comparisons_both_ways() -> None:
+    assert checked_interval(0, 0, 0) == (0.0, 1.0)
+    least, most = checked_interval(9, 1, 3)
+    assert least == wilson_interval(1, 13)[0]
+    assert most == wilson_interval(4, 13)[1]
 
 
 def test_a_model_that_contradicts_itself_keeps_the_hits_of_checked_with_a_warning() -> None:

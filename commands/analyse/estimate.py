@@ -264,6 +264,11 @@ def _assumptions(estimated: "Estimate", prefill_and_decode_rate: tuple[float, fl
             "money: requests of these service tiers have the price of the standard tier:"
             f" {', '.join(estimated.tiers_without_price)} ({SET_TIERS})"
         )
+    if estimated.keys > 1:
+        lines.append(
+            f"{estimated.keys:,} API keys: requests of different keys share no responses and no prefixes, as with a key of"
+            " kvproxy for each; with cache.shared = true in kvproxy.toml, the estimate has one response cache for all"
+        )
     if estimated.untokenized:
         lines.append(f"{estimated.untokenized:,} prompts contain more than text and are not counted")
     return lines

@@ -84,6 +84,7 @@ class Estimate:
             cached tokens.
         service_tiers: tiers besides the standard tier whose prices the money has.
         tiers_without_price: tiers whose requests have the price of the standard tier, because theirs is unknown.
+        keys: number of API keys in the log, whose requests share no cache, unless `cache.shared` is set.
     """
 
     requests: int
@@ -103,6 +104,7 @@ class Estimate:
     reuse_discount: float | None
     service_tiers: list[str]
     tiers_without_price: list[str]
+    keys: int = 0
 
 
 async def estimate(
@@ -192,6 +194,7 @@ async def estimate(
         reuse_discount=_mean_reuse_discount(prices, tokenized),
         service_tiers=_service_tiers(requests, known_prices, has_price=True),
         tiers_without_price=_service_tiers(requests, known_prices, has_price=False),
+        keys=len({logged.key for logged in requests} - {""}),
     )
 
 

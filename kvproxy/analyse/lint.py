@@ -134,7 +134,8 @@ async def lint(
     """Find changed spans in the prompts of a log, after the configured edits."""
     prompts, rules = _TokenizedPrompts(tokenizer, block_size), Rules(settings)
     for number, logged in enumerate(requests, 1):
-        original = rules.apply(to_api_request(logged, settings))
+        # Providers and upstreams share a prefix cache between the keys of a gateway.
+        original = rules.apply(to_api_request(replace(logged, key=""), settings))
         prompts.moved_texts |= _moved_texts(original, settings.edits)
         request = rules.apply_edits(original)
         await prompts.add(request, response_text(logged))

@@ -24,6 +24,7 @@ from kvproxy.flow.prepare.rules import Rules
 from kvproxy.flow.tenants import tenant_of
 from kvproxy.library.configured_cache import open_response_cache
 from kvproxy.settings import Settings
+from kvproxy.settings.access import TENANT_HEADERS
 
 T = TypeVar("T")
 _LOOKUP_TIMEOUT = 60.0
@@ -56,8 +57,13 @@ def has_responses(requests: Sequence[LoggedRequest]) -> bool:
     return any(request.response is not None for request in requests)
 
 
+def logged_tenant(logged: LoggedRequest, user_headers: Sequence[str] = TENANT_HEADERS) -> str:
+    """Return the tenant that the request would have in a proxy with a client for each API key of the log."""
+    return tenant_of(logged.headers, user_headers, f"client:{logged.key}" if logged.key else None)
+
+
 def to_api_request(logged: LoggedRequest, settings: Settings) -> ApiRequest:
-    tenant = tenant_of(logged.headers, settings.access.tenant_headers)
+    tenant = logged_tenant(logged, settings.access.tenant_headers)
     body, control = logged.body, NO_DIRECTIVES
     # Directives that kvproxy would reject belong to another proxy.
     with contextlib.suppress(InvalidDirective):

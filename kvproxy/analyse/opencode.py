@@ -162,7 +162,7 @@ def _request(
         response, api = {"usage": usage}, APIS["chat"]
     project = str(field(info.get("path"), "cwd") or "")
     seconds = max(0.0, (end or start) - start)
-    yield LoggedRequest(0, api, body, session, start, response, seconds, project, "opencode")
+    yield LoggedRequest(0, api, body, session, start, response, seconds, project, "opencode", is_transcript=True)
 
 
 def _history(earlier: Sequence[_Message], time: float) -> list[Json]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import mean, median
 
 from kvproxy.analyse.log_formats.log_format import LoggedRequest, SummedUsage
+from kvproxy.analyse.log_replay import logged_tenant
 from kvproxy.analyse.pause_costs import LongWrite, SessionStep, provider_policy_price, session_price
 from kvproxy.analyse.simulate.trace_reader import TraceSession
 from kvproxy.apis.api_request import ApiRequest
@@ -20,7 +21,6 @@ from kvproxy.backends.protocol import ServingUpstream
 from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.flow.cache_keys import cache_key
-from kvproxy.flow.tenants import tenant_of
 from kvproxy.journal.groups import SpendingGroup
 from kvproxy.journal.journal import StoredJournal, open_stored_journal
 from kvproxy.journal.reader import JournalReader
@@ -168,6 +168,7 @@ def _paid_request(turn: Turn, request: LoggedRequest | None) -> PaidRequest:
         model=turn.model,
         project="" if request is None else request.project,
         client="" if request is None else request.client,
+        team="" if request is None else request.team,
         prompt_tokens=turn.prompt_tokens,
         completion_tokens=turn.completion_tokens,
         reused_tokens=turn.reused_tokens,
@@ -190,6 +191,7 @@ def _reported_request(request: LoggedRequest) -> PaidRequest:
         model=str(request.body["model"]),
         project=request.project,
         client=request.client,
+        team=request.team,
         prompt_tokens=prompt if reuse is None else reuse.prompt_tokens,
         completion_tokens=completion,
         reused_tokens=None if reuse is None else reuse.cached_tokens,
@@ -206,17 +208,17 @@ def _reported_request(request: LoggedRequest) -> PaidRequest:
 def _turns_of_requests(
     requests: Sequence[LoggedRequest], prices: Mapping[str, PriceSettings], progress: Callable[[float], None]
 ) -> tuple[list[Turn], int]:
-    """Return the turns, and the number of requests without usage. Each client has a journal, so that clients do not mix.
+    """Return the turns, and the number of requests without usage. Each agent has a journal, so that agents do not mix.
 
     A journal remembers a limited number of prompts.
     """
-    by_client: defaultdict[str, list[tuple[int, LoggedRequest]]] = defaultdict(list)
+    by_agent: defaultdict[str, list[tuple[int, LoggedRequest]]] = defaultdict(list)
     for number, request in enumerate(requests, 1):
-        by_client[request.client].append((number, request))
+        by_agent[request.client if request.is_transcript else ""].append((number, request))
     settings = JournalSettings(text="none", prices=dict(prices), max_rows=10**9, retention=10.0**11)
     turns: list[Turn] = []
     done = num_recorded = 0
-    for numbered in by_client.values():
+    for numbered in by_agent.values():
         with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
             path = Path(folder) / FILE
             with closing(open_stored_journal(path, settings)) as journal:
@@ -261,13 +263,13 @@ def _finished_exchange(request: LoggedRequest, number: int) -> Exchange | None:
     )
     if reuse is None and not prompt:
         return None
-    tenant = tenant_of(request.headers)
+    tenant = logged_tenant(request)
     made = ApiRequest(request.api, request.body, _raw_of(request), request.headers, tenant, f"{number}")
     exchange = Exchange(request.api.name, f"{number}", tenant, request=made, key=cache_key(made, "log"), status=200)
     exchange.layer, exchange.arrived = "forward", request.time or float(number)
     exchange.first_byte = exchange.ended = exchange.started + request.seconds
     exchange.facts = ResponseFacts(
-        ServingUpstream(""),
+        ServingUpstream("", is_engine=request.is_engine),
         prefix=reuse,
         usage=(prompt, completion),
         service_tier=request.service_tier,
@@ -281,7 +283,7 @@ def _raw_of(request: LoggedRequest) -> bytes:
 
     The messages of a transcript have no breakpoints, and keep their ids.
     """
-    return b"{}" if request.client else b""
+    return b"{}" if request.is_transcript else b""
 
 
 def _trace_turns(trace: TraceSession, first_number: int, prices: Mapping[str, PriceSettings]) -> list[Turn]:

@@ -112,7 +112,7 @@ def _claude_requests(lines: Sequence[JsonObject], answered: set[tuple[str, str]]
         response: JsonObject = {**message, "type": "message", "content": _contents(parts)}
         headers = {"x-claude-code-session-id": str(parts[-1].get("sessionId", ""))}
         request = LoggedRequest(
-            0, APIS["messages"], body, headers, start, response, end - start, project, "Claude Code"
+            0, APIS["messages"], body, headers, start, response, end - start, project, "Claude Code", is_transcript=True
         )
         requests.append(request)
         answered.add(identity)
@@ -176,7 +176,18 @@ def _codex_requests(lines: Sequence[JsonObject]) -> list[LoggedRequest]:
             began = min(end, start or end)
             headers = {"session-id": name}
             requests.append(
-                LoggedRequest(0, APIS["responses"], body, headers, began, response, end - began, project, "Codex")
+                LoggedRequest(
+                    0,
+                    APIS["responses"],
+                    body,
+                    headers,
+                    began,
+                    response,
+                    end - began,
+                    project,
+                    "Codex",
+                    is_transcript=True,
+                )
             )
             answer = None
     return requests

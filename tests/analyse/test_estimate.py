@@ -20,7 +20,7 @@ from kvproxy.journal.sessions.ledger import BLOCK
 from kvproxy.settings import load_settings
 from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
 from tests.analyse import logs
-from tests.commands.run import NOWHERE, kvproxy
+from tests.commands.run import NOWHERE, kvproxy, result
 from tests.servers import run_proxy
 
 REWORDINGS = Path(__file__).parents[1] / "index" / "data" / "rewordings.jsonl"
@@ -321,3 +321,15 @@ def test_lines_without_a_json_object_are_named(tmp_path: Path) -> None:
 def test_records_of_the_journal_are_no_requests() -> None:
     with pytest.raises(InvalidRequest, match="line 1: the prompt is a number: kvproxy log prints no whole prompts"):
         logged([{"model": "m", "prompt": 7, "status": 200}])
+
+
+def test_each_api_key_of_a_log_has_a_cache_of_its_own(tmp_path: Path) -> None:
+    common = {"call_type": "acompletion", "spend": 0.1, "startTime": "2026-11-01T09:00:00Z", "model": "m"}
+    message = {"role": "user", "content": "Where is it?"}
+    rows = [common | {"api_key": key, "messages": [message], "request_id": key + at} for at in "ab" for key in "xy"]
+    log = tmp_path / "log.jsonl"
+    log.write_text("\n".join(map(json.dumps, rows)))
+    for setting, hits in (("", 2), ("[cache]\nshared = true\n", 3)):
+        (tmp_path / "kvproxy.toml").write_text(setting)
+        assert result("estimate", log, "--data", tmp_path)["exact"] == hits
+    assert "2 API keys: requests of different keys share no responses" in kvproxy("estimate", log).stdout

@@ -317,6 +317,95 @@ def test_requests_without_a_date_have_no_day(tmp_path: Path) -> None:
     assert "1970" not in done.stdout
 
 
+_LOGGED: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Where is it?"}],
+    "response": {"choices": [], "usage": {"prompt_tokens": 3_000, "completion_tokens": 9}},
+}
+_LITELLM: dict[str, Any] = {"call_type": "acompletion", "spend": 0.1, "startTime": "2026-11-01T09:00:00Z", **_LOGGED}
+_KEY = {"user_api_key_alias": "ann", "user_api_key_team_alias": "red"}
+_SPAN = {"gen_ai.request.model": "m", "gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "Where?"}
+_SPAN_USAGE = {"gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": "There."} | {
+    "gen_ai.usage.input_tokens": 3_000
+}
+_LANGFUSE: dict[str, Any] = {
+    "type": "GENERATION",
+    "traceId": "t",
+    "startTime": "2026-11-01T09:00:00Z",
+    "model": "m",
+} | {
+    "input": _LOGGED["messages"],
+    "output": "There.",
+    "usageDetails": {"input": 3_000, "output": 9},
+}
+
+
+@pytest.mark.parametrize(
+    ("row", "labels"),
+    [
+        (_LITELLM | {"metadata": _KEY, "request_tags": ["project:shop"]}, ("red", "ann", "shop")),
+        (_LITELLM | {"metadata": json.dumps(_KEY), "request_tags": '["project:shop"]'}, ("red", "ann", "shop")),
+        # Ids, if the key and the team have no alias.
+        (_LITELLM | {"api_key": "ab" * 32, "team_id": "t1", "user": "u"}, ("t1", "ab" * 6, "")),
+        (
+            {
+                "request_created_at": "2026-11-01T09:00:00Z",
+                "request_body": _LOGGED,
+                "response_body": _LOGGED["response"],
+            }
+            | {"request_user_id": "ann", "request_properties": {"team": "red", "project": "shop"}},
+            ("red", "ann", "shop"),
+        ),
+        (
+            {"trace_id": "t", "ai_model": "m", "request": _LOGGED, "response": _LOGGED["response"]}
+            | {"metadata": {"_user": "ann", "team": "red", "project": "shop"}},
+            ("red", "ann", "shop"),
+        ),
+        (_LANGFUSE | {"userId": "ann", "tags": ["project:shop"], "metadata": {"team": "red"}}, ("red", "ann", "shop")),
+        (
+            {
+                "resourceSpans": [
+                    {
+                        "resource": {"attributes": [{"key": "service.name", "value": {"stringValue": "shop"}}]},
+                        "scopeSpans": [{"spans": [{"attributes": _SPAN | _SPAN_USAGE | {"user.id": "ann"}}]}],
+                    }
+                ]
+            },
+            ("", "ann", "shop"),
+        ),
+        (
+            {"body": _LOGGED | {"user": "ann"}, "response": _LOGGED["response"], "team": "red"}
+            | {"headers": {"x-kvproxy-tags": "nightly, project:shop"}},
+            ("red", "ann", "shop"),
+        ),
+    ],
+)
+def test_the_bill_has_the_teams_clients_and_projects_of_a_log(
+    tmp_path: Path, row: dict[str, Any], labels: tuple[str, ...]
+) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps(row))
+    found = [spending(log, "--sessions", "--by", by)["rows"] for by in ("team", "client", "project")]
+    assert tuple(row["name"] for (row,) in found) == labels
+
+
+def test_an_engine_behind_a_gateway_has_no_minimum(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    usage = {"prompt_tokens": 600, "completion_tokens": 9, "prompt_tokens_details": {"cached_tokens": 0}}
+    rows = [
+        _LITELLM
+        | {"model": f"{provider}/qwen", "custom_llm_provider": provider, "request_id": f"{provider} {number}"}
+        | {"response": {"choices": [], "usage": usage}}
+        for provider in ("hosted_vllm", "openai")
+        for number in range(2)
+    ]
+    causes = []
+    for pair in (rows[:2], rows[2:]):
+        log.write_text("\n".join(map(json.dumps, pair)))
+        (bill,) = spending(log, "--sessions", "--by", "model")["rows"]
+        causes.append(set(bill["lost"]) - {"new"})
+    assert causes == [{"evicted"}, {"minimum"}]
+
+
 def test_models_share_no_prefix(tmp_path: Path) -> None:
     """The first session of a model is new; a session that switches its model sends the same text again."""
     system = {"role": "system", "content": "You answer questions about the shop. " * 400}

@@ -36,6 +36,7 @@ def _read_sglang(row: Row) -> Iterator[LoggedRequest]:
         api=APIS["chat" if messages else "completions"],
         time=parse_time(value.get("timestamp")),
         response=text if isinstance(text, str) and text else None,
+        is_engine=True,
     )
 
 

@@ -1,7 +1,10 @@
 """Logs of gateways: LiteLLM, Helicone, Portkey, and Bifrost."""
 
+import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 
+from kvproxy.analyse.log_formats.labels import Labels, labels_of
 from kvproxy.analyse.log_formats.log_format import (
     ANSWERED_BY_CACHE,
     LogFormat,
@@ -46,6 +49,12 @@ _LITELLM_PROVIDERS = (
     "openrouter",
     "deepseek",
 )
+
+_ENGINES = frozenset(
+    "hosted_vllm vllm sglang ollama ollama_chat lm_studio llamafile llamacpp xinference triton petals oobabooga"
+    " docker_model_runner lemonade".split()
+)
+"""LiteLLM's names of self-hosted engines."""
 
 _NO_REFERENCE = "00000000-0000-0000-0000-000000000000"
 
@@ -93,7 +102,20 @@ def _read_litellm(row: Row) -> Iterator[LoggedRequest]:
         time=start,
         response=_with_logged_usage(decoded_response(value.get("response")), value, api),
         seconds=seconds_between(start, end),
+        labels=_litellm_labels(value),
+        is_engine=value.get("custom_llm_provider") in _ENGINES,
     )
+
+
+def _litellm_labels(value: JsonObject) -> Labels:
+    """Return the labels; a key without an alias has the beginning of its digest as its name."""
+    metadata = decoded_object(value.get("metadata")) or {}
+    key = str(value.get("api_key") or metadata.get("user_api_key_hash") or metadata.get("user_api_key") or "")
+    # A key itself is a secret.
+    digest = hashlib.sha256(key.encode()).hexdigest() if key.startswith("sk-") else key
+    labels = labels_of(value)
+    has_alias = any(source.get("user_api_key_alias") for source in (metadata, value))
+    return replace(labels, client=labels.client if has_alias or not digest else digest[:12], key=digest)
 
 
 def _litellm_model(value: JsonObject) -> str | None:
@@ -141,6 +163,7 @@ def _read_helicone(row: Row) -> Iterator[LoggedRequest]:
         time=parse_time(value.get("request_created_at")),
         response=decoded_response(value.get("response_body")),
         seconds=seconds_of(value.get("delay_ms")),
+        labels=labels_of(value, body),
     )
 
 
@@ -161,6 +184,7 @@ def _read_portkey(row: Row) -> Iterator[LoggedRequest]:
         time=parse_time(value.get("created_at")),
         response=decoded_response(value.get("response")),
         seconds=seconds_of(value.get("response_time")),
+        labels=labels_of(value, body),
     )
 
 
@@ -186,6 +210,7 @@ def _read_bifrost(row: Row) -> Iterator[LoggedRequest]:
         time=parse_time(first_of(value, "timestamp", "created_at")),
         response=_with_usage(chat_response(value.get("output_message")), decoded(value.get("token_usage"))),
         seconds=seconds_of(value.get("latency")),
+        labels=labels_of(value, body),
     )
 
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from math import isfinite
 from types import MappingProxyType
 
+from kvproxy.analyse.log_formats.labels import Labels
 from kvproxy.apis import APIS
 from kvproxy.apis.api import Api, ApiName
 from kvproxy.apis.json import Json, JsonMap, JsonObject, as_list, as_object, field, loads, objects
@@ -66,7 +67,11 @@ class LoggedRequest:
         response: response body, or only its text; None if not logged.
         seconds: duration until the response ended; 0 if unknown.
         project: folder in which the client ran; empty if not logged.
-        client: name of the program that sent it; empty if unknown.
+        client: name of its API key, or else of its user; the program that sent it for a transcript. Empty if unknown.
+        team: name of the client's team; empty if unknown.
+        key: digest or name of its API key, which has a cache of its own; empty if unknown.
+        is_transcript: it is from the transcript of an agent.
+        is_engine: a self-hosted engine answered it.
         names_model: the logged request names its model.
         processing: service tier that the format of the log implies, such as `batch`; None if body and response decide.
         summed: the requests whose sum the usage is, in a report of usage; None for one request.
@@ -84,6 +89,10 @@ class LoggedRequest:
     names_model: bool = True
     processing: str | None = None
     summed: SummedUsage | None = None
+    team: str = ""
+    key: str = ""
+    is_transcript: bool = False
+    is_engine: bool = False
 
     @property
     def has_prompt(self) -> bool:
@@ -158,6 +167,8 @@ def request_of(
     time: float | None = None,
     response: JsonObject | str | None = None,
     seconds: float = 0.0,
+    labels: Labels = Labels(),
+    is_engine: bool = False,
 ) -> LoggedRequest:
     """Return the request with a body. Raises InvalidRequest if its API is ambiguous or its prompt is missing.
 
@@ -175,7 +186,21 @@ def request_of(
         raise InvalidRequest(f"the API is ambiguous: add the route as url or path, one of {paths}")
     names_model = bool(body.get("model"))
     named = (body if names_model else body | {"model": row.model}) | {"stream": False}
-    return LoggedRequest(row.number, api, named, headers, time, response, seconds, names_model=names_model)
+    return LoggedRequest(
+        row.number,
+        api,
+        named,
+        headers,
+        time,
+        response,
+        seconds,
+        project=labels.project,
+        client=labels.client,
+        names_model=names_model,
+        team=labels.team,
+        key=labels.key,
+        is_engine=is_engine,
+    )
 
 
 def known_fields(fields: JsonMap, api: Api | None = None) -> JsonObject:

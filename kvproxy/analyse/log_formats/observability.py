@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+from kvproxy.analyse.log_formats.labels import labels_of
 from kvproxy.analyse.log_formats.log_format import (
     LogFormat,
     LoggedRequest,
@@ -58,6 +59,7 @@ def _read_langfuse(row: Row) -> Iterator[LoggedRequest]:
         time=start,
         response=_with_langfuse_usage(value.get("output"), value),
         seconds=seconds_between(start, end),
+        labels=labels_of(value),
     )
 
 
@@ -109,7 +111,12 @@ def _read_openpipe(row: Row) -> Iterator[LoggedRequest]:
     body = {**known_fields(row.value, APIS["chat"]), **body}
     body.pop("input", None)
     yield request_of(
-        row, body, api=APIS["chat"], time=parse_time(row.value.get("createdAt")), response=chat_response(answer)
+        row,
+        body,
+        api=APIS["chat"],
+        time=parse_time(row.value.get("createdAt")),
+        response=chat_response(answer),
+        labels=labels_of(row.value, body),
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from kvproxy.analyse.log_formats.labels import LABEL_FIELDS, labels_of
 from kvproxy.analyse.log_formats.log_format import (
     PROMPT_FIELDS,
     LogFormat,
@@ -26,6 +27,7 @@ from kvproxy.analyse.log_formats.log_format import (
 from kvproxy.apis import APIS
 from kvproxy.apis.api import Api
 from kvproxy.apis.json import Json, JsonObject, objects
+from kvproxy.apis.request_directives import TAGS_HEADER
 from kvproxy.apis.service_tiers import BATCH
 from kvproxy.errors import InvalidRequest
 
@@ -52,13 +54,16 @@ def _read_request(row: Row) -> Iterator[LoggedRequest]:
         raise SkipRow("not a cached API")
     headers = first_of(value, *_HEADERS)
     response = _response_field(value)
+    body = _body(value, api)
+    named = {name.lower(): str(text) for name, text in headers.items()} if isinstance(headers, dict) else {}
     yield request_of(
         row,
-        _body(value, api),
+        body,
         api=api,
-        headers={name.lower(): str(text) for name, text in headers.items()} if isinstance(headers, dict) else {},
+        headers=named,
         time=logged_time(value),
         response=None if response is None else decoded_response(value[response]),
+        labels=labels_of(value, body, tags=named.get(TAGS_HEADER, "").split(",")),
     )
 
 
@@ -70,7 +75,7 @@ def read_fields(value: JsonObject) -> set[str]:
     """Return the fields around the body of a row that are read."""
     time = None if logged_time(value) is None else time_field(value)
     route, headers = (next((name for name in names if value.get(name)), None) for names in (_ROUTES, _HEADERS))
-    return {"method", *_STATUSES, *filter(None, (time, route, headers, _response_field(value)))}
+    return {"method", *_STATUSES, *LABEL_FIELDS, *filter(None, (time, route, headers, _response_field(value)))}
 
 
 def _body(value: JsonObject, api: Api | None) -> JsonObject:

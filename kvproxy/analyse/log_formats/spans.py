@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from kvproxy.analyse.log_formats.labels import labels_of
 from kvproxy.analyse.log_formats.log_format import (
     LogFormat,
     LoggedRequest,
@@ -39,7 +40,7 @@ _TIERS = "openai.response.service_tier", "gen_ai.openai.response.service_tier"
 
 
 def _read_span(row: Row) -> Iterator[LoggedRequest]:
-    for span in _spans(row.value):
+    for span, resource in _spans(row.value):
         attributes = _attributes(span)
         operation = _first(
             attributes, "gen_ai.operation.name", "llm.request.type", "openinference.span.kind", default="chat"
@@ -68,15 +69,23 @@ def _read_span(row: Row) -> Iterator[LoggedRequest]:
             time=start,
             response=_with_usage(chat_response(output), attributes),
             seconds=seconds_between(start, end),
+            labels=labels_of(attributes, resource),
         )
 
 
-def _spans(value: JsonObject) -> Iterator[JsonObject]:
+def _spans(value: JsonObject) -> Iterator[tuple[JsonObject, JsonObject]]:
+    """Yield the spans of a row, and the attributes of their resources."""
     if "resourceSpans" not in value:
-        yield value
-    for resource in objects(value.get("resourceSpans")):
-        for scope in objects(resource.get("scopeSpans")):
-            yield from objects(scope.get("spans"))
+        yield value, _attributes(_object(value.get("resource")))
+    for group in objects(value.get("resourceSpans")):
+        resource = _attributes(_object(group.get("resource")))
+        for scope in objects(group.get("scopeSpans")):
+            for span in objects(scope.get("spans")):
+                yield span, resource
+
+
+def _object(value: Json) -> JsonObject:
+    return value if isinstance(value, dict) else {}
 
 
 def _attributes(span: JsonObject) -> dict[str, Any]:

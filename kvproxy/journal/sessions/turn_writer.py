@@ -43,6 +43,7 @@ from kvproxy.journal.sessions.session_matching import (
     SessionIndex,
     chain_of,
 )
+from kvproxy.providers.cache_rules import cache_rule
 from kvproxy.providers.prices import CacheLimits, cache_limits, shortest_cached_prefix
 from kvproxy.settings.journal import PriceSettings
 
@@ -143,7 +144,8 @@ class TurnWriter:
         change = self._changes.change_since(closest, chain, record.prompt_tokens)
         diagnosis = exchange.facts.diagnosis
         agrees = agrees_with(diagnosis, change.region) if diagnosis is not None and change.is_known else None
-        use, marked = exchange.facts.prefix or PrefixReuse(0, 0), marked_regions(exchange.request, chain)
+        marked = marked_regions(exchange.request, chain)
+        use = _with_known_writes(exchange.facts.prefix or PrefixReuse(0, 0), record.model, has_marks=marked is not None)
         missing = None if exchange.facts.is_engine else missing_mark(exchange.request, marked, use)
         earlier, region = self._expected_reuse_and_region(
             exchange, record, chain, known, limits, change, unmarked=missing is not None
@@ -362,6 +364,13 @@ def _digest(text: str) -> bytes:
 def _is_turn(exchange: Exchange, record: Record) -> bool:
     reached = exchange.hit is None and not exchange.was_collapsed and record.layer != "revalidated"
     return reached and record.status == 200 and bool(record.prompt_tokens)
+
+
+def _with_known_writes(use: PrefixReuse, model: str, *, has_marks: bool) -> PrefixReuse:
+    """Return the use without writes of 0 if the provider stores prefixes without breakpoints: gateways add them to each usage."""
+    rule = cache_rule(model)
+    is_known = has_marks or use.written_5m or use.written_1h or (rule is not None and rule.mark_field is not None)
+    return use if is_known else use._replace(written_5m=None, written_1h=None)
 
 
 def _prefix_ttl(use: PrefixReuse, common_prefix: CommonPrefix | None, lifetime: float) -> float:

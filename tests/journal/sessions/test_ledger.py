@@ -113,6 +113,20 @@ CASES: dict[str, tuple[list[Exchange], dict[str, int]]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("model", "lost"),
+    [("gpt-4o", {"evicted": 4_000}), ("m", {"evicted": 4_000}), ("claude-opus-5", {"unmarked": 4_000})],
+)
+def test_writes_of_zero_say_nothing_about_an_automatic_cache(
+    sessions: Sessions, model: str, lost: dict[str, int]
+) -> None:
+    """LiteLLM reports `cache_creation_input_tokens: 0` for all providers."""
+    fields: dict[str, Any] = {"body": {"model": model}, "written": (0, 0), **provider()}
+    sessions.add(request(FIRST, 4_000, 0, 0, **fields), request(SECOND, 4_060, 0, 9, **fields))
+    assert sessions.last().lost == lost | {"new": 60}
+    assert (sessions.last().written_5m is None) == (model != "claude-opus-5")
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_lost_tokens_have_a_cause(sessions: Sessions, name: str) -> None:
     exchanges, lost = CASES[name]

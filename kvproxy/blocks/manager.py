@@ -197,7 +197,8 @@ class KVCacheManager:
     def _check_computed(self, request: CacheRequest, computed: ComputedBlocks) -> None:
         """Raise ValueError if the end of the prefix is no longer cached. Blocks at the end are evicted first."""
         for group, hit in zip(self.groups, computed.groups, strict=True):
-            if not hit:
+            # A chunk of local attention that begins after the hit needs none of its blocks.
+            if not hit or hit[-1] is self.pool.null_block:
                 continue
             last, hashes = hit[-1], group.select_hashes(request.block_hashes)
             is_cached = len(hit) <= len(hashes) and last.hash == hashes[len(hit) - 1]

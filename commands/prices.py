@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.options import Data, JournalOptions, load_settings
 from kvproxy.commands.output import Output, text_output
-from kvproxy.commands.tables import ListLayout, Row, number_column, table_output, text_column
+from kvproxy.commands.tables import ListLayout, Row, number_column, print_table, text_column
 from kvproxy.errors import NotFound
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ app = CommandGroup("prices", help="Show or update the prices of paid APIs.")
 
 @app.subcommand
 def show(
-    model: Annotated[
-        str | None, Argument(help="Name of a model.", show_default="those in the journal and the settings")
+    models: Annotated[
+        list[str] | None, Argument(help="Names of models.", show_default="those in the journal and the settings")
     ] = None,
     *,
     layout: ListLayout,
@@ -37,21 +37,37 @@ def show(
     Example: kvproxy prices show claude-sonnet-4-6
     """
     from kvproxy.operations.journal_parameters import PriceQuery
-    from kvproxy.operations.journal_reports import configured_prices, list_prices
+    from kvproxy.operations.journal_reports import PriceTier, configured_prices, list_prices
+    from kvproxy.operations.operation import field_names
 
-    query = PriceQuery(model)
+    queries = [PriceQuery(model) for model in dict.fromkeys(models)] if models else [PriceQuery()]
     try:
         journal = source.open()
     except NotFound:
         # Before the first start of a proxy there is no journal.
-        prices = configured_prices(load_settings(data=source.data).journal, query)
+        settings = load_settings(data=source.data).journal
+        prices = [price for query in queries for price in configured_prices(settings, query)]
     else:
-        prices = journal.perform(list_prices, query)
+        prices = [price for query in queries for price in journal.perform(list_prices, query)]
     rows = [row for price in prices for row in _rows(price)]
     empty = "the journal and the settings have no models: name one"
     document = [asdict(price) for price in prices]
-    records = [price for price in document for _ in price["tiers"] or (None,)]
-    return table_output(document, rows, empty=empty, layout=layout, records=records)
+    records = [record for price in document for record in _records(price)]
+    fields = ["model", "source", *field_names(PriceTier)]
+    return Output(
+        document,
+        lambda: print_table(rows, empty=empty, layout=layout, records=records),
+        records=records,
+        fields=fields,
+    )
+
+
+def _records(price: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a flat record for each price of a model; one without prices has empty ones."""
+    from kvproxy.operations.journal_reports import PriceTier
+
+    for tier in price["tiers"] or [asdict(PriceTier(0))]:
+        yield {"model": price["model"], "source": price["source"], **tier}
 
 
 def _rows(price: "ModelPrice") -> Iterator[Row]:

@@ -34,10 +34,10 @@ from kvproxy.commands.analyse.session_report import (
     with_prices,
 )
 from kvproxy.commands.formatting import decimal, money, percent
-from kvproxy.commands.journal.spending import SET_TIERS, spending_output
+from kvproxy.commands.journal.spending import SET_TIERS, UNKNOWN_GROUP, spending_output
 from kvproxy.commands.options import Data, Plot, load_settings
 from kvproxy.commands.output import Output, print_note, print_text, progress_bar
-from kvproxy.commands.tables import ListLayout, Row, print_table
+from kvproxy.commands.tables import ListLayout, Row, digest_column, number_column, print_table
 from kvproxy.journal.groups import SpendingGroup
 from kvproxy.units import plural
 
@@ -69,7 +69,8 @@ def estimate(
     draws: Annotated[int, Option(help="Replays of a log with responses; exploration varies.", min=1)] = 3,
     sessions: SessionsOption = False,
     by: Annotated[
-        SpendingGroup | None, Option(help="List the cost of the requests in transcripts by this field.")
+        SpendingGroup | None,
+        Option(help="List the savings by this field; for transcripts and with --sessions, the cost of the requests."),
     ] = None,
     layout: ListLayout = ListLayout(),
     format: FormatOption = None,
@@ -90,8 +91,9 @@ def estimate(
 
     Example: kvproxy estimate requests.jsonl --report estimate.html
 
-    With --by, it lists the prices of input and output by local day, project (the folder), model, or client, with
-    the share of cached input and the price of lost reuse. Files of resumed sessions repeat requests, which count once.
+    With --by, it lists the savings of hits by local day, model, client, team, or project. For transcripts, and with --sessions,
+    it lists the prices of input and output, with the share of cached input and the price of lost reuse. Files of
+    resumed sessions repeat requests, which count once. The project of a transcript is its folder.
 
     Example: kvproxy estimate ~/.claude/projects
 
@@ -99,10 +101,11 @@ def estimate(
     """
     import asyncio
 
+    from kvproxy.analyse.estimate import GroupSavings, estimate_charts
     from kvproxy.analyse.estimate import estimate as run
-    from kvproxy.analyse.estimate import estimate_charts
     from kvproxy.analyse.log_tokenizer import load_log_tokenizer
     from kvproxy.commands.files import check_writable, save_charts
+    from kvproxy.operations.operation import field_names
 
     check_writable(report, (".html",))
     if column is not None and (sessions or by is not None):
@@ -114,7 +117,8 @@ def estimate(
             raise typer.BadParameter("--by prints a table: it has no --report and no --plot")
         settings = with_prices(load_settings(data=data), _command_line_prices(price))
         with log_files(logs, with_transcripts=format is None) as files:
-            return spending_output(read_spending(files, sessions, model, settings, format, by), layout)
+            if sessions or files.transcripts:
+                return spending_output(read_spending(files, sessions, model, settings, format, by), layout)
     own_prices = _command_line_prices(price)
     with log_files(logs, with_transcripts=format is None and column is None) as files:
         costs = read_session_report(files, sessions, model, data, format, own_prices)
@@ -126,7 +130,7 @@ def estimate(
         loaded, sizes = load_log_tokenizer(tokenizer), parse_sizes(blocks, 2)
         content = read_requests(files, model, format, tokenizer, column)
     with progress_bar("estimating") as progress:
-        estimated = asyncio.run(run(content.requests, settings, loaded, block_size, sizes, progress, draws))
+        estimated = asyncio.run(run(content.requests, settings, loaded, block_size, sizes, progress, draws, by))
     charts = estimate_charts(estimated)
     save_charts(charts, plot)
     prefill_and_decode_rate, currency = (prefill_rate, decode_rate), settings.journal.currency
@@ -134,10 +138,17 @@ def estimate(
         _write_report(estimated, content, logs, tokenizer, prefill_and_decode_rate, currency, report)
 
     def show() -> None:
-        _print_estimate(estimated, prefill_and_decode_rate, currency)
+        if by is None:
+            _print_estimate(estimated, prefill_and_decode_rate, currency)
+        else:
+            _print_groups(estimated, by, prefill_and_decode_rate, currency, layout)
 
     more = {"log": log_document(content, tokenizer), "currency": currency}
-    return Output(_json_document(estimated, prefill_and_decode_rate) | more, show, charts=charts)
+    document = _json_document(estimated, prefill_and_decode_rate) | more
+    if by is None:
+        return Output(document, show, charts=charts)
+    note = "savings of hits; --sessions lists the cost of the requests"
+    return Output(document, show, records=document["groups"], fields=field_names(GroupSavings), note=note)
 
 
 def _print_session_costs(costs: "SessionReport", *, has_own_price: bool) -> None:
@@ -182,6 +193,34 @@ def _print_estimate(estimated: "Estimate", prefill_and_decode_rate: tuple[float,
     title = f"{estimated.prefix.prompt_tokens:,} prompt tokens reach the engine"
     print_table(_pool_rows(estimated, prefill_and_decode_rate[0], currency), title=title)
     for sentence in _assumptions(estimated, prefill_and_decode_rate):
+        print_text(sentence)
+
+
+def _print_groups(
+    estimated: "Estimate",
+    by: SpendingGroup,
+    prefill_and_decode_rate: tuple[float, float],
+    currency: str,
+    layout: ListLayout,
+) -> None:
+    rows: list[Row] = [
+        {
+            digest_column(by.capitalize(), 40, field="name"): group.name or UNKNOWN_GROUP,
+            "Requests#": group.requests,
+            number_column("Exact hits", "exact"): group.exact,
+            number_column("Semantic hits", "semantic"): group.semantic,
+            "Saved tokens#": group.saved_tokens,
+            number_column("Cached anyway", "cached_tokens"): group.cached_tokens,
+            number_column(f"Saved {currency}", "money"): money(
+                group.money,
+                is_bound=estimated.reuse_discount is None and group.cached_tokens > 0,
+                leaves_out_models=group.unpriced > 0,
+            ),
+        }
+        for group in estimated.groups
+    ]
+    print_table(rows, layout=layout, records=[asdict(group) for group in estimated.groups])
+    for sentence in [*_hit_sentences(estimated), *_assumptions(estimated, prefill_and_decode_rate)]:
         print_text(sentence)
 
 

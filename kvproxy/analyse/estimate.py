@@ -1,7 +1,8 @@
 """Estimates from a log what both caches would save."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
@@ -21,6 +22,8 @@ from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.blocks.divergence import reusable_tokens
 from kvproxy.errors import KvproxyError
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
+from kvproxy.journal.groups import SpendingGroup
+from kvproxy.journal.spending import PaidRequest
 from kvproxy.providers.prices import ModelPrices, has_tier_price, price_at, shortest_cached_prefix
 from kvproxy.settings import Settings
 from kvproxy.settings.journal import MILLION, PriceSettings, hit_price
@@ -67,6 +70,25 @@ class HitSavings:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupSavings:
+    """The hits of the requests of a group, and what they saved; see `HitSavings`.
+
+    Attributes:
+        name: empty for requests without one, such as those of no team.
+        saved_tokens: tokens of prompts and responses, of which a prefix cache would have reused `cached_tokens`.
+    """
+
+    name: str
+    requests: int
+    exact: int
+    semantic: int
+    saved_tokens: int
+    cached_tokens: int
+    money: float | None
+    unpriced: int
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
     """The effect of both caches on a log, in the replay with the median number of semantic hits.
 
@@ -84,6 +106,7 @@ class Estimate:
             cached tokens.
         service_tiers: tiers besides the standard tier whose prices the money has.
         tiers_without_price: tiers whose requests have the price of the standard tier, because theirs is unknown.
+        groups: savings by the requested field; empty if none was requested.
         keys: number of API keys in the log, whose requests share no cache, unless `cache.shared` is set.
     """
 
@@ -105,6 +128,7 @@ class Estimate:
     service_tiers: list[str]
     tiers_without_price: list[str]
     keys: int = 0
+    groups: list[GroupSavings] = field(default_factory=list)
 
 
 async def estimate(
@@ -115,12 +139,14 @@ async def estimate(
     sizes: Sequence[int] | None,
     progress: Callable[[float], None] = lambda share: None,
     draws: int = 1,
+    by: SpendingGroup | None = None,
 ) -> Estimate:
     """Replay a log, and count the hits of both caches. Raises SettingsError.
 
     Args:
         sizes: pool sizes in blocks; None for eight sizes up to the number of distinct blocks.
         draws: number of replays with different random numbers. A log without responses is replayed once.
+        by: field of the groups in the result.
     """
     count = draws if has_responses(requests) else 1
 
@@ -158,6 +184,7 @@ async def estimate(
         for each, tokens in pairs
     ]
     savings: dict[str, list[HitSavings]] = {"exact": [], "semantic": []}
+    grouped: defaultdict[str, list[tuple[str, HitSavings | None, bool]]] = defaultdict(list)
     known_ids: set[object] = set()
     for (replayed_request, tokens), share, price in zip(pairs, shares, prices, strict=True):
         logged = replayed_request.logged.response
@@ -171,6 +198,10 @@ async def estimate(
                 _savings_of_hit(replayed_request, tokens, common, block_size, price, minimum, is_replay=is_replay)
             )
         known_ids.add(id)
+        if by is not None:
+            hit = savings[replayed_request.layer][-1] if replayed_request.layer in savings else None
+            name = _group_name(replayed_request, by)
+            grouped[name].append((replayed_request.layer, hit, price is not None))
     exact, semantic = (_sum_savings(hits, has_price=any(prices)) for hits in savings.values())
     return Estimate(
         requests=len(replayed),
@@ -194,8 +225,34 @@ async def estimate(
         reuse_discount=_mean_reuse_discount(prices, tokenized),
         service_tiers=_service_tiers(requests, known_prices, has_price=True),
         tiers_without_price=_service_tiers(requests, known_prices, has_price=False),
+        groups=_group_savings(grouped, by),
         keys=len({logged.key for logged in requests} - {""}),
     )
+
+
+def _group_name(replayed: ReplayedRequest, by: SpendingGroup) -> str:
+    logged, model = replayed.logged, replayed.request.model
+    paid = PaidRequest(logged.time or 0.0, model, logged.project, logged.client, None, None, team=logged.team)
+    return paid.group_name(by)
+
+
+def _group_savings(
+    grouped: Mapping[str, Sequence[tuple[str, HitSavings | None, bool]]], by: SpendingGroup | None
+) -> list[GroupSavings]:
+    """Return the savings by group, given layer, savings, and whether a price is known, of each request."""
+    groups = []
+    for name, requests in grouped.items():
+        layers = [layer for layer, _, _ in requests]
+        total = _sum_savings(
+            [hit for _, hit, _ in requests if hit is not None], has_price=any(each[2] for each in requests)
+        )
+        tokens = total.prompt_tokens + total.response_tokens
+        counts = len(requests), layers.count("exact"), layers.count("semantic")
+        groups.append(GroupSavings(name, *counts, tokens, total.cached_tokens, total.money, total.unpriced))
+    groups.sort(key=lambda group: group.name)
+    if by != "day":
+        groups.sort(key=lambda group: (group.money or 0.0, group.saved_tokens), reverse=True)
+    return groups
 
 
 def _service_tiers(requests: Sequence[LoggedRequest], prices: ModelPrices, *, has_price: bool) -> list[str]:

@@ -441,12 +441,29 @@ def test_models_of_a_trace_share_no_prefix(tmp_path: Path) -> None:
     assert by_model["claude-x"]["reused_tokens"] == 768
 
 
-def test_a_log_without_sessions_has_no_sums(tmp_path: Path) -> None:
+def test_a_log_without_sessions_has_savings_by_group(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
-    log.write_text(json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}]}))
-    done = kvproxy("estimate", log, "--by", "day")
-    assert done.returncode == 2
-    assert "--sessions" in done.stderr
+    usage = {"prompt_tokens": 3_000, "completion_tokens": 1_000}
+    choice = {"index": 0, "finish_reason": "stop", "message": TURNS[1]}
+    rows = [
+        {"body": {"model": model, "messages": TURNS[:1], "max_tokens": 9}, "team": team, "time": 1_795_000_000 + at}
+        | {"response": {"object": "chat.completion", "choices": [choice], "usage": usage}}
+        for at, (model, team) in enumerate([("gpt-5", "red"), ("gpt-5", "red"), ("gpt-5", "blue"), ("m", "blue")])
+    ]
+    log.write_text("\n".join(map(json.dumps, rows)))
+    done = kvproxy("estimate", log, "--by", "team", "--csv")
+    counts = {
+        row["name"]: (row["requests"], row["exact"], row["saved_tokens"], float(row["money"]))
+        for row in csv.DictReader(done.stdout.splitlines())
+    }
+    assert set(counts) == {"red", "blue"}
+    assert [value[:3] for value in counts.values()] == [("2", "1", "4000")] * 2
+    whole = spending(log, "--by", "model")
+    groups = {group["name"]: group for group in whole["groups"]}
+    assert (groups["gpt-5"]["exact"], groups["m"]["exact"], groups["m"]["money"]) == (2, 0, None)
+    assert groups["gpt-5"]["money"] == pytest.approx(whole["exact_savings"]["money"])
+    assert sum(value[3] for value in counts.values()) == pytest.approx(whole["exact_savings"]["money"])
+    assert "Saved USD" in kvproxy("estimate", log, "--by", "team", columns=160).stdout
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`kvproxy prices update` replaces the list prices of the installed package."""
 
+import csv
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -142,6 +143,9 @@ def test_the_prices_in_use_have_a_source(tmp_path: Path) -> None:
     head, first, second = kvproxy("prices", "show", "gpt-5.6", "--data", tmp_path).stdout.splitlines()
     assert dict(zip(head.split("\t"), second.split("\t"), strict=True))["above"] == "272000"
     assert first.split("\t")[1] == "list"
+    done = kvproxy("prices", "show", "gpt-5.6", "own-1", "other", "--csv", "--data", tmp_path)
+    rows = [(row["model"], row["above"], row["input"]) for row in csv.DictReader(done.stdout.splitlines())]
+    assert rows == [("gpt-5.6", "0", "4"), ("gpt-5.6", "272000", "8"), ("own-1", "0", "2"), ("other", "0", "")]
     with proxied(tmp_path / "proxy") as url:
         remote = RemoteJournal(ProxyClient(url, None))
         assert [asdict(price) for price in remote.perform(list_prices, PriceQuery("gpt-5.6"))] == [listed]

@@ -48,17 +48,19 @@ class _Asyncio:
 vars(uvicorn.server)["asyncio"] = _Asyncio()
 
 
-def run_app(app: Any) -> contextlib.AbstractContextManager[str]:
-    """Serve an ASGI app; yield its URL."""
+def run_app(app: Any, port: int = 0) -> contextlib.AbstractContextManager[str]:
+    """Serve an ASGI app on a port, by default a free one; yield its URL."""
     config = uvicorn.Config(
         app, log_level="warning", timeout_graceful_shutdown=1, date_header=False, server_header=False
     )
-    return run_server(uvicorn.Server(config))
+    return run_server(uvicorn.Server(config), port)
 
 
-def run_upstream(answer: Callable[[Request], Awaitable[Response]]) -> contextlib.AbstractContextManager[str]:
+def run_upstream(
+    answer: Callable[[Request], Awaitable[Response]], port: int = 0
+) -> contextlib.AbstractContextManager[str]:
     """Serve an app that answers every request by one function; yield its URL."""
-    return run_app(Starlette(routes=[Route("/{path:path}", answer, methods=EVERY_METHOD)]))
+    return run_app(Starlette(routes=[Route("/{path:path}", answer, methods=EVERY_METHOD)]), port)
 
 
 @contextlib.contextmanager

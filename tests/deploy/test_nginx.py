@@ -129,6 +129,29 @@ def test_what_one_stores_the_other_gives(site: Site) -> None:
     assert site.upstream.asked.count("Shared?") == 1
 
 
+def test_restarts_in_quick_succession_leave_a_server(tmp_path: Path) -> None:
+    ports, front = [free_port(), free_port()], free_port()
+    servers = (ROOT / "deploy/nginx.conf").read_text().partition("server {")[0]
+    for old, port in zip((8484, 8485), ports, strict=True):
+        servers = servers.replace(f"127.0.0.1:{old}", f"127.0.0.1:{port}")
+    proxying = "proxy_pass http://kvproxy; proxy_next_upstream error timeout; proxy_next_upstream_tries 2;"
+    site = f"{servers}\nserver {{ listen 127.0.0.1:{front}; location / {{ {proxying} }} }}\n"
+
+    async def answer(request: Request) -> Response:
+        return JSONResponse({})
+
+    with run_nginx(tmp_path, site), httpx.Client(base_url=f"http://127.0.0.1:{front}", timeout=60) as client:
+        with run_upstream(answer, ports[1]), contextlib.ExitStack() as later:
+            until(lambda: is_up(client, ""))
+            # The first server is down.
+            assert {client.get("/health").status_code for _ in range(4)} == {200}
+            later.enter_context(run_upstream(answer, ports[0]))
+            restarted = later.pop_all()
+        with restarted:
+            # The second one stopped just after the start of the first.
+            assert {client.get("/health").status_code for _ in range(4)} == {200}
+
+
 def test_streams_come_through_as_they_are(site: Site) -> None:
     for _ in range(2):
         answer = ask(site, site.url, "Streamed?", stream=True)

@@ -275,9 +275,7 @@ async def _chunks(
         for chunk in list(content._buffer):
             yield chunk
         on_broken.run()
-        raise UpstreamProtocolError(
-            f"the upstream {server} broke its response off: {error or type(error).__name__}"
-        ) from None
+        raise UpstreamProtocolError(f"the upstream {server} broke its response off: {_payload_cause(error)}") from None
     finally:
         on_end.run()
         if closed is not None:
@@ -286,6 +284,12 @@ async def _chunks(
             closed.remove_done_callback(_retrieve_exception)
             closed.add_done_callback(_retrieve_exception)
         response.close()
+
+
+def _payload_cause(error: Exception) -> str:
+    # The messages of aiohttp name its own exceptions.
+    is_short = isinstance(error, aiohttp.ClientPayloadError) and "not completed" in str(error)
+    return "the connection ended before the body did" if is_short else str(error) or type(error).__name__
 
 
 def _has_message_framing(response: UpstreamResponse) -> bool:

@@ -9,7 +9,7 @@ from kvproxy.apis.api_request import MAX_MODEL_NAME, ApiRequest
 from kvproxy.apis.json import JsonObject, dumps, loads
 from kvproxy.apis.model_route import ModelRoute
 from kvproxy.backends.protocol import RelayedResponse, ServingUpstream
-from kvproxy.errors import InvalidRequest, ModelNotFound, Overloaded, UpstreamError
+from kvproxy.errors import InvalidRequest, ModelNotFound, Overloaded, UpstreamError, UpstreamsDraining
 from kvproxy.settings import RoutingSettings, UpstreamServer
 from kvproxy.settings.models import is_model_pattern, upstreams_of
 from kvproxy.upstreams.retry_log import RetryLog
@@ -122,7 +122,7 @@ class ModelRoutes:
         """
         if request.route is None:
             request = self.resolve(request)
-        attempt = request
+        attempt, cause = request, ""
         # A stored conversation is on the upstreams of its model.
         names = () if request.route is None or request.body.get("previous_response_id") else request.route.fallbacks
         fallbacks = [(name, self.find(name)) for name in names]
@@ -137,7 +137,9 @@ class ModelRoutes:
                 except (UpstreamError, Overloaded) as error:
                     if isinstance(error, UpstreamError) and request.has_side_effects and not error.unsent:
                         raise
-                    cause, kind = error.message, type(error).__name__
+                    is_draining = isinstance(error, UpstreamsDraining)
+                    cause = "all its upstreams are draining" if is_draining else error.message
+                    kind = type(error).__name__
                 else:
                     if not calls_for_retry(reply.status, has_side_effects=request.has_side_effects):
                         return self._name_fallback(reply, attempt, request)
@@ -146,7 +148,16 @@ class ModelRoutes:
             self._retry_log.warn(attempt, kind, f"{attempt.model}: {cause}; trying the fallback {name}")
             attempt = replace(request.with_fields({"model": name}), route=route)
             request.delivery.fallback = name
-        return self._name_fallback(await send(attempt, True), attempt, request)
+        try:
+            reply = await send(attempt, True)
+        except UpstreamsDraining as error:
+            if attempt is not request:
+                error.message = (
+                    f"no upstream takes requests for {request.model} ({cause}), and all of its fallback {attempt.model} are"
+                    " draining: restore one with kvproxy upstreams undrain"
+                )
+            raise
+        return self._name_fallback(reply, attempt, request)
 
     def _name_fallback(self, reply: RelayedResponse, sent: ApiRequest, request: ApiRequest) -> RelayedResponse:
         """Name the fallback in a reply, and count the request if its model has fallbacks."""

@@ -258,6 +258,7 @@ def test_the_log_of_a_broken_stream_names_the_upstream(
     with caplog.at_level("WARNING"), pytest.raises(httpx.RemoteProtocolError):
         post(url, "named", ask("break", stream=True))
     assert f"the upstream {last(services, 'named').upstream} broke its response off" in caplog.text
+    assert "the connection ended before the body did" in caplog.text
 
 
 def test_identical_requests_under_way_are_told_apart(running: tuple[str, Services]) -> None:

@@ -107,6 +107,19 @@ def test_a_cooldown_of_all_upstreams_sends_requests_to_the_fallback_at_once(tmp_
         assert proxy.metric("fallback_answered_total", 'model="large"') == 5
 
 
+def test_the_error_names_the_requested_model_if_its_fallback_drains_too(tmp_path: Path) -> None:
+    with running(tmp_path) as proxy:
+        for number in (1, 2, 3):
+            assert httpx.post(f"{proxy.url}/admin/upstreams/drain", params={"name": number}).is_success
+        body = {"model": LARGE, "messages": [{"role": "user", "content": "x"}]}
+        refused = httpx.post(f"{proxy.url}/v1/chat/completions", json=body)
+        assert (refused.status_code, refused.json()["error"]["message"]) == (
+            503,
+            "no upstream takes requests for large (all its upstreams are draining), and all of its fallback small are"
+            " draining: restore one with kvproxy upstreams undrain",
+        )
+
+
 def test_the_hand_over_to_a_fallback_counts_as_a_retry(tmp_path: Path) -> None:
     with running(tmp_path) as proxy:
         for each in proxy.large:

@@ -14,6 +14,21 @@ from kvproxy.index.private_files import make_private_file, restrict_to_owner
 _BUSY_TIMEOUT = 10.0  # Seconds.
 
 
+def check_file(path: Path, database_name: str, version: int) -> None:
+    """Raise an error if a file is no database of this schema version, and leave it unchanged.
+
+    The errors are SchemaVersionError, and sqlite3.DatabaseError for a file that is no database.
+    """
+    if not path.is_file() or not path.stat().st_size:
+        return
+    # A connection that only reads cannot open every file with a WAL. `connect` reports other causes.
+    with (
+        contextlib.suppress(sqlite3.OperationalError),
+        contextlib.closing(sqlite3.connect(file_uri(path), uri=True, timeout=_BUSY_TIMEOUT)) as connection,
+    ):
+        _needs_schema(connection, database_name, version)
+
+
 def make_files_private(path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     make_private_file(path)
@@ -65,18 +80,25 @@ def connect(path: Path, *, accepts_constant: bool = False) -> sqlite3.Connection
 
 def create_schema(connection: sqlite3.Connection, database_name: str, version: int, statements: Sequence[str]) -> None:
     """Create the schema if the file is empty; raises a SchemaVersionError if it has another version. Process-safe."""
-    if _version(connection) == version:
+    if not _needs_schema(connection, database_name, version):
         return
     with connection:
         connection.execute("begin immediate")
-        stored_version = _version(connection)
-        if stored_version == version:
+        if not _needs_schema(connection, database_name, version):
             return
-        if connection.execute("select 1 from sqlite_master").fetchone():
-            raise SchemaVersionError(database_name, stored_version, version)
         for statement in statements:
             connection.execute(statement)
         connection.execute(f"pragma user_version = {version}")
+
+
+def _needs_schema(connection: sqlite3.Connection, database_name: str, version: int) -> bool:
+    """Return whether a database is empty. Raises a SchemaVersionError if it has another version."""
+    stored_version = _version(connection)
+    if stored_version == version:
+        return False
+    if connection.execute("select 1 from sqlite_master").fetchone():
+        raise SchemaVersionError(database_name, stored_version, version)
+    return True
 
 
 def _version(connection: sqlite3.Connection) -> int:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.sqlite_files import connect, create_schema, make_files_private
+from kvproxy.index.sqlite_files import check_file, connect, create_schema, make_files_private
 
 if TYPE_CHECKING:
     from kvproxy.index.store.database import Row, Transaction
@@ -98,6 +98,7 @@ class SpendingFile:
             raise CacheStoreError(f"cannot use {self._path}: {error}") from None
 
     def _open(self) -> sqlite3.Connection:
+        check_file(self._path, f"the file {self._path}", _VERSION)
         make_files_private(self._path)
         connection = connect(self._path)
         try:

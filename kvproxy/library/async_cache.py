@@ -247,13 +247,13 @@ class AsyncCache:
         return await self._remove(EntryFilter(key=key)) > 0
 
     async def delete_tag(self, tag: str, namespace: str | None = None) -> int:
-        """Remove the answers with a tag, in one namespace or (None) in all; return the number of those that had not expired."""
+        """Remove the answers with a tag, in one namespace or (None) in all; return their number, without expired ones."""
         self.check_usable()
         check_texts(tag=tag)
         return await self._remove_all(replace(_filter(namespace), tag=tag))
 
     async def clear(self, namespace: str | None = None) -> int:
-        """Remove all answers of one namespace or (None) of all; return the number of those that had not expired."""
+        """Remove all answers of one namespace or (None) of all; return their number, without expired ones."""
         self.check_usable()
         return await self._remove_all(_filter(namespace))
 
@@ -398,7 +398,7 @@ class AsyncCache:
         return len(entry.response) <= self._settings.max_response_bytes
 
     async def _remove_all(self, where: EntryFilter) -> int:
-        """Remove answers, and return the number of those that had not expired."""
+        """Remove answers, and return their number, without expired ones."""
         removed = await self._remove(replace(where, expires_after=self._clock()))
         await self._remove(where)
         return removed

@@ -158,11 +158,11 @@ class Cache:
         return self._run(self._cache.delete(question, namespace))
 
     def delete_tag(self, tag: str, namespace: str | None = None) -> int:
-        """Remove the answers with a tag, in one namespace or (None) in all; return the number of those that had not expired."""
+        """Remove the answers with a tag, in one namespace or (None) in all; return their number, without expired ones."""
         return self._run(self._cache.delete_tag(tag, namespace))
 
     def clear(self, namespace: str | None = None) -> int:
-        """Remove all answers of one namespace or (None) of all; return the number of those that had not expired."""
+        """Remove all answers of one namespace or (None) of all; return their number, without expired ones."""
         return self._run(self._cache.clear(namespace))
 
     def count(self, namespace: str | None = None) -> int:

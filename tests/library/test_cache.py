@@ -1,6 +1,8 @@
 """The response cache as a library."""
 
+import contextlib
 import gc
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -83,6 +85,20 @@ def test_errors_of_opening_name_the_cause(tmp_path: Path) -> None:
         open_cache(damaged, EXACT)
     with pytest.raises(SettingsError, match="checked needs one"):
         open_cache(tmp_path / "new.db", CacheSettings(policy="checked", verifier="none"))
+
+
+def test_files_of_other_programs_are_not_changed(tmp_path: Path) -> None:
+    text, database = tmp_path / "notes.db", tmp_path / "other.db"
+    text.write_text("These are notes. " * 99)
+    with contextlib.closing(sqlite3.connect(database)) as other:
+        other.execute("create table notes (note text)")
+    for path, message in ((text, "damaged"), (database, "has schema version 0")):
+        path.chmod(0o644)
+        before = path.read_bytes()
+        with pytest.raises(SettingsError, match=message):
+            open_cache(path, EXACT)
+        assert (path.read_bytes(), path.stat().st_mode & 0o777) == (before, 0o644)
+    assert {each.name for each in tmp_path.iterdir()} == {"notes.db", "other.db"}
 
 
 def test_the_synchronous_cache_works_in_threads_and_is_durable(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
-from kvproxy.index.sqlite_files import DatabaseFiles, connect, create_schema, make_files_private
+from kvproxy.index.sqlite_files import DatabaseFiles, check_file, connect, create_schema, make_files_private
 from kvproxy.index.store.database import (
     Operation,
     Row,
@@ -95,6 +95,7 @@ class SqliteDatabase:
         self._is_durable = True
         self.is_closed = False
         try:
+            check_file(path, f"the store {path}", _VERSION)
             make_files_private(path)
             with contextlib.ExitStack() as opened:
                 self._writer = self._connect()

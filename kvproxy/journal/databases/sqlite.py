@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvproxy.errors import KvproxyError, NotFound
-from kvproxy.index.sqlite_files import DatabaseFiles, connect, create_schema, file_uri, make_files_private
+from kvproxy.index.sqlite_files import DatabaseFiles, check_file, connect, create_schema, file_uri, make_files_private
 from kvproxy.journal.databases.database import InvalidQuery, JournalFailed
 from kvproxy.journal.schema import (
     ADDED_COLUMNS,
@@ -127,6 +127,7 @@ _journal_errors = _JournalErrors()
 
 def open_file(path: Path) -> SqliteJournalDatabase:
     """Open the file for writing, and create it if it is missing. Raises sqlite3.Error or SchemaVersionError."""
+    check_file(path, f"the journal {path}", VERSION)
     make_files_private(path)
     connection = connect(path)
     # A killed process loses no commit. A power failure may lose the last ones.

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvproxy.index.policies.guards.fillers import without_fillers
 from kvproxy.index.policies.policy import Limits, Neighbour, Policy
-from kvproxy.index.search.conversation_context import have_other_words
+from kvproxy.index.policies.wording import are_equal_wordings
 from kvproxy.index.search.earlier_statements import has_content, states_facts
 
 _UNIT_END = re.compile(r"(?<=[.?!;:。？！：])[\"'”’)\]}]*,?\s+|\n+|(?<=>)(?=\w)|(?=</)|(?<=\",) ")
@@ -49,9 +49,9 @@ class SharedText:
     def _are_alike(self, rest: str, stored: str) -> bool:
         if not (rest and stored) or self._policy is None or self._num_decisions >= _MAX_DECISIONS:
             return False
-        # The policy compares questions: one changed word may be a fact of a statement.
-        if (states_facts(rest) or states_facts(stored)) and have_other_words(rest, stored):
-            return False
+        # The policy compares questions: one changed word, such as `and` or `or`, may be a fact of a statement.
+        if states_facts(rest) or states_facts(stored):
+            return are_equal_wordings(rest, stored)
         self._num_decisions += 1
         one, other = self._embed(rest), self._embed(stored)
         if one is None or other is None:

@@ -1,11 +1,13 @@
 """Questions about passages in the last user message: python -m tests.benchmarks.passages [--data passages] [--forms blind]
 
-Each case stores one question of a pair, then asks the other one about the same passages in the same form, in both orders. All
-cases use the keys, the store, and the policy of a proxy with default settings, and a namespace of their own. `system` has the
-passages in the system message, so that only the questions are compared.
+Each case stores one question of a pair, then asks the other one about the same passages in the same form, in both orders; or
+the same question about passages with a sentence that was removed, moved, added, or got another word. All cases use the keys,
+the store, and the policy of a proxy with default settings, and a namespace of their own. `system` has the passages in the
+system message, so that only the questions are compared.
 """
 
 import asyncio
+import itertools
 import json
 import tempfile
 from collections import Counter
@@ -113,12 +115,18 @@ BLIND: dict[str, Form] = {
 GROUPS = {"first": FORMS, "second": SECOND, "blind": BLIND}
 
 
+Asked = tuple[str, str]
+"""Passages, and a question about them."""
+KINDS = ("different", "changed", "reworded")
+
+
 @dataclass(frozen=True)
 class Case:
-    passages: str
-    stored: str
-    asked: str
-    is_same: bool
+    """What is stored and what is asked: `different` or `reworded` questions, or one question about `changed` passages."""
+
+    kind: str
+    stored: Asked
+    asked: Asked
 
 
 def read_cases(name: str) -> Iterator[Case]:
@@ -128,16 +136,30 @@ def read_cases(name: str) -> Iterator[Case]:
         while others and len(passages) < LENGTHS[place % len(LENGTHS)]:
             passages += f"\n\n{others.pop(0)}"
         for one, other, is_same in row["pairs"]:
-            yield Case(passages, one, other, bool(is_same))
-            yield Case(passages, other, one, bool(is_same))
+            yield Case(KINDS[2 * is_same], (passages, one), (passages, other))
+            yield Case(KINDS[2 * is_same], (passages, other), (passages, one))
+        question = row["pairs"][0][0]
+        yield from (
+            Case("changed", (passages, question), (changed, question)) for changed in changed_passages(passages)
+        )
+
+
+def changed_passages(passages: str) -> Iterator[str]:
+    sentences = passages.split(". ")
+    middle = len(sentences) // 2
+    yield ". ".join(sentences[:-1])
+    yield ". ".join([*sentences[1:], sentences[0]])
+    yield f"{passages} This was changed in May."
+    for word, other in ((" and ", " or "), (" the ", " each "), (" for ", " without ")):
+        sentences[middle] = sentences[middle].replace(word, other, 1)
+        if ". ".join(sentences) != passages:
+            yield ". ".join(sentences)
 
 
 async def is_served(cache: ResponseCache, form: Form, case: Case, number: int) -> bool:
     assert cache.semantic is not None
     headers = {"x-kvproxy-namespace": f"{number}"}
-    bodies: list[JsonObject] = [
-        {"model": "m", "messages": form(case.passages, each)} for each in (case.stored, case.asked)
-    ]
+    bodies: list[JsonObject] = [{"model": "m", "messages": form(*each)} for each in (case.stored, case.asked)]
     keys = [cache_key(api_request(body, headers=headers), "b", conversations=True) for body in bodies]
     stored, asked = (key.semantic for key in keys)
     if stored.text is None or asked.text is None:
@@ -149,28 +171,23 @@ async def is_served(cache: ResponseCache, form: Form, case: Case, number: int) -
 
 
 async def measure(forms: dict[str, Form], cases: Sequence[Case], *, show: bool) -> None:
-    print("| form | different questions | served | equal questions | served |\n|---|---|---|---|---|")
-    number, total = 0, Counter[bool]()
+    print(f"| form | {' | '.join(f'{kind}, served' for kind in KINDS)} |\n|---|---|---|---|")
+    counts, wrong = Counter(case.kind for case in cases), 0
+    numbers = itertools.count()
     with tempfile.TemporaryDirectory() as folder:
         cache = open_response_cache(Path(folder) / "cache.db", CacheSettings())
         for name, form in forms.items():
-            served: dict[bool, list[Case]] = {True: [], False: []}
-            for case in cases:
-                number += 1
-                if await is_served(cache, form, case, number):
-                    served[case.is_same].append(case)
-            counts = Counter(case.is_same for case in cases)
-            cells = [
-                f"{counts[same]} | {len(served[same])} ({len(served[same]) / counts[same]:.1%})"
-                for same in (False, True)
-            ]
+            served = [case for case in cases if await is_served(cache, form, case, next(numbers))]
+            found = Counter(case.kind for case in served)
+            cells = (f"{found[kind]} of {counts[kind]} ({found[kind] / counts[kind]:.1%})" for kind in KINDS)
             print(f"| {name} | {' | '.join(cells)} |", flush=True)
-            total[False] += len(served[False])
-            for case in served[False] if show else ():
-                print(f"    {case.stored} / {case.asked}")
+            wrong += found["different"] + found["changed"]
+            for case in served if show else ():
+                if case.kind != "reworded":
+                    print(f"    {case.kind}: {case.stored[1]} / {case.asked[1]}")
         cache.close()
-    low, high = wilson_interval(total[False], len(forms) * sum(not case.is_same for case in cases))
-    print(f"wrong: {total[False]}, {low:.1%} to {high:.1%}")
+    low, high = wilson_interval(wrong, len(forms) * (counts["different"] + counts["changed"]))
+    print(f"wrong: {wrong}, {low:.1%} to {high:.1%}")
 
 
 def main() -> None:

@@ -149,6 +149,8 @@ FACT = "Employees get 30 vacation days per year. Interns get 20 vacation days pe
         (f"{FACT} How many do employees get?", FACT, False),
         (f"{FACT} How many do employees get?", f"Hours are fixed. {FACT} How many do they get?", False),
         (f"{FACT} Managers get 40 days. How many is that?", f"{FACT} Workers get 40 days. How many is that?", False),
+        (f"{FACT} Rest on Monday and Friday. How many?", f"{FACT} Rest on Monday or Friday. How many?", False),
+        (f"{FACT} I've been ill. How many is that?", f"{FACT} I have been ill. How many is that?", True),
         (f"Summarise: {FACT}", f"Translate: {FACT}", False),
         ("How many days do I get? I am new.", "How many days do I get? I am old.", True),
         ("How many days do I get?", "When do I get them?", True),

@@ -108,19 +108,17 @@ def estimate(
     from kvproxy.operations.operation import field_names
 
     check_writable(report, (".html",))
-    if column is not None and (sessions or by is not None):
-        raise typer.BadParameter("--column is for questions, so --sessions and --by do not apply")
+    if column is not None and sessions:
+        raise typer.BadParameter("--column is for questions, so --sessions does not apply")
     if by is None and layout != ListLayout():
         raise typer.BadParameter("--csv, --jsonl, --columns, and --wide are for the rows of --by: give it, too")
-    if by is not None:
-        if report is not None or plot is not None:
-            raise typer.BadParameter("--by prints a table: it has no --report and no --plot")
-        settings = with_prices(load_settings(data=data), _command_line_prices(price))
-        with log_files(logs, with_transcripts=format is None) as files:
-            if sessions or files.transcripts:
-                return spending_output(read_spending(files, sessions, model, settings, format, by), layout)
+    if by is not None and (report is not None or plot is not None):
+        raise typer.BadParameter("--by prints a table: it has no --report and no --plot")
     own_prices = _command_line_prices(price)
     with log_files(logs, with_transcripts=format is None and column is None) as files:
+        if by is not None and (sessions or files.transcripts):
+            settings = with_prices(load_settings(data=data), own_prices)
+            return spending_output(read_spending(files, sessions, model, settings, format, by), layout)
         costs = read_session_report(files, sessions, model, data, format, own_prices)
         if costs is not None:
             if report is not None:

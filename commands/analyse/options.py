@@ -71,7 +71,16 @@ def read_requests(
 
     def read(file: LogFile) -> RequestLog:
         text = read_text(file.path, file.name)
-        return read_log(file.name, text, model, format=format, column=column, known_rows=known_rows, for_bill=for_bill)
+        return read_log(
+            file.name,
+            text,
+            model,
+            format=format,
+            column=column,
+            known_rows=known_rows,
+            for_bill=for_bill,
+            reads_facts=True,
+        )
 
     log = read_logs(files, read)
     for line in describe_rows(log) if reads_usage else describe_log(log, tokenizer):

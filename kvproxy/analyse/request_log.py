@@ -7,6 +7,7 @@ from dataclasses import field as dataclass_field
 from functools import cached_property
 from pathlib import Path
 
+from kvproxy.analyse.log_formats.fact_columns import FACT_COLUMNS, with_facts
 from kvproxy.analyse.log_formats.log_format import LogFormat, LoggedRequest, Row, SkipRow, api_of_response, decoded
 from kvproxy.analyse.log_formats.registry import PROMPTS, format_names, log_formats
 from kvproxy.analyse.log_formats.requests import BODY_FIELDS, read_fields
@@ -111,6 +112,7 @@ def read_log(
     answer_column: str | None = None,
     known_rows: set[int] | None = None,
     for_bill: bool = False,
+    reads_facts: bool = False,
 ) -> RequestLog:
     """Parse all requests of a log. Raises InvalidRequest if it has no known format, or no request.
 
@@ -124,13 +126,14 @@ def read_log(
         answer_column: name of the column with the answer to the question of `column`, which becomes the response.
         known_rows: digests of rows with an id in other logs, which count once; those of this log are added.
         for_bill: read usage without prompts, too.
+        reads_facts: with `column`, read model, time, tokens, and labels in other columns, too.
     """
     if format is not None and column is not None:
         raise InvalidRequest("give one of --format and --column")
     if format is not None and format not in format_names():
         raise InvalidRequest(f"unknown format {format!r}: use one of {', '.join(format_names())}")
     if column is not None:
-        log = _read_columns(file, text, column, answer_column, model, system)
+        log = _read_columns(file, text, column, answer_column, model, system, reads_facts=reads_facts)
     elif format == PROMPTS:
         log = _read_prompts(text, model, system)
     else:
@@ -278,7 +281,14 @@ def _read_prompts(text: str, model: str, system: str | None) -> RequestLog:
 
 
 def _read_columns(
-    file: Path, text: str, question: str, answer: str | None, model: str, system: str | None
+    file: Path,
+    text: str,
+    question: str,
+    answer: str | None,
+    model: str,
+    system: str | None,
+    *,
+    reads_facts: bool,
 ) -> RequestLog:
     content, columns = read_rows(file, text), [question] if answer is None else [question, answer]
     names = dict.fromkeys(name for _, value in content.rows for name in value)
@@ -287,14 +297,19 @@ def _read_columns(
     for column in columns:
         if column not in names:
             raise InvalidRequest(f"{file} has no column {column!r}: it has {', '.join(names)}")
-    title = f"the {'columns' if answer else 'column'} {' and '.join(columns)}"
+    facts = [name for name in names if reads_facts and name in FACT_COLUMNS and name not in columns]
+    used = f", with {', '.join(facts)}" if facts else ""
+    title = f"the {'columns' if answer else 'column'} {' and '.join(columns)}{used}"
     log = RequestLog(title, len(content.rows), skipped=content.skipped, errors=_line_errors(content))
+    log.ignored_fields = {*names} - {*columns, *facts} if reads_facts else set()
     for number, value in content.rows:
         causes = [cause for column in columns if (cause := _why_no_text(value, column, content)) is not None]
         if causes:
             log.skipped[causes[0]].append(number)
             continue
         request = _request_of_prompt(number, str(value[question]).strip(), model, system)
+        if facts:
+            request = with_facts(request, {name: value[name] for name in facts if name in value})
         log.requests.append(request if answer is None else replace(request, response=str(value[answer])))
     return log
 

@@ -323,6 +323,21 @@ def test_records_of_the_journal_are_no_requests() -> None:
         logged([{"model": "m", "prompt": 7, "status": 200}])
 
 
+def test_the_columns_beside_a_question_are_read(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    row = 'Where is it?,gpt-4o,red,"1,000",100,7\n'
+    table.write_text("prompt,model,team,input_tokens,output_tokens,score\n" + 2 * row)
+    done = kvproxy("estimate", table, "--column", "prompt", "--json")
+    found = json.loads(done.stdout)
+    hits = found["exact_savings"]
+    assert (hits["requests"], hits["prompt_tokens"], hits["response_tokens"]) == (1, 1_000, 100)
+    assert hits["money"] > 0
+    assert found["log"]["format"] == "the column prompt, with model, team, input_tokens, output_tokens"
+    assert "not read: score\n" in done.stderr
+    (group,) = json.loads(kvproxy("estimate", table, "--column", "prompt", "--by", "team", "--json").stdout)["groups"]
+    assert (group["name"], group["exact"], group["saved_tokens"]) == ("red", 1, 1_100)
+
+
 def test_each_api_key_of_a_log_has_a_cache_of_its_own(tmp_path: Path) -> None:
     common = {"call_type": "acompletion", "spend": 0.1, "startTime": "2026-11-01T09:00:00Z", "model": "m"}
     message = {"role": "user", "content": "Where is it?"}

@@ -464,6 +464,8 @@ def test_a_log_without_sessions_has_savings_by_group(tmp_path: Path) -> None:
     assert groups["gpt-5"]["money"] == pytest.approx(whole["exact_savings"]["money"])
     assert sum(value[3] for value in counts.values()) == pytest.approx(whole["exact_savings"]["money"])
     assert "Saved USD" in kvproxy("estimate", log, "--by", "team", columns=160).stdout
+    piped = kvproxy("estimate", "-", "--by", "team", "--csv", stdin=log.read_bytes())
+    assert piped.stdout == done.stdout
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ _PROMPTS: Mapping[ApiName, str] = MappingProxyType(
 )
 _OUTPUTS = {"choices", "content", "output", "data"}
 _RESPONSES_FIELDS = set("instructions max_output_tokens previous_response_id reasoning store text tools".split())
-_TIMES = (
+TIME_FIELDS = (
     "time timestamp @timestamp ts created created_at startTime start_time started_at startedDateTime request_created_at"
 ).split()
 # Larger timestamps are in milliseconds, microseconds, or nanoseconds: in seconds they would be after the year 5138.
@@ -322,7 +322,7 @@ def logged_time(value: JsonMap) -> float | None:
 
 def time_field(value: JsonMap) -> str | None:
     """Return the name of the field with the time of a row; None if there is none."""
-    return next((name for name in _TIMES if value.get(name) not in (None, "")), None)
+    return next((name for name in TIME_FIELDS if value.get(name) not in (None, "")), None)
 
 
 def decoded(value: Json) -> Json:

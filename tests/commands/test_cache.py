@@ -375,7 +375,7 @@ def test_limits_of_a_client_are_changed_without_a_new_key(tmp_path: Path) -> Non
         ("expires = 4954348800", 4954348800.0),
         ('expires = "90d"', "must be a date such as 2026-12-31"),
         ('models = "small, large-*"', ("small", "large-*")),
-        ("budget_per_day = inf", "should be a finite number"),
+        ("budget_per_day = inf", "must be a finite number"),
         (f'[[clients]]\nname = "a"\nkey_sha256 = "{"1" * 64}"', "2 clients have the name a"),
     ],
 )

@@ -69,7 +69,8 @@ class BuiltInVerifier:
             return verifier_graph(merge_adapter(base_weights(folder), trained), ranges if int8 else None)
 
         source_digest = content_digest(adapter, PACKAGED, code_digest(), "8 bits" if int8 else "float32")
-        self._session = files.open("verifier", source_digest, build)
+        are_exact = int8 and computes_int8_exactly(files, narrow_sums=True)
+        self._session = files.open("verifier", source_digest, build, narrow_sums=are_exact)
         tables = embedding_tables(folder)
         self._tables = merge_adapter(tables, {name: value for name, value in trained.items() if name in tables})
         self._tokenizer = load_tokenizer(folder, MAX_TOKENS)

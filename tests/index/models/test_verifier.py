@@ -1,6 +1,8 @@
 """The built-in verifier, and a verifier of the user."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,6 +75,28 @@ def test_both_graphs_have_the_logits_of_the_network(verifier: BuiltInVerifier) -
     exact = BuiltInVerifier(adapter, PlattScaling(1, 0), int8=False, files=OnnxFiles([]))
     np.testing.assert_allclose(exact.logits(pairs), wanted, atol=1e-3)
     assert np.abs(verifier.logits(pairs) - wanted).max() < 1.5
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_it_uses_the_fast_kernels_if_they_compute_exactly(exact: bool) -> None:
+    widths: dict[str, bool] = {}
+
+    class Probe:
+        def __init__(self, product: float) -> None:
+            self.product = product
+
+        def run(self, outputs: Any, given: dict[str, np.ndarray]) -> list[np.ndarray]:
+            return [np.array([[[self.product]]], np.float32)]
+
+    class Files(OnnxFiles):
+        def open(
+            self, kind: str, source_digest: str, build: Callable[[], bytes], *, narrow_sums: bool = False
+        ) -> Probe:
+            widths[kind] = narrow_sums
+            return Probe(2 * 255 * 127 if exact or not narrow_sums else 2**15 - 1)
+
+    BuiltInVerifier.load(files=Files([]))
+    assert widths["verifier"] is exact
 
 
 def test_cosines_count_only_if_the_scaling_was_fitted_to_them() -> None:

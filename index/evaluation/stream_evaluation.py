@@ -14,7 +14,7 @@ from kvproxy.index.evaluation.labelled_pairs import read_json_lines
 from kvproxy.index.evaluation.stream_replay import AnswersEqual, ReplayOutcome, Stream, replay
 from kvproxy.index.models.embedder import Embedder
 from kvproxy.index.policies.learned.answer_classes import text_digest
-from kvproxy.index.policies.learned.answer_facts import answers_equal
+from kvproxy.index.policies.learned.answer_facts import answers_equal, embedded_part
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy
@@ -104,7 +104,7 @@ def embed_stream(
     texts, answers = [line.text for line in lines], [line.answer for line in lines]
     vectors = embed_texts(texts, embedder, progress)
     digests = [text_digest(answer) for answer in answers]
-    of_answers = None if min_cosine is None else embed_texts(answers, embedder, progress)
+    of_answers = None if min_cosine is None else embed_texts([*map(embedded_part, answers)], embedder, progress)
 
     def same(one: int, other: int) -> bool | None:
         if digests[one] == digests[other] or of_answers is None or min_cosine is None:

@@ -17,6 +17,7 @@ from kvproxy.index.errors import CacheStoreError, EmbedderError
 from kvproxy.index.models.embedder import Embedder, EmbeddingCache
 from kvproxy.index.models.languages import EVERY, can_match, is_in_languages
 from kvproxy.index.pending_writes import PendingWrite, PendingWrites
+from kvproxy.index.policies.learned.answer_facts import embedded_part
 from kvproxy.index.policies.learned.feedback import FeedbackRecorder
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Limits, Policy, PolicyName
@@ -225,8 +226,8 @@ class SemanticCache:
             self._embeddings.vectors(readable)
 
     async def similarity(self, one: str, other: str) -> float:
-        """Return the cosine of two responses."""
-        vectors = [await self._embed(text, self._response_embeddings) for text in (one, other)]
+        """Return the cosine of the beginnings of two responses."""
+        vectors = [await self._embed(embedded_part(text), self._response_embeddings) for text in (one, other)]
         return float(vectors[0] @ vectors[1])
 
     async def entries(self, ids: Sequence[str]) -> dict[str, Entry]:

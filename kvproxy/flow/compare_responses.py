@@ -20,7 +20,7 @@ from kvproxy.flow.layers.cached import is_shadow, judge_of
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.policies.learned.answer_classes import text_digest
-from kvproxy.index.policies.learned.answer_facts import answers_equal
+from kvproxy.index.policies.learned.answer_facts import compare_words
 from kvproxy.index.search.lookup_result import Lookup
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store.observations import Audit
@@ -302,8 +302,9 @@ class ResponseComparer:
             return True
         if judge == "equality":
             return False
-        cosine = await self._semantic.similarity(cached, fresh)
-        equal = await asyncio.to_thread(answers_equal, cached, fresh, cosine, self._settings.judge_similarity)
+        verdicts = await asyncio.to_thread(compare_words, cached, fresh, self._settings.judge_similarity)
+        # The embedding of an answer takes more time than the lookup of its question.
+        equal = verdicts.at(await self._semantic.similarity(cached, fresh) if verdicts.need_cosine else 0.0)
         if judge != "model" or not self._budget.take(is_audit=equal is not None):
             return equal
         verdict = await judge_with_model(self._backend, request, question, cached, fresh)

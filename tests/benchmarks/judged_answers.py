@@ -12,7 +12,7 @@ from itertools import combinations
 from pathlib import Path
 
 from kvproxy.index.models.embedder import Embedder, load_embedder
-from kvproxy.index.policies.learned.answer_facts import answers_equal
+from kvproxy.index.policies.learned.answer_facts import answers_equal, embedded_part
 from tests.benchmarks.options import read_options
 
 _NAMES = {True: "equal", False: "different", None: "undecided"}
@@ -21,7 +21,7 @@ _NAMES = {True: "equal", False: "different", None: "undecided"}
 def judge(pairs: Iterable[tuple[str, str]], embedder: Embedder) -> Counter[str]:
     counts = Counter[str]()
     for one, other in pairs:
-        vectors = embedder.embed([one, other])
+        vectors = embedder.embed([embedded_part(one), embedded_part(other)])
         counts[_NAMES[one == other or answers_equal(one, other, float(vectors[0] @ vectors[1]))]] += 1
     return counts
 

@@ -398,6 +398,20 @@ async def test_answers_are_compared_by_text_and_by_similarity(
     assert await comparer.have_same_meaning(asked, "Why?", "Here is one text.", fresh) is same
 
 
+async def test_answers_whose_words_decide_are_not_embedded() -> None:
+    class Unusable(Similar):
+        async def similarity(self, one: str, other: str) -> float:
+            raise AssertionError
+
+    semantic: Any = Unusable(0.0)
+    model: Any = Judge()
+    comparer = ResponseComparer(semantic, model, CacheSettings())
+    asked = api_request({"model": "m", "messages": []})
+    unrelated = "Heavy clouds bring rain tonight, tomorrow stays sunny with light winds."
+    assert await comparer.have_same_meaning(asked, "Why?", "Tap Cards, then Lock.", unrelated) is False
+    assert await comparer.have_same_meaning(asked, "Why?", "It costs 5 euros.", "It costs 7 euros.") is False
+
+
 @pytest.mark.parametrize(
     ("setting", "rule", "same"),
     [("none", "equality", False), ("equality", "similarity", True), ("equality", None, False)],

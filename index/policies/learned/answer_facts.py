@@ -29,6 +29,8 @@ from kvproxy.index.policies.learned.polite_phrases import without_polite_phrases
 MIN_EQUAL_COSINE, _MAX_DIFFERENT_COSINE = 0.65, 0.4
 _MIN_EQUAL_OVERLAP, _MAX_DIFFERENT_OVERLAP = 0.4, 0.3
 _MIN_EQUAL_COSINE_OF_OTHER_LANGUAGES, _MAX_DIFFERENT_COSINE_OF_OTHER_LANGUAGES = 0.9, 0.6
+_MAX_UNRELATED_OVERLAP, _MIN_SIMILAR_OVERLAP = 0.1, 0.8  # The cosine is then low or high.
+_MAX_EMBEDDED = 400  # Characters.
 _COPY_RATIO = 0.75
 _MAX_SHORT = 6  # Content words.
 _MAX_COMPARED = 2000  # Characters.
@@ -83,27 +85,67 @@ def answer_facts(text: str) -> AnswerFacts:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class WordVerdicts:
+    """Verdicts on two answers by their words, if the cosine of their embeddings is low, medium, or high."""
+
+    low: bool | None
+    medium: bool | None
+    high: bool | None
+    max_low: float = _MAX_DIFFERENT_COSINE
+    min_high: float = MIN_EQUAL_COSINE
+
+    @property
+    def need_cosine(self) -> bool:
+        return not (self.low is self.medium is self.high)
+
+    def at(self, cosine: float) -> bool | None:
+        if cosine < self.max_low:
+            return self.low
+        return self.high if cosine >= self.min_high else self.medium
+
+
 def answers_equal(one: str, other: str, cosine: float, min_cosine: float = MIN_EQUAL_COSINE) -> bool | None:
     """Return whether two answers state the same facts; None if this is undecided.
 
     Args:
-        cosine: of the embeddings of the answers.
+        cosine: of the embeddings of the answers, see `embedded_part`.
         min_cosine: least cosine of equal answers.
     """
+    return compare_words(one, other, min_cosine).at(cosine)
+
+
+def embedded_part(answer: str) -> str:
+    """Return the beginning of an answer, because the time of an embedding grows with the length."""
+    return answer if len(answer) <= _MAX_EMBEDDED else answer[:_MAX_EMBEDDED].rsplit(" ", 1)[0]
+
+
+def compare_words(one: str, other: str, min_cosine: float = MIN_EQUAL_COSINE) -> WordVerdicts:
+    """Return the verdicts of `answers_equal` for all cosines."""
     one, other = without_polite_phrases(one), without_polite_phrases(other)
     if not (is_surely_english(one) and is_surely_english(other)):
         least = max(min_cosine, _MIN_EQUAL_COSINE_OF_OTHER_LANGUAGES)
-        if cosine < _MAX_DIFFERENT_COSINE_OF_OTHER_LANGUAGES:
-            return False
-        return not a_few_words_differ(one, other) if cosine >= least else None
-    if cosine < _MAX_DIFFERENT_COSINE or _contradict(one, other):
-        return False
+        equal = not a_few_words_differ(one, other)
+        return WordVerdicts(False, None, equal, _MAX_DIFFERENT_COSINE_OF_OTHER_LANGUAGES, least)
+    if _contradict(one, other):
+        return WordVerdicts(False, False, False)
     ours, theirs = answer_facts(one), answer_facts(other)
     alone, also_alone = _unmatched(ours.content, theirs.content), _unmatched(theirs.content, ours.content)
     shared = 1 - len(alone) / max(1, len(ours.content)), 1 - len(also_alone) / max(1, len(theirs.content))
-    if cosine < min_cosine and max(shared) < _MAX_DIFFERENT_OVERLAP:
-        return False
+    if max(shared) < _MAX_UNRELATED_OVERLAP:
+        return WordVerdicts(False, False, False)
     is_short = max(len(ours.content), len(theirs.content)) <= _MAX_SHORT
+    equal_facts = _facts_equal(one, other, alone, also_alone, is_short=is_short)
+    high = None if equal_facts and min(shared) < _MIN_EQUAL_OVERLAP else equal_facts
+    if equal_facts is False or (min(shared) >= _MIN_SIMILAR_OVERLAP and not is_short):
+        return WordVerdicts(high, high, high)
+    return WordVerdicts(
+        False, False if max(shared) < _MAX_DIFFERENT_OVERLAP else None, high, _MAX_DIFFERENT_COSINE, min_cosine
+    )
+
+
+def _facts_equal(one: str, other: str, alone: list[str], also_alone: list[str], *, is_short: bool) -> bool | None:
+    ours, theirs = answer_facts(one), answer_facts(other)
     is_copy = _is_near_copy(one, other) or (is_short and len(alone) == len(also_alone) == 1)
     has_conflict = _conflict(alone, also_alone)
     if is_copy and (
@@ -114,9 +156,8 @@ def answers_equal(one: str, other: str, cosine: float, min_cosine: float = MIN_E
         return None
     if is_copy and (alone or also_alone or _words_are_reordered(one, other)):
         return None  # A replaced, missing, or moved word may be a fact.
-    if is_short and alone and also_alone:
-        return None  # Each word of a short answer may be its only fact.
-    return True if cosine >= min_cosine and min(shared) >= _MIN_EQUAL_OVERLAP else None
+    # Each word of a short answer may be its only fact.
+    return None if is_short and alone and also_alone else True
 
 
 def _contradict(one: str, other: str) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvproxy.index.policies.learned.answer_facts import answers_equal
+from kvproxy.index.policies.learned.answer_facts import answers_equal, compare_words, embedded_part
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,40 @@ def test_polite_phrases_state_no_facts(opening: str, closing: str) -> None:
 )
 def test_a_phrase_that_answers_is_compared(one: str, other: str) -> None:
     assert answers_equal(one, other, cosine=0.9) is not True
+
+
+_REFUND = (
+    "Return the unused item within 30 days, open Orders, choose Return, and print the prepaid label for the parcel."
+)
+_REFUND_REORDERED = (
+    "Open Orders, choose Return, and print the prepaid label for the parcel: return the unused item within 30 days."
+)
+_WEATHER = "Heavy clouds bring rain tonight, tomorrow stays sunny with light winds near the coast."
+
+
+@pytest.mark.parametrize(
+    ("other", "equal"),
+    [
+        (_WEATHER, False),
+        (_REFUND_REORDERED, True),
+        (_REFUND_REORDERED.replace("30", "14"), None),
+        (_REFUND.replace("30", "14"), False),
+    ],
+)
+def test_unrelated_and_similar_words_decide_without_embeddings(other: str, equal: bool | None) -> None:
+    verdicts = compare_words(_REFUND, other)
+    assert not verdicts.need_cosine
+    assert {verdicts.at(cosine) for cosine in (0.1, 0.5, 0.9)} == {equal}
+
+
+def test_free_rewordings_need_the_cosine() -> None:
+    other = "Items that were not used can be sent back for 30 days: your Orders page has a Return button with a label."
+    assert compare_words(_REFUND, other).need_cosine
+
+
+def test_the_beginning_of_a_long_answer_is_embedded() -> None:
+    assert embedded_part(_REFUND) == _REFUND
+    beginning = embedded_part("word " * 1000)
+    assert len(beginning) <= 400
+    assert beginning.endswith("word")
+    assert len(embedded_part("x" * 1000)) == 400

@@ -172,6 +172,7 @@ def _print_explanation(explanation: "RequestExplanation", layout: Layout) -> Non
             ("exact key", f"{explanation.key[:16]}, {stored}"),
             ("namespace", explanation.namespace[:16]),
             *([("policy", _policy_and_limits(semantic))] if semantic.policy else []),
+            *([("question", _question_beside_passages(semantic.question))] if semantic.question else []),
         ],
         for_people=True,
     )
@@ -186,6 +187,10 @@ def _print_explanation(explanation: "RequestExplanation", layout: Layout) -> Non
         print_text("prefix     unknown: the upstream manages its cache, and reports reuse only with its answer")
     else:
         _print_prefix(prefix)
+
+
+def _question_beside_passages(question: str) -> str:
+    return f"{_beginning(one_line(question))} The other text of the message must be equal."
 
 
 def _route_text(route: "ModelRoute") -> str:

@@ -9,7 +9,7 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, as_object, loads
 from kvproxy.apis.request_directives import RequestDirectives
 from kvproxy.backends.prefix_cache import PrefixCache
-from kvproxy.exchange import CacheKey, Exchange
+from kvproxy.exchange import CacheKey, Exchange, SemanticKey
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.flow.explanation import (
     ClosestRequest,
@@ -24,7 +24,7 @@ from kvproxy.flow.path import RequestPath
 from kvproxy.index.entry import Entry, Freshness
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.policy import describe_verdict
-from kvproxy.index.search.conversations import describe_match, earlier_turns
+from kvproxy.index.search.conversations import describe_match, earlier_turns, last_turn
 from kvproxy.index.search.lookup_result import Candidate
 from kvproxy.index.store import EntryFilter, Store
 from kvproxy.journal.miss_explanation import RegionLoader
@@ -176,6 +176,7 @@ async def _explain_semantic(path: RequestPath, exchange: Exchange, served: Candi
         max_error=settings.max_error if policy == "learned" else None,
         learned=None if cache.learning is None else await cache.learning.status(key.semantic.namespace),
         shadow=is_shadow(exchange.api_request, settings),
+        question=_question_beside_passages(key.semantic),
     )
     text = key.semantic.text
     if text is None:
@@ -198,6 +199,11 @@ async def _explain_semantic(path: RequestPath, exchange: Exchange, served: Candi
         )
         return replace(report, neighbours=tuple(shown))
     return replace(report, reason=reason)
+
+
+def _question_beside_passages(key: SemanticKey) -> str | None:
+    question = None if key.text is None else last_turn(key.text)
+    return None if question == key.prompt else question
 
 
 def _explain_neighbour(candidate: Candidate, question: str, *, served: bool) -> NeighbourExplanation:

@@ -48,6 +48,7 @@ class SemanticExplanation:
         policy: None if no search takes place; `reason` says why.
         learned: what the policy `learned` knows of the namespace; None without it.
         shadow: accepted responses are counted, but not served.
+        question: the compared part of the last user message, if its other text must be equal; None if all is compared.
     """
 
     policy: str | None = None
@@ -58,6 +59,7 @@ class SemanticExplanation:
     shadow: bool = False
     neighbours: tuple[NeighbourExplanation, ...] = ()
     reason: str | None = None
+    question: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,14 +115,30 @@ def test_explain_names_the_layer_that_answers(demo: Demo) -> None:
 
 
 def test_neighbours_are_shown_without_their_shared_beginning(demo: Demo) -> None:
-    url, passage = demo[0], "Context: Parcels take three days, letters two, and both are insured. Question: "
+    url, passage = demo[0], "Parcels take three days, letters take two days, and both of them are insured. "
     for question in ("How long does a letter take?", "Is a parcel insured?"):
         ask(url, passage + question, "", temperature=0)
     given = ("explain", passage + "What is insured?", "--system", "", "--temperature", 0)
     shown = kvproxy(*given, url=url, columns=200).stdout
     assert "… Is a parcel insured?" in shown
-    assert "Context" not in shown
-    assert {row["prompt"][:8] for row in result(*given, url=url)["semantic"]["neighbours"]} == {"Context:"}
+    assert "Parcels" not in shown.partition("prefix")[0]
+    explained = result(*given, url=url)["semantic"]
+    assert {row["prompt"][:8] for row in explained["neighbours"]} == {"Parcels "}
+    assert explained["question"] is None
+
+
+def test_the_question_beside_passages_is_named(demo: Demo) -> None:
+    url, form = (
+        demo[0],
+        "Context:\nParcels take three days, letters take two days, and both are insured.\n\nQuestion: {}",
+    )
+    ask(url, form.format("How long does a parcel take?"), "", temperature=0)
+    given = ("explain", form.format("How long do letters take?"), "--system", "", "--temperature", 0)
+    explained = result(*given, url=url)["semantic"]
+    assert explained["question"] == "How long do letters take?"
+    assert [row["prompt"] for row in explained["neighbours"]] == ["How long does a parcel take?"]
+    shown = " ".join(kvproxy(*given, url=url).stdout.split())
+    assert "question How long do letters take? The other text of the message must be equal." in shown
 
 
 def test_the_api_key_selects_the_tenant(demo: Demo) -> None:

@@ -111,7 +111,10 @@ def _print_usage_error(error: typer.TyperException) -> None:
     context: typer.Context | None = getattr(error, "ctx", None)
     if hasattr(error, "possibilities") and isinstance(option := getattr(error, "option_name", None), str):
         message = f"No such option: {option}{_similar_options(option, context)}"
-    if message:  # Without arguments, the help is printed already.
+    if context is not None and message == context.get_help():
+        # A group without a command.
+        typer.echo(message, err=True)
+    elif message:
         path = "kvproxy" if context is None else context.command_path
         message = message.rstrip(".").removeprefix("Invalid value: ").replace("Value error, ", "")
         print_note(f"{path}: {message} ({path} --help lists the options)")
@@ -125,4 +128,7 @@ def _similar_options(name: str, context: "typer.Context | None") -> str:
         return " Did you mean --url http://HOST:PORT?"
     similar = [long for long in names if len(name) > 3 and long.startswith(name)]
     similar = similar or difflib.get_close_matches(name, names, n=2, cutoff=_SIMILARITY)
-    return f" Did you mean {' or '.join(similar)}?" if similar else ""
+    if similar:
+        return f" Did you mean {' or '.join(similar)}?"
+    is_group = context is not None and hasattr(context.command, "commands")
+    return f"; it may belong after a command: {context.command_path} COMMAND {name}" if is_group and context else ""

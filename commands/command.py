@@ -108,12 +108,16 @@ def _command(function: CommandFunction) -> Callable[..., None]:
 
     parameters.append(Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context))
 
+    declared = [parameter for group in groups.values() for parameter in declared_parameters(group)]
+    single = {parameter.name: parameter for parameter in declared if _is_single(parameter.metadata)}
+
     @functools.wraps(function)
     def run(context: typer.Context, **values: Any) -> None:
         if context.invoked_subcommand is not None:
             return
         for name, value in values.items():
             _check_is_utf8(name, value)
+            _check_has_value(single.get(name), value)
         as_json = prints_json and values.pop("as_json")
         for name, group in groups.items():
             values[name] = group(**{option.name: values.pop(option.name) for option in _options_of_group(group)})
@@ -143,14 +147,20 @@ def _command(function: CommandFunction) -> Callable[..., None]:
     # Rich keeps the line breaks of a paragraph, also in a narrower terminal.
     run.__doc__ = "\n\n".join(" ".join(paragraph.split("\n")) for paragraph in paragraphs)
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    declared = [parameter for group in groups.values() for parameter in declared_parameters(group)]
-    setattr(run, _SINGLE, {parameter.name: parameter for parameter in declared if _is_single(parameter.metadata)})
+    setattr(run, _SINGLE, single)
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 
 def _is_single(parameter: DescribedParameter) -> bool:
     return parameter.is_list or isinstance(parameter, Filter)
+
+
+def _check_has_value(parameter: DeclaredParameter | None, value: object) -> None:
+    """Refuse a blank filter, such as an empty variable of a script, which would match every row or none."""
+    if parameter is not None and isinstance(parameter.metadata, Filter) and isinstance(value, str) and not value.strip():
+        name = parameter.name.replace("_", "-")
+        raise typer.BadParameter(f"--{name} is empty: give it a value, or leave it out")
 
 
 def _check_is_utf8(name: str, value: object) -> None:

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
+from typer import BadParameter, Option
 
 from kvproxy.commands.analyse.options import (
     BlockSize,
@@ -73,7 +73,10 @@ def lint(
     with log_files(logs, with_transcripts=format is None) as files:
         report = read_session_report(files, sessions, model, data, format)
         if report is not None:
-            return Output(asdict(report), lambda: print_losses(report, top))
+            if edits is not None:
+                raise BadParameter("--edits needs a log of whole prompts, which transcripts and --sessions do not read")
+            code = _check_reuse(report.reuse, min_reuse)
+            return Output(asdict(report) | {"reuse": report.reuse}, lambda: print_losses(report, top), code)
         check_writable(edits)
         settings, loaded = load_settings(data=data), load_log_tokenizer(tokenizer)
         content = read_requests(files, model, format, tokenizer)
@@ -91,12 +94,15 @@ def lint(
             print_text("write these edits as settings with --edits FILE; kvproxy serve applies them to requests")
 
     document = _json_document(lint_report) | {"log": log_document(content, tokenizer), "reuse": lint_report.reuse}
-    is_too_low = min_reuse is not None and lint_report.reuse < min_reuse
-    if is_too_low:
-        print_note(
-            f"{percent(lint_report.reuse)} of the prompt tokens are reused, less than --min-reuse {percent(min_reuse or 0)}"
-        )
-    return Output(document, show, int(is_too_low))
+    return Output(document, show, _check_reuse(lint_report.reuse, min_reuse))
+
+
+def _check_reuse(reuse: float, least: float | None) -> int:
+    """Return the exit code: 1, with a note, if the reuse is below `--min-reuse`."""
+    if least is None or reuse >= least:
+        return 0
+    print_note(f"{percent(reuse)} of the prompt tokens are reused, less than --min-reuse {percent(least)}")
+    return 1
 
 
 def _print_report(lint_report: "LintReport", top: int) -> None:

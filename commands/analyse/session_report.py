@@ -169,12 +169,10 @@ def print_costs(report: "SessionReport") -> None:
 
 def _print_sums(report: "SessionReport") -> None:
     turns = sum(session.turns for session in report.sessions)
-    reused = sum(session.reused_tokens or 0 for session in report.sessions)
-    total = report.ledger.prompt_tokens
     # Sub-agents have sessions of their own, also in the file of their parent.
     place = f" in {plural(report.files, 'file')}" if report.files else ""
     counts = f"{plural(len(report.sessions), 'session')}{place}, {plural(turns, 'request')}"
-    print_text(f"{counts}, {total:,} input tokens, {percent(reused / max(1, total))} reused")
+    print_text(f"{counts}, {report.ledger.prompt_tokens:,} input tokens, {percent(report.reuse)} reused")
     if report.repeated is not None:
         middle, average = report.repeated
         print_text(f"input that an earlier request sent, by session: median {percent(middle)}, mean {percent(average)}")

@@ -86,6 +86,12 @@ class SessionReport:
     unpriced: int = 0
     files: int = 0
 
+    @property
+    def reuse(self) -> float:
+        """Share of all prompt tokens that were reused."""
+        reused = sum(session.reused_tokens or 0 for session in self.sessions)
+        return reused / max(1, self.ledger.prompt_tokens)
+
 
 def report_sessions(
     requests: Sequence[LoggedRequest],

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from kvproxy.apis.api import ApiName
-from kvproxy.operations.parameters import Parameter, argument, duration, size
+from kvproxy.operations.parameters import Parameter, argument, check_id, duration, size
 
 _TOKEN_BYTES = "KV bytes per token, for a tier of an upstream."
 
@@ -12,6 +12,9 @@ _TOKEN_BYTES = "KV bytes per token, for a tier of an upstream."
 @dataclass(frozen=True, slots=True)
 class BlockName:
     id: Annotated[str, argument("Number of a block, or the first digits of its hash.")]
+
+    def __post_init__(self) -> None:
+        check_id(self.id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from kvproxy.operations.parameters import Filter, Parameter, argument, declared_parameters
+from kvproxy.operations.parameters import Filter, Parameter, argument, check_id, declared_parameters
 from kvproxy.operations.suggestions import models, response_ids, tags, tenants
 from kvproxy.units import parse_seconds
 
@@ -49,6 +49,9 @@ class EntryRemoval(EntryQuery):
 @dataclass(frozen=True, slots=True)
 class EntryName:
     id: Annotated[str, argument("Id of the response, or its first digits.", response_ids)]
+
+    def __post_init__(self) -> None:
+        check_id(self.id)
 
 
 @dataclass(frozen=True, slots=True)

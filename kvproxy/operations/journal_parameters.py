@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from kvproxy.journal.groups import SavingsGroup, SpendingGroup
 from kvproxy.journal.sums_filter import SumsFilter, sums_filter
-from kvproxy.operations.parameters import Filter, Parameter, duration, period_end, period_start
+from kvproxy.operations.parameters import Filter, Parameter, check_id, duration, period_end, period_start
 from kvproxy.operations.suggestions import models, teams, tenants
 
 _TENANT = "Only requests of this tenant, or of the client with this name."
@@ -29,6 +29,9 @@ class SeriesQuery:
 @dataclass(frozen=True, slots=True)
 class RecordName:
     id: Annotated[str, Parameter("Id of a request, the beginning of its id, or its record number.")]
+
+    def __post_init__(self) -> None:
+        check_id(self.id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,3 +88,6 @@ class SessionQuery:
 @dataclass(frozen=True, slots=True)
 class SessionName:
     id: Annotated[str, Parameter("Id or name of a session, or the id of one of its requests.")]
+
+    def __post_init__(self) -> None:
+        check_id(self.id)

@@ -226,9 +226,10 @@ def _sessions(journal: JournalAccess) -> SessionReader:
 
 def find_record(journal: JournalClient, request: str) -> RecordWithQuestions:
     """Return the record of a request, given its id, the beginning of its id, or its record number. Raises NotFound."""
+    name = RecordName(request)
     if isinstance(journal, DirectJournal):
-        return journal.record(request)
-    explanation = journal.perform(explain_record, RecordName(request))
+        return journal.record(name.id)
+    explanation = journal.perform(explain_record, name)
     record = explanation.explained.record
     values = {field.name: getattr(record, field.name) for field in fields(record)}
     added = [field.name for field in fields(RecordWithQuestions) if field.name not in values]

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeAlias, get_args, get_origin
 
+from kvproxy.errors import InvalidRequest
 from kvproxy.units import parse_bytes, parse_seconds, parse_since, parse_time
 
 _MAX_NUMBER = 2.0**31
@@ -111,6 +112,12 @@ def period_start(help: str, default_text: str | None = None) -> Filter:
 def period_end(help: str) -> Filter:
     """Describe the end of a period, in seconds since the epoch. See `units.parse_time`."""
     return Filter(help, parse_time, "TIME", needs_unit=True)
+
+
+def check_id(id: str) -> None:
+    """Raise InvalidRequest for a blank id, such as an empty variable of a script: every id begins with it."""
+    if not id.strip():
+        raise InvalidRequest("the id is empty: give one, or its first digits", param="id")
 
 
 def declared_parameters(kind: type[Any]) -> Iterator[DeclaredParameter]:

@@ -243,6 +243,16 @@ def test_the_commands_report_transcripts(tmp_path: Path) -> None:
     assert 'breakpoints = "auto", keep_warm_tokens' in costs
 
 
+def test_lint_checks_the_reuse_of_transcripts(tmp_path: Path) -> None:
+    conversation().write(tmp_path / "5e55.jsonl")
+    reuse = json.loads(kvproxy("lint", tmp_path, "--json").stdout)["reuse"]
+    assert 0.1 < reuse < 0.9
+    codes = [kvproxy("lint", tmp_path, "--min-reuse", least).returncode for least in (0, reuse - 0.01, reuse + 0.01, 1)]
+    assert codes == [0, 0, 1, 1]
+    refused = kvproxy("lint", tmp_path, "--edits", tmp_path / "edits.toml")
+    assert (refused.returncode, "--edits needs a log" in refused.stderr) == (2, True)
+
+
 def test_a_model_without_a_price_does_not_remove_the_money_of_the_others(tmp_path: Path) -> None:
     conversation().write(tmp_path / "known.jsonl")
     known = report(tmp_path)

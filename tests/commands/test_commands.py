@@ -85,6 +85,11 @@ def test_statistics_for_people_have_labels_and_units(demo: Demo) -> None:
         (["log", "--csv", "--jsonl"], 2, "give one of --csv and --jsonl"),
         (["log", "--csv", "--json"], 2, "give one of --json and --csv"),
         (["cache", "ls", "--jsonl", "--json"], 2, "give one of --json and --jsonl"),
+        # An empty variable of a script would select every id, or the latest request.
+        *((["cache", "rm", "--yes", f"--{name}", " "], 2, f"--{name} is empty") for name in ("key", "prompt", "tag")),
+        (["log", "--reason", ""], 2, "--reason is empty"),
+        (["--data", "x", "sessions"], 2, "; it may belong after a command: kvproxy COMMAND --data"),
+        (["cache", "--data", "x", "ls"], 2, "cache COMMAND --data"),
     ],
 )
 def test_errors_are_one_line_and_an_exit_code(tmp_path: Path, arguments: list[str], code: int, says: str) -> None:
@@ -92,6 +97,12 @@ def test_errors_are_one_line_and_an_exit_code(tmp_path: Path, arguments: list[st
     assert done.returncode == code, done.stderr
     assert says in done.stderr
     assert ": Invalid value: " not in done.stderr
+
+
+@pytest.mark.parametrize("group", [[], ["cache"], ["keys"]])
+def test_a_group_without_a_command_prints_its_help(group: list[str]) -> None:
+    done, help = kvproxy(*group, COLUMNS="60"), kvproxy(*group, "--help", COLUMNS="60")
+    assert (done.returncode, done.stderr) == (2, help.stdout)
 
 
 def test_the_flags_of_serve_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,17 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
+
+from kvproxy.errors import InvalidRequest
 from kvproxy.index.store import EntryFilter
-from kvproxy.operations.cache_parameters import EntryQuery
+from kvproxy.operations.blocks_parameters import BlockName
+from kvproxy.operations.cache_parameters import EntryName, EntryQuery, NamedRemoval
+from kvproxy.operations.journal_parameters import RecordName, SessionName
 from kvproxy.operations.keys_parameters import LIMITS
 from kvproxy.operations.parameters import declared_parameters
 from kvproxy.settings.access import ClientSettings
@@ -53,6 +59,14 @@ print(json.dumps({
     "help": CliRunner().invoke(app, ["log", "--help"]).stdout,
 }))
 """
+
+
+@pytest.mark.parametrize("name", [RecordName, SessionName, EntryName, NamedRemoval, BlockName])
+def test_no_blank_text_is_an_id(name: Callable[[str], object]) -> None:
+    """Each id begins with it, and a script passes it for an empty variable."""
+    for text in ("", " "):
+        with pytest.raises(InvalidRequest, match="the id is empty"):
+            name(text)
 
 
 def test_a_new_filter_is_one_edit(tmp_path: Path) -> None:

@@ -158,9 +158,10 @@ def _is_single(parameter: DescribedParameter) -> bool:
 
 def _check_has_value(parameter: DeclaredParameter | None, value: object) -> None:
     """Refuse a blank filter, such as an empty variable of a script, which would match every row or none."""
-    if parameter is not None and isinstance(parameter.metadata, Filter) and isinstance(value, str) and not value.strip():
-        name = parameter.name.replace("_", "-")
-        raise typer.BadParameter(f"--{name} is empty: give it a value, or leave it out")
+    if parameter is None or not isinstance(parameter.metadata, Filter):
+        return
+    if isinstance(value, str) and not value.strip():
+        raise typer.BadParameter(f"--{parameter.name.replace('_', '-')} is empty: give it a value, or leave it out")
 
 
 def _check_is_utf8(name: str, value: object) -> None:

@@ -117,7 +117,7 @@ def period_end(help: str) -> Filter:
 def check_id(id: str) -> None:
     """Raise InvalidRequest for a blank id, such as an empty variable of a script: every id begins with it."""
     if not id.strip():
-        raise InvalidRequest("the id is empty: give one, or its first digits", param="id")
+        raise InvalidRequest("id is empty: give one", param="id")
 
 
 def declared_parameters(kind: type[Any]) -> Iterator[DeclaredParameter]:

@@ -65,7 +65,7 @@ print(json.dumps({
 def test_no_blank_text_is_an_id(name: Callable[[str], object]) -> None:
     """Each id begins with it, and a script passes it for an empty variable."""
     for text in ("", " "):
-        with pytest.raises(InvalidRequest, match="the id is empty"):
+        with pytest.raises(InvalidRequest, match="id is empty"):
             name(text)
 
 

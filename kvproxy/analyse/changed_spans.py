@@ -146,7 +146,14 @@ def _span_within_region(old: Sequence[Region], new: Sequence[Region]) -> Changed
     kind, at, end_old, end_new = _classify_span(old[0].text, new[0].text, at, *ends)
     before, after = _context(new[0].text, at, end_new)
     was, now = old[0].text[at:end_old], new[0].text[at:end_new]
+    if kind == "text" and _is_most_of(was, old[0].text) and _is_most_of(now, new[0].text):
+        # Another prompt, such as that of another agent with the same tools.
+        return None
     return ChangedSpan(new[0].name, new[0].role, at, was, now, before, after, kind, lost + rest)
+
+
+def _is_most_of(span: str, text: str) -> bool:
+    return len(span) > _CONTEXT and 2 * len(span) > len(text)
 
 
 def _context(text: str, start: int, end: int) -> tuple[str, str]:

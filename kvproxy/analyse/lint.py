@@ -249,13 +249,16 @@ def _spans_by_cost(forms: Sequence[PromptInput], moved_texts: Container[str]) ->
     latest: list[tuple[PromptInput, set[int]]] = []
     for form in forms:
         hashes = shingles("\n".join(region.text for region in prompt_regions(form)))
-        closest = max(latest, key=lambda known: len(known[1] & hashes), default=None)
+        # Of equally similar prompts, the latest one is most likely the previous turn.
+        closest = max(reversed(latest), key=lambda known: len(known[1] & hashes), default=None)
         span = find_changed_span(closest[0], form) if closest is not None else None
         if span is not None and not (span.kind == "moving text" and span.old.strip() in moved_texts):
             spans_by_key[span.key].append(span)
         latest = [*latest[-_COMPARED_PROMPTS + 1 :], (form, hashes)]
     _merge_changes_in_inserted_texts(spans_by_key)
-    return sorted(spans_by_key.values(), key=lambda spans: -sum(span.recomputed_words for span in spans))
+    # A text without a date or number that differs once tells two agents or versions apart.
+    repeated = [spans for spans in spans_by_key.values() if spans[0].kind != "text" or len(spans) > 1]
+    return sorted(repeated, key=lambda spans: -sum(span.recomputed_words for span in spans))
 
 
 def _merge_changes_in_inserted_texts(spans_by_key: defaultdict[tuple[object, ...], list[ChangedSpan]]) -> None:

@@ -12,6 +12,8 @@ from kvproxy.apis.json import JsonObject, dumps, text_of
 
 TOOLS = "tools"
 _WORD = re.compile(r"\w+|[^\w\s]")
+_DIGIT = re.compile(r"\d")
+_START_CHARACTERS = 48
 _SHINGLE_WORDS = 3
 _MAX_WORDS = 2000
 _MIN_COMMON_SHARE = 0.5
@@ -58,12 +60,16 @@ class Family:
 
     Attributes:
         head: tools and system prompt of the family's first prompt; if it has neither, its first message.
+        has_tools: whether the first prompt has tools.
+        start: beginning of the first prompt's text after the tools, without its digits.
         members: indexes of the family's requests in the log.
         shingles: hashes of all sequences of three words in `head`.
     """
 
     model: str
     head: str
+    has_tools: bool = False
+    start: str = ""
     members: list[int] = field(default_factory=list)
     shingles: set[int] = field(default_factory=set)
 
@@ -76,10 +82,16 @@ def shingles(text: str) -> set[int]:
     return {xxhash.xxh3_64_intdigest(run.encode("utf-8", "replace")) for run in runs}
 
 
+def _start_after_tools(regions: Sequence[Region]) -> str:
+    text = next((region.text for region in regions if region.name != TOOLS), "")
+    return _DIGIT.sub("0", text[:_START_CHARACTERS])
+
+
 def group_families(models: Sequence[str], prompts: Sequence[list[Region]]) -> list[Family]:
     """Return the families of prompts, the largest first. A prompt without text belongs to no family.
 
-    A family has the prompts for one model whose heads share half of their sequences of three words (see `Family`).
+    A family has the prompts for one model whose heads share half of their sequences of three words (see `Family`). With prompts
+    that have tools, it has only those without tools whose text begins alike, such as a compaction.
     """
     families: list[Family] = []
     index: dict[tuple[str, int], set[int]] = {}
@@ -89,13 +101,15 @@ def group_families(models: Sequence[str], prompts: Sequence[list[Region]]) -> li
         if not head.strip():
             continue
         hashes = shingles(head)
+        has_tools, start = regions[0].name == TOOLS, _start_after_tools(regions)
         votes = Counter(number for shingle in hashes for number in index.get((model, shingle), ()))
         number, count = votes.most_common(1)[0] if votes else (-1, 0)
         size = len(families[number].shingles) if votes else len(hashes)
-        if count < _MIN_COMMON_SHARE * min(len(hashes), size):
+        is_other_agent = votes and families[number].has_tools != has_tools and families[number].start != start
+        if is_other_agent or count < _MIN_COMMON_SHARE * min(len(hashes), size):
             # Only the first head defines the family, so that changing spans do not attract other families.
             number = len(families)
-            families.append(Family(model, head, shingles=hashes))
+            families.append(Family(model, head, has_tools, start, shingles=hashes))
             for shingle in hashes:
                 index.setdefault((model, shingle), set()).add(number)
         families[number].members.append(member)

@@ -155,6 +155,47 @@ def test_a_threshold_fails_before_the_edit_and_passes_after_it(tmp_path: Path) -
     assert kvproxy("lint", log, *options).returncode == 0
 
 
+def test_only_the_request_that_reorders_the_tools_is_counted(tmp_path: Path) -> None:
+    """All its prompts have the same words, so the latest one is the most similar one."""
+    own = tools()
+    chat = [{"role": "user", "content": "Go on."}, {"role": "assistant", "content": "Go on."}] * 6
+    lines = [
+        logs.line(
+            [{"role": "system", "content": SYSTEM}, *chat[: 2 * number + 5]], tools=own[::-1] if number > 1 else own
+        )
+        for number in range(4)
+    ]
+    (family,) = result("lint", logs.write(tmp_path / "log.jsonl", lines), "--data", tmp_path)["families"]
+    assert [(span["kind"], span["changed"]) for span in family["spans"]] == [("order of tools", 1)]
+
+
+def test_prompts_without_tools_that_begin_otherwise_are_another_family(tmp_path: Path) -> None:
+    lines = [
+        logs.line([{"role": "system", "content": system}, *turns(number)], **more)
+        for system, more in ((SYSTEM, {"tools": tools()}), (f"Codex notes follow. {SYSTEM}", {}))
+        for number in range(3)
+    ]
+    families = result("lint", logs.write(tmp_path / "log.jsonl", lines), "--data", tmp_path)["families"]
+    assert [(family["head"][:11], family["requests"]) for family in families] == [
+        ('{"type":"fu', 3),
+        ("Codex notes", 3),
+    ]
+
+
+def test_no_edit_removes_the_prompt_of_another_agent(tmp_path: Path) -> None:
+    """Two agents share their tools, and their users ask the same questions."""
+    systems = [f"You are agent A. {SYSTEM}", f"The chat C answers short questions. {logs.words('C', 90)}"]
+    lines = [
+        logs.line([{"role": "system", "content": system}, *turns(number)], tools=tools())
+        for system in systems
+        for number in range(4)
+    ]
+    last = logs.line([{"role": "system", "content": systems[0].replace(" A.", " B.")}, *turns(0)], tools=tools())
+    for requests in (lines, [*lines, last]):
+        (family,) = result("lint", logs.write(tmp_path / "log.jsonl", requests), "--data", tmp_path)["families"]
+        assert family["spans"] == []
+
+
 @pytest.mark.parametrize("name", ["reminder at the end", "reminder with a counter"])
 def test_a_moving_reminder_is_stripped_from_every_message_and_nothing_else(tmp_path: Path, name: str) -> None:
     lines = LOGS[name][1]()

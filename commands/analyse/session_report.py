@@ -133,7 +133,7 @@ def print_losses(report: "SessionReport", top: int) -> None:
             "Turns#": session.turns,
             "Input#": session.prompt_tokens,
             "Reused#": percent((session.reused_tokens or 0) / max(1, session.prompt_tokens)),
-            "Lost most to": main_cause(session.lost),
+            "Lost most to": main_cause(session.lost, session.reused_tokens),
             "Longest pause#?": format_duration(round(session.longest_pause)),
             f"{report.ledger.currency}#": money(session.cost, leaves_out_models=session.unpriced_turns > 0),
         }

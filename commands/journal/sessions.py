@@ -177,7 +177,7 @@ def _session_row(session: "Session") -> Row:
         number_column("Input", "prompt_tokens"): session.prompt_tokens,
         number_column("Reused", "reused_tokens"): session.reused_tokens,
         "Share#": _reused_share(session),
-        "Lost most to?": main_cause(session.lost),
+        "Lost most to?": main_cause(session.lost, session.reused_tokens),
         "Longest pause#?": format_duration(round(session.longest_pause)),
         "Cost#?": money(session.cost, leaves_out_models=session.unpriced_turns > 0),
         "Saved#?": money(session.saved, leaves_out_models=session.unpriced_turns > 0),

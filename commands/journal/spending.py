@@ -87,6 +87,6 @@ def _spending_row(row: "Spending", report: "SpendingReport") -> Row:
         number_column(f"Input {report.currency}", "input_cost", optional=True): money(row.input_cost),
         number_column(f"Output {report.currency}", "output_cost", optional=True): money(row.output_cost),
         number_column(report.currency, "cost"): money(row.cost, leaves_out_models=is_priced_in_part),
-        "Lost most to?": main_cause(row.lost),
+        "Lost most to?": main_cause(row.lost, row.reused_tokens),
         number_column(f"Lost {report.currency}", "lost_cost", optional=True): money(row.lost_cost),
     }

@@ -49,6 +49,7 @@ class ExpectedReuse:
         unmarked: the request had no breakpoint, so the provider looked nothing up.
         moved: the earlier prompt was sent to another upstream.
         expired: the prefix was unused for longer than the provider stores it.
+        is_cut: the session's previous prompt was long enough to be stored, and the prefix is shorter because of a change.
         diverges: the earlier prompt's first `cache_control` breakpoint after the common prefix is after the change, so the
             provider stored no prefix that ends at the change.
         minimum: tokens of the shortest prefix that the provider stores; 0 for an engine.
@@ -66,6 +67,7 @@ class ExpectedReuse:
     unmarked: bool = False
     moved: bool = False
     expired: bool = False
+    is_cut: bool = False
     diverges: bool = False
     minimum: int = 0
     repeated: int = 0
@@ -99,6 +101,9 @@ def lost_tokens(prompt_tokens: int, reused_tokens: int | None, expected: Expecte
     beyond, repeated = covered - end - expected.beginning, expected.repeated
     if beyond > tolerance:
         repeated = repeated - beyond if repeated - beyond > tolerance else 0
+    elif -beyond > max(tolerance, _ESTIMATE_ERROR * expected.beginning):
+        # No stored prefix ended between the last equal region and the difference.
+        repeated -= beyond
     return _add_changed_and_new(lost, prompt_tokens - covered, repeated)
 
 
@@ -115,7 +120,7 @@ def _lost_prefix(reused_tokens: int, prefix_tokens: int, tolerance: int, expecte
     if cause == "evicted" and expected.diverges and reused_tokens:
         cause = "changed"
     if _is_below_minimum(reused_tokens, prefix_tokens, expected):
-        return {"minimum": prefix_tokens}
+        return {"changed" if expected.is_cut else "minimum": prefix_tokens}
     if expected.unmarked:
         return {"unmarked": prefix_tokens - reused_tokens}
     stored = prefix_tokens if expected.stored is None else min(prefix_tokens, max(reused_tokens, expected.stored))
@@ -136,7 +141,11 @@ def _add_changed_and_new(lost: dict[str, int], tokens: int, repeated: int) -> di
     return lost | {name: count for name, count in added.items() if count}
 
 
-def main_cause(lost: Mapping[str, int]) -> str | None:
-    """Return the cause with the most lost tokens, except `new`; None if no cause lost a block of tokens."""
-    avoidable = {cause: tokens for cause, tokens in lost.items() if cause != "new" and tokens >= BLOCK}
+def main_cause(lost: Mapping[str, int], reused_tokens: int | None = None) -> str | None:
+    """Return the cause with the most lost tokens, except `new`; None if no cause lost a block of tokens.
+
+    With reused tokens, except `minimum`, too: a session begins below the minimum, whatever its client does.
+    """
+    unavoidable = ("new", "minimum") if reused_tokens else ("new",)
+    avoidable = {cause: tokens for cause, tokens in lost.items() if cause not in unavoidable and tokens >= BLOCK}
     return max(avoidable, key=lambda cause: avoidable[cause]) if avoidable else None

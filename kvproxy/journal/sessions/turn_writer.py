@@ -148,7 +148,7 @@ class TurnWriter:
         use = _with_known_writes(exchange.facts.prefix or PrefixReuse(0, 0), record.model, has_marks=marked is not None)
         missing = None if exchange.facts.is_engine else missing_mark(exchange.request, marked, use)
         earlier, region = self._expected_reuse_and_region(
-            exchange, record, chain, known, limits, change, unmarked=missing is not None
+            exchange, record, chain, known, limits, change, parent, unmarked=missing is not None
         )
         if region is not None:
             change = replace(change, region=region, place=None)
@@ -267,6 +267,7 @@ class TurnWriter:
         common_prefix: CommonPrefix | None,
         limits: CacheLimits,
         change: PromptChange,
+        parent: KnownTurn | None,
         *,
         unmarked: bool,
     ) -> tuple[ExpectedReuse, str | None]:
@@ -301,6 +302,8 @@ class TurnWriter:
             share = sum(chain.sizes[:last]) / max(1, sum(chain.sizes[: common_prefix.regions]))
             marked = round(share * common_prefix.tokens)
             stored = min(stored, max(marked, turn.cached if turn.cached <= common_prefix.tokens else 0))
+        elif not is_whole_turn and not record.reused_tokens and common_prefix.tokens < minimum:
+            stored = None if stored is None else 0
         return ExpectedReuse(
             tokens=common_prefix.tokens,
             is_exact=common_prefix.is_exact,
@@ -309,6 +312,7 @@ class TurnWriter:
             stored=None if exchange.facts.is_engine else stored,
             moved=turn.upstream != record.upstream,
             expired=not exchange.facts.is_engine and record.time - turn.time > turn.ttl,
+            is_cut=parent is not None and change.region is not None and parent.prompt_tokens >= minimum,
             diverges=not exchange.facts.is_engine and turn.stored is not None and not is_whole_turn,
             minimum=minimum,
             block=exchange.facts.block_size,

@@ -166,6 +166,39 @@ def test_reordered_tools_are_no_new_text(sessions: Sessions) -> None:
     assert turn.lost["changed"] > 950
 
 
+def _tools(**edited: str) -> JsonObject:
+    names = ("read", "write", "list", "find")
+    texts = {name: edited.get(name, f"Tool {name}: {name} the files of a folder. " * 20) for name in names}
+    return {"tools": [{"type": "function", "function": {"name": name, "description": texts[name]}} for name in names]}
+
+
+def test_tools_before_an_edited_one_were_sent_before(sessions: Sessions) -> None:
+    """A provider stores no prefix that ends between two tools."""
+    edited = _tools(list="Tool list: list the folders of a folder. " * 20)
+    sessions.add(
+        request(FIRST, 4_000, 0, 0, body=_tools(), written=(4_000, 0), **provider()),
+        request(SECOND, 4_100, 4_000, 9, body=_tools(), written=(100, 0), **provider()),
+        request(
+            [*SECOND, assistant("Yes."), user("Why?")], 4_200, 0, 18, body=edited, written=(4_200, 0), **provider()
+        ),
+    )
+    turn = sessions.last()
+    assert (turn.region, turn.lost.keys()) == ("tools", {"changed", "new"})
+    # The edited tool is a quarter of the tools.
+    assert turn.lost["new"] < 1_100
+
+
+def test_a_change_that_cuts_a_prefix_below_the_minimum_is_the_cause(sessions: Sessions) -> None:
+    changed: list[JsonObject] = [{**SYSTEM, "content": f"Now: 10:02. {SYSTEM['content']}"}, *SECOND[1:]]
+    tools = _tools(**dict.fromkeys(("read", "write", "list"), "x"), find="Find files. " * 3)
+    sessions.add(
+        request(FIRST, 2_000, 0, 0, body=tools, written=(2_000, 0), **provider()),
+        request(changed, 2_100, 0, 9, body=tools, written=(2_100, 0), **provider()),
+    )
+    turn = sessions.last()
+    assert (turn.parent, turn.region, turn.lost.keys()) == (1, "messages[0] system", {"changed", "new"})
+
+
 MARK: JsonObject = {"cache_control": {"type": "ephemeral"}}
 
 
@@ -363,6 +396,12 @@ def test_a_lost_token_has_the_price_of_the_write_that_replaced_it(tmp_path: Path
 def test_few_tokens_are_no_main_cause() -> None:
     assert main_cause({"changed": 4, "new": 900}) is None
     assert main_cause({"changed": 4, "expired": 160}) == "expired"
+
+
+def test_the_beginning_of_a_session_below_the_minimum_is_its_main_cause_only_without_reuse() -> None:
+    lost = {"minimum": 900, "changed": 20}
+    assert [main_cause(lost, reused) for reused in (None, 0, 5_000)] == ["minimum", "minimum", "changed"]
+    assert main_cause({"minimum": 900}, 5_000) is None
 
 
 def test_a_session_without_reports_has_no_reused_tokens(sessions: Sessions, tmp_path: Path) -> None:

@@ -88,8 +88,8 @@ def test_statistics_for_people_have_labels_and_units(demo: Demo) -> None:
         # An empty variable of a script would select every id, or the latest request.
         *((["cache", "rm", "--yes", f"--{name}", " "], 2, f"--{name} is empty") for name in ("key", "prompt", "tag")),
         (["log", "--reason", ""], 2, "--reason is empty"),
-        (["--data", "x", "sessions"], 2, "; it may belong after a command: kvproxy COMMAND --data"),
-        (["cache", "--data", "x", "ls"], 2, "cache COMMAND --data"),
+        (["--data", "x", "sessions"], 2, " COMMAND --data "),
+        (["cache", "--data", "x", "ls"], 2, " cache COMMAND --data "),
     ],
 )
 def test_errors_are_one_line_and_an_exit_code(tmp_path: Path, arguments: list[str], code: int, says: str) -> None:

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
-from kvproxy.apis.json import Json, dumps, field
+from kvproxy.apis.json import Json
 from kvproxy.apis.key_fields import MARKER_FIELDS
 from kvproxy.apis.not_stored import meaning_of_cause
 from kvproxy.blocks.divergence import common_prefix_length
+from kvproxy.journal.changed_text import find_changed_text, split_region, text_of_region
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.reasons import meaning_of_reason
 from kvproxy.journal.record import Record
@@ -27,7 +28,8 @@ class RegionDifference:
     """A region (see `Regions`) in which two requests differ.
 
     Attributes:
-        offset: number of equal characters before the difference; None if unknown.
+        path: the changed text within the region, see `ChangedText`; empty for the whole region.
+        offset: index of the character of this text where the first changed word begins; None if unknown.
         before, after: different text of the earlier and of the later request. None if it is not stored, or if the request does
             not have the region.
     """
@@ -36,6 +38,12 @@ class RegionDifference:
     offset: int | None = None
     before: str | None = None
     after: str | None = None
+    path: str = ""
+
+    @property
+    def place(self) -> str:
+        """The region and the path, as `Turn.region` has them."""
+        return self.region + self.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +141,20 @@ def _differences(
 def _difference(old_name: str, name: str, before: Mapping[str, Json], after: Mapping[str, Json]) -> RegionDifference:
     if old_name not in before or name not in after:
         old_text, new_text = (
-            _shorten(_text(texts[region_name])) if region_name in texts else None
+            _shorten(text_of_region(texts[region_name])) if region_name in texts else None
             for texts, region_name in ((before, old_name), (after, name))
         )
         return RegionDifference(name or old_name, None, old_text, new_text)
-    old, new = comparable_texts(before[old_name], after[name])
+    changed = find_changed_text(before[old_name], after[name])
+    old, new = changed.before, changed.after
+    if old is None or new is None:
+        return RegionDifference(name, path=changed.path)
     start, end = common_prefix_and_suffix(old, new)
     start = word_start(new, start)
     while end and not new[len(new) - end].isspace():
         end -= 1
-    return RegionDifference(name, start, _shorten(old[start : len(old) - end]), _shorten(new[start : len(new) - end]))
+    was, now = (_shorten(text[start : len(text) - end]) for text in (old, new))
+    return RegionDifference(name, start, was, now, changed.path)
 
 
 def common_prefix_and_suffix(old: str, new: str) -> tuple[int, int]:
@@ -157,19 +169,6 @@ def word_start(text: str, place: int) -> int:
     while start and not text[start - 1].isspace() and place - start < _MAX_SHOWN // 2:
         start -= 1
     return start
-
-
-def comparable_texts(before: Json, after: Json) -> tuple[str, str]:
-    """Return two regions as texts. Two messages that differ only in their text are returned without their other fields."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        old, new = field(before, "content"), field(after, "content")
-        if isinstance(old, str) and isinstance(new, str) and {**before, "content": new} == after:
-            return old, new
-    return _text(before), _text(after)
-
-
-def _text(value: Json) -> str:
-    return value if isinstance(value, str) else dumps(value).decode("utf-8", "replace")
 
 
 def _shorten(text: str) -> str:
@@ -218,7 +217,7 @@ def explain_in_sentences(explanation: MissExplanation, format_time: Callable[[fl
             f" {computed:,}, and its answer began after {(record.first_ms or 0) / 1000:.3f} s."
         )
     if explanation.turn is not None:
-        placed = {difference.region for difference in explanation.differences if difference.offset is not None}
+        placed = {difference.place for difference in explanation.differences if difference.offset is not None}
         sentences += list(_turn_sentences(explanation.turn, placed))
     if (
         explanation.divergence is not None
@@ -241,7 +240,7 @@ def _turn_sentences(turn: Turn, placed: Set[str]) -> Iterator[str]:
         if cause == "unmarked" and turn.region in MARKER_FIELDS:
             place = f" In this request, {turn.region} is missing."
         if cause == "changed" and turn.region is not None and turn.region not in MARKER_FIELDS:
-            place = f" The first change is in {_region_label(turn.region)}"
+            place = f" The first change is in {_region_label(*split_region(turn.region))}"
             place += "." if turn.place is None or turn.region in placed else f", at character {turn.place:,}."
         yield f"- {cause}, {tokens:,} tokens: {CAUSES[cause]}{place}"
 
@@ -252,21 +251,25 @@ def _difference_sentence(difference: RegionDifference, explanation: MissExplanat
         return f"another tenant asked it: {tenant_name(earlier.tenant)} then, {tenant_name(record.tenant)} now"
     if name == "model" and earlier is not None:
         return f"another model was asked: {earlier.model} then, {record.model} now"
+    label = _region_label(name, difference.path)
     if difference.offset is None:
         differ, are, they_were = ("differ", "are", "they were") if name == "tools" else ("differs", "is", "it was")
         if difference.before is None and difference.after is None:
-            return f"{_region_label(name)} {differ}"
+            return label if difference.path else f"{label} {differ}"
         if difference.before is None:
             return f"{_region_label(name)} {are} new: {difference.after!r}"
         if difference.after is None:
             return f"{_region_label(name)} {are} missing: {they_were} {difference.before!r}"
-    return f"{_region_label(name)}, at character {difference.offset}: {difference.before!r} became {difference.after!r}"
+    return f"{label}, at character {difference.offset:,}: {difference.before!r} became {difference.after!r}"
 
 
-def _region_label(region: str) -> str:
+def _region_label(region: str, path: str = "") -> str:
     if region in ("system", "instructions") or region.endswith((" system", " developer")):
-        return f"the system prompt ({region})"
+        return f"the system prompt ({region}{path})"
     if region.startswith(("messages[", "input[")):
         place, _, role = region.partition(" ")
-        return f"{place} of the {role}" if role else place
-    return {"tools": "the tools", "prompt": "the prompt", "input": "the input"}.get(region, f"the field {region}")
+        return (f"{place} of the {role}" if role else place) + (f",{path}" if path else "")
+    if path.startswith("["):
+        return f"{region}{path}"
+    names = {"tools": "the tools", "prompt": "the prompt", "input": "the input"}
+    return names.get(region, f"the field {region}") + path

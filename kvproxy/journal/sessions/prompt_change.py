@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from kvproxy.apis.json import Json, dumps, field, objects
 from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.journal.cache_history import CacheHistory
-from kvproxy.journal.miss_explanation import common_prefix_and_suffix, comparable_texts, word_start
+from kvproxy.journal.changed_text import find_changed_text, text_of_region
+from kvproxy.journal.miss_explanation import common_prefix_and_suffix, word_start
 from kvproxy.journal.sessions.session_matching import KnownTurn, PromptChain, RegionContents, prompt_shape
 from kvproxy.journal.token_estimates import has_file, weighted_size
 
@@ -17,7 +18,8 @@ class PromptChange:
 
     Attributes:
         region: the first changed region (see `Regions`); None if one prompt continues the other.
-        place: index of the character in it where the first changed word begins; None if unknown.
+        path: the changed text within it, see `ChangedText`; empty for the whole region.
+        place: index of the character of this text where the first changed word begins; None if unknown.
         repeated: tokens after the difference whose text is also in the earlier prompt.
         beginning: tokens before the difference in the first changed region.
         is_known: whether an earlier prompt was compared.
@@ -28,15 +30,17 @@ class PromptChange:
     repeated: int = 0
     beginning: int = 0
     is_known: bool = True
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class _EqualShares:
     """Where a region differs from its earlier version, and which shares of its size are equal before and after it."""
 
-    place: int | None
     beginning: float
     repeated: float = 0.0
+    path: str = ""
+    place: int | None = None
 
 
 class PromptChanges:
@@ -56,7 +60,7 @@ class PromptChanges:
         shared = common_prefix_length(chain.digests, digests)
         if shared in (len(chain.names), len(names)):
             return PromptChange()
-        sent, place, region, beginning = set(digests[shared:]), None, chain.names[shared], 0.0
+        sent, path, place, region, beginning = set(digests[shared:]), "", None, chain.names[shared], 0.0
         later = [index for index in texts if index >= shared and chain.digests[index] in sent]
         repeated: float = sum(chain.sizes[index] for index in later)
         if names[shared] not in chain.names and chain.digests[shared] in sent:
@@ -64,7 +68,8 @@ class PromptChanges:
             region = names[shared]
         elif region in names and chain.digests[shared] not in sent:
             shares = self._equal_shares(digests[names.index(region)], chain.digests[shared])
-            place, beginning = (shares.place if shared in texts else None), shares.beginning * chain.sizes[shared]
+            path, place = (shares.path, shares.place) if shared in texts else ("", None)
+            beginning = shares.beginning * chain.sizes[shared]
             is_last = shared == len(chain.names) - 1
             repeated += (0.0 if is_last else shares.repeated) * chain.sizes[shared]
         # The bytes of a transcript lack tools and system prompt, so a whole repeated prompt has the tokens that it had before.
@@ -72,22 +77,25 @@ class PromptChanges:
         tokens = earlier.prompt_tokens if before_sizes else prompt_tokens
         whole = before_shape.text_bytes(before_sizes) if before_sizes else chain.shape.text_bytes(chain.sizes)
         repeated_tokens, equal = (round(tokens * min(1.0, size / max(1, whole))) for size in (repeated, beginning))
-        return PromptChange(region, place, repeated_tokens, equal)
+        return PromptChange(region, place, repeated_tokens, equal, path=path)
 
     def _equal_shares(self, before: bytes, after: bytes) -> _EqualShares:
         """Compare two versions of a region. Without their contents, the beginning is at most all of it."""
         old_content, new_content = self._contents.content(before), self._contents.content(after)
         if old_content is None or new_content is None:
-            return _EqualShares(None, 1.0)
-        old, new = comparable_texts(old_content, new_content)
+            return _EqualShares(1.0)
+        old, new = text_of_region(old_content), text_of_region(new_content)
         start, end = common_prefix_and_suffix(old, new)
-        place = word_start(new, start)
+        changed, place = find_changed_text(old_content, new_content), None
+        if changed.before is not None and changed.after is not None:
+            place = word_start(changed.after, common_prefix_and_suffix(changed.before, changed.after)[0])
         in_parts = _equal_shares_of_parts(old_content, new_content)
         if has_file(new_content):
             # The characters of a file or of its URL say nothing about its tokens.
-            return _EqualShares(place, *in_parts)
+            return _EqualShares(*in_parts, changed.path, place)
         beginning = start / max(1, len(new))
-        return _EqualShares(place, beginning, min(1.0 - beginning, max(end / max(1, len(new)), in_parts[1])))
+        repeated = min(1.0 - beginning, max(end / max(1, len(new)), in_parts[1]))
+        return _EqualShares(beginning, repeated, changed.path, place)
 
 
 def _equal_shares_of_parts(old: Json, new: Json) -> tuple[float, float]:

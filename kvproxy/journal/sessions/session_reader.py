@@ -62,8 +62,9 @@ class Turn:
         pause: seconds since the end of the parent's response; None without a parent.
         reused_tokens: None if the backend did not report them.
         written_5m, written_1h: tokens written to the provider's cache for five minutes and for one hour.
-        region, place: the first changed region (see `Regions`), such as `messages[0] system`, and the index of the character
-            where its first changed word begins; None if no tokens were lost to `changed`.
+        region, place: the first changed text: its region (see `Regions`) and its path in it (see `ChangedText`), such as
+            `messages[0] system` or `tools[2] run_shell.description`, and the index of the text's character where the first
+            changed word begins; None if no tokens were lost to `changed`.
         diagnosis: the provider's own explanation (see `apis/cache_diagnoses.py`); None if none was requested.
         agrees: whether the diagnosis names the part that changed by our comparison; None if the provider compared nothing.
         keep_warm: what became of the keep-warm requests after the turn; None if none were planned, or before their end.

@@ -151,7 +151,7 @@ class TurnWriter:
             exchange, record, chain, known, limits, change, parent, unmarked=missing is not None
         )
         if region is not None:
-            change = replace(change, region=region, place=None)
+            change = replace(change, region=region, path="", place=None)
         lost = lost_tokens(prompt_tokens, record.reused_tokens, earlier)
         turn = KnownTurn(
             number=record.number,
@@ -173,7 +173,9 @@ class TurnWriter:
             lacks_mark=missing is not None,
         )
         pause = None if parent is None else record.time - parent.ended
-        where = (change.region, change.place) if "changed" in lost else (None, None)
+        where: tuple[str | None, int | None] = (None, None)
+        if "changed" in lost and change.region is not None:
+            where = (change.region + change.path, change.place)
         if missing is not None and lost.get("unmarked", 0) > lost.get("changed", 0):
             where = (missing, None)
         facts = (name, pause, use.written_5m, use.written_1h, *where, diagnosis, agrees)

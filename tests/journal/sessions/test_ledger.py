@@ -162,7 +162,7 @@ def test_reordered_tools_are_no_new_text(sessions: Sessions) -> None:
         ordered = {"tools": [tools[index] for index in order]}
         sessions.add(request(FIRST, 1_000, 0, 9 * at, body=ordered, headers={"x-session-id": "s"}))
     turn = sessions.last()
-    assert turn.region == "tools"
+    assert (turn.region, turn.place) == ("tools (the same 4, in another order)", None)
     assert turn.lost["changed"] > 950
 
 
@@ -183,7 +183,8 @@ def test_tools_before_an_edited_one_were_sent_before(sessions: Sessions) -> None
         ),
     )
     turn = sessions.last()
-    assert (turn.region, turn.lost.keys()) == ("tools", {"changed", "new"})
+    assert (turn.region, turn.place) == ("tools[2] list.description", 20)
+    assert turn.lost.keys() == {"changed", "new"}
     # The edited tool is a quarter of the tools.
     assert turn.lost["new"] < 1_100
 

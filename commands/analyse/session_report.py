@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from kvproxy.commands.analyse.options import print_left_out, read_requests
-from kvproxy.commands.formatting import format_duration, money, percent
+from kvproxy.commands.formatting import change_place, format_duration, money, percent, table_time
 from kvproxy.commands.journal.savings import ledger_rows
 from kvproxy.commands.journal.spending import unpriced_note
 from kvproxy.commands.options import load_settings
 from kvproxy.commands.output import print_note, print_text, progress_bar
-from kvproxy.commands.tables import Column, print_table, text_column
+from kvproxy.commands.tables import Column, Row, print_table, text_column
 from kvproxy.journal.sessions.ledger import main_cause
 from kvproxy.units import format_line_numbers, plural
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from kvproxy.analyse.log_files import LogFiles
     from kvproxy.analyse.log_formats.log_format import LoggedRequest
-    from kvproxy.analyse.session_report import SessionReport
+    from kvproxy.analyse.session_report import SessionReport, TurnLoss
     from kvproxy.analyse.simulate.trace_reader import TraceSession
     from kvproxy.journal.groups import SpendingGroup
     from kvproxy.journal.spending import SpendingReport
@@ -141,7 +141,25 @@ def print_losses(report: "SessionReport", top: int) -> None:
     )
     if len(report.sessions) > len(shown):
         print_text(f"{len(report.sessions) - len(shown):,} cheaper sessions are not shown: use --top 0")
+    losses = report.losses[: top or None]
+    if losses:
+        print_table((_loss_row(loss, report.ledger.currency) for loss in losses), title="Turns that lost the most:")
+    if len(report.losses) > len(losses):
+        print_text(f"{len(report.losses) - len(losses):,} cheaper turns are not shown: use --top 0")
     _print_notes(report)
+
+
+def _loss_row(loss: "TurnLoss", currency: str) -> Row:
+    return {
+        Column("Session", digits=36, is_text=True): loss.session,
+        "Turn#": loss.turn,
+        "Time": table_time(loss.time),
+        "Lost to": loss.cause,
+        "Tokens#": loss.tokens,
+        f"{currency}#": money(loss.lost_cost),
+        "Pause#?": None if loss.pause is None else format_duration(round(max(0.0, loss.pause))),
+        text_column("First change"): change_place(loss.region, loss.place),
+    }
 
 
 def print_costs(report: "SessionReport") -> None:

@@ -8,7 +8,7 @@ import typer
 from typer import Argument, Option
 
 from kvproxy.commands.command import CommandGroup
-from kvproxy.commands.formatting import Formatted, format_duration, money, percent, table_time
+from kvproxy.commands.formatting import Formatted, change_place, format_duration, money, percent, table_time
 from kvproxy.commands.journal.log import no_match
 from kvproxy.commands.journal.spending import NO_BILL, spending_output
 from kvproxy.commands.options import JournalOptions, LimitOrAll, completion_of
@@ -143,7 +143,7 @@ def show(
         print_table(map(_turn_row, rows), layout=layout, records=records)
 
     records = [{"depth": row.depth, **asdict(row.turn)} for row in rows]
-    return Output([asdict(row) for row in rows], show, records=records)
+    return Output(records, show)
 
 
 def _named_request(name: str, rows: "Sequence[TreeRow]", session: "Session") -> list[tuple[str, object]]:
@@ -174,12 +174,12 @@ def _session_row(session: "Session") -> Row:
         digest_column("Tenant", 16, optional=True): tenant_name(session.tenant),
         text_column("Model"): ", ".join(session.models),
         "Turns#": session.turns,
-        number_column("Input", "prompt_tokens"): session.prompt_tokens,
-        number_column("Reused", "reused_tokens"): session.reused_tokens,
+        number_column("Input", "prompt_tokens", optional=True): session.prompt_tokens,
+        number_column("Reused", "reused_tokens", optional=True): session.reused_tokens,
         "Share#": _reused_share(session),
-        "Lost most to?": main_cause(session.lost, session.reused_tokens),
+        "Lost most to": main_cause(session.lost, session.reused_tokens),
         "Longest pause#?": format_duration(round(session.longest_pause)),
-        "Cost#?": money(session.cost, leaves_out_models=session.unpriced_turns > 0),
+        "Cost#": money(session.cost, leaves_out_models=session.unpriced_turns > 0),
         "Saved#?": money(session.saved, leaves_out_models=session.unpriced_turns > 0),
         _UNPRICED: session.unpriced_turns or Formatted("", 0),
         "Last": table_time(session.last),
@@ -193,17 +193,19 @@ def _diagnosis(turn: "Turn") -> str | None:
 
 def _turn_row(row: "TreeRow") -> Row:
     turn = row.turn
-    place = "" if turn.place is None else f", character {turn.place:,}"
-    lost = ", ".join(f"{cause} {tokens:,}" for cause, tokens in turn.lost.items())
+    # A narrow terminal truncates the end, which is new text.
+    causes = sorted(turn.lost.items(), key=lambda item: item[0] == "new")
+    lost = ", ".join(f"{cause} {tokens:,}" for cause, tokens in causes)
     return {
         "Turn": f"{'·' * row.depth}{'warming' if turn.is_warming else turn.turn}",
         "Time": table_time(turn.time),
         "Pause#?": None if turn.pause is None else format_duration(round(max(0.0, turn.pause))),
-        number_column("Input", "prompt_tokens"): turn.prompt_tokens,
-        number_column("Reused", "reused_tokens"): turn.reused_tokens,
+        number_column("Input", "prompt_tokens", optional=True): turn.prompt_tokens,
+        number_column("Reused", "reused_tokens", optional=True): turn.reused_tokens,
         Column("Lost", is_text=True, min_width=_LOST_WIDTH): lost,
+        "Lost cost#?": money(turn.lost_cost),
         "Cost#?": money(turn.cost),
-        text_column("First change"): None if turn.region is None else f"{turn.region}{place}",
+        text_column("First change"): change_place(turn.region, turn.place),
         **dict(zip(_PROVIDER_COLUMNS, (_diagnosis(turn), turn.keep_warm), strict=True)),
         digest_column("Request", 8, optional=True, field="request_id"): turn.request_id,
     }

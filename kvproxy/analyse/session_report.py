@@ -2,9 +2,9 @@
 
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -25,7 +25,7 @@ from kvproxy.journal.groups import SpendingGroup
 from kvproxy.journal.journal import StoredJournal, open_stored_journal
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.schema import FILE
-from kvproxy.journal.sessions.ledger import ExpectedReuse, lost_tokens
+from kvproxy.journal.sessions.ledger import ExpectedReuse, lost_tokens, main_cause
 from kvproxy.journal.sessions.ledger_report import LedgerReport, RecordedLoss, ledger_of
 from kvproxy.journal.sessions.session_reader import (
     Session,
@@ -57,12 +57,35 @@ class ChangedRegion:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnLoss:
+    """A turn that lost tokens, and their main cause.
+
+    Attributes:
+        session: the client's name for the session, or else its number.
+        turn, time, pause, region, place, lost_cost: see `Turn`.
+        cause, tokens: the cause with the most lost tokens (see `main_cause`), and their number.
+    """
+
+    session: str
+    turn: int
+    time: float
+    model: str
+    pause: float | None
+    cause: str
+    tokens: int
+    lost_cost: float | None
+    region: str | None
+    place: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class SessionReport:
     """The sessions of a log.
 
     Attributes:
         sessions: the most expensive first.
         changed: changed regions, the most lost tokens first.
+        losses: turns that lost tokens to another cause than `new`, the most expensive first.
         repeated: share of prompt tokens that the previous turn also had: the median and the mean of the sessions; None
             without a second turn.
         cost, uncached: price of all input, and its price without a provider's cache.
@@ -85,6 +108,7 @@ class SessionReport:
     is_relative: bool
     unpriced: int = 0
     files: int = 0
+    losses: list[TurnLoss] = field(default_factory=list)
 
     @property
     def reuse(self) -> float:
@@ -142,7 +166,25 @@ def report_sessions(
         without_usage,
         is_relative,
         sum(turn.cost is None for turn in turns),
+        losses=sorted(_losses(turns), key=lambda loss: (-(loss.lost_cost or 0.0), -loss.tokens)),
     )
+
+
+def _losses(turns: Sequence[Turn]) -> Iterator[TurnLoss]:
+    for turn in turns:
+        if (cause := main_cause(turn.lost, turn.reused_tokens)) is not None:
+            yield TurnLoss(
+                session=turn.name or str(turn.session),
+                turn=turn.turn,
+                time=turn.time,
+                model=turn.model,
+                pause=turn.pause,
+                cause=cause,
+                tokens=turn.lost[cause],
+                lost_cost=turn.lost_cost,
+                region=turn.region,
+                place=turn.place,
+            )
 
 
 def report_spending(

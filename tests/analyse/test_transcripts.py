@@ -236,6 +236,11 @@ def test_the_commands_report_transcripts(tmp_path: Path) -> None:
     losses = kvproxy("lint", str(tmp_path), "--data", str(tmp_path)).stdout
     assert "3 sessions in 2 files, 7 requests" in losses
     assert "expired\t13604" in losses
+    _, lost = losses.split("Turns that lost the most:\n")
+    head, *rows = [line.split("\t") for line in lost.splitlines()]
+    first = dict(zip(head, rows[0], strict=False))
+    assert (first["session"], first["turn"], first["lost_to"]) == ("5e55", "3", "expired")
+    assert datetime.fromisoformat(first["time"]).timestamp() == START + 1_024
     costs = kvproxy("estimate", str(tmp_path), "--data", str(tmp_path)).stdout
     rows = dict(re.findall(r"^([^\t]+)\t[\d.]+\t([\d.]+)$", costs, re.MULTILINE))
     assert rows["today"] == "1"

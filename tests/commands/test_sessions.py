@@ -1,6 +1,7 @@
 """kvproxy sessions and sessions show, with the journal of a stopped proxy."""
 
 import contextlib
+import json
 import re
 import sqlite3
 from pathlib import Path
@@ -181,8 +182,15 @@ def test_sessions_of_another_day_fit_a_terminal_and_have_whole_times_in_a_pipe(d
 
 def test_a_session_is_shown_by_turns(data: Path) -> None:
     rows = result("sessions", "show", 1, "--data", data)
-    assert [(row["turn"]["turn"], row["turn"]["prompt_tokens"]) for row in rows] == [(1, PROMPT_1), (2, PROMPT_2)]
-    assert rows[1]["turn"]["lost"]["expired"] == PROMPT_1
+    assert [(row["turn"], row["prompt_tokens"]) for row in rows] == [(1, PROMPT_1), (2, PROMPT_2)]
+    assert rows[1]["lost"]["expired"] == PROMPT_1
+    # Written again for five minutes, instead of read.
+    assert [row["lost_cost"] for row in rows] == [0, pytest.approx(PROMPT_1 * (3.75 - 0.3) / 1e6)]
+    (lines,) = {
+        tuple(json.loads(line))
+        for line in kvproxy("sessions", "show", 1, "--jsonl", "--data", data).stdout.splitlines()
+    }
+    assert list(lines) == list(rows[0])
     shown = kvproxy("sessions", "show", 1, "--data", data).stdout
     assert "\nprompt_tokens\t20200\nreused_tokens\t0\n" in shown
     assert "20,200" in kvproxy("sessions", "show", 1, "--data", data, columns=120).stdout
@@ -192,6 +200,12 @@ def test_a_session_is_shown_by_turns(data: Path) -> None:
 
     missing = kvproxy("sessions", "show", 99, "--data", data)
     assert (missing.returncode, "no session '99'" in missing.stderr) == (3, True)
+
+
+def test_a_narrow_terminal_shows_causes_and_costs(data: Path) -> None:
+    listed = kvproxy("sessions", "--data", data, columns=60).stdout
+    assert re.search(r"expired +0\.1057 ", listed)
+    assert "expired 10,000, new 200" in kvproxy("sessions", "show", 1, "--data", data, columns=60).stdout
 
 
 def test_the_ledger_counts_unread_writes_and_compares_diagnoses(tmp_path: Path) -> None:
@@ -230,7 +244,7 @@ def test_keep_warm_requests_follow_the_turn_that_they_repeat(tmp_path: Path) -> 
     )
     sessions.close()
     rows = result("sessions", "show", "1", "--data", tmp_path)
-    assert [(row["depth"], row["turn"]["request_id"]) for row in rows] == [
+    assert [(row["depth"], row["request_id"]) for row in rows] == [
         (0, "r0"),
         (0, "r60"),
         (1, "r350"),

@@ -70,6 +70,7 @@ class Turn:
         keep_warm: what became of the keep-warm requests after the turn; None if none were planned, or before their end.
         lost: prompt tokens that were not reused, by cause (see `CAUSES`).
         cost: price of prompt and response; None if the model has no price.
+        lost_cost: money that reuse of the lost tokens would have saved, without those that are `new`; None without a price.
         is_warming: it repeated a turn of the session to keep its prefix cached, or to compute it.
         service_tier: see `apis/service_tiers.py`; None for the standard tier.
         saved: money that reuse saved, less writes and storage; negative for a request that warmed the cache. None if unknown.
@@ -102,6 +103,7 @@ class Turn:
     is_warming: bool = False
     service_tier: str | None = None
     saved: float | None = None
+    lost_cost: float | None = None
 
     def with_cost(self, prices: Mapping[str, PriceSettings]) -> "Turn":
         price = price_at(self.model, prices, self.time, self.prompt_tokens, self.service_tier)
@@ -112,7 +114,13 @@ class Turn:
         paid += storage_price(price, (self.reused_tokens or 0) * (self.pause or 0.0) / 3_600)
         cost = paid + (self.completion_tokens or 0) * price.output / MILLION
         saved = -cost if self.is_warming else self.prompt_tokens * price.input / MILLION - paid
-        return replace(self, cost=cost, saved=None if self.reused_tokens is None else saved)
+        lost = sum(tokens for cause, tokens in self.lost.items() if cause != "new")
+        return replace(
+            self,
+            cost=cost,
+            saved=None if self.reused_tokens is None else saved,
+            lost_cost=lost * price_lost_per_token(price, self.prompt_tokens, self.reused_tokens or 0, *written),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """`kvproxy top`: watches a proxy."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,13 +57,11 @@ def top(
     Example: kvproxy top --once
     """
     others = [ProxyClient(url, proxy.token, timeout=_TIMEOUT) for url in also or ()]
-    try:
-        if sys.stdout.isatty() and not once and not as_json:
+    if sys.stdout.isatty() and not once and not as_json:
+        with contextlib.suppress(KeyboardInterrupt):
             _show_live([proxy.client(_TIMEOUT), *others], interval)
-        else:
-            _print_update([proxy.client(), *others], interval, as_json)
-    except KeyboardInterrupt:
-        raise typer.Exit from None
+    else:
+        _print_update([proxy.client(), *others], interval, as_json)
 
 
 def _print_update(clients: Sequence[ProxyClient], interval: float, as_json: bool) -> None:

@@ -23,7 +23,7 @@ _BLOCK_SIZES = {"mooncake": 512, "weka": 64}
 
 def export(
     *,
-    file: Annotated[Path, Argument(help="File to write; - is stdout.")],
+    file: Annotated[Path, Argument(help="File to write, by default stdout.", show_default=False)] = Path("-"),
     format: Annotated[Format, Option(help="Trace of Mooncake or WEKA, or requests as OpenAI JSON lines.")] = "mooncake",
     block_size: Annotated[
         int | None, Option(help="Tokens per block of a trace.", min=1, show_default="512 mooncake, 64 weka")

@@ -191,6 +191,11 @@ def _diagnosis(turn: "Turn") -> str | None:
     return turn.diagnosis if turn.agrees is not False else f"{turn.diagnosis} (the ledger differs)"
 
 
+def _new_history(turn: "Turn") -> str | None:
+    """Name a turn that continues no earlier one of its session, as after a compaction."""
+    return "another history" if turn.turn == 1 and turn.number != turn.session else None
+
+
 def _turn_row(row: "TreeRow") -> Row:
     turn = row.turn
     # A narrow terminal truncates the end, which is new text.
@@ -205,7 +210,7 @@ def _turn_row(row: "TreeRow") -> Row:
         Column("Lost", is_text=True, min_width=_LOST_WIDTH): lost,
         "Lost cost#?": money(turn.lost_cost),
         "Cost#?": money(turn.cost),
-        text_column("First change"): change_place(turn.region, turn.place),
+        text_column("First change"): change_place(turn.region, turn.place) or _new_history(turn),
         **dict(zip(_PROVIDER_COLUMNS, (_diagnosis(turn), turn.keep_warm), strict=True)),
         digest_column("Request", 8, optional=True, field="request_id"): turn.request_id,
     }

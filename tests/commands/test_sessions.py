@@ -202,6 +202,18 @@ def test_a_session_is_shown_by_turns(data: Path) -> None:
     assert (missing.returncode, "no session '99'" in missing.stderr) == (3, True)
 
 
+def test_a_compacted_history_is_marked(tmp_path: Path) -> None:
+    sessions = Sessions(str(tmp_path / "journal.db"), m=PRICE)
+    for at, messages in enumerate((FIRST, SECOND, [SYSTEM, user("We spoke about caches.")])):
+        sessions.add(request(messages, 1_000, 0, at, headers={"x-session-id": "s"}))
+    sessions.close()
+    head, *rows = [
+        line.split("\t") for line in kvproxy("sessions", "show", "s", "--data", tmp_path).stdout.splitlines()[-4:]
+    ]
+    shown = [dict(zip(head, row, strict=True)) for row in rows]
+    assert [(row["turn"], row["first_change"]) for row in shown] == [("1", ""), ("2", ""), ("1", "another history")]
+
+
 def test_a_narrow_terminal_shows_causes_and_costs(data: Path) -> None:
     listed = kvproxy("sessions", "--data", data, columns=60).stdout
     assert re.search(r"expired +0\.1057 ", listed)

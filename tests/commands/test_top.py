@@ -190,3 +190,12 @@ def test_the_live_page_escapes_control_characters_survives_a_restart_and_ends_wi
     assert b"\x1b[31m" not in screen.sent
     assert b"\xc2\x9b" not in screen.sent
     assert not COLOURED.search(screen.sent), "NO_COLOR is set"
+
+
+def test_ctrl_c_ends_the_live_page_and_interrupts_other_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("_print_update", "_show_live"):
+        monkeypatch.setattr(f"kvproxy.commands.top.{name}", interrupt)
+    assert [kvproxy("top", columns=columns).returncode for columns in (80, None)] == [0, 130]

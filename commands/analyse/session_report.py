@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
     from kvproxy.analyse.log_files import LogFiles
     from kvproxy.analyse.log_formats.log_format import LoggedRequest
-    from kvproxy.analyse.session_report import SessionReport, TurnLoss
+    from kvproxy.analyse.session_report import SessionReport
     from kvproxy.analyse.simulate.trace_reader import TraceSession
+    from kvproxy.analyse.turn_losses import TurnLoss
     from kvproxy.journal.groups import SpendingGroup
     from kvproxy.journal.spending import SpendingReport
     from kvproxy.settings import Settings

@@ -2,7 +2,7 @@
 
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -14,6 +14,7 @@ from kvproxy.analyse.log_formats.log_format import LoggedRequest, SummedUsage
 from kvproxy.analyse.log_replay import logged_tenant
 from kvproxy.analyse.pause_costs import LongWrite, SessionStep, provider_policy_price, session_price
 from kvproxy.analyse.simulate.trace_reader import TraceSession
+from kvproxy.analyse.turn_losses import TurnLoss, turn_losses
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.message_parts import answer_digests
 from kvproxy.apis.reported_usage import reported_reuse
@@ -25,7 +26,7 @@ from kvproxy.journal.groups import SpendingGroup
 from kvproxy.journal.journal import StoredJournal, open_stored_journal
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.schema import FILE
-from kvproxy.journal.sessions.ledger import ExpectedReuse, lost_tokens, main_cause
+from kvproxy.journal.sessions.ledger import ExpectedReuse, lost_tokens
 from kvproxy.journal.sessions.ledger_report import LedgerReport, RecordedLoss, ledger_of
 from kvproxy.journal.sessions.session_reader import (
     Session,
@@ -54,28 +55,6 @@ class ChangedRegion:
     region: str
     turns: int
     tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class TurnLoss:
-    """A turn that lost tokens, and their main cause.
-
-    Attributes:
-        session: the client's name for the session, or else its number.
-        turn, time, pause, region, place, lost_cost: see `Turn`.
-        cause, tokens: the cause with the most lost tokens (see `main_cause`), and their number.
-    """
-
-    session: str
-    turn: int
-    time: float
-    model: str
-    pause: float | None
-    cause: str
-    tokens: int
-    lost_cost: float | None
-    region: str | None
-    place: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,25 +145,8 @@ def report_sessions(
         without_usage,
         is_relative,
         sum(turn.cost is None for turn in turns),
-        losses=sorted(_losses(turns), key=lambda loss: (-(loss.lost_cost or 0.0), -loss.tokens)),
+        losses=sorted(turn_losses(turns), key=lambda loss: (-(loss.lost_cost or 0.0), -loss.tokens)),
     )
-
-
-def _losses(turns: Sequence[Turn]) -> Iterator[TurnLoss]:
-    for turn in turns:
-        if (cause := main_cause(turn.lost, turn.reused_tokens)) is not None:
-            yield TurnLoss(
-                session=turn.name or str(turn.session),
-                turn=turn.turn,
-                time=turn.time,
-                model=turn.model,
-                pause=turn.pause,
-                cause=cause,
-                tokens=turn.lost[cause],
-                lost_cost=turn.lost_cost,
-                region=turn.region,
-                place=turn.place,
-            )
 
 
 def report_spending(

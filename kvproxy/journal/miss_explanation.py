@@ -7,11 +7,11 @@ from kvproxy.apis.json import Json
 from kvproxy.apis.key_fields import MARKER_FIELDS
 from kvproxy.apis.not_stored import meaning_of_cause
 from kvproxy.blocks.divergence import common_prefix_length
-from kvproxy.journal.changed_text import find_changed_text, split_region, text_of_region
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.reasons import meaning_of_reason
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import QUESTIONS, Regions
+from kvproxy.journal.sessions.changed_text import find_changed_text, split_region, text_of_region
 from kvproxy.journal.sessions.ledger import CAUSES
 from kvproxy.journal.sessions.session_reader import SessionReader, Turn
 from kvproxy.units import tenant_name

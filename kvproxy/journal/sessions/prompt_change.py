@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from kvproxy.apis.json import Json, dumps, field, objects
 from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.journal.cache_history import CacheHistory
-from kvproxy.journal.changed_text import find_changed_text, text_of_region
 from kvproxy.journal.miss_explanation import common_prefix_and_suffix, word_start
+from kvproxy.journal.sessions.changed_text import find_changed_text, text_of_region
 from kvproxy.journal.sessions.session_matching import KnownTurn, PromptChain, RegionContents, prompt_shape
 from kvproxy.journal.token_estimates import has_file, weighted_size
 

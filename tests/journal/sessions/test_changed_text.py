@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvproxy.journal.changed_text import find_changed_text, split_region
+from kvproxy.journal.sessions.changed_text import find_changed_text, split_region
 
 
 def tool(name: str, text: str = "Runs it.") -> dict[str, Any]:

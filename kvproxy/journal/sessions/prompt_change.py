@@ -84,9 +84,12 @@ class PromptChanges:
         old_content, new_content = self._contents.content(before), self._contents.content(after)
         if old_content is None or new_content is None:
             return _EqualShares(1.0)
-        old, new = text_of_region(old_content), text_of_region(new_content)
-        start, end = common_prefix_and_suffix(old, new)
         changed, place = find_changed_text(old_content, new_content), None
+        old, new = text_of_region(old_content), text_of_region(new_content)
+        if not changed.path and changed.before is not None and changed.after is not None:
+            # The other fields of a message are no text.
+            old, new = changed.before, changed.after
+        start, end = common_prefix_and_suffix(old, new)
         if changed.before is not None and changed.after is not None:
             place = word_start(changed.after, common_prefix_and_suffix(changed.before, changed.after)[0])
         in_parts = _equal_shares_of_parts(old_content, new_content)

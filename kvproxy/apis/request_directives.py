@@ -161,6 +161,11 @@ def project_tags(tags: Iterable[str]) -> tuple[str, ...]:
     return tuple(tag for tag in tags if tag.startswith(PROJECT_TAG))
 
 
+def project_of(tags: Iterable[str]) -> str:
+    """Return the project that a request's tags name, the first one; empty without one."""
+    return "".join(project_tags(tags)[:1]).removeprefix(PROJECT_TAG)
+
+
 def _parse_tags(text: str) -> tuple[str, ...]:
     tags = ordered_tags(tag for part in text.split(",") if (tag := part.strip()))
     if len(tags) > MAX_TAGS or any(len(tag) > MAX_TAG_LENGTH for tag in tags):

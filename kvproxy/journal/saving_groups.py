@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Protocol
 
-from kvproxy.apis.request_directives import PROJECT_TAG, project_tags
+from kvproxy.apis.request_directives import PROJECT_TAG, project_of, project_tags
 from kvproxy.journal.groups import SavingsKey
 from kvproxy.journal.reader import JournalReader, TotalRow
 from kvproxy.journal.record import client_name
@@ -13,11 +13,6 @@ from kvproxy.units import tenant_name
 
 _SEPARATOR = "\t"
 _SUMS = tuple(field.name for field in fields(TotalRow)[5:])
-
-
-def project_of(tags: Sequence[str]) -> str:
-    """Return the project that a request's tags name, the first one; empty without one."""
-    return "".join(project_tags(tags)[:1]).removeprefix(PROJECT_TAG)
 
 
 def counted_tags(tags: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TypeAlias
 
+from kvproxy.apis.request_directives import project_of
 from kvproxy.journal.groups import Group, SpendingGroup
 from kvproxy.journal.reader import (
     CACHES,
@@ -19,7 +20,7 @@ from kvproxy.journal.reader import (
     RequestGroup,
 )
 from kvproxy.journal.record import OF_TENANT, Record
-from kvproxy.journal.saving_groups import counted_tags, project_of
+from kvproxy.journal.saving_groups import counted_tags
 from kvproxy.journal.sessions.ledger import CAUSES
 from kvproxy.providers.prices import has_tier_price, is_dated, price_at
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_lost_per_token, storage_price

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from kvproxy.apis.json import Json, JsonMap, loads
-from kvproxy.journal.saving_groups import project_of
+from kvproxy.apis.request_directives import project_of
 
 _TEAMS = "user_api_key_team_alias team_alias team_name team user_api_key_team_id team_id teamId".split()
 _CLIENTS = (

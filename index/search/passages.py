@@ -41,10 +41,11 @@ _EMPTY = re.compile(
     r"<[^<>\n]{1,60}>|(?<![\w'’-])(?:[\w'’-]{1,30}[ \t]{1,3}){0,3}[\w'’-]{1,30}[ \t]{0,3}[:：](?=\s*(?:\Z|[\n<]))|[\W_]+"
 )
 _STRUCTURE = re.compile(
-    r"(?:^|\n)[ \t]*(?:#{1,6} |</?\w[\w-]*[^<>\n]*>|>|```|[-*•] |\d+[.)] |[-*_=~]{3,}[ \t]*(?:\n|$)|\|"
+    r"(?:^|\n)[ \t]*(?:#{1,6} |</?\w[\w-]*[^<>\n]*>|\[/?\w{1,20}\]|>|```|[-*•] |\d+[.)] |[-*_=~]{3,}[ \t]*(?:\n|$)|\|"
     r"|[*_\[]{0,3}(?:[\w'’-]+[ \t]+){0,3}[\w'’-]+[\]*_]{0,3}[ \t]*[:：]|[^\n]{1,200}[:：][ \t]{0,3}\n)"
 )
 _OPENED_TAG, _CLOSED_TAG = re.compile(r"<(\w[\w-]{0,60})(?: [^<>\n]*)?>"), re.compile(r"</(\w[\w-]{0,60})>")
+_TAG = re.compile(r"\[/?\w{1,20}\]|<[^<>]{1,40}>")
 _LINE = re.compile(r"[^\n]+")
 # Quotations, lists, tables, JSON, and labelled data, such as `Review: Is it good?`.
 _DATA_LINE = re.compile(r"[ \t]*(?:>|[-*•] |\||[\[{(]|\d+[.)] |(?:[\w'’-]+ ){0,2}[\w'’-]+: )")
@@ -135,9 +136,10 @@ def _unlabelled(text: str) -> tuple[int, int] | None:
     lines = [match.span() for match in _LINE.finditer(text)]
     last = next((line for line in reversed(lines) if _EMPTY.sub("", text[slice(*line)])), None)
     first = next((line for line in lines if any(map(str.isalnum, text[slice(*line)]))), None)
-    asked_first, asked_last = (
-        None if line is None else _asking_sentences(text, *line, step) for line, step in ((first, 1), (last, -1))
-    )
+    if first is None or last is None:
+        return None
+    asked_first = _asking_sentences(text, *first, 1) or _asking_sentences(text, *first, -1)
+    asked_last = _asking_sentences(text, *last, -1)
     if asked_last is None or (asked_first and _announces_data(text[slice(*asked_first)])):
         return asked_first
     return asked_last
@@ -171,7 +173,7 @@ def _is_in_block(text: str, place: int) -> bool:
 
 
 def _has_content(sentence: str) -> bool:
-    return len(sentence) > _MAX_PLAIN_BYTES or has_content(sentence)
+    return len(sentence) > _MAX_PLAIN_BYTES or (has_content(sentence) and _TAG.fullmatch(sentence.strip()) is None)
 
 
 def _asks(sentence: str) -> bool:

@@ -36,6 +36,8 @@ FORMS = (
     "Kontext:\nPASSAGES\n\nFrage: QUESTION\nAntwort:",
     "Context: PASSAGES Question: QUESTION",
     "QUESTION\n\nContext:\nPASSAGES",
+    "I have pasted a page below. QUESTION\n\nPASSAGES\n- a list",
+    "[INST] <<SYS>>\nUse the documents.\n<</SYS>>\n\nPASSAGES\n\nQUESTION [/INST]",
     "QUESTION\n\nOn Monday, Ann wrote:\n> PASSAGES",
     "Q: What is the longest river of Europe?\nA: The Volga is the longest river of Europe.\n\nQ: QUESTION\nA:",
     "```python\nprint('How much is it?', 'a long program', 'with many words', 'and more')\n```\nQUESTION",

@@ -39,7 +39,7 @@ _LABELS: dict[str, str] = {
     "cache.semantic.learning.unestimated": "Learned policy: hits without an estimate",
     "cache.semantic.learning.would_serve": "Learned policy: answered by its estimate",
     "cache.semantic.learning.most_wrong": "Learned policy: wrong responses, at most",
-    "cache.semantic.learning.by_checked": "Learned policy: responses accepted by checked",
+    "cache.semantic.learning.by_checked": "Learned policy: hits of checked",
     "cache.semantic.learning.checked_equal": "Comparisons for checked: equal",
     "cache.semantic.learning.checked_different": "Comparisons for checked: different",
     "cache.semantic.learning.checked_undecided": "Comparisons for checked: undecided",

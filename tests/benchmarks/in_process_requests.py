@@ -27,12 +27,12 @@ _KEEPALIVE_SECONDS = 1e5
 """Connections to the upstream stay open, although Valgrind takes seconds between two requests."""
 _GC_THRESHOLD = 200_000  # As in a running proxy.
 _BODY = b"x" * 400
-_HEAD = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %%d\r\n\r\n" % PATH.encode()
+HEAD = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %%d\r\n\r\n" % PATH.encode()
 MakeProtocol = Callable[[], Any]
 Flush = Callable[[], Awaitable[None]]
 
 
-class _Client(asyncio.Transport):
+class Client(asyncio.Transport):
     """A client's connection in memory. `answer` resolves when a response is complete."""
 
     def __init__(self) -> None:
@@ -60,7 +60,11 @@ class _Client(asyncio.Transport):
 
 
 @asynccontextmanager
-async def _proxy(upstream: str) -> AsyncIterator[tuple[MakeProtocol, Flush]]:
+async def proxy_in_process(upstream: str, **cache: Any) -> AsyncIterator[tuple[MakeProtocol, Flush, Any]]:
+    """Yield a function that makes a connection's protocol, a function that writes the journal, and the services.
+
+    `cache` are settings of the response cache.
+    """
     # `main` has put the checkout into the path.
     from kvproxy.http.serve import make_server
     from kvproxy.http.services import build_services
@@ -72,7 +76,7 @@ async def _proxy(upstream: str) -> AsyncIterator[tuple[MakeProtocol, Flush]]:
 
     journal._INTERVAL = 1e5
     connection_pool._KEEPALIVE_SECONDS = _KEEPALIVE_SECONDS
-    settings = load_settings(upstreams=[{"url": upstream}], data=Path.cwd() / "data", cache={"semantic": False})
+    settings = load_settings(upstreams=[{"url": upstream}], data=Path.cwd() / "data", cache=cache)
     log_to_stderr(settings.log)
     services = build_services(settings)
     server = make_server(services)
@@ -89,12 +93,12 @@ async def _proxy(upstream: str) -> AsyncIterator[tuple[MakeProtocol, Flush]]:
         assert isinstance(services.journal, StoredJournal)
         await asyncio.to_thread(services.journal.flush)
 
-    yield make_protocol, flush
+    yield make_protocol, flush, services
     await server.lifespan.shutdown()
 
 
 @asynccontextmanager
-async def _floor(upstream: str, *, forwards: bool) -> AsyncIterator[tuple[MakeProtocol, Flush]]:
+async def _floor(upstream: str, *, forwards: bool) -> AsyncIterator[tuple[MakeProtocol, Flush, Any]]:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
     connector = aiohttp.TCPConnector(keepalive_timeout=_KEEPALIVE_SECONDS)
@@ -114,23 +118,25 @@ async def _floor(upstream: str, *, forwards: bool) -> AsyncIterator[tuple[MakePr
         config = uvicorn.Config(app, access_log=False, log_config=None)
         config.load()
         state = ServerState()
-        yield lambda: HttpToolsProtocol(config=config, server_state=state, app_state={}), lambda: asyncio.sleep(0)
+        yield lambda: HttpToolsProtocol(config=config, server_state=state, app_state={}), lambda: asyncio.sleep(0), None
 
 
 async def _run(checkout: str, questions: str, requests: int, upstream: str, library: str) -> None:
     switches, numbers = ctypes.CDLL(library), iter(range(10**9))
-    server = _floor(upstream, forwards=questions == "new") if checkout == "floor" else _proxy(upstream)
-    async with server as (make_protocol, flush):
-        connections = [(make_protocol(), _Client()) for _ in range(_CONNECTIONS)]
+    floor = _floor(upstream, forwards=questions == "new")
+    async with (
+        floor if checkout == "floor" else proxy_in_process(upstream, semantic=False) as (make_protocol, flush, _)
+    ):
+        connections = [(make_protocol(), Client()) for _ in range(_CONNECTIONS)]
         for protocol, client in connections:
             protocol.connection_made(client)
 
-        async def send(protocol: Any, client: _Client, count: int) -> None:
+        async def send(protocol: Any, client: Client, count: int) -> None:
             for _ in range(count):
                 question = QUESTION if questions == "same" else f"How do I repair the printer of case {next(numbers)}?"
                 content = body(question)
                 client.answer = asyncio.get_running_loop().create_future()
-                protocol.data_received(_HEAD % len(content) + content)
+                protocol.data_received(HEAD % len(content) + content)
                 assert b" 200 " in await client.answer
 
         async def send_all(count: int) -> None:

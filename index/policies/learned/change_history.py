@@ -166,6 +166,7 @@ class ChangeHistory:
         expected_wrong: sum of the probabilities of an unseen change, at each hit.
         common: whether most answers changed at once.
         changes: the last ones.
+        together: times of the last common changes, with the number of classes; see `common_changes`.
         unchanged: periods of the last confirmations.
     """
 
@@ -181,6 +182,7 @@ class ChangeHistory:
     expected_wrong: float = 0.0
     common: CommonChange = field(default_factory=CommonChange)
     changes: list[Change] = field(default_factory=list)
+    together: dict[int, int] = field(default_factory=dict)
     unchanged: list[Period] = field(default_factory=list)
 
     @property
@@ -272,24 +274,32 @@ class ChangeHistory:
         start = self.confirmed.get(answer_class, times[0])
         self.changes.append(Change([start, *times], list(errors), self.hits.pop(answer_class, [])))
         periods = [(self.confirmed[name], time) for name, time in doubted if name in self.confirmed]
-        common = self.common_changes([*(change.period for change in self.changes), *periods])
+        self.together = common = self.common_changes([*(change.period for change in self.changes), *periods])
         time = self.changes[-1].common_change(common)
         self.num_changes += 1.0 if time is None else 1 / common[time]
         wrong = [change.hits_after(common) for change in self.changes]
         variances = [change.variance_after(common) for change in self.changes]
         self.found_wrong, self.found_variance = self.old_wrong + sum(wrong), self.old_variance + sum(variances)
-        if len(wrong) > _MAX_CHANGES:
-            self.old_wrong += wrong[0]
-            self.old_variance += variances[0]
+        # Without the confirmations of their time, single changes would seem to have happened together.
+        while self.changes and (len(self.changes) > _MAX_CHANGES or self.changes[0].times[-1] < self._known_since):
+            self.old_wrong += wrong.pop(0)
+            self.old_variance += variances.pop(0)
             del self.changes[0]
+
+    @property
+    def _known_since(self) -> int:
+        """The time since which `unchanged` has all periods."""
+        return self.unchanged[0][1] if len(self.unchanged) == _MAX_PERIODS else 0
 
     def common_changes(self, changed: Collection[Period]) -> dict[int, int]:
         """Return the times at which several classes may have changed together, with their number.
 
-        At such a time, more periods end with a contradiction (`changed`) than with a confirmation.
+        At such a time, more periods end with a contradiction (`changed`) than with a confirmation. The result remains when the
+        confirmations are forgotten.
         """
-        common = {}
-        for time, _ in changed:
+        common = {time: count for time, count in self.together.items() if time < self._known_since}
+        common = dict(sorted(common.items())[-_MAX_CHANGES:])
+        for time in (time for time, _ in changed if time >= self._known_since):
             together = sum(start <= time < end for start, end in changed)
             if together >= max(_LEAST_TOGETHER, 1 + sum(start <= time < end for start, end in self.unchanged)):
                 common[time] = together
@@ -309,13 +319,15 @@ class ChangeHistory:
             self.expected_wrong,
             list(astuple(self.common)),
             [astuple(change) for change in self.changes],
+            list(self.together.items()),
             self.unchanged,
         ]
 
     @classmethod
     def from_document(cls, document: list[Any]) -> "ChangeHistory":
         history = cls(*document)
-        history.common = CommonChange(*document[-3])
-        history.changes = [Change(*values) for values in document[-2]]
+        history.common = CommonChange(*document[-4])
+        history.changes = [Change(*values) for values in document[-3]]
+        history.together = dict(document[-2])
         history.unchanged = [(start, end) for start, end in document[-1]]
         return history

@@ -15,7 +15,6 @@ _MAX_CLASSES = 4096
 _MIN_SUCCESSIONS = 2
 _SUCCESSION_RATIO = 5.0
 _MAX_SUSPECTS = 3
-_PROBATION = 3
 _SUCCESSION_SHARE = 0.75
 
 
@@ -56,7 +55,7 @@ class ClassEvidence:
         lifted_guards: pairs of a class and a guard. The guard's vetoes are ignored, because the last vetoed answer was right.
         contradictions: by class, since its last confirmation.
         successors: the class of the new answer, by obsolete class. The questions of an obsolete class need the new answer.
-        probation: number of right comparisons that a successor needs before it is served, by class.
+        probation: successors that no right comparison has confirmed yet; they are not served.
         changes: when answers changed, and how many hits came after.
     """
 
@@ -64,7 +63,7 @@ class ClassEvidence:
     lifted_guards: set[tuple[str, str]] = field(default_factory=set)
     contradictions: dict[str, Contradictions] = field(default_factory=dict)
     successors: dict[str, str] = field(default_factory=dict)
-    probation: dict[str, int] = field(default_factory=dict)
+    probation: set[str] = field(default_factory=set)
     changes: ChangeHistory = field(default_factory=ChangeHistory)
 
     def change_probability(self, answer_class: str, clock: int = 0) -> float:
@@ -159,10 +158,10 @@ class ClassEvidence:
         self._set_odds(answer_class, min(odds * ratio, _OBSOLETE_ODDS / 2) if is_first else odds * ratio)
         if right:
             self.confirm(answer_class, clock)
-            self._end_probation(answer_class, 1)
+            self.probation.discard(answer_class)
             return 0.0, 0.0
         if answer_class in self.probation:
-            del self.probation[answer_class]
+            self.probation.remove(answer_class)
             for name in [name for name, target in self.successors.items() if target == answer_class]:
                 del self.successors[name]
         contradictions = self.contradictions.setdefault(answer_class, Contradictions())
@@ -183,19 +182,13 @@ class ClassEvidence:
         successor = contradictions.successor
         if successor is not None:
             if successor not in self.successors.values():
-                self.probation[successor] = _PROBATION
+                self.probation.add(successor)
             for name in [name for name, target in self.successors.items() if target == answer_class]:
                 self.successors[name] = successor
             self.successors[answer_class] = successor
             self.successors.pop(successor, None)
             _keep_newest(self.successors)
         return contradictions.wrong, contradictions.expected
-
-    def _end_probation(self, answer_class: str, confirmations: int) -> None:
-        if answer_class in self.probation:
-            self.probation[answer_class] -= confirmations
-            if self.probation[answer_class] <= 0:
-                del self.probation[answer_class]
 
     def suspected_successors(self, answer_class: str) -> Sequence[str]:
         """Return the new classes of fresh answers that differed from this class since its last confirmation, newest first."""
@@ -219,8 +212,9 @@ class ClassEvidence:
     def merge(self, answer_class: str, merged: Iterable[str]) -> None:
         """Move the evidence about merged classes to `answer_class`. A fresh answer has just confirmed all of them."""
         for name in merged:
-            for table in (self.odds, self.contradictions, self.successors, self.probation):
+            for table in (self.odds, self.contradictions, self.successors):
                 table.pop(name, None)
+            self.probation.discard(name)
             self.changes.merge(name, answer_class)
             guards = {guard for owner, guard in self.lifted_guards if owner == name}
             self.lifted_guards -= {(name, guard) for guard in guards}
@@ -263,7 +257,7 @@ class ClassEvidence:
                 for name, contradictions in self.contradictions.items()
             },
             "successors": self.successors,
-            "probation": self.probation,
+            "probation": sorted(self.probation),
             "changes": self.changes.document(),
         }
 
@@ -274,7 +268,7 @@ class ClassEvidence:
             {(name, guard) for name, guard in document["lifted"]},
             {name: Contradictions(*values) for name, values in document["contradictions"].items()},
             document["successors"],
-            document["probation"],
+            set(document["probation"]),
             ChangeHistory.from_document(document["changes"]),
         )
 

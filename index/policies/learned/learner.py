@@ -23,7 +23,7 @@ from kvproxy.index.policies.learned.surprises import Surprise, Surprises
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.store.observations import Observation
 
-_VERSION = 8
+_VERSION = 9
 MIN_EXPECTED_ERRORS = 8.0
 """The policy decides without `checked` once the sum of the estimated errors of compared answers reaches this number."""
 _EXPLORED = 0.2
@@ -236,6 +236,7 @@ class Learner:
         level.changed_wrong, level.changed_expected = evidence.changed_wrong
         level.wrong_by_change, level.change_variance = evidence.wrong_by_change
         level.expected_by_change = evidence.changes.expected_wrong
+        level.num_changes = evidence.changes.num_changes
 
     def _add_counted(self, observation: Observation, features: np.ndarray, expected: float) -> None:
         evidence, level, model = self.class_evidence, self.level, self.error_model

@@ -114,6 +114,7 @@ class ServingLevel:
         changed_wrong, changed_expected: parts of `wrong` and `expected` that are probably due to changed answers.
         wrong_by_change, change_variance: expected number of answers that were served after a change, and its variance.
         expected_by_change: sum of the probabilities of a change that were known when answers were served.
+        num_changes: see `ChangeHistory`.
         checked_risk: the same sum for those, at the error of `checked` as it is estimated now.
         wrong, expected: number of wrong answers in comparisons, and the sum of the estimated errors. Only comparisons with an
             estimated error up to `max_counted_error` count: larger errors say little about served answers.
@@ -140,6 +141,7 @@ class ServingLevel:
     wrong_by_change: float = 0.0
     change_variance: float = 0.0
     expected_by_change: float = 0.0
+    num_changes: float = 0.0
     num_compared: float = 0.0
     audits: np.ndarray = field(default_factory=lambda: np.zeros((2, 2)))
 
@@ -231,21 +233,25 @@ class ServingLevel:
     def planned_risk(self) -> float:
         """Return the highest mean estimated error of the next 500 served answers that `max_error` allows.
 
-        If a change has used more than the allowance, each answer may use a part of the allowance that it adds.
+        Each change that was found makes the estimate of the next changes better: the margin shrinks, and the next answers are
+        planned with the changes that they will meet, over a shorter time. If a change has used more than the allowance, each
+        answer may use a part of the allowance that it adds.
         """
         if self.score_expected <= 0:
             return 0.0
-        by_change = self.wrong_by_change + _CHANGE_DEVIATIONS * math.sqrt(self.change_variance)
+        known = self.num_changes / (1 + self.num_changes)
+        planned = max(_PLANNED_ANSWERS * (1 - known / 2), MIN_SERVED - self.served)
         now = self.max_error * max(self.served, MIN_SERVED)
-        added = self.max_error * max(self.served + _PLANNED_ANSWERS, MIN_SERVED) - now
+        added = self.max_error * max(self.served + planned, MIN_SERVED) - now
+        by_change = self.wrong_by_change + _CHANGE_DEVIATIONS * (1 - known * 2 / 3) * math.sqrt(self.change_variance)
+        changes = planned * self.expected_by_change / max(self.served, MIN_SERVED)
         risk = self.risk + self.checked_risk
-        left = self._allowed_risk(now + added - by_change) - risk
+        left = self._allowed_risk(now + added - by_change - known * changes) - risk
         least = max(now - by_change, self.max_error * MIN_SERVED)
-        changes = _PLANNED_ANSWERS * self.expected_by_change / max(self.served, MIN_SERVED)
-        earned = self._allowed_risk(least + max(0.0, added - changes)) - self._allowed_risk(least)
+        earned = self._allowed_risk(least + max(1.0, added - changes)) - self._allowed_risk(least)
         repaying = min(_EARNED_SHARE * earned, self._allowed_risk(now + added) - risk)
         most = _MAX_PLANNED_FACTOR * self.max_error / max(self.corrected_wrong / self.score_expected, _LEAST_FACTOR)
-        return max(0.0, min(max(left, repaying) / _PLANNED_ANSWERS, most))
+        return max(0.0, min(max(left, repaying) / planned, most))
 
     def _allowed_risk(self, wrong: float) -> float:
         return max_risk(wrong, self.corrected_wrong, self.expected) * (1 - self.comparison_error_rate)

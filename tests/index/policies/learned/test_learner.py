@@ -19,6 +19,7 @@ from kvproxy.index.policies.learned.change_history import ChangeHistory, CommonC
 from kvproxy.index.policies.learned.class_evidence import ClassEvidence
 from kvproxy.index.policies.learned.error_model import ErrorModelPrior, compute_features
 from kvproxy.index.policies.learned.learner import Learner
+from kvproxy.index.policies.learned.serving_level import ServingLevel
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.store.observations import Observation
 
@@ -126,8 +127,8 @@ def test_a_class_whose_fresh_answers_agree_on_a_new_one_is_succeeded_by_it() -> 
     assert evidence.changes.found_wrong == pytest.approx(4, rel=0.1)
     # The successor is served after it was confirmed.
     assert evidence.change_probability("new", 130) >= 0.5
-    for _ in range(3):
-        evidence.add_comparison("new", 0.02, right=True, clock=130)
+    assert ClassEvidence.from_document(json.loads(json.dumps(evidence.document()))) == evidence
+    evidence.add_comparison("new", 0.02, right=True, clock=130)
     assert evidence.change_probability("new", 130) == 0
     again = ClassEvidence.from_document(json.loads(json.dumps(evidence.document())))
     assert again == evidence
@@ -155,6 +156,49 @@ def test_changes_at_the_same_time_count_as_one_and_hits_before_it_are_right() ->
     assert alone.changes.found_wrong == pytest.approx(20 * 3 * 40 / 50, rel=0.1)
     assert together.changes.found_wrong == 60, "all answers were right at the last confirmation of any"
     assert ClassEvidence.from_document(json.loads(json.dumps(together.document()))) == together
+
+
+def test_a_change_that_is_found_late_belongs_to_the_changes_at_the_same_time() -> None:
+    evidence = ClassEvidence()
+    names = [f"a{number}" for number in range(20)]
+    for number, name in enumerate([*names, "rare"]):
+        evidence.confirm(name, 50 + number)
+    evidence.changes.add_hits([(name, 3) for name in (*names, "rare")], 90)
+    evidence.add_comparison("rare", 0.02, right=False, clock=95)
+    for clock in (100, 150, 200):
+        for number, name in enumerate(names):
+            evidence.add_comparison(name, 0.02, right=False, clock=clock + number)
+    found, number_of_changes = evidence.changes.found_wrong, evidence.changes.num_changes
+    for clock in range(300, 1000):
+        evidence.confirm(f"new{clock % 20}", clock)
+    assert not evidence.is_obsolete("rare")
+    for clock in (1000, 1001):
+        evidence.add_comparison("rare", 0.02, right=False, clock=clock)
+    assert evidence.is_obsolete("rare")
+    assert evidence.changes.found_wrong == pytest.approx(found + 3)
+    assert evidence.changes.num_changes < number_of_changes + 0.1
+    assert ClassEvidence.from_document(json.loads(json.dumps(evidence.document()))) == evidence
+
+
+def test_single_changes_stay_single_when_the_confirmations_of_their_time_are_forgotten() -> None:
+    evidence = ClassEvidence()
+    for clock in (0, 900):
+        for number in range(40):
+            evidence.confirm(f"unchanged{number}", clock + number)
+            if not clock:
+                evidence.confirm(f"a{number % 10}", clock + number)
+    evidence.changes.add_hits([(f"a{number}", 10) for number in range(10)], 100)
+    for number in range(10):
+        for clock in (950, 960, 970):
+            evidence.add_comparison(f"a{number}", 0.02, right=False, clock=clock + number)
+    found = evidence.changes.found_wrong
+    assert found == pytest.approx(10 * 10 * 70 / 920, rel=0.2)
+    for clock in range(1000, 1600):
+        evidence.confirm(f"unchanged{clock % 40}", clock)
+    for clock in (1700, 1701, 1702):
+        evidence.add_comparison("unchanged0", 0.02, right=False, clock=clock)
+    assert evidence.is_obsolete("unchanged0")
+    assert evidence.changes.found_wrong == pytest.approx(found)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["hit", "confirm", "wait"])), max_size=40))
@@ -295,15 +339,29 @@ def test_hits_are_charged_the_changes_that_are_expected_at_their_age() -> None:
     assert evidence.changes.expected_wrong == pytest.approx(100 * 200 * evidence.changes.rate)
     fresh = learner.level
     fresh.wrong = fresh.expected = 50.0
-    fresh.served, fresh.risk = 2000, 15.0
+    fresh.served, fresh.risk = 2000, 18.0
     planned = fresh.planned_risk()
-    fresh.wrong_by_change = 10.0
+    fresh.wrong_by_change = 6.0
     certain = fresh.planned_risk()
     assert 0 < certain < planned
-    fresh.change_variance = 9.0
-    assert 0 < fresh.planned_risk() < certain
-    fresh.wrong_by_change = 100.0
-    assert 0 < fresh.planned_risk() < planned, "hits with smaller errors repay the allowance"
+    fresh.change_variance = 4.0
+    uncertain = fresh.planned_risk()
+    assert 0 < uncertain < certain
+    fresh.num_changes = 9.0
+    assert uncertain < fresh.planned_risk() < certain, "many changes are a better estimate"
+    meeting_none = fresh.planned_risk()
+    fresh.expected_by_change = 8.0
+    assert 0 < fresh.planned_risk() < meeting_none, "the next hits will meet changes, too"
+
+
+@given(st.integers(0, 3000), st.floats(0.0, 200.0), st.floats(0.0, 60.0))
+def test_after_any_changes_hits_with_small_errors_return_and_repay_the_allowance(
+    served: int, by_change: float, num_changes: float
+) -> None:
+    level = ServingLevel(0.02, served, wrong=50.0, expected=50.0, num_changes=num_changes)
+    unchanged = level.planned_risk()
+    level.wrong_by_change = level.expected_by_change = by_change
+    assert 0 < level.planned_risk() <= unchanged
 
 
 def test_junk_answers_count_little_until_another_answer_equals_them() -> None:
@@ -492,5 +550,5 @@ def test_a_saved_state_keeps_its_level() -> None:
         assert each.level.error_factor == learner.level.error_factor
     assert again.last_number == 400
     assert 0 <= stricter.level.error_limit < learner.level.error_limit
-    for changed in (('"margin"', '"another"'), ('"version": 8', '"version": 7')):
+    for changed in (('"margin"', '"another"'), ('"version": 9', '"version": 8')):
         assert Learner.from_json(state.replace(*changed), 0.1) is None

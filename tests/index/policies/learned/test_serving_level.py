@@ -120,6 +120,18 @@ def test_the_plan_rarely_exceeds_the_bound(max_error: float) -> None:
     assert broken <= 0.05 * 1000 * 1.3
 
 
+@settings(deadline=None)
+@given(st.integers(0, MIN_SERVED // 2 - 10), st.floats(0.0, 4.0), st.floats(0.5, 2.0), st.floats(0.0, 6.0))
+def test_after_many_changes_the_first_hits_leave_enough_for_the_moment_from_which_the_bound_holds(
+    served: int, risk: float, factor: float, by_change: float
+) -> None:
+    level = ServingLevel(0.02, served, risk, wrong=20.0 * factor, expected=20.0, wrong_by_change=by_change)
+    level.num_changes = 60.0
+    allowed, one_more = (max_risk(0.02 * MIN_SERVED + more, level.wrong, level.expected) for more in (-by_change, 1.0))
+    repaying = one_more - max_risk(0.02 * MIN_SERVED, level.wrong, level.expected)
+    assert risk + level.planned_risk() * (MIN_SERVED - served) <= max(allowed, risk + repaying) + 1e-9
+
+
 def test_the_level_uses_most_of_its_allowance() -> None:
     level = ServingLevel(0.05)
     assert serve(level, 3000, 0)[0] > 1000

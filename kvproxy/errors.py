@@ -101,6 +101,14 @@ class Forbidden(KvproxyError, status=403, type="permission_error", code="forbidd
 class KeyDisabled(Forbidden, code="key_disabled", limit="disabled"): ...
 
 
+class KeyDisabledInFlight(KeyDisabled, reason="error-access"):
+    """The client was disabled during the response, which an upstream may bill."""
+
+
+class KeyRemovedInFlight(Unauthorized, reason="error-access"):
+    """The client was removed during the response, which an upstream may bill."""
+
+
 class NotFound(KvproxyError, status=404, type="invalid_request_error", code="not_found", exit_code=3): ...
 
 

@@ -13,6 +13,8 @@ from kvproxy.clients.client_keys import all_clients, check_budgets, clients_file
 from kvproxy.clients.quotas import Quotas
 from kvproxy.errors import (
     KeyDisabled,
+    KeyDisabledInFlight,
+    KeyRemovedInFlight,
     KvproxyError,
     MissingKey,
     SettingsError,
@@ -131,7 +133,7 @@ class Clients:
         if client is None:
             raise self.authentication_error(headers)
         if (disabled := self.find_disabled(client)) is not None:
-            raise _disabled(disabled)
+            raise KeyDisabled(_disabled_message(disabled))
 
     def authentication_error(self, headers: Mapping[str, str]) -> Unauthorized:
         """Return the error of a request with an expired, an unknown, or no key."""
@@ -151,8 +153,8 @@ class Clients:
         )
 
 
-def _disabled(client: ClientSettings) -> KeyDisabled:
-    return KeyDisabled(f"the client {client.name} is disabled: ask the operator (kvproxy keys enable {client.name})")
+def _disabled_message(client: ClientSettings) -> str:
+    return f"the client {client.name} is disabled: ask the operator (kvproxy keys enable {client.name})"
 
 
 def _index_by_digest(clients: Iterable[ClientSettings]) -> dict[str, ClientSettings]:
@@ -211,8 +213,8 @@ class ClientGuard:
                 has_ended = True
                 # The response ends with this error, if it is a stream of events, or breaks off.
                 if cause == "disabled":
-                    raise _disabled(self._clients.find_disabled(client) or client)
-                raise Unauthorized("the API key of this request was removed: ask the operator for another one")
+                    raise KeyDisabledInFlight(_disabled_message(self._clients.find_disabled(client) or client))
+                raise KeyRemovedInFlight("the API key of this request was removed: ask the operator for another one")
             if message["type"] == "http.response.start":
                 self._metrics.count_client_request(client.name, message["status"])
                 if limits := quota.headers():

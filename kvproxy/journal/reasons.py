@@ -53,6 +53,7 @@ _REASONS: dict[str, str] = {
     "error-upstream": "The upstream responded with an error (layer `forward`), or could not be reached (layer `error`).",
     "error-broken": "The response broke off.",
     "error-timeout": "The response was not complete within `x-kvproxy-timeout` or `limits.request_seconds`.",
+    "error-access": "The client was disabled or removed during the response.",
     "error-stopped": "The proxy was stopped, and the response was not complete after `limits.drain_seconds`.",
     "error-internal": "The proxy failed; see its log.",
     "disconnected-waiting": "The client disconnected before the response started.",

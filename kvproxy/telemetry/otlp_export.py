@@ -66,6 +66,7 @@ _BROKEN = (
     "error-upstream",
     "error-broken",
     "error-timeout",
+    "error-access",
     "error-stopped",
     "disconnected-reading",
     "disconnected-waiting",

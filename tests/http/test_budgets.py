@@ -22,7 +22,15 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from kvproxy.clients.client_keys import add_client, all_clients, reset_counts, set_limits, spent_money
+from kvproxy.clients.client_keys import (
+    add_client,
+    all_clients,
+    remove_client,
+    reset_counts,
+    set_disabled,
+    set_limits,
+    spent_money,
+)
 from kvproxy.clients.spending_tables import SpendingFile, read_spent
 from kvproxy.clients.spent_money import SpentMoney
 from kvproxy.errors import BudgetExceeded, SettingsError, TooManyRequests
@@ -31,6 +39,8 @@ from kvproxy.http.services import Services
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store.database import Transaction
 from kvproxy.installation.backup import restore_backup, write_backup
+from kvproxy.journal.bill import bill
+from kvproxy.journal.sums_filter import SumsFilter
 from kvproxy.journal.token_estimates import UNLIMITED_OUTPUT_TOKENS, most_output_tokens
 from kvproxy.operations.keys import ListedClient, list_clients
 from kvproxy.settings import load_settings
@@ -68,7 +78,7 @@ class Upstream:
         named = re.search(rb"served as (\w+)", body)
         tier = "default" if named is None else named[1].decode()
         if b'"stream":true' in body:
-            events = self._events(tier, is_endless=b"endless" in body)
+            events = self._events(tier, is_endless=b"endless" in body, is_paced=b"paced" in body)
             return StreamingResponse(events, media_type="text/event-stream")
         if b"breaks" in body and not self.gate.is_set():
             return StreamingResponse(self._broken(), media_type="application/json")
@@ -82,8 +92,11 @@ class Upstream:
         yield b'{"choices": [ {' + b" " * 5
         raise ConnectionError("the upstream breaks off")
 
-    async def _events(self, tier: str, *, is_endless: bool) -> AsyncIterator[bytes]:
+    async def _events(self, tier: str, *, is_endless: bool, is_paced: bool) -> AsyncIterator[bytes]:
         choice = {"index": 0, "delta": {"content": "a"}}
+        while is_paced:
+            yield b"data: " + json.dumps({"choices": [choice], "service_tier": tier}).encode() + b"\n\n"
+            await asyncio.sleep(0.02)
         for _ in range(9):
             yield b"data: " + json.dumps({"choices": [choice], "service_tier": tier}).encode() + b"\n\n"
         if is_endless:
@@ -284,6 +297,29 @@ def test_the_budget_the_list_and_the_bill_count_aborted_and_unread_responses_ali
     (row,) = csv.DictReader(listed_bill.stdout.splitlines())
     assert (row["estimated"], row["currency"], float(row["cost"])) == ("3", "USD", pytest.approx(sum(costs)))
     assert "estimated: tokens and money of 3 requests without reported usage\n" in listed_bill.stderr
+
+
+@pytest.mark.parametrize("name", ["disabled", "removed"])
+def test_a_stream_that_ends_with_its_key_is_billed(proxy: Proxy, name: str) -> None:
+    key = add_client(proxy.settings, name, budget_per_day=50)
+    headers = {"authorization": f"Bearer {key}"}
+    body = chat(f"paced {name}", stream=True, max_tokens=100)
+    with httpx.stream("POST", f"{proxy.url}/v1/chat/completions", json=body, headers=headers, timeout=60) as answer:
+        lines = (line for line in answer.iter_lines() if line.startswith("data: "))
+        next(lines)
+        if name == "disabled":
+            set_disabled(proxy.settings, name, disabled=True)
+        else:
+            remove_client(proxy.settings, name)
+        assert '"error"' in list(lines)[-1]
+    reader = proxy.services.journal.read
+    prices = proxy.settings.journal.prices
+    until(lambda: reader(lambda found: bill(found, prices, SumsFilter(tenant=name)), []) != [])
+    (row,) = reader(lambda found: bill(found, prices, SumsFilter(tenant=name)), [])
+    assert (row.requests, row.refused, row.estimated) == (1, 0, 1)
+    assert row.cost is not None
+    assert row.cost > 0
+    until(lambda: proxy.spent(name) == pytest.approx(row.cost))
 
 
 def test_the_service_tier_that_served_a_request_decides_its_price(proxy: Proxy) -> None:

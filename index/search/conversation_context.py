@@ -12,67 +12,36 @@ from functools import lru_cache
 
 from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.guards.fillers import without_fillers
-from kvproxy.index.policies.guards.question_and_format import named_times
-from kvproxy.index.policies.guards.words import FUNCTION_WORDS, NUMBER, WORD, cached_by_text, roots, words
+from kvproxy.index.policies.guards.negation_and_opposites import negation_differs
+from kvproxy.index.policies.guards.words import words
 from kvproxy.index.policies.learned.answer_classes import text_digest
 from kvproxy.index.policies.learned.answer_facts import answer_facts
 from kvproxy.index.search.earlier_statements import (
     SENTENCE_END,
+    SMALL_TALK,
+    describes_user,
     earlier_statements,
+    has_content,
     is_own_case,
     is_pleasantry,
     is_question,
+    states_facts,
+)
+from kvproxy.index.search.last_turns import asks, is_standalone
+from kvproxy.index.search.statement_roles import are_reordered, exchange_roles, subjects_differ
+from kvproxy.index.search.turn_words import (
+    content_words,
+    have_equal_content,
+    names_of,
+    quantities,
+    roots_of,
+    unknown_words,
 )
 
-MAX_TURNS_OF_FREE_WORDING = 15
+MAX_TURNS_OF_FREE_WORDING = 19
 _MAX_TURN_BYTES = 800
-_REFERENCES = frozenset(
-    "it its it's this these those they them their they're he him his she her hers there then else another again ones former"
-    " latter both either neither so here other others such that's".split()
-)
-_QUANTIFIERS = frozenset("each every all any some many much more most".split())
-_OWN = frozenset("my mine our ours i'm i've i'd i'll am myself".split())
-_CONTINUATION = re.compile(
-    r"^\W*(?:and|but|so|then|or|ok|okay|also|what about|how about|no|yes|yeah|yep|sure|right|cool|great|thanks|because|well|now"
-    r"|actually|wait)\b",
-    re.IGNORECASE,
-)
-_ASKS = (
-    r"(?:how|what|what's|where|when|which|who|why|(?:is|are|does|did|can|could|may|should|will|would|has|have)"
-    r"|do(?= (?:i|you|we|they|the|a|an|my|your|our|people|all|any)\b)|explain|describe|tell|list|give|show|name|define)\b"
-)
-_QUESTION = re.compile(rf"^\W*{_ASKS}", re.IGNORECASE)
-_LATER_QUESTION = re.compile(
-    rf"^\W*(?:(?:and|but|so|ok|okay|well|also|right|done|yes|no)[,. ]+)*{_ASKS}", re.IGNORECASE
-)
-_DEMONSTRATIVE = re.compile(
-    r"\bthat\b(?! (?:i|you|we|they|he|she|it|is|are|can|was|were|has|have|do|does)\b)", re.IGNORECASE
-)
-_OWN_STATE = re.compile(
-    r"\b(?:(?:have|did|was|am|will) i|(?<!how do )i (?:have|was|did|need|get)|do i (?:still|now))\b", re.IGNORECASE
-)
-_COMPARATIVE = re.compile(r"\binstead of\b|\bat the same time\b|\b(?:to|from) another\b", re.IGNORECASE)
-_TOKEN = re.compile(r"[\w'’-]+|[^\w\s]")
-_WORD_OR_NUMBER = re.compile(rf"{WORD.pattern}|{NUMBER.pattern}")
-_COMPLEMENTS = frozenset("of for to in at from between on with about than".split())
-_MAX_COMPLEMENT_DISTANCE = 5
-_NO_REFERENCES = tuple(
-    re.compile(expression, re.IGNORECASE)
-    for expression in (
-        _COMPARATIVE.pattern,
-        r"(?<=\b(?:is|re)) there\b",
-        r"\bthis (?=(?:year|month|week|weekend|season|summer|winter|spring|autumn)\b)",
-        r"\bthe (?=(?:world|universe|solar system|internet|moon|sun|earth|horizon|sky)\b)",
-    )
-)
-_COMPLEMENT = re.compile(r"\b(?:for|in|on|from|to|with|between) (?:your )?[a-z]+\W*$", re.IGNORECASE)
-_LATER_CLAUSE = re.compile(r", or \w+ (?:i|you|we|people|they|it|he|she)\b.*", re.IGNORECASE)
-_MIN_WORDS, _MIN_WORDS_WITH_COMPLEMENT, _MIN_WORDS_WITH_NAME = 4, 3, 2
-_SMALL_TALK = frozenset(
-    "hi hello hey hiya thanks thank cheers great ok okay yes no yep yeah sure lol haha nice cool perfect brilliant sorry please"
-    " good morning afternoon evening hope day well done".split()
-)
 _JOKING = re.compile(r"\b(?:lol|haha|hope|unrelated|random)\b", re.IGNORECASE)
+_JOKE_END = re.compile(r"(?:(?<=\blol)|(?<=\bhaha))[,.]?\s+", re.IGNORECASE)
 _OWN_FACT = re.compile(
     r"\b(?:(?:i|we)(?:'ve| have)? (?:already |only |also )?(?:have|need|use|live|work|own|rent|pay|paid|sign|signed|bought"
     r"|ordered|booked|got|can't|cannot|don't|didn't|do not|did not|never)"
@@ -80,10 +49,7 @@ _OWN_FACT = re.compile(
     r"|thinking|looking)|my \w+(?:'s| is| are| has) (?!thinking|looking|wondering|asking))",
     re.IGNORECASE,
 )
-_PRONOUN = re.compile(
-    r"\b(?:that|this|these|those|them|they)\b(?=\W*$|\s*[?.,!]|\s+(?:up|on|off|out|in|down|back|now|for|to|at|by|with|again)\b)",
-    re.IGNORECASE,
-)
+_OWN_THING = re.compile(r"\b(?:my|our)\b", re.IGNORECASE)
 _PLEASANTRY = re.compile(
     r"^\W*(?:(?:oh )?no (?:worries|problem|rush)|oh no|not (?:at all|an? \w+ question)|never mind)\b(?: at all)?[\s,.!;]*"
     r"|(?<=[,.!] )no (?:worries|problem|rush)[\s,.!;]+",
@@ -93,71 +59,15 @@ _PLEASANTRY = re.compile(
 _REPORTS = frozenset(
     "thank see find found look looked check checked read heard know known note notes say says here following".split()
 )
-_COVERED, _EQUAL_SHARE = 0.5, 0.8
+# An assistant's sentence may say these in passing. Words that choose among things are no courtesies.
+_COURTESIES = SMALL_TALK | frozenset("because still too either also though now current currently".split())
+_COURTESIES -= frozenset("first last one another other more today nearly exactly have do did".split())
+_THIS_DAY = re.compile(r"\bthis (?=(?:mon|tues|wednes|thurs|fri|satur|sun)day\b)", re.IGNORECASE)
+_COVERED, _NEARLY_COVERED, _EQUAL_SHARE = 0.5, 0.8, 0.8
 _COPY_RATIO = 0.62
 _FEW_WORDS = 4
-_MIN_WORDS_OF_ORDER = 3
 _NUM_TURNS_OF_ONE_TOPIC = 3
 _MIN_LENGTH_OF_PREFIX, _MIN_LENGTH_OF_WORD = 4, 3
-
-
-def is_standalone(question: str) -> bool:
-    """Whether a question needs no earlier turns: it refers to nothing, is a whole sentence, and names what it is about."""
-    if _CONTINUATION.search(question):
-        return False
-    text = without_fillers(question)
-    for expression in _NO_REFERENCES:
-        text = expression.sub("", text)
-    tokens = set(words(text))
-    # Pronouns of a later clause refer to the first one: `Are tickets mobile only, or can I print them?`
-    if not _QUESTION.search(text) or not (_REFERENCES | _OWN).isdisjoint(words(_LATER_CLAUSE.sub("", text))):
-        return False
-    if _DEMONSTRATIVE.search(text) or _OWN_STATE.search(text) or not _all_definite_nouns_are_explained(text):
-        return False
-    content = {word for word in tokens if word not in FUNCTION_WORDS | _QUANTIFIERS and len(word) > 2}
-    least = _MIN_WORDS_WITH_COMPLEMENT if _COMPLEMENT.search(text) else _MIN_WORDS
-    return len(content) >= (_MIN_WORDS_WITH_NAME if _names(text) else least)
-
-
-def _all_definite_nouns_are_explained(text: str) -> bool:
-    tokens = _TOKEN.findall(text)
-    for place, token in enumerate(tokens):
-        if token.lower() != "the":
-            continue
-        for following in tokens[place + 1 : place + 1 + _MAX_COMPLEMENT_DISTANCE]:
-            if following[0].isupper() or following.lower() in _COMPLEMENTS:
-                break
-            if not following[0].isalnum():
-                return False
-        else:
-            return False
-    return True
-
-
-@cached_by_text
-def _names(text: str) -> frozenset[str]:
-    """Return words with a capital letter that do not begin a sentence, in lower case."""
-    names = set[str]()
-    for match in WORD.finditer(text):
-        before = text[: match.start()].rstrip()
-        if match.group()[0].isupper() and before and before[-1] not in ".?!:" and not match.group().startswith("I'"):
-            names.add(match.group().lower().removesuffix("'s"))
-    return frozenset(names - {"i"})
-
-
-@lru_cache(maxsize=4096)
-def _content(text: str) -> frozenset[str]:
-    content_words = (word.removesuffix("'s") for word in words(text) if word.partition("'")[0] not in FUNCTION_WORDS)
-    return frozenset(content_words) - FUNCTION_WORDS - _SMALL_TALK
-
-
-@lru_cache(maxsize=1024)
-def _roots(text: str) -> frozenset[str]:
-    return frozenset(root for word in words(text) for root in roots(word.removesuffix("'s")))
-
-
-def _unknown(candidates: frozenset[str], known: frozenset[str]) -> set[str]:
-    return {word for word in candidates if known.isdisjoint(roots(word))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +85,12 @@ class Context:
         return self.turns[::2]
 
     @property
+    def is_opened(self) -> bool:
+        """Whether only greetings precede the last turn, so that it has nothing to refer to."""
+        earlier = self.turns[:-1]
+        return len(earlier) <= 2 and not any(has_content(each) for turn in earlier for each in SENTENCE_END.split(turn))
+
+    @property
     def text(self) -> str:
         return " ".join(self.turns)
 
@@ -184,33 +100,23 @@ class Context:
 
 
 def need_no_context(ours: Context, theirs: Context, are_alike: Callable[[str, str], bool]) -> bool:
-    """Whether both last turns are standalone, and the earlier turns have statements of the same meaning, or none."""
+    """Whether both last turns are standalone, and the earlier turns have statements of the same meaning, or none.
+
+    After small talk only, such as greetings, a last turn has nothing to refer to, so that it need not be standalone.
+    """
+    if ours.is_opened and theirs.is_opened:
+        return True
     if not (is_standalone(ours.last) and is_standalone(theirs.last)):
         return False
     statements, their_statements = earlier_statements(ours.turns), earlier_statements(theirs.turns)
-    return len(statements) == len(their_statements) and all(map(are_alike, statements, their_statements))
+    if len(statements) != len(their_statements) or _have_other_results(ours, theirs):
+        return False
+    return all(map(are_alike, statements, their_statements))
 
 
 def have_other_words(turn: str, other: str) -> bool:
     """Whether two turns differ in a content word, or in the order of their content words and numbers."""
-    if _unknown(_content(turn), _roots(other)) or _unknown(_content(other), _roots(turn)):
-        return True
-    return _are_reordered(turn, other)
-
-
-def _are_reordered(turn: str, other: str) -> bool:
-    """Whether at least three content words or numbers have another order, so that two of them may have exchanged their roles."""
-    ours, theirs = _content_in_order(turn), _content_in_order(other)
-    if max(len(ours), len(theirs)) < _MIN_WORDS_OF_ORDER:
-        return False
-    return len(ours) != len(theirs) or any(map(frozenset.isdisjoint, ours, theirs))
-
-
-def _content_in_order(text: str) -> list[frozenset[str]]:
-    """Return the roots of each content word, and each number, in their order."""
-    tokens = (token.lower().replace("’", "'").removesuffix("'s") for token in _WORD_OR_NUMBER.findall(text))
-    content = _content(text)
-    return [roots(token) for token in tokens if token in content or token[0].isdigit()]
+    return not have_equal_content(turn, other) or are_reordered(turn, other)
 
 
 def have_equal_facts(ours: Context, theirs: Context, are_alike: Callable[[str, str], bool]) -> bool:
@@ -220,7 +126,7 @@ def have_equal_facts(ours: Context, theirs: Context, are_alike: Callable[[str, s
     *the second one*) requires equal answers before it. Turns with nearly equal words must not differ in a fact, and a statement
     of the users about themselves must occur in both conversations.
     """
-    if _disagree(_quantities(ours.text), _quantities(theirs.text)):
+    if _disagree(quantities(ours.text), quantities(theirs.text)):
         return False
     if _lacked_names(ours, theirs) and _lacked_names(theirs, ours):
         return False
@@ -229,16 +135,48 @@ def have_equal_facts(ours: Context, theirs: Context, are_alike: Callable[[str, s
     lasting = not (is_standalone(ours.last) and is_standalone(theirs.last))
     if not all(_repeats_statements(*pair, lasting=lasting) for pair in ((ours, theirs), (theirs, ours))):
         return False
-    is_reaction = not (_asks(ours.last) and _asks(theirs.last))
+    is_reaction = not (asks(ours.last) and asks(theirs.last))
     if is_reaction and text_digest(ours.turns[-2]) != text_digest(theirs.turns[-2]):
         return False
     for one, other in ((ours, theirs), (theirs, ours)):
         if any(_states_own_fact(sentence) for sentence in _sentences(one, other, covered=False)):
             return False
+    if _have_other_results(ours, theirs) or exchange_roles(
+        *(" ".join(each.user_turns[:-1]) for each in (ours, theirs))
+    ):
+        return False
     return not any(
         _copies_differ(turn, copy, are_alike, is_strict=is_strict or is_reaction)
         for turn, copy, is_strict in _near_copies(ours, theirs)
     )
+
+
+def _have_other_results(ours: Context, theirs: Context) -> bool:
+    """Whether the answers to an equal question of the users about their own case have little in common."""
+    answers = {text_digest(turn): reply for turn, reply in _own_questions(theirs)}
+    return any(
+        not _agree(reply, answers[text_digest(turn)])
+        for turn, reply in _own_questions(ours)
+        if text_digest(turn) in answers
+    )
+
+
+def _agree(answer: str, other: str) -> bool:
+    if content_words(answer) or content_words(other):
+        return _have_common_content(answer, other)
+    return not negation_differs(answer, other)  # `Yes, it is.` and `Yes.`
+
+
+def _own_questions(context: Context) -> Iterator[tuple[str, str]]:
+    """Yield questions such as `What does my scan say?`, and their answers."""
+    pairs = zip(context.turns[:-1:2], context.turns[1::2], strict=True)
+    return ((turn, reply) for turn, reply in pairs if is_question(turn) and _OWN_THING.search(turn))
+
+
+def _settled_questions(context: Context) -> set[str]:
+    """Return questions between the first topic and the latest one, to neither of which a last turn refers."""
+    turns = [turn for turn in context.user_turns[:-1] if any(map(has_content, SENTENCE_END.split(turn)))]
+    return {turn for turn in turns[1:-1] if is_question(turn) and not states_facts(turn) and "if" not in words(turn)}
 
 
 def _guards_veto(turn: str, other: str) -> bool:
@@ -252,23 +190,49 @@ def _repeats_statements(ours: Context, theirs: Context, *, lasting: bool) -> boo
     """Whether our earlier turns repeat their statements, at least in part if they are about the user."""
     # A question of the assistant may have the words of each possible reply.
     answers = (each for turn in ours.turns[1::2] for each in SENTENCE_END.split(turn) if not each.endswith("?"))
-    known = _roots(" ".join((*ours.user_turns[:-1], *answers)))
+    known = roots_of(" ".join((*ours.user_turns[:-1], *answers)))
     return all(
         _repeats(ours, known, statement, is_by_user=not any(statement in turn for turn in theirs.turns[1::2]))
-        for statement in earlier_statements(theirs.turns, lasting=lasting)
+        for told in earlier_statements(theirs.turns, lasting=lasting)
+        for statement in _JOKE_END.split(told)
         if not _JOKING.search(statement)
     )
 
 
 def _repeats(ours: Context, known: frozenset[str], statement: str, *, is_by_user: bool) -> bool:
     """Whether the `known` roots of our earlier turns have enough of a statement's words."""
-    content = _content(statement)
+    content = content_words(statement)
     if not is_by_user:
-        content = content - _REPORTS or content
+        content = content - _REPORTS - _COURTESIES or content
     if not content:
         return text_digest(statement) in map(text_digest, ours.user_turns)
-    least = _COVERED if is_by_user and is_own_case(statement) and not is_question(statement) else 1
-    return len(content) - len(_unknown(content, known)) >= least * len(content)
+    share = 1 - len(unknown_words(content, known)) / len(content)
+    if is_by_user:
+        return share == 1 or (share >= _COVERED and _has_equal_case(ours, statement))
+    return share == 1 or (share >= _NEARLY_COVERED and not _replaces_words(ours, statement))
+
+
+def _has_equal_case(ours: Context, statement: str) -> bool:
+    """Whether a statement of users about themselves has the same polarity and the same subjects as our most similar one."""
+    if not is_own_case(statement) or is_question(statement):
+        return False
+    nearest = _nearest(statement, ours.user_turns[:-1])
+    return not negation_differs(statement, nearest) and not subjects_differ(statement, nearest)
+
+
+def _replaces_words(ours: Context, statement: str) -> bool:
+    """Whether our assistant's most similar sentence has other words, rather than less words, than a statement."""
+    nearest = _nearest(statement, ours.turns[1::2])
+    return bool(unknown_words(content_words(nearest) - _REPORTS - _COURTESIES, roots_of(statement)))
+
+
+def _nearest(statement: str, turns: Sequence[str]) -> str:
+    """Return the sentence of some turns that has the most content words in common with a statement."""
+    known = roots_of(statement)
+    sentences = [sentence for turn in turns for sentence in SENTENCE_END.split(turn)]
+    return max(
+        sentences, key=lambda each: len(content_words(each)) - 2 * len(unknown_words(content_words(each), known))
+    )
 
 
 def shared_wording(ours: Context, theirs: Context) -> tuple[str, str]:
@@ -285,10 +249,10 @@ def share_sentences(ours: Context, theirs: Context) -> bool:
 def words_only_in(stored: Context, asked: Context) -> frozenset[str]:
     """Return names, numbers, and the user's content words in a stored conversation that the other conversation lacks."""
     numbers = answer_facts(stored.earlier_text).numbers - answer_facts(asked.text).numbers
-    content = _content(" ".join(stored.user_turns[:-1]))
-    known = _roots(asked.text) | _roots(stored.last)
-    words_of_user = {word for word in _unknown(content, known) if len(word) > _MIN_LENGTH_OF_WORD}
-    names = _unknown(frozenset(_lacked_names(stored, asked)), known)
+    content = content_words(" ".join(stored.user_turns[:-1]))
+    known = roots_of(asked.text) | roots_of(stored.last)
+    words_of_user = {word for word in unknown_words(content, known) if len(word) > _MIN_LENGTH_OF_WORD}
+    names = unknown_words(frozenset(_lacked_names(stored, asked)), known)
     return frozenset(names | words_of_user | {number for number in numbers if len(number) > 1})
 
 
@@ -300,39 +264,26 @@ def _disagree(ours: frozenset[str], theirs: frozenset[str]) -> bool:
     return bool(ours - theirs and theirs - ours)
 
 
-@lru_cache(maxsize=256)
-def _quantities(text: str) -> frozenset[str]:
-    return answer_facts(text).numbers | named_times(text)
-
-
 def _lacked_names(ours: Context, theirs: Context) -> set[str]:
-    known, others = _roots(theirs.text), set(words(theirs.text))
-    names = {name for turn in ours.turns for name in _names(turn)}
+    known, others = roots_of(theirs.text), set(words(theirs.text))
+    names = {name for turn in ours.turns for name in names_of(turn)}
     return {
         name
-        for name in _unknown(frozenset(names), known)
+        for name in unknown_words(frozenset(names), known)
         if len(name) <= _MIN_LENGTH_OF_PREFIX
         or not any(word.startswith(name[:_MIN_LENGTH_OF_PREFIX]) for word in others)
     }
 
 
-def _asks(turn: str) -> bool:
-    return "?" in turn or _LATER_QUESTION.search(turn) is not None
-
-
 def _sentences(context: Context, other: Context, *, covered: bool = True) -> list[str]:
-    known = _roots(other.text)
+    known = roots_of(other.text)
     return [
         sentence
         for turn in context.user_turns
         for sentence in SENTENCE_END.split(turn if _JOKING.search(turn) else without_fillers(turn))
-        if (content := _content(sentence)) and (1 - len(_unknown(content, known)) / len(content) >= _COVERED) is covered
+        if (content := content_words(sentence))
+        and (1 - len(unknown_words(content, known)) / len(content) >= _COVERED) is covered
     ]
-
-
-def neutral_references(question: str) -> str:
-    """Return a last turn with `it` instead of other pronouns for things: `How do I set it up?` for `How do I set that up?`."""
-    return _PRONOUN.sub("it", question)
 
 
 def _states_own_fact(sentence: str) -> bool:
@@ -341,6 +292,7 @@ def _states_own_fact(sentence: str) -> bool:
 
 def _near_copies(ours: Context, theirs: Context) -> Iterator[tuple[str, str, bool]]:
     """Yield turns of one role with nearly equal words or much common content, and whether any other word is a difference."""
+    settled, also_settled = _settled_questions(ours), _settled_questions(theirs)
     for first in (0, 1):
         others = [(turn, words(turn)) for turn in theirs.turns[first:-1:2]]
         for turn in ours.turns[first:-1:2]:
@@ -352,36 +304,50 @@ def _near_copies(ours: Context, theirs: Context) -> Iterator[tuple[str, str, boo
                     best, copy = matcher.ratio(), other
             if copy is not None:
                 if turn != copy:
-                    yield turn, copy, first == 0
+                    yield turn, copy, first == 0 and not (turn in settled and copy in also_settled)
             elif first == 0:
                 related = [other for other, _ in others if _have_common_content(turn, other)]
-                yield from ((turn, other, True) for other in related if len(_content(turn)) <= _FEW_WORDS)
+                strict = [other for other in related if not (turn in settled and other in also_settled)]
+                yield from ((turn, other, True) for other in strict if len(content_words(turn)) <= _FEW_WORDS)
                 yield from ((turn, other, False) for other in related if _are_rearranged(turn, other))
 
 
 def _are_rearranged(turn: str, other: str) -> bool:
     """Whether nearly all content words are common, so that only their order or a small word makes a difference."""
-    alone, also_alone = _unknown(_content(turn), _roots(other)), _unknown(_content(other), _roots(turn))
+    alone, also_alone = (
+        unknown_words(content_words(turn), roots_of(other)),
+        unknown_words(content_words(other), roots_of(turn)),
+    )
     return len(alone) + len(also_alone) <= 2
 
 
 def _have_common_content(turn: str, other: str) -> bool:
-    pairs = ((_content(turn), _roots(other)), (_content(other), _roots(turn)))
-    return all(content and len(_unknown(content, known)) <= _COVERED * len(content) for content, known in pairs)
+    pairs = ((content_words(turn), roots_of(other)), (content_words(other), roots_of(turn)))
+    return all(content and len(unknown_words(content, known)) <= _COVERED * len(content) for content, known in pairs)
 
 
 @lru_cache(maxsize=1024)
 def _without_pleasantries(turn: str) -> str:
-    return _PLEASANTRY.sub("", " ".join(each for each in SENTENCE_END.split(turn) if not is_pleasantry(each)))
+    kept = " ".join(each for each in SENTENCE_END.split(turn) if not is_pleasantry(each))
+    return without_fillers(_PLEASANTRY.sub("", kept))
 
 
 def _copies_differ(turn: str, copy: str, are_alike: Callable[[str, str], bool], *, is_strict: bool) -> bool:
     turn, copy = _without_pleasantries(turn), _without_pleasantries(copy)
+    if not (is_question(turn) or is_question(copy)):
+        turn, copy = _THIS_DAY.sub("", turn), _THIS_DAY.sub("", copy)
     if len(turn.encode()) > _MAX_TURN_BYTES or any(guard.vetoes(turn, copy) for guard in GUARDS):
         return True
-    alone, also_alone = _unknown(_content(turn), _roots(copy)), _unknown(_content(copy), _roots(turn))
+    alone, also_alone = (
+        unknown_words(content_words(turn), roots_of(copy)),
+        unknown_words(content_words(copy), roots_of(turn)),
+    )
+    if not is_question(turn) and subjects_differ(turn, copy):
+        return True
     if not alone and not also_alone and not is_question(turn):
-        return _are_reordered(turn, copy)
+        return are_reordered(turn, copy)
+    if not is_question(turn) and describes_user(turn) and (alone | also_alone) - _COURTESIES - _REPORTS:
+        return True
     if not (is_strict and alone and also_alone):
         return False
     return not (is_question(turn) and is_question(copy) and are_alike(turn, copy))

@@ -14,15 +14,14 @@ from kvproxy.index.search.conversation_context import (
     Context,
     have_equal_facts,
     have_other_words,
-    is_standalone,
     need_no_context,
-    neutral_references,
     share_sentences,
     shared_wording,
     uses_words,
     words_only_in,
 )
 from kvproxy.index.search.earlier_statements import states_facts
+from kvproxy.index.search.last_turns import ask_equally, is_standalone, neutral_references
 
 SEPARATOR = "⏎"  # A conversation whose text contains this character has exact hits only.
 _JOIN = f" {SEPARATOR} "
@@ -103,6 +102,13 @@ class EarlierTurns:
         if self._num_characters > _MAX_COMPARED_CHARACTERS:
             return False
         return need_no_context(self._context, stored, self._are_alike) or self._has_equal_context(stored)
+
+    def compared_turn(self, question: str) -> str:
+        """Return the last turn of a stored `question` that matches; ours if both ask equally after equal replies."""
+        stored = last_turn(question)
+        if stored != question and self._policy is not None and ask_equally(self._context.last, stored):
+            return neutral_references(self._context.last)
+        return compared_turn(question)
 
     def _are_alike(self, turn: str, stored: str) -> bool:
         if turn == stored:

@@ -168,7 +168,7 @@ class Decider:
             elif cosine >= policy.floor and not shared_text.allows(last_turn(head.prompt)):
                 decisions[place] = Decision("vetoed", PASSAGES)
             else:
-                neighbours[place] = Neighbour(compared_turn(head.prompt), cosine, head.answer)
+                neighbours[place] = Neighbour(earlier.compared_turn(head.prompt), cosine, head.answer)
         eligible, result = list(neighbours), PolicyResult([], None)
         if neighbours:
             question = compared_turn(request.question)

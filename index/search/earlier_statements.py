@@ -24,7 +24,8 @@ _QUESTION = re.compile(
     _LEAD + r"(?:(?:how|what|which|who|why|whose)(?! (?:i|we|you|they|he|she|it)\b)|what's|whats|where's|when's|who's"
     r"|(?:when|where) (?:is|are|was|were|do|does|did|can|could|will|would|should)"
     r"|(?:is|are|was|were|does|did|do|can|could|may|should|will|would|has|have|am|must)(?:n't)? (?!not\b)\w+"
-    r"|(?:explain|describe|tell me|list|show me|name|define|write|translate|calculate|convert|draft|summari[sz]e) \w+)\b",
+    r"|(?:explain|describe|tell me|list|show me|name|define|write|translate|calculate|convert|draft|summari[sz]e) \w+"
+    r"|(?:(?:i|we) )?(?:was|were) (?:just )?going to ask (?:if|whether|how|what|when|where|who))\b",
     re.IGNORECASE,
 )
 _LATER_QUESTION = re.compile(
@@ -37,6 +38,7 @@ _INTENTION = re.compile(
     r"|go (?:ahead|for it)|never ?mind)\b",
     re.IGNORECASE,
 )
+_PLAN = re.compile(r"\bi(?:'ll| will| was going to)\b", re.IGNORECASE)
 _CONDITION = re.compile(r"^\W*(?:(?:and|but|so|ok)\s+)*(?:if|when|once|for|before|after|in case)\b", re.IGNORECASE)
 _INSTRUCTION = re.compile(
     r"\b(?:from now on|pretend|act (?:as|like)|imagine|role ?play|you are (?:an?|my|the)|call me|suppose|assum(?:e|ing)|as if"
@@ -79,6 +81,9 @@ _STATE_OF_USER = re.compile(
     r"|region|country)(?:'s| is| has| was| ended| expired)",
     re.IGNORECASE,
 )
+_DESCRIPTION = re.compile(
+    _LEAD + r"(?:your \w+|i(?: can|'ve)? (?:see|found|checked)\b|the \w+ shows?\b)", re.IGNORECASE
+)
 _ABOUT_USER = re.compile(
     r"\b(?:are you|do you (?!want|need|remember)|you(?:'re| are) (?:on|using|in)|have you got|(?:is|are) your)\b",
     re.IGNORECASE,
@@ -96,11 +101,12 @@ _ANNOUNCEMENT = re.compile(
     re.IGNORECASE,
 )
 _OWN_CASE = re.compile(r"\b(?:i|i'm|i've|i'd|my|mine|we|we're|we've)\b", re.IGNORECASE)
+_OWN_CASE_WITHOUT_I = re.compile(_LEAD + r"(?:just |already )?(?:got|need|want)\b", re.IGNORECASE)
 _ADVICE = re.compile(r"\byou (?:can|could|may|might|should)\b", re.IGNORECASE)
 _DATA = re.compile(r"```|[{}<>\[\]|=]|\w\(|^\W*[\w ]{1,20}:\s|[\"“”«»]|\n")
 _NAME = re.compile(r"(?<=\s)[A-Z]\w+")
 _VAGUE = frozenset("use get make need want take put long offer change".split())
-_SMALL_TALK = frozenset(
+SMALL_TALK = frozenset(
     "hi hello hey hiya howdy hallo yo greetings there good morning afternoon evening day night welcome thanks thank thx"
     " ty cheers ta you your you're so very really quite much lot again for reading sharing telling me letting know that"
     " that's this it it's ok okay k alright right sure yes yep yeah yup no nope fine great nice cool perfect brilliant"
@@ -114,8 +120,9 @@ _SMALL_TALK = frozenset(
     " information info everything meet bot how what would like about enough sound keep mind remember use will shall nearly"
     " exactly does did".split()
 )
+"""Words of greetings, thanks, and acknowledgements, and function words around them."""
 
-_NO_CONTENT = FUNCTION_WORDS | _SMALL_TALK | _VAGUE
+_NO_CONTENT = FUNCTION_WORDS | SMALL_TALK | _VAGUE
 
 
 def earlier_statements(turns: Sequence[str], *, lasting: bool = False) -> list[str]:
@@ -131,7 +138,7 @@ def earlier_statements(turns: Sequence[str], *, lasting: bool = False) -> list[s
         turn, reply = earlier[place : place + 2]
         asked = [each for each in _sentences(earlier[place - 1]) if "?" in each and has_content(each)] if place else []
         if any(map(_ABOUT_USER.search, asked)):
-            by_user = [turn]
+            by_user = [_without_questions(turn)]
         else:
             is_explained = _asks(turn) or _is_discussed(turn, reply, is_continued=is_caused or bool(asked))
             by_user = [*_statements_of_user(turn, "" if lasting else question, is_explained=is_explained)]
@@ -145,9 +152,15 @@ def earlier_statements(turns: Sequence[str], *, lasting: bool = False) -> list[s
     return statements
 
 
+def _without_questions(reply: str) -> str:
+    """Return a reply without questions about something else than the user; the whole reply if it has no other sentence."""
+    kept = [each for each in _sentences(reply) if not is_question(each) or is_own_case(_PLAN.sub("", each))]
+    return " ".join(kept) or reply
+
+
 def is_own_case(statement: str) -> bool:
-    """Whether users state something about themselves, rather than a fact about the world."""
-    return _OWN_CASE.search(statement) is not None
+    """Whether users state something about themselves, perhaps without *I*, rather than a fact about the world."""
+    return _OWN_CASE.search(statement) is not None or _OWN_CASE_WITHOUT_I.search(statement) is not None
 
 
 def _is_discussed(turn: str, reply: str, *, is_continued: bool) -> bool:
@@ -191,6 +204,11 @@ def _statements_of_assistant(reply: str, question: str, *, is_caused: bool) -> I
             yield sentence
 
 
+def describes_user(sentence: str) -> bool:
+    """Whether a sentence of the assistant is about the user's case: `Your booking includes breakfast.`"""
+    return _DESCRIPTION.search(sentence) is not None
+
+
 def states_facts(turn: str) -> bool:
     """Whether a turn has a sentence that is neither a question nor small talk."""
     return any(has_content(sentence) and not is_question(sentence) for sentence in _sentences(turn))
@@ -206,7 +224,7 @@ def has_content(sentence: str) -> bool:
     """Whether a sentence has more than small talk."""
     if is_pleasantry(sentence):
         return False
-    return not _SMALL_TALK.issuperset(words(sentence)) or any(letter.isdigit() for letter in sentence)
+    return not SMALL_TALK.issuperset(words(sentence)) or any(letter.isdigit() for letter in sentence)
 
 
 def _asks(turn: str) -> bool:

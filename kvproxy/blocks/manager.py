@@ -39,7 +39,6 @@ class KVCacheManager:
 
     Args:
         num_blocks: includes the null block.
-        block_size: tokens per block, by default 16; `groups` have their own.
         hasher: computes block hashes; by default with `sha256_cbor`.
         groups: KV cache groups of a hybrid model; one group with full attention by default.
         policy: name of the eviction policy: `lru`, `s3fifo`, `sessions`, or a plugin's.
@@ -58,7 +57,7 @@ class KVCacheManager:
     def __init__(
         self,
         num_blocks: int,
-        block_size: int | None = None,
+        block_size: int = 16,
         *,
         hasher: BlockHasher | None = None,
         groups: Sequence[GroupSpec] | None = None,
@@ -80,9 +79,7 @@ class KVCacheManager:
             record_events=record_events,
             residency=residency,
         )
-        if groups and block_size is not None:
-            raise ValueError(f"block_size is {block_size}, but the groups have their own: leave it out")
-        specs = tuple(groups) if groups else (GroupSpec("full", 16 if block_size is None else block_size),)
+        specs = tuple(groups) if groups else (GroupSpec("full", block_size),)
         sizes = [spec.block_size for spec in specs]
         self.hash_block_size, self._block_alignment = hash_block_size or gcd(*sizes), lcm(*sizes)
         if self.hash_block_size < 1 or any(size % self.hash_block_size for size in sizes):
@@ -159,15 +156,9 @@ class KVCacheManager:
 
         Returns:
             The new blocks; None, without any change, if too few blocks are free.
-
-        Raises:
-            ValueError: another request with this id is live, or `computed` is not the current prefix of a new request.
         """
-        live = self.requests.get(request.id)
-        if live is not None and (computed is not None or live is not request):
+        if computed is not None and request.id in self.requests:
             raise ValueError(f"request {request.id!r} is live: free it first")
-        if computed is not None:
-            self._check_computed(request, computed)
         num_hit_tokens = computed.num_tokens if computed else 0
         start = request.num_computed_tokens + num_hit_tokens
         num_tokens = start + num_new_tokens + num_lookahead_tokens
@@ -193,20 +184,6 @@ class KVCacheManager:
         if not delay_cache_blocks:
             self.cache_blocks(request, min(start + num_new_tokens, request.num_tokens))
         return new
-
-    def _check_computed(self, request: CacheRequest, computed: ComputedBlocks) -> None:
-        """Raise ValueError if the end of the prefix is no longer cached. Blocks at the end are evicted first."""
-        for group, hit in zip(self.groups, computed.groups, strict=True):
-            # A chunk of local attention that begins after the hit needs none of its blocks.
-            if not hit or hit[-1] is self.pool.null_block:
-                continue
-            last, hashes = hit[-1], group.select_hashes(request.block_hashes)
-            is_cached = len(hit) <= len(hashes) and last.hash == hashes[len(hit) - 1]
-            if not is_cached or self.pool.blocks[last.id] is not last:
-                raise ValueError(
-                    f"the computed blocks of request {request.id!r} are not its cached prefix: call get_computed_blocks"
-                    " of this manager and request again"
-                )
 
     def _start_request(self, request: CacheRequest, computed: ComputedBlocks) -> None:
         self.requests[request.id] = request
@@ -241,10 +218,9 @@ class KVCacheManager:
             group.cache_blocks(request, num_computed_tokens)
 
     def evict_blocks(self, block_ids: Collection[int]) -> None:
-        """Remove blocks from the cache, for example because their content is damaged.
+        """Remove blocks from the cache, for example because their content is damaged. Uncached blocks are skipped.
 
-        Uncached blocks and the null block 0, which block tables may contain, are skipped. Raises ValueError if the pool has
-        no block with an id.
+        Raises ValueError if the pool has no block with an id.
         """
         if unknown := [id for id in block_ids if not 0 <= id < self.pool.num_blocks]:
             raise ValueError(f"there is no block {unknown[0]}: ids are 1 to {self.pool.num_blocks - 1}")

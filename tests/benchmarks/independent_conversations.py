@@ -41,9 +41,12 @@ class Case:
 
 
 def read_own() -> Iterator[Case]:
-    for source, name in (("own", "conversations"), ("facts", "earlier_facts")):
+    for source, name in (("own", "conversations"), ("facts", "earlier_facts"), ("varied", "varied_facts")):
         for each in map(json.loads, (_DATA / f"{name}.jsonl").read_text().splitlines()):
-            yield Case(f"{source}: {each['kind']}", bool(each["same"]), _messages(each["a"]), _messages(each["b"]))
+            part = f" {each['set']}" if source == "varied" else ""
+            yield Case(
+                f"{source}{part}: {each['kind']}", bool(each["same"]), _messages(each["a"]), _messages(each["b"])
+            )
 
 
 def _messages(turns: Sequence[str]) -> list[JsonObject]:

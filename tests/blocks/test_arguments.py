@@ -14,11 +14,6 @@ def test_groups_and_hashers_are_checked() -> None:
     hasher: Any = "sha256"
     with pytest.raises(TypeError, match=r"write BlockHasher\('sha256'\)"):
         KVCacheManager(10, 4, hasher=hasher)
-    seed: Any = 0
-    with pytest.raises(TypeError, match="seed must be a string, as PYTHONHASHSEED is, not int: write '0'"):
-        BlockHasher(seed=seed)
-    with pytest.raises(ValueError, match="block_size is 4, but the groups have their own"):
-        KVCacheManager(10, 4, groups=[GroupSpec("full", 16)])
     for name in ("alignment_tokens", "hash_block_size"):
         sizes: dict[str, Any] = {name: -1}
         with pytest.raises(ValueError, match=f"{name} is -1: use"):
@@ -44,20 +39,12 @@ def test_tokens_are_integers(tokens: Any) -> None:
         CacheRequest("a", tokens)
 
 
-@pytest.mark.parametrize("token", [None, "x", [4, 5], 0.5])
-def test_an_appended_token_is_an_integer(token: Any) -> None:
-    request = CacheRequest("a", [1])
-    with pytest.raises(TypeError, match="tokens must be integers, not"):
-        request.append(token)
-    assert request.tokens == [1]
-
-
 @pytest.mark.parametrize("algorithm", ["sha256_cbor", "sha256", "xxhash"])
 @pytest.mark.parametrize("num_tokens", [8, 200])
 def test_a_later_token_that_is_no_integer_is_refused_when_it_is_hashed(algorithm: Any, num_tokens: int) -> None:
     request = CacheRequest("a", [*range(num_tokens - 1)])
     token: Any = 0.5
-    request.tokens.append(token)
+    request.append(token)
     manager = KVCacheManager(100, 4, hasher=BlockHasher(algorithm))
     with pytest.raises(TypeError, match="tokens must be integers, not float"):
         manager.get_computed_blocks(request)

@@ -23,7 +23,7 @@ _OPENING = re.compile(
 )  # fmt: skip
 _CLOSING = re.compile(
     r"[\s,.!?:;–—-]+(?:(?:many )?thanks?(?: you)?(?: (?:so|very) much| a lot| in advance| again)?|thx|ty|cheers|tia|please|pls"
-    r"|plz|u+[mh]+|lol)\W*$",
+    r"|plz|u+[mh]+|lol|btw|by the way)\W*$",
     re.IGNORECASE,
 )
 _HESITATION = re.compile(r"(?:(?<=\s)|(?<=,))(?:u+[mh]+|er+m*|hm+)[\s,.]+", re.IGNORECASE)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from itertools import pairwise
 
-from kvproxy.index.policies.guards.tenses import AUXILIARIES, count_tenses, verb_roots, verb_tenses_differ
+from kvproxy.index.policies.guards.tenses import AUXILIARIES, count_tenses, is_past_form, verb_roots, verb_tenses_differ
 from kvproxy.index.policies.guards.words import FUNCTION_WORDS, NUMBER_WORDS, TIMES, cached_by_text, words
 
 
@@ -111,6 +111,7 @@ _PHRASES = tuple(
         ),
     )
 )  # fmt: skip
+_FORMER_HABIT = re.compile(r"\b(?:i|you|he|she|we|they) used to\b", re.IGNORECASE)
 _CHOICE = re.compile(
     r"^\W*(how|what|where|when|which|who|why)\b"
     r"(?: (often|long|much|many|soon|late|early|far|old|big|high|deep|tall|fast|large|heavy)\b)?"
@@ -152,7 +153,7 @@ def grammar_differs(question: str, cached_question: str) -> bool:
         or _times_differ(ours, theirs)
         or _numbers_differ(ours.tokens, theirs.tokens)
         or _modals_differ(ours, theirs)
-        or (others == 0 and _tenses_differ(ours, theirs))
+        or (others == 0 and (_tenses_differ(ours, theirs) or _habits_differ(question, cached_question)))
     )
 
 
@@ -216,6 +217,17 @@ def _tenses_differ(ours: _Grammar, theirs: _Grammar) -> bool:
     if one.keys() | other.keys() == {"present", "future"} and {ours.question_word, theirs.question_word} & _MEASURES:
         return False  # `How long will it take` and `how long does it take` ask for the same.
     return bool(one and other) or verb_tenses_differ(ours.tokens, theirs.tokens)
+
+
+def _habits_differ(question: str, cached_question: str) -> bool:
+    """Whether only one text is about a former habit: `I used to smoke`, `I smoke`."""
+    former = [_FORMER_HABIT.search(text) is not None for text in (question, cached_question)]
+    return any(former) and not all(former) and not all(map(_is_past, (question, cached_question)))
+
+
+def _is_past(text: str) -> bool:
+    grammar = _grammar(text)
+    return "past" in grammar.tenses or any(map(is_past_form, grammar.tokens))
 
 
 def _numbers_differ(ours: tuple[str, ...], theirs: tuple[str, ...]) -> bool:

@@ -52,12 +52,17 @@ _WORKING_DAYS = re.compile(
 )
 _WEEKENDS = re.compile(r"\bsaturdays? (?:and|or) sundays?\b|\bweekends\b", re.IGNORECASE)
 
+_MAY = re.compile(
+    r"(?:\b(?:in|from|since|until|till|by|of|this|last|next|early|late|mid)|\d(?:st|nd|rd|th)?) May\b|\bMay \d"
+)
+
 
 @cached_by_text
 def named_times(text: str) -> frozenset[str]:
     tokens = words(_WEEKENDS.sub("weekend", _WORKING_DAYS.sub("weekday", text)))
+    months = {"may"} if _MAY.search(text) else set[str]()
     shifts = {f"{shift} {word}" for shift, word in pairwise(tokens) if word in TIMES and shift in TIME_SHIFTS}
-    return frozenset(shifts | (TIMES & set(tokens)))
+    return frozenset(shifts | months | (TIMES & set(tokens)))
 
 
 def language_differs(question: str, cached_question: str) -> bool:

@@ -22,7 +22,7 @@ _MODALS = frozenset("can could may might must should would cannot can't couldn't
 _DETERMINERS = frozenset("a an the my your his her its our their this these those no some any all".split())
 _EQUAL_PARTICIPLES = frozenset("run come become put cut set read let shut hit cost hurt quit".split())
 _CLAUSES = frozenset("who which that what when where why how if because while and but or whether".split())
-_ADVERBS = frozenset("already also always ever just never not recently still yet".split())
+ADVERBS = frozenset("already also always ever just never not recently still yet".split())
 _REACH = 4
 
 
@@ -31,8 +31,8 @@ def count_tenses(tokens: Sequence[str]) -> Counter[str]:
     tenses = Counter[str]()
     for place, word in enumerate(tokens):
         if word in _PERFECT:
-            following = [other for other in tokens[place + 1 :] if other not in _ADVERBS][:_REACH]
-            is_perfect = any(_is_past_form(other) or other in _EQUAL_PARTICIPLES for other in following)
+            following = [other for other in tokens[place + 1 :] if other not in ADVERBS][:_REACH]
+            is_perfect = any(is_past_form(other) or other in _EQUAL_PARTICIPLES for other in following)
             tenses["past" if is_perfect else "present"] += 1
         elif word in _TENSES:
             tenses[_TENSES[word]] += 1
@@ -65,7 +65,7 @@ def _is_conditional(tokens: Sequence[str]) -> bool:
     return "if" in tokens and ("would" in tokens or "could" in tokens)
 
 
-def _is_past_form(word: str) -> bool:
+def is_past_form(word: str) -> bool:
     return (
         (word.endswith("ed") and not word.endswith("eed")) or word in IRREGULAR_VERBS or word in ("been", "had", "done")
     )
@@ -78,7 +78,7 @@ def _tense(tokens: Sequence[str], place: int) -> str | None:
         return None
     clause = takewhile(lambda word: word not in _CLAUSES, reversed(before))
     auxiliary = next((word for word in clause if word in AUXILIARIES | _BE | _MODALS), None)
-    if _is_past_form(verb):
+    if is_past_form(verb):
         return None if auxiliary in _BE or auxiliary in _MODALS else "past"
     if verb.endswith("ing"):
         return _TENSES.get(auxiliary or "") if auxiliary in _BE else None

@@ -120,7 +120,7 @@ france french|spain spanish|netherlands holland dutch|uk britain british|us usa 
 greeks|switzerland swiss|wales welsh|denmark danish danes|ireland irish|finland finnish|scotland scottish scots|thailand thai
 poland polish poles|peru peruvian|philippines filipino|cyprus cypriot|norway norwegian|belgium belgian|portugal portuguese
 lebanon lebanese|congo congolese|turkey turkish turks|uae emirati|europe eu european|mars martian|venice venetian|monaco
-monegasque|foot feet|man men|woman women|child children|naples neapolitan|barbados barbadian|kosovo kosovar
+monegasque|other another|foot feet|man men|woman women|child children|naples neapolitan|barbados barbadian|kosovo kosovar
 """
 _ROOTS = {
     word: group.split()[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvproxy.index.search.conversation_context import Context, have_equal_facts, is_standalone, need_no_context
+from kvproxy.index.search.conversation_context import Context, have_equal_facts, need_no_context
 from kvproxy.index.search.conversations import (
     compared_turn,
     describe_match,
@@ -17,6 +17,7 @@ from kvproxy.index.search.conversations import (
     uses_own_context,
 )
 from kvproxy.index.search.earlier_statements import earlier_statements
+from kvproxy.index.search.last_turns import ask_equally, is_standalone
 from tests.index.entries import make_entry
 
 
@@ -25,6 +26,7 @@ def read_cases(name: str) -> list[dict[str, Any]]:
 
 
 CASES, EARLIER_FACTS = read_cases("conversations.jsonl"), read_cases("earlier_facts.jsonl")
+VARIED_FACTS = read_cases("varied_facts.jsonl")
 
 
 def may_match(one: list[str], other: list[str]) -> bool:
@@ -42,6 +44,86 @@ def test_no_conversation_that_tells_another_fact_matches() -> None:
     traps = [case for case in EARLIER_FACTS if not case["same"]]
     assert len(traps) >= 250
     assert not [case for case in traps if may_match(case["a"], case["b"]) or may_match(case["b"], case["a"])]
+
+
+def test_facts_in_varied_language_prevent_a_match() -> None:
+    traps = [case for case in VARIED_FACTS if not case["same"]]
+    matched = [case["set"] for case in traps if may_match(case["a"], case["b"]) or may_match(case["b"], case["a"])]
+    assert "eighth" not in matched
+    assert len(matched) <= 14 < len(traps) / 9
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("My landlord still hasn't paid the deposit.", "The landlord paid my deposit back, but less than expected."),
+        ("My employer pays for the pass.", "I pay for my pass."),
+        ("They cancelled the course on me.", "I cancelled the course."),
+        ("I used to smoke.", "I smoke."),
+        ("My dog ate it lol", "My dog ate it lol, the vet is coming today"),
+        ("It is from May. I paid it in June.", "I paid it in May. It is from June."),
+        ("I grow peas in a greenhouse and beans outdoors.", "I grow beans in a greenhouse. And peas outdoors."),
+    ],
+)
+def test_another_polarity_owner_habit_or_role_prevents_a_match(one: str, other: str) -> None:
+    assert not may_match([one, "Okay.", "what can I do about it?"], [other, "I see.", "what can I do about it?"])
+
+
+def test_other_results_of_the_users_own_case_prevent_a_match() -> None:
+    one, other = (
+        ["What does my scan say?", reply, "do I need surgery?"]
+        for reply in ("It shows a small cyst.", "It is a torn ligament.")
+    )
+    assert not may_match(one, other)
+    assert not may_match(["Is my permit valid?", "It is.", QUESTION], ["Is my permit valid?", "It expired.", QUESTION])
+    assert may_match(one, [*one[:1], "The scan shows a small cyst.", one[2]])
+
+
+def test_after_a_greeting_a_question_needs_no_context() -> None:
+    assert may_match(
+        ["Hi", "Hello! How can I help?", "How do I reset it?"], ["Good evening!", "Hi!", "How can I reset it?"]
+    )
+    assert may_match(["Hi", "Hello!", "How do I reset it?"], ["how do I reset it?"])
+    assert not may_match(["Hi", "Hello! Today the lamp is free.", "What is it?"], ["Hi", "Hello!", "What is it?"])
+    assert not Context(("Hi", "First time here?", "yes", "Good.", "What is it?")).is_opened
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Your parcel is with Parcelnet.", "Your parcel is still with Parcelnet, so that's fine."),
+        ("Mill Lane is the pharmacy that gets your prescriptions.", "Mill Lane gets your prescriptions."),
+    ],
+)
+def test_an_assistant_may_say_the_same_in_more_words(one: str, other: str) -> None:
+    last = "what can I do about it?"
+    assert may_match(
+        ["My parcel from your shop is late", one, last], ["Hey, my parcel from your shop is late", other, last]
+    )
+
+
+def test_a_question_in_between_may_have_other_words() -> None:
+    start, end = ["I want the student plan.", "Good."], ["is it monthly?", "Yes.", "how do I verify?"]
+    one, other = ([*start, question, "Yes.", *end] for question in ("do I keep my playlists?", "playlists stay?"))
+    assert may_match(one, other)
+    one, other = ([*start, question, "Yes.", *end] for question in ("is it mine if I pay?", "is it mine if I leave?"))
+    assert not may_match(one, other)
+
+
+@pytest.mark.parametrize(
+    ("turn", "other", "equal"),
+    [
+        ("no, nothing. what should I do?", "No, nobody has. What should I do?", True),
+        ("that didn't help, what else can I try?", "that didn't help either, what else can I try?", True),
+        ("it is off, what should I do?", "it is not off, what should I do?", False),
+        ("I did it twice. what now?", "I did it. what now?", False),
+        ("done, what next?", "sorry, what next?", False),
+        ("the left one, how much is it?", "the right one, how much is it?", False),
+        ("no, nothing. what should I do?", "no, nothing. who can help?", False),
+    ],
+)
+def test_last_turns_ask_equally_after_equal_replies(turn: str, other: str, *, equal: bool) -> None:
+    assert ask_equally(turn, other) == ask_equally(other, turn) == equal
 
 
 def test_conversations_that_tell_nothing_match() -> None:
@@ -71,6 +153,7 @@ QUESTION = "How many moons does Jupiter have?"
         ("Is the app free?", "Yes, it costs nothing.", []),
         ("my screen is cracked, what can I do?", "You can book a repair.", []),
         ("ok thanks, I'll try that", "No problem. Anything else?", []),
+        ("I was going to ask if it is open late", "Okay.", []),
     ],
 )
 def test_a_turn_states_facts_or_nothing(turn: str, reply: str, statements: list[str]) -> None:
@@ -80,6 +163,8 @@ def test_a_turn_states_facts_or_nothing(turn: str, reply: str, statements: list[
 def test_a_reply_to_a_question_about_the_user_is_a_statement() -> None:
     turns = ["hi", "Hello! Do you have an account?", "yes", "Great.", QUESTION]
     assert earlier_statements(turns) == ["yes"]
+    turns[2] = "yes. was going to ask if the office is open late but never mind, I'll check"
+    assert earlier_statements(turns) == ["yes."]
 
 
 @pytest.mark.parametrize(

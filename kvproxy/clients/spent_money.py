@@ -1,6 +1,7 @@
 """Enforces the budgets of clients."""
 
 import asyncio
+import logging
 import math
 import threading
 import time
@@ -28,6 +29,7 @@ _RENEW = "update reservations set expires = :expires where id = :id"
 _RELEASE = "delete from reservations where id = :id"
 # A time in the far future is a sign of a clock that was set back. The clocks of other proxies may differ a little.
 _DELETE_EXPIRED = "delete from reservations where expires < :now or expires > :latest returning id"
+_log = logging.getLogger("kvproxy")
 _ADD = """insert into spending as q (client, day, money) select :client, :day, :money where true
     on conflict (client, day) do update set money = q.money + excluded.money returning money"""
 # No budget counts the days before this month.
@@ -54,7 +56,7 @@ class SpentMoney:
     their requests in flight, so those of a proxy that crashed expire.
 
     While the tables cannot be used, a client may spend the rest of its budget by their last reading, and its charges are added
-    later.
+    by `write_pending_charges`, or when the proxy stops.
 
     Args:
         prices: prices by model.
@@ -89,7 +91,7 @@ class SpentMoney:
         try:
             await asyncio.to_thread(self._reserve, client, money, now, id, is_team)
         except CacheStoreError as error:
-            self._failures.log_failure("%s: until it works again, budgets count what this proxy knows", error)
+            self._log_failure(error)
             _check(client, now, self._known(client.name, now), 0.0, is_team=is_team)
             self._owe(client.name, now, money)
             return Reservation(money, now, None)
@@ -107,7 +109,7 @@ class SpentMoney:
             reserved = run(_RESERVED, {"client": client.name})[0]["money"]
             _check(client, now, self._last.get(client.name, Spent()), reserved, is_team=is_team)
             run(_RESERVE, {"id": id, "client": client.name, "money": money, "expires": now + LEASE_SECONDS})
-        self._failures.log_recovery("the spent money of clients is counted in its table again")
+        self._log_recovery()
         self._month = period["month"]
 
     def charge(self, client: str, money: float, reservation: Reservation) -> None:
@@ -117,7 +119,7 @@ class SpentMoney:
         else:
             self._in_flight.discard(reservation.id)
             self._owe(client, reservation.time, money, reservation.id)
-        task = asyncio.create_task(self._pay_debts_later())
+        task = asyncio.create_task(asyncio.to_thread(self.write_pending_charges))
         self._charges.add(task)
         task.add_done_callback(self._charges.discard)
 
@@ -126,9 +128,10 @@ class SpentMoney:
         return read_spent(self._tables.query, self._clock())
 
     async def renew_periodically(self) -> None:
-        """Renew the reservations of requests in flight."""
+        """Renew the reservations of requests in flight, and write the charges that the tables did not accept before."""
         while True:
             await asyncio.sleep(LEASE_SECONDS / 3)
+            await asyncio.to_thread(self.write_pending_charges)
             # The table logs its failure at the next request.
             with suppress(CacheStoreError):
                 await asyncio.to_thread(self._renew, list(self._in_flight))
@@ -140,8 +143,13 @@ class SpentMoney:
                 run.executemany(_RENEW, [{"id": id, "expires": expires} for id in ids])
 
     async def close(self) -> None:
-        """Wait until all charges are written."""
+        """Write all charges. If the tables cannot be used, log the money that no budget counts."""
         await asyncio.gather(*self._charges)
+        await asyncio.to_thread(self.write_pending_charges)
+        if unwritten := ", ".join(f"{client} {money:g}" for (client, _), money in sorted(self._owed.items()) if money):
+            _log.error(
+                "the budgets do not count the money that clients spent while its table could not be used: %s", unwritten
+            )
 
     def _known(self, client: str, now: float) -> Spent:
         last, period = self._last.get(client, Spent()), period_of(now)
@@ -156,11 +164,18 @@ class SpentMoney:
             self._owed[key] = self._owed.get(key, 0.0) + money
             self._released |= set() if released is None else {released}
 
-    async def _pay_debts_later(self) -> None:
+    def write_pending_charges(self) -> None:
+        """Write the charges that are not in the tables yet. Call it when the tables may work again."""
         try:
-            await asyncio.to_thread(self._pay_debts)
+            self._pay_debts()
         except CacheStoreError as error:
-            self._failures.log_failure("%s: until it works again, budgets count what this proxy knows", error)
+            self._log_failure(error)
+
+    def _log_failure(self, error: CacheStoreError) -> None:
+        self._failures.log_failure("%s: until it works again, budgets count what this proxy knows", error)
+
+    def _log_recovery(self) -> None:
+        self._failures.log_recovery("the spent money of clients is counted in its table again")
 
     def _pay_debts(self) -> None:
         with self._owing:
@@ -174,6 +189,7 @@ class SpentMoney:
                     run(_ADD, {"client": client, "day": day, "money": money})
                 run.executemany(_RELEASE, [{"id": id} for id in sorted(released)])
                 self._last = read_spent(run, self._clock())
+            self._log_recovery()
         except BaseException:
             with self._owing:
                 self._owed = {key: owed.get(key, 0.0) + self._owed.get(key, 0.0) for key in owed | self._owed}

@@ -88,6 +88,8 @@ class Services:
         self.rules = path.rules
         self.access = AccessRules(settings)
         self.deadlines = Deadlines(settings.limits.request_seconds, metrics.count_reached_limit)
+        if shared is not None:
+            shared.on_heartbeat = self._apply_heartbeat
         self._threads = ThreadPoolExecutor(thread_name_prefix="worker")
         self.uncached_paths: set[str] = set()
         """Paths of which `routes` has logged that they are not cached."""
@@ -151,6 +153,10 @@ class Services:
                 continue
             except Exception as error:
                 _log.error("housekeeping failed, and is tried again: %s", error)
+
+    def _apply_heartbeat(self, change: int) -> None:
+        self.clients.reload(change)
+        self.spent.write_pending_charges()
 
     async def measure_budgets(self) -> None:
         """Set the metrics of the clients' budgets."""
@@ -233,8 +239,6 @@ def build_services(settings: Settings, clock: Callable[[], float] = time.time) -
     telemetry = _create_exporter(settings.telemetry)
     prices = settings.journal.prices
     shared = SharedState(cache.store.database) if cache.store.remote else None
-    if shared is not None:
-        shared.on_heartbeat = clients.reload
     path = RequestPath(
         built.backend,
         cache,

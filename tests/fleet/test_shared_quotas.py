@@ -15,9 +15,11 @@ import pytest
 
 from kvproxy.clients.client_keys import add_client, key_digest, remove_client, reset_counts, spent_money
 from kvproxy.clients.shared_state import MAX_BUSY_SECONDS, SharedState
+from kvproxy.errors import StoreUnavailable
 from kvproxy.index.errors import InvalidValue
 from kvproxy.index.store import open_postgres
 from kvproxy.journal.journal import StoredJournal
+from kvproxy.settings import Settings
 from tests.commands.run import ROOT
 from tests.fleet.proxies import Proxy, run_proxies
 from tests.nginx_server import needs_nginx, run_nginx
@@ -118,6 +120,34 @@ def test_all_proxies_spend_one_budget(empty_postgres: str, tmp_path: Path) -> No
         reset_counts(settings, "one")
         assert spent() == 0
         assert proxies[1].ask("key", "more").status_code == 200
+
+
+def test_the_money_of_an_outage_counts_for_all_proxies_without_a_request(
+    server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvproxy.index.store.postgres.database._RETRY_DELAY", 0.5)
+    # Each response has 7 tokens.
+    prices = {"journal": {"prices": {"m": {"input": 0.0, "output": 1e6}}}}
+    empty(server.url)
+    with (
+        run_plain_upstream() as upstream,
+        run_proxies(tmp_path, server.url, upstream, count=2, **client(budget_per_day=1_000), **prices) as proxies,
+    ):
+        settings = proxies[0].services.settings
+        assert proxies[0].ask("key", "before").status_code == 200
+        until(lambda: "one" in spent_money(settings))
+        server.kill()
+        assert [proxy.ask("key", f"during {proxy.url}").status_code for proxy in proxies] == [200, 200]
+        server.restart()
+        until(lambda: money_of_one(settings) == pytest.approx(21), 60)
+
+
+def money_of_one(settings: Settings) -> float | None:
+    """Return what the client has spent; None while the database does not answer."""
+    try:
+        return spent_money(settings)["one"].today
+    except StoreUnavailable:
+        return None
 
 
 def test_without_the_database_each_proxy_grants_its_share(

@@ -621,6 +621,35 @@ def test_without_its_table_a_proxy_counts_and_writes_later(tmp_path: Path) -> No
     file.close()
 
 
+@pytest.mark.parametrize("recovers", [True, False])
+def test_a_stop_writes_the_charges_of_an_outage_or_logs_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, recovers: bool
+) -> None:
+    file, is_broken = SpendingFile(tmp_path), True
+
+    class Tables:
+        query = staticmethod(file.query)
+
+        def transaction(self, *, durable: bool = True) -> AbstractContextManager[Transaction]:
+            if is_broken:
+                raise CacheStoreError("no database")
+            return file.transaction(durable=durable)
+
+    async def spend() -> None:
+        nonlocal is_broken
+        spent = SpentMoney(Tables(), {})
+        spent.charge("a", 0.7, await spent.reserve(client(budget_per_day=1), 0.0))
+        await asyncio.to_thread(until, lambda: "no database" in caplog.text)
+        await asyncio.sleep(0)
+        is_broken = not recovers
+        await spent.close()
+
+    asyncio.run(spend())
+    written = read_spent(file.query, time.time())
+    file.close()
+    assert ("a" in written, "could not be used: a 0.7" in caplog.text) == (recovers, not recovers)
+
+
 def test_a_proxy_renews_its_reservations_and_those_of_a_killed_one_expire(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -209,4 +209,5 @@ def _annotation(declared: DeclaredParameter) -> Any:
         # With a name, Typer adds no option `--no-NAME`.
         return Annotated[values, Option(f"--{declared.name.replace('_', '-')}", help=metadata.help)]
     least = metadata.least if declared.type in (int, float) else None
-    return Annotated[values, Option(help=metadata.help, min=least, autocompletion=complete)]
+    names = [] if metadata.also is None else [f"--{declared.name.replace('_', '-')}", metadata.also]
+    return Annotated[values, Option(*names, help=metadata.help, min=least, autocompletion=complete)]

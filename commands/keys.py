@@ -1,6 +1,7 @@
 """`kvproxy keys`: clients and their API keys."""
 
 import sys
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -40,6 +41,7 @@ def add(client: NewClient, store: SharedStore = None, data: Data = None) -> Outp
     created = add_client(settings, client)
     if created.is_first:
         print_note(f"the first client: from now on, {_refusal(settings)} without a key")
+    _print_unknown_models(settings, created.name)
     return text_output({"name": created.name, "key": created.key}, created.key)
 
 
@@ -84,7 +86,9 @@ def set_(change: ClientChange, store: SharedStore = None, data: Data = None) -> 
     from kvproxy.clients.client_keys import limits_text
     from kvproxy.operations.keys import set_limits
 
-    changed = set_limits(_load_settings(data, store), change)
+    settings = _load_settings(data, store)
+    changed = set_limits(settings, change)
+    _print_unknown_models(settings, changed.name)
     return text_output(changed, f"{changed.name}: {limits_text(changed.limits)}")
 
 
@@ -172,16 +176,18 @@ def history(*, limit: LimitOrAll = None, layout: ListLayout, store: SharedStore 
 
 @app.subcommand
 def rotate(rotation: KeyRotation, store: SharedStore = None, data: Data = None) -> Output:
-    """Replace the API key of a client, and print the new one.
+    """Print a new API key; the old one stays valid for a day.
 
-    The old key stays valid during --grace, so that applications can change at any time; 0 revokes it immediately. The
-    client keeps its stored responses, quotas, and journal.
+    The old key stays valid for a day or --grace, so that applications can change at any time; 0s revokes it at once. The client
+    keeps its stored responses, quotas, and journal.
 
     Example: kvproxy keys rotate search-team --grace 7d
     """
     from kvproxy.operations.keys import rotate_key
 
     created = rotate_key(_load_settings(data, store), rotation)
+    if rotation.grace:
+        print_note(f"the old key is valid until {local_time(time.time() + rotation.grace)}; --grace 0s ends it now")
     return text_output({"name": created.name, "key": created.key, "grace": rotation.grace}, created.key)
 
 
@@ -242,6 +248,15 @@ def rm(client: ClientName, store: SharedStore = None, data: Data = None) -> Outp
     settings = _load_settings(data, store)
     remove_client(settings, client)
     return text_output({"removed": client.name}, f"removed {client.name} from the clients of {_owner(settings)}")
+
+
+def _print_unknown_models(settings: "Settings", name: str) -> None:
+    from kvproxy.clients.client_keys import all_clients
+    from kvproxy.settings.unknown_models import unknown_models_of_client
+
+    for client in all_clients(settings):
+        for note in unknown_models_of_client(settings, client) if client.name == name else ():
+            print_note(note)
 
 
 def _budget(amount: float | None) -> Formatted | None:

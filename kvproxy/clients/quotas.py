@@ -218,12 +218,6 @@ class Account:
         return self.client.has_budget or (self._team is not None and self._team.has_budget)
 
     @property
-    def budget_name(self) -> str | None:
-        """The setting of a budget for which the account counts money, such as `budget_per_day`; None without a budget."""
-        budgets = (account.client.budget_name for account in (self, self._team) if account is not None)
-        return next(filter(None, budgets), None)
-
-    @property
     def prices(self) -> Mapping[str, PriceSettings] | None:
         """Prices by model, which decide the money to charge; None if no money is counted."""
         return None if self._quota.spent is None else self._quota.spent.prices

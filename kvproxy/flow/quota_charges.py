@@ -104,7 +104,7 @@ async def reserve(
             f"the client {account.client.name} has a budget, and the model {model[:100]!r} has no price: ask the operator to set"
             f' [journal.prices."{model[:100]}"], or to remove the budget (kvproxy keys set --unlimited)',
             param="model",
-            limit=account.budget_name,
+            limit="prices",
         )
     await account.reserve(tokens, cost or 0.0)
     return None if cost is None else price

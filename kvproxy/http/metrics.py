@@ -284,7 +284,11 @@ class Metrics:
         )
         self._clients: set[str] = set()
         self._paid_models: set[str] = set()
-        self._limited = self._counter("limited", "Limits that were reached, by the name of the setting.", "limit")
+        self._limited = self._counter(
+            "limited",
+            "Limits that were reached, by the name of the setting; prices counts models without a price.",
+            "limit",
+        )
         self.prompt_tokens = self._group(
             "prompt_tokens_total",
             "Prompt tokens at the backend, reused or lost by cause, since the journal began.",

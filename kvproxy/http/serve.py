@@ -54,6 +54,7 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
             stack.enter_context(listener)
         stack.enter_context(locked_folder(settings.data, url, settings.journal_file))
         prefer_cached_models(settings)
+        _warn_of_closed_routes(settings)
         services = build_services(settings)
         # Exclude loaded objects from garbage collection, which would stop all requests for 0.1 s.
         gc.collect()
@@ -113,6 +114,13 @@ def _check_clients_exist(settings: Settings) -> None:
         f"on {settings.host} everybody who reaches this proxy could use it: kvproxy keys add NAME makes a client with a key;"
         " --open serves everybody all the same"
     )
+
+
+def _warn_of_closed_routes(settings: Settings) -> None:
+    if settings.admin_token is None and not is_loopback(settings.host):
+        _log.warning(
+            "without admin_token, the dashboard and /metrics answer only requests from this machine, and 401 to others"
+        )
 
 
 def bind_port(host: str, port: int, *, is_shared: bool = False) -> socket.socket:

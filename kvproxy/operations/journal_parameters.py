@@ -38,7 +38,7 @@ class RecordName:
 class LedgerQuery:
     since: Annotated[float | datetime | None, period_start(_SINCE_DAY)] = None
     until: Annotated[float | None, period_end(_UNTIL_DAY)] = None
-    tenant: Annotated[str | None, Filter(_TENANT, suggestions=tenants)] = None
+    tenant: Annotated[str | None, Filter(_TENANT, also="--client", suggestions=tenants)] = None
     team: Annotated[str | None, Filter(_TEAM, suggestions=teams)] = None
     model: Annotated[str | None, Filter(_MODEL, suggestions=models)] = None
 
@@ -61,7 +61,7 @@ class SpendingQuery:
     by: Annotated[SpendingGroup, Parameter("Group requests by this field.")] = "day"
     since: Annotated[float | datetime | None, period_start("Only requests since then: 7d, 2026-11-28, today.")] = None
     until: Annotated[float | None, period_end("Only requests before this time.")] = None
-    tenant: Annotated[str | None, Filter(_TENANT, suggestions=tenants)] = None
+    tenant: Annotated[str | None, Filter(_TENANT, also="--client", suggestions=tenants)] = None
     team: Annotated[str | None, Filter(_TEAM, suggestions=teams)] = None
     model: Annotated[str | None, Filter(_MODEL, suggestions=models)] = None
 

@@ -31,6 +31,7 @@ class Parameter:
         is_option: commands have an option or an argument for it.
         is_remote: the route accepts it; otherwise only commands with access to the files have it.
         is_list: its value has several names, separated by commas, so commands refuse it if it is given twice.
+        also: a second name of the option, such as `--client`.
         needs_unit: commands refuse a duration without a unit, which may mean minutes or days. Routes accept seconds.
         suggestions: lists values for the completion of a command line, which may have descriptions; its argument is the data
             folder, None the default.
@@ -45,6 +46,7 @@ class Parameter:
     is_option: bool = True
     is_remote: bool = True
     is_list: bool = False
+    also: str | None = None
     needs_unit: bool = False
     suggestions: Suggestions | None = None
 

@@ -76,6 +76,7 @@ class RecordQuery:
         SqlFilter(
             "Only this tenant, or the client with this name.",
             sql=OF_TENANT,
+            also="--client",
             suggestions=tenants,
         ),
     ] = None

@@ -131,12 +131,7 @@ class ClientSettings(Section):
 
     @property
     def has_budget(self) -> bool:
-        return self.budget_name is not None
-
-    @property
-    def budget_name(self) -> str | None:
-        """The setting of its shortest budget; None without a budget."""
-        return next((name for name in ("budget_per_day", "budget_per_month") if getattr(self, name) is not None), None)
+        return self.budget_per_day is not None or self.budget_per_month is not None
 
     @property
     def digests(self) -> tuple[str, ...]:

@@ -72,7 +72,9 @@ class Settings(BaseModel):
         description="File of stored responses, or postgresql://USER@HOST/DATABASE; by default responses.db in the data folder.",
     )
     admin_token: PlainKey = Field(
-        default=None, repr=False, description="Bearer token of the admin routes; required beyond loopback."
+        default=None,
+        repr=False,
+        description="Bearer token of the admin routes; without it, they answer only requests from this machine.",
     )
     cache: CacheSettings = CacheSettings()
     path: PathSettings = PathSettings()

@@ -66,6 +66,19 @@ def unknown_models(
     return [f"{effect}: {known.suggestion(pattern)}" for effect, pattern in _effects(settings, clients, known)]
 
 
+def unknown_models_of_client(settings: "Settings", client: "ClientSettings") -> list[str]:
+    """Return a sentence for each model of a client that no upstream of the settings serves."""
+    known = known_models(settings.servers, {})
+    effects = _effects_of_client(client, known) if settings.servers else ()
+    return [f"{effect}: {known.suggestion(pattern)}" for effect, pattern in effects]
+
+
+def _effects_of_client(client: "ClientSettings", known: KnownModels) -> Iterator[tuple[str, str]]:
+    for name in client.models:
+        if not known.may_match(name):
+            yield f"the client {client.name} may use {name}, which matches no model of an upstream", name
+
+
 def _effects(
     settings: "Settings", clients: "Sequence[ClientSettings]", known: KnownModels
 ) -> Iterator[tuple[str, str]]:
@@ -73,9 +86,7 @@ def _effects(
         if not known.may_match(name):
             yield f"routing.fallbacks has {name}, which matches no model of an upstream", name
     for client in clients:
-        for name in client.models:
-            if not known.may_match(name):
-                yield f"the client {client.name} may use {name}, which matches no model of an upstream", name
+        yield from _effects_of_client(client, known)
     for kind, parts in (("rule", settings.rules), ("edit", settings.edits)):
         for part in parts:
             if part.model is not None and not known.may_match(part.model, resolved=True):

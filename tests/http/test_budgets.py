@@ -487,8 +487,8 @@ def test_a_model_without_a_price_is_refused(proxy: Proxy) -> None:
         assert '[journal.prices."unpriced"]' in refused.json()["error"]["message"]
     # The journal has no refused requests of forwarded routes.
     until(lambda: any(row.status == 403 for row in proxy.services.journal.latest(1)))
-    assert proxy.services.journal.latest(1)[0].reached_limit == "budget_per_month"
-    assert 'kvproxy_limited_total{limit="budget_per_month"} 2.0' in httpx.get(f"{proxy.url}/metrics").text
+    assert proxy.services.journal.latest(1)[0].reached_limit == "prices"
+    assert 'kvproxy_limited_total{limit="prices"} 2.0' in httpx.get(f"{proxy.url}/metrics").text
     assert proxy.ask(key, path="/v1/rerank").status_code == 200
     until(lambda: proxy.spent("strict") == pytest.approx(COST))
     # Counting tokens is free, and a batch names no model that the proxy could price.

@@ -168,6 +168,16 @@ def test_a_rotated_key_stays_valid_for_the_grace_period(
     # The end of the previous key is over.
     assert listed["previous_key_expires"] is None
     assert kvproxy("keys", "rotate", "nobody", "--data", tmp_path).returncode == 3
+    notes = [kvproxy("keys", "rotate", "one", *grace, "--data", tmp_path).stderr for grace in ((), ("--grace", "0s"))]
+    assert ["; --grace 0s ends it now" in note for note in notes] == [True, False]
+
+
+def test_a_model_that_no_upstream_serves_is_named_when_a_client_gets_it(tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text('upstreams = [{url = "http://127.0.0.1:9", models = ["qwen-*"]}]\n')
+    for arguments in (("add", "one", "--models", "qwne*"), ("set", "one", "--models", "qwne*,qwen-7b")):
+        done = kvproxy("keys", *arguments, "--data", tmp_path)
+        assert (done.returncode, done.stderr.count("may use qwne*, which matches no model")) == (0, 1)
+    assert "matches no model" not in kvproxy("keys", "set", "one", "--models", "qwen-7b", "--data", tmp_path).stderr
 
 
 def test_names_and_files(tmp_path: Path) -> None:

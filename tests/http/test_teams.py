@@ -236,7 +236,7 @@ def test_records_of_refused_requests_name_the_limit_and_the_client(proxy: Proxy)
     assert records["emil"]["tenant"] == "client:emil"
     clients = {client.name: client for client in list_clients(settings)}
     assert (clients["anna"].requests, clients["anna"].refused, clients["ben"].refused) == (2, 1, 1)
-    shown = kvproxy("log", "--tenant", "emil", "--data", settings.data, columns=160).stdout
+    shown = kvproxy("log", "--client", "emil", "--data", settings.data, columns=160).stdout
     assert "refused-key (expires)" in shown
     explained = kvproxy("explain", "--request", records["anna"]["request_id"], "--data", settings.data).stdout
     assert "The reached limit is requests_per_minute of the team red" in explained

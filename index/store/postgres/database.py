@@ -65,7 +65,8 @@ class PostgresDatabase:
         except psycopg.Error as error:
             raise CacheStoreError(
                 f"cannot use the store {self.name} ({first_line(error)}):"
-                " it needs the extension pgvector, and a user who may create a schema"
+                " it needs the extension pgvector, which a superuser creates in this database with CREATE EXTENSION vector,"
+                " and a user who may create a schema"
             ) from None
 
     @contextlib.contextmanager

@@ -77,6 +77,10 @@ class BlockHasher:
     def __init__(self, algorithm: HashAlgorithm = "sha256_cbor", seed: str | None = None) -> None:
         if algorithm not in get_args(HashAlgorithm):
             raise ValueError(f"unknown hash algorithm {algorithm!r}: use one of {', '.join(get_args(HashAlgorithm))}")
+        if seed is not None and not isinstance(seed, str):
+            raise TypeError(
+                f"seed must be a string, as PYTHONHASHSEED is, not {type(seed).__name__}: write {str(seed)!r}"
+            )
         self.algorithm = algorithm
         self._is_cbor = algorithm.endswith("_cbor")
         self._digest: Callable[[bytes], bytes] = _sha256 if algorithm.startswith("sha256") else xxhash.xxh3_128_digest

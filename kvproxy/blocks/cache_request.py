@@ -8,6 +8,17 @@ from kvproxy.blocks.block_hash import BlockHasher, ExtraKeys, check_token
 MAX_PRIORITY = 9
 
 
+def check_request(request: object) -> None:
+    if not isinstance(request, CacheRequest):
+        raise TypeError(f"request must be a CacheRequest, not {type(request).__name__}")
+
+
+def _check_strings(**values: object) -> None:
+    for name, value in values.items():
+        if not isinstance(value, str):
+            raise TypeError(f"{name} must be a string, not {type(value).__name__}")
+
+
 @dataclass(frozen=True, slots=True)
 class MMItem:
     """A multimodal item, such as an image, with `length` placeholder tokens from position `offset` on."""
@@ -32,6 +43,7 @@ class CacheRequest:
 
     Attributes:
         num_computed_tokens: number of leading tokens with keys and values, including the tokens of the current step.
+            `KVCacheManager.free` sets it to 0.
     """
 
     def __init__(
@@ -48,6 +60,9 @@ class CacheRequest:
         lora_id: int | None = None,
         session_id: str | None = None,
     ) -> None:
+        _check_strings(id=id, cache_salt=cache_salt or "")
+        if lora is not None and (not isinstance(lora, tuple) or list(map(type, lora)) != [str, str]):
+            raise TypeError(f"lora must be a pair of a name and a digest, not {lora!r}")
         self.id = id
         try:
             self.tokens = list(tokens)
@@ -79,6 +94,7 @@ class CacheRequest:
 
     def append(self, token: int) -> None:
         """Add a generated token. Its block is cached when it is full and computed."""
+        check_token(token)
         self.tokens.append(token)
 
     def copy_from(self, parent: "CacheRequest") -> None:

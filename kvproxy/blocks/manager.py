@@ -10,7 +10,7 @@ from operator import itemgetter
 from kvproxy.blocks.block import KVCacheBlock
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.block_pool import BlockPool
-from kvproxy.blocks.cache_request import CacheRequest
+from kvproxy.blocks.cache_request import CacheRequest, check_request
 from kvproxy.blocks.events import BlockStored, KVEvent
 from kvproxy.blocks.eviction import queue_factory, session_policy_of
 from kvproxy.blocks.eviction.session_policy import CacheUse
@@ -20,6 +20,7 @@ from kvproxy.blocks.single_type_manager import (
     MANAGERS,
     GroupSpec,
     SingleTypeKVCacheManager,
+    check_groups,
     check_integers,
     find_longest_common_hit,
 )
@@ -39,6 +40,7 @@ class KVCacheManager:
 
     Args:
         num_blocks: includes the null block.
+        block_size: tokens per block, by default 16; `groups` have their own.
         hasher: computes block hashes; by default with `sha256_cbor`.
         groups: KV cache groups of a hybrid model; one group with full attention by default.
         policy: name of the eviction policy: `lru`, `s3fifo`, `sessions`, or a plugin's.
@@ -57,7 +59,7 @@ class KVCacheManager:
     def __init__(
         self,
         num_blocks: int,
-        block_size: int = 16,
+        block_size: int | None = None,
         *,
         hasher: BlockHasher | None = None,
         groups: Sequence[GroupSpec] | None = None,
@@ -71,6 +73,8 @@ class KVCacheManager:
     ) -> None:
         if isinstance(hasher, str):
             raise TypeError(f"hasher must be a BlockHasher: write BlockHasher({hasher!r})")
+        if groups is not None:
+            check_groups(groups)
         check_integers(num_blocks=num_blocks, alignment_tokens=alignment_tokens)
         self.hasher = hasher or BlockHasher()
         self.pool = BlockPool(
@@ -79,7 +83,9 @@ class KVCacheManager:
             record_events=record_events,
             residency=residency,
         )
-        specs = tuple(groups) if groups else (GroupSpec("full", block_size),)
+        if groups and block_size is not None:
+            raise ValueError(f"block_size is {block_size}, but the groups have their own: leave it out")
+        specs = tuple(groups) if groups else (GroupSpec("full", 16 if block_size is None else block_size),)
         sizes = [spec.block_size for spec in specs]
         self.hash_block_size, self._block_alignment = hash_block_size or gcd(*sizes), lcm(*sizes)
         if self.hash_block_size < 1 or any(size % self.hash_block_size for size in sizes):
@@ -118,6 +124,7 @@ class KVCacheManager:
 
     def get_computed_blocks(self, request: CacheRequest) -> ComputedBlocks:
         """Find the longest cached prefix. It excludes the prompt's last token, whose logits must be computed."""
+        check_request(request)
         if request.skip_read:
             return ComputedBlocks(tuple([] for _ in self.groups), 0)
         hashes = request.update_hashes(self.hasher, self.hash_block_size)
@@ -156,9 +163,19 @@ class KVCacheManager:
 
         Returns:
             The new blocks; None, without any change, if too few blocks are free.
+
+        Raises:
+            ValueError: another request with this id is live, `computed` is not the current prefix of a new request, or
+                `num_new_tokens` is negative.
         """
-        if computed is not None and request.id in self.requests:
+        if not isinstance(request, CacheRequest) or num_new_tokens < 0:
+            check_request(request)
+            raise ValueError(f"num_new_tokens is {num_new_tokens}: use 0 or more")
+        live = self.requests.get(request.id)
+        if live is not None and (computed is not None or live is not request):
             raise ValueError(f"request {request.id!r} is live: free it first")
+        if computed is not None:
+            self._check_computed(request, computed)
         num_hit_tokens = computed.num_tokens if computed else 0
         start = request.num_computed_tokens + num_hit_tokens
         num_tokens = start + num_new_tokens + num_lookahead_tokens
@@ -184,6 +201,20 @@ class KVCacheManager:
         if not delay_cache_blocks:
             self.cache_blocks(request, min(start + num_new_tokens, request.num_tokens))
         return new
+
+    def _check_computed(self, request: CacheRequest, computed: ComputedBlocks) -> None:
+        """Raise ValueError if the end of the prefix is no longer cached. Blocks at the end are evicted first."""
+        for group, hit in zip(self.groups, computed.groups, strict=True):
+            # A chunk of local attention that begins after the hit needs none of its blocks.
+            if not hit or hit[-1] is self.pool.null_block:
+                continue
+            last, hashes = hit[-1], group.select_hashes(request.block_hashes)
+            is_cached = len(hit) <= len(hashes) and last.hash == hashes[len(hit) - 1]
+            if not is_cached or self.pool.blocks[last.id] is not last:
+                raise ValueError(
+                    f"the computed blocks of request {request.id!r} are not its cached prefix: call get_computed_blocks"
+                    " of this manager and request again"
+                )
 
     def _start_request(self, request: CacheRequest, computed: ComputedBlocks) -> None:
         self.requests[request.id] = request
@@ -218,9 +249,10 @@ class KVCacheManager:
             group.cache_blocks(request, num_computed_tokens)
 
     def evict_blocks(self, block_ids: Collection[int]) -> None:
-        """Remove blocks from the cache, for example because their content is damaged. Uncached blocks are skipped.
+        """Remove blocks from the cache, for example because their content is damaged.
 
-        Raises ValueError if the pool has no block with an id.
+        Uncached blocks and the null block 0, which block tables may contain, are skipped. Raises ValueError if the pool has
+        no block with an id.
         """
         if unknown := [id for id in block_ids if not 0 <= id < self.pool.num_blocks]:
             raise ValueError(f"there is no block {unknown[0]}: ids are 1 to {self.pool.num_blocks - 1}")
@@ -228,18 +260,28 @@ class KVCacheManager:
         self.pool.evict_blocks([block for block in blocks if block.hash is not None])
 
     def free(self, request: CacheRequest) -> None:
-        """Release the blocks of a request. Cached blocks stay in the cache until their eviction."""
+        """Release the blocks of a request. Cached blocks stay in the cache until their eviction.
+
+        The request has no computed tokens then: a preempted request is admitted again like a new one.
+        """
+        check_request(request)
+        request.num_computed_tokens = 0
         if self.requests.pop(request.id, None) is not None:
             self._update_session_policy(request, ended=True)
         for group in self.groups:
             group.free(request.id)
 
     def fork(self, parent: CacheRequest, child: CacheRequest) -> None:
-        """Share all blocks of `parent` with `child`. A shared block is copied before a request writes to it."""
+        """Share all tokens and blocks of `parent` with `child`, which has no other tokens.
+
+        A shared block is copied before a request writes to it.
+        """
         if parent.id not in self.requests:
             raise ValueError(f"request {parent.id!r} holds no blocks to share")
         if child.id in self.requests:
             raise ValueError(f"request {child.id!r} is live: fork to another id")
+        if child.tokens != parent.tokens[: len(child.tokens)]:
+            raise ValueError(f"request {child.id!r} has other tokens than its parent: create it with []")
         child.copy_from(parent)
         self.requests[child.id] = child
         for group in self.groups:

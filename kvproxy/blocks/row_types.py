@@ -92,8 +92,9 @@ class PoolStats:
         free, cached, used, pinned: blocks in each `BlockState`. The next request can use the free and the cached ones, so
             `cached` leaves out cached blocks that requests or pins hold.
         usage: `used` and `pinned` as a share of the blocks, 0 to 1.
-        queries: prompt tokens looked up.
-        hits: prompt tokens found.
+        queries: prompt tokens of the admitted requests. As in vLLM, a lookup alone does not count, and a request counts
+            once, although it is admitted again after a preemption.
+        hits: cached ones of these tokens.
         hit_rate: `hits` / `queries`; 0 without queries.
         evictions: cached blocks whose content was replaced.
     """

@@ -58,6 +58,14 @@ class GroupSpec:
             raise ValueError(f"a {self.kind} group has no windows to retain: use retention_interval None")
 
 
+def check_groups(groups: Sequence[GroupSpec]) -> None:
+    if not groups:
+        raise ValueError("groups is empty: leave it out for one group with full attention")
+    for spec in groups:
+        if not isinstance(spec, GroupSpec):
+            raise TypeError(f"groups must be a sequence of GroupSpec, not of {type(spec).__name__}")
+
+
 class SingleTypeKVCacheManager:
     """Block tables of a group with full attention. Subclasses implement sliding windows and chunked local attention.
 

@@ -47,7 +47,7 @@ def test_a_pool_needs_more_than_the_null_block(blocks: int) -> None:
     [
         (lambda: KVCacheManager("a"), "num_blocks must be an integer, not str"),
         (lambda: KVCacheManager(10.5), "num_blocks must be an integer, not float"),
-        (lambda: KVCacheManager(10, None), "block_size must be an integer, not NoneType"),
+        (lambda: KVCacheManager(10, "4"), "block_size must be an integer, not str"),
         (lambda: KVCacheManager(10, alignment_tokens="a"), "alignment_tokens must be an integer, not str"),
         (lambda: CacheRequest("a", None), "tokens must be a sequence of integers, not NoneType"),
     ],
@@ -156,6 +156,39 @@ def test_all_sources_can_be_read_before_the_first_copy() -> None:
     assert manager.take_copies() == []
 
 
+def test_computed_blocks_that_are_no_longer_cached_are_refused() -> None:
+    manager, other = KVCacheManager(6, 4), KVCacheManager(6, 4)
+    for each in (manager, other):
+        serve(each, "a", range(9))
+    request = CacheRequest("b", range(9))
+    stale, foreign = manager.get_computed_blocks(request), other.get_computed_blocks(request)
+    unlike = CacheRequest("c", range(50, 59))
+    for computed in (stale, foreign):
+        serve(manager, "d", range(100, 120))
+        before = manager.stats()
+        for wrong in (request, unlike):
+            manager.get_computed_blocks(wrong)
+            with pytest.raises(ValueError, match="are not its cached prefix: call get_computed_blocks"):
+                manager.allocate_slots(wrong, 9 - computed.num_tokens, computed)
+        assert manager.stats() == before
+    serve(manager, "a", range(9))
+    with pytest.raises(ValueError, match="are not its cached prefix"):
+        manager.allocate_slots(request, 1, foreign)
+    assert manager.allocate_slots(request, 1, manager.get_computed_blocks(request)) is not None
+
+
+def test_a_preempted_request_is_admitted_again_like_a_new_one() -> None:
+    manager = KVCacheManager(20, 4)
+    request = begin(manager, "a", range(12))
+    manager.free(request)
+    computed = manager.get_computed_blocks(request)
+    new = manager.allocate_slots(request, 12 - computed.num_tokens, computed)
+    assert (computed.num_tokens, new and len(new), len(manager.get_block_ids("a")[0])) == (8, 1, 3)
+    # vLLM counts a request once.
+    assert (manager.stats().queries, manager.stats().hits) == (12, 0)
+    check_integrity(manager)
+
+
 def test_the_id_of_a_live_request_is_refused() -> None:
     manager = KVCacheManager(20, 4)
     request = CacheRequest("a", range(9))
@@ -164,6 +197,8 @@ def test_the_id_of_a_live_request_is_refused() -> None:
     again = CacheRequest("a", range(9))
     with pytest.raises(ValueError, match="'a' is live"):
         manager.allocate_slots(again, 1, manager.get_computed_blocks(again))
+    with pytest.raises(ValueError, match="'a' is live"):
+        manager.allocate_slots(again, 1)
     with pytest.raises(ValueError, match="'a' is live"):
         manager.fork(request, again)
     with pytest.raises(ValueError, match="'x' holds no blocks"):

@@ -59,7 +59,7 @@ def test_each_group_has_its_share_of_the_pool() -> None:
 
 def test_a_divergence_in_a_pool_of_one_or_several_groups() -> None:
     for groups in (None, [GroupSpec("full", 4), GroupSpec("sliding_window", 2, 8)]):
-        manager = KVCacheManager(40, 4, groups=groups)
+        manager = KVCacheManager(40, groups=groups) if groups else KVCacheManager(40, 4)
         serve(manager, "a", range(12))
         before = pool_rows.list_blocks(manager)
         match = pool_rows.match_prefix(manager, CacheRequest("b", [0, 1, 2, 3, 4, 5, 6, 7, 8, 99]))

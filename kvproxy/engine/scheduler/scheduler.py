@@ -173,7 +173,6 @@ class Scheduler:
     def _preempt(self, sequence: SequenceState) -> None:
         self.running.remove(sequence)
         self.manager.free(sequence.cache_request)
-        sequence.cache_request.num_computed_tokens = 0
         self.waiting.add(sequence)
 
 

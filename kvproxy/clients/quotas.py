@@ -85,9 +85,7 @@ class _ClientBucket:
         local, shared = self.local, self._shared
         if shared is not None:
             try:
-                # Charge earlier requests first.
-                async with self._paying:
-                    await self._charge_debt(shared)
+                await self.charge_debt()
                 seconds = units * 60 / local.per_minute
                 taken, busy = await shared.take_units(*self._name, seconds, into_debt=into_debt)
                 local.share, local.available_units = 1.0, local.per_minute * (1 - busy / 60)
@@ -101,11 +99,16 @@ class _ClientBucket:
         self._owed += units
         return 0.0
 
+    async def charge_debt(self) -> None:
+        """Charge the shared bucket for requests that were granted without it. Raises a CacheStoreError."""
+        async with self._paying:
+            if self._shared is not None and self._owed:
+                await self._charge_debt(self._shared)
+
     async def _charge_debt(self, shared: SharedState) -> None:
         owed, self._owed = self._owed, 0.0
         try:
-            if owed:
-                await shared.take_units(*self._name, owed * 60 / self.local.per_minute, into_debt=True)
+            await shared.take_units(*self._name, owed * 60 / self.local.per_minute, into_debt=True)
         except CacheStoreError:
             self._owed += owed
             raise
@@ -157,6 +160,11 @@ class Quota:
             self._requests = self._make_bucket("requests", client.requests_per_minute)
         if is_reset or before.tokens_per_minute != client.tokens_per_minute:
             self.tokens = self._make_bucket("tokens", client.tokens_per_minute)
+
+    async def charge_debts(self) -> None:
+        for bucket in (self._requests, self.tokens):
+            if bucket is not None:
+                await bucket.charge_debt()
 
     @asynccontextmanager
     async def admit(self) -> AsyncIterator["Account"]:
@@ -308,6 +316,11 @@ class Quotas:
         quota = self._get(client)
         quota.team = None if team is None else self._get(team)
         return quota
+
+    async def charge_debts(self) -> None:
+        """Charge the shared buckets for requests that were granted without them. Raises a CacheStoreError."""
+        for quota in list(self._quotas.values()):
+            await quota.charge_debts()
 
     def _get(self, client: ClientSettings) -> Quota:
         quota = self._quotas.get(client.name)

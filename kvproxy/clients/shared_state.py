@@ -5,7 +5,7 @@ A lease on a cache key lets one proxy compute the response for all proxies. The 
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from uuid import uuid4
 
 from kvproxy.clients.spending_tables import TABLES as SPENDING_TABLES
@@ -81,6 +81,9 @@ _ACQUIRE = f"""with {_NOT_DURABLE} insert into leases as l (key, owner, acquired
 _RELEASE = f"with {_NOT_DURABLE} delete from leases using fast where key = :key and owner = :me"
 
 
+async def _ignore(change: int) -> None: ...
+
+
 class SharedState:
     """Quotas, requests in flight, and operators' changes, which the proxies of one PostgreSQL store share.
 
@@ -88,7 +91,7 @@ class SharedState:
 
     Attributes:
         proxies: number of running proxies at the last heartbeat.
-        on_heartbeat: called in a thread after each heartbeat, with the number of the last change by an operator.
+        on_heartbeat: called after each heartbeat, with the number of the last change by an operator.
     """
 
     def __init__(self, database: Database) -> None:
@@ -98,7 +101,7 @@ class SharedState:
         self._failures = FailureLog()
         self._held: Counter[str] = Counter()
         self.proxies = 1
-        self.on_heartbeat: Callable[[int], None] = lambda change: None
+        self.on_heartbeat: Callable[[int], Awaitable[None]] = _ignore
         database.query(_TABLES)
 
     async def take_units(self, client: str, unit: str, seconds: float, *, into_debt: bool) -> tuple[bool, float]:
@@ -144,7 +147,7 @@ class SharedState:
         values = {"me": self._id, "held": list(self._held)}
         row = (await asyncio.to_thread(self._database.query, _HEARTBEAT, values))[0]
         self.proxies = 1 + row["others"]
-        await asyncio.to_thread(self.on_heartbeat, row["change"])
+        await self.on_heartbeat(row["change"])
 
     async def send_heartbeats_periodically(self) -> None:
         while True:

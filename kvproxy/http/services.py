@@ -154,9 +154,10 @@ class Services:
             except Exception as error:
                 _log.error("housekeeping failed, and is tried again: %s", error)
 
-    def _apply_heartbeat(self, change: int) -> None:
-        self.clients.reload(change)
-        self.spent.write_pending_charges()
+    async def _apply_heartbeat(self, change: int) -> None:
+        await asyncio.to_thread(self.clients.reload, change)
+        await asyncio.to_thread(self.spent.write_pending_charges)
+        await self.quotas.charge_debts()
 
     async def measure_budgets(self) -> None:
         """Set the metrics of the clients' budgets."""

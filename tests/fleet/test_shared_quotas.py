@@ -65,7 +65,12 @@ def fleet_site(proxies: list[Proxy], port: int) -> str:
 
 
 @needs_nginx
-def test_three_proxies_behind_nginx_grant_one_quota_and_keep_it(empty_postgres: str, tmp_path: Path) -> None:
+def test_three_proxies_behind_nginx_grant_one_quota_and_keep_it(
+    empty_postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a busy machine, a late answer is no outage, in which each proxy would grant its share.
+    monkeypatch.setattr("kvproxy.index.store.postgres.database._POOL_TIMEOUT", 60.0)
+    monkeypatch.setattr("kvproxy.clients.shared_state.QUOTA_SECONDS", 60.0)
     limits, port = client(requests_per_minute=40), free_port()
     with run_plain_upstream() as upstream:
         with (
@@ -172,8 +177,8 @@ def test_without_the_database_each_proxy_grants_its_share(
         until(lambda: "grants 1/2 of each quota" in caplog.text)
         server.restart()
         until(lambda: caplog.text.count("share their quotas again") == 2)
-        # The shared quota is charged for the requests of the outage.
-        granted = ask_all(proxies, 30)[200]
+        # The shared quota is charged for the requests of the outage, also for those of the other proxy.
+        granted = ask_all(proxies[:1], 30)[200]
         assert granted <= (time.monotonic() - began) / 2 + 5
     assert caplog.text.count("grants 1/2 of each quota") <= 2
 

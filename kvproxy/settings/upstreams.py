@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator, model_validator
 
 from kvproxy.doors import UPSTREAMS
 from kvproxy.errors import SettingsError
@@ -119,13 +119,23 @@ class UpstreamServer(Section):
             values = {"url": values}
         if not isinstance(values, dict) or not isinstance(values.get("url"), str):
             return values
-        parsed = parse_upstream_url(values["url"])
+        try:
+            parsed = parse_upstream_url(values["url"])
+        except ValueError:
+            # The field reports it, beside the errors of other fields.
+            return values
         given = [name for name in _KEY_SOURCES if values.get(name)]
         if len(parsed) > 1 and given:
             raise ValueError(f"{parsed['url']} has credentials in its URL and a separate key: remove one of them")
         if len(given) > 1:
             raise ValueError(f"{parsed['url']} has {' and '.join(given)}: remove one of them")
         return values | parsed
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        parse_upstream_url(url)
+        return url
 
     @property
     def has_key(self) -> bool:

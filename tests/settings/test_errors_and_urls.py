@@ -50,6 +50,14 @@ def test_config_check_reports_all_errors_at_once(tmp_path: Path) -> None:
     assert "SECRET" not in done.stderr
 
 
+def test_a_wrong_url_hides_no_other_error_of_its_upstream(tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text(
+        '[[upstreams]]\nurl = "a.example"\napi_key = "$KEY"\nread_timeout = "3sec"\n'
+    )
+    stderr = kvproxy("config", "check", "--data", tmp_path).stderr
+    assert [f"upstreams.0.{name}: " in stderr for name in ("url", "api_key", "read_timeout")] == [True] * 3
+
+
 def test_config_check_reports_a_missing_folder_or_key_file(tmp_path: Path) -> None:
     data, file = tmp_path / "data", tmp_path / "keys"
     done = kvproxy("config", "check", "--data", data, KVPROXY_ENCRYPTION__KEY_FILE=str(file))

@@ -1,5 +1,6 @@
 """Checks the arguments of the library."""
 
+import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -54,6 +55,17 @@ def check_question(question: object, namespace: object) -> None:
     check_texts(question=question, namespace=namespace)
     if isinstance(question, str) and not question.strip():
         raise ValueError("the question is empty")
+
+
+def check_memoize(namespace: object) -> None:
+    if callable(namespace):
+        raise TypeError("write @cache.memoize() with parentheses")
+    check_texts(namespace=namespace)
+
+
+def check_not_async(compute: object) -> None:
+    if inspect.iscoroutinefunction(compute):
+        raise TypeError("compute is a coroutine function: use open_async_cache, or a function that returns the answer")
 
 
 def positive_seconds(name: str, value: Seconds) -> float:

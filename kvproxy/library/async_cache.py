@@ -5,22 +5,24 @@ import contextlib
 import functools
 import hashlib
 import json
+import logging
 import math
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kvproxy.index.entry import LIBRARY_ENDPOINT, Entry, new_id
-from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.errors import CacheStoreError, EmbedderError
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.store import EntryFilter
 from kvproxy.library.arguments import (
     BATCH,
     Seconds,
+    check_memoize,
     check_question,
     check_texts,
     check_type,
@@ -35,6 +37,7 @@ from kvproxy.library.removals import Removals
 from kvproxy.library.single_flight import Abandoned, SingleFlight
 from kvproxy.settings.cache import CacheSettings
 
+_log = logging.getLogger("kvproxy")
 _CLOSED = "this cache is closed: open it again"
 _FORKED = (
     "this cache was opened before the process forked, which leaves its threads and connections behind: open it in each"
@@ -136,17 +139,20 @@ class AsyncCache:
     ) -> str:
         """Return the stored answer, see `get`, or else compute and store it.
 
-        Calls of all tasks and threads for an equal question share one computation, and its exception. If the store fails, the
-        computed answer is returned without being stored.
+        Calls of all tasks and threads for an equal question share one computation, and its exception. If the task that
+        computes is cancelled, a waiting one computes again. If the store or the embedder fails, the answer is computed.
+        Raises RuntimeError if `compute` calls this for its own question.
         """
         self.check_usable()
         check_question(question, namespace)
         key = flight_key(question, namespace)
         while (running := self.flights.join(key)) is not None:
             with contextlib.suppress(Abandoned):
-                return await asyncio.wrap_future(running)
+                shared = await asyncio.wrap_future(running)
+                self.flights.count_shared()
+                return shared
         with self.flights.lead(key) as flight:
-            hit = await self.get(question, namespace)
+            hit = await self.get_unless_failed(question, namespace)
             answer = await compute(question) if hit is None else hit.answer
             if hit is None:
                 with contextlib.suppress(CacheStoreError):
@@ -154,12 +160,21 @@ class AsyncCache:
             flight.set_result(answer)
         return answer
 
+    async def get_unless_failed(self, question: str, namespace: str) -> CachedAnswer | None:
+        """Return what `get` returns; None if the store or the embedder fails, because the answer can be computed."""
+        try:
+            return await self.get(question, namespace)
+        except (CacheStoreError, EmbedderError) as error:
+            _log.warning("the lookup failed, so the answer is computed: %s", error)
+            return None
+
     def memoize(
         self, namespace: str = "", *, ttl: Seconds | None = None, tags: Sequence[str] = ()
-    ) -> Callable[[Callable[[str], Awaitable[str]]], Callable[[str], Awaitable[str]]]:
+    ) -> Callable[[Callable[[str], Awaitable[str]]], Callable[[str], Coroutine[Any, Any, str]]]:
         """Return a decorator for a function that computes the answer to a question, see `get_or_set`."""
+        check_memoize(namespace)
 
-        def decorate(compute: Callable[[str], Awaitable[str]]) -> Callable[[str], Awaitable[str]]:
+        def decorate(compute: Callable[[str], Awaitable[str]]) -> Callable[[str], Coroutine[Any, Any, str]]:
             @functools.wraps(compute)
             async def answer(question: str) -> str:
                 return await self.get_or_set(question, compute, namespace, ttl=ttl, tags=tags)
@@ -296,7 +311,10 @@ class AsyncCache:
         await self._cache.semantic.feedback(entry, right, question)
 
     async def stats(self) -> dict[str, Any]:
-        """Return the figures of `kvproxy cache stats --json`, and `gets`, the numbers of results of `get`."""
+        """Return the figures of `kvproxy cache stats --json`, and `gets`, the numbers of results of `get`.
+
+        `shared` in it counts calls of `get_or_set` that received the answer of another call's computation.
+        """
         self.check_usable()
         store, semantic = self._cache.store, self._cache.semantic
         figures = asdict(await asyncio.to_thread(store.stats))
@@ -310,6 +328,7 @@ class AsyncCache:
             "learning": None if learning is None else asdict(learning),
         }
         gets = {name: self._gets[name] for name in ("exact", "semantic", "miss")}
+        gets["shared"] = self.flights.num_shared
         return figures | {"gets": gets, "semantic": decisions}
 
     async def close(self) -> None:

@@ -17,6 +17,8 @@ from kvproxy.index.search.decider import MAX_REFUSALS
 from kvproxy.library.arguments import (
     Seconds,
     check_location,
+    check_memoize,
+    check_not_async,
     check_question,
     check_refusal_limit,
     check_settings,
@@ -77,17 +79,20 @@ class Cache:
     ) -> str:
         """Return the stored answer, see `get`, or else call `compute` with the question, and store its result.
 
-        Calls of all threads for an equal question share one computation, and its exception. If the store fails, the computed
-        answer is returned without being stored.
+        Calls of all threads for an equal question share one computation, and its exception. If the store or the embedder
+        fails, the answer is computed. Raises RuntimeError if `compute` calls this for its own question.
         """
         self._cache.check_usable()
         check_question(question, namespace)
+        check_not_async(compute)
         key, flights = flight_key(question, namespace), self._cache.flights
         while (running := flights.join(key)) is not None:
             with contextlib.suppress(Abandoned):
-                return running.result()
+                shared = running.result()
+                flights.count_shared()
+                return shared
         with flights.lead(key) as flight:
-            hit = self.get(question, namespace)
+            hit = self._run(self._cache.get_unless_failed(question, namespace))
             answer = compute(question) if hit is None else hit.answer
             if hit is None:
                 with contextlib.suppress(CacheStoreError):
@@ -99,8 +104,11 @@ class Cache:
         self, namespace: str = "", *, ttl: Seconds | None = None, tags: Sequence[str] = ()
     ) -> Callable[[Callable[[str], str]], Callable[[str], str]]:
         """Return a decorator for a function that computes the answer to a question, see `get_or_set`."""
+        check_memoize(namespace)
 
         def decorate(compute: Callable[[str], str]) -> Callable[[str], str]:
+            check_not_async(compute)
+
             @functools.wraps(compute)
             def answer(question: str) -> str:
                 return self.get_or_set(question, compute, namespace, ttl=ttl, tags=tags)

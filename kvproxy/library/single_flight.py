@@ -4,10 +4,15 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextvars import ContextVar
 
 
 class Abandoned(Exception):
     """The computation was cancelled, so a caller that waits for it computes itself."""
+
+
+# The computations around the current call. Tasks of a computation inherit them.
+_computing: ContextVar["frozenset[Future[str]]"] = ContextVar("computing", default=frozenset())
 
 
 class SingleFlight:
@@ -16,26 +21,46 @@ class SingleFlight:
     def __init__(self) -> None:
         self._flights: dict[str, Future[str]] = {}
         self._lock = threading.Lock()
+        self._num_shared = 0
+
+    @property
+    def num_shared(self) -> int:
+        """The number of calls that received the answer of another call's computation."""
+        return self._num_shared
+
+    def count_shared(self) -> None:
+        with self._lock:
+            self._num_shared += 1
 
     def join(self, key: str) -> "Future[str] | None":
-        """Return the answer of a computation that runs; None if the caller must compute it, within `lead`."""
+        """Return the answer of a computation that runs; None if the caller must compute it, within `lead`.
+
+        Raises RuntimeError if the computation makes this call itself, because it would wait for its own end.
+        """
         with self._lock:
             running = self._flights.get(key)
             if running is None:
                 self._flights[key] = flight = Future[str]()
                 flight.set_running_or_notify_cancel()  # A waiting task that is cancelled must not cancel it.
+            elif running in _computing.get():
+                raise RuntimeError(
+                    "compute asks the cache for the question that it computes: give it another namespace"
+                )
             return running
 
     @contextlib.contextmanager
     def lead(self, key: str) -> "Iterator[Future[str]]":
         """Yield the future of the answer. An exception becomes that of all callers that wait for it."""
         flight = self._flights[key]
+        token = _computing.set(_computing.get() | {flight})
         try:
             yield flight
         except BaseException as error:
             self._end(key)
             flight.set_exception(error if isinstance(error, Exception) else Abandoned())
             raise
+        finally:
+            _computing.reset(token)
         self._end(key)
 
     def _end(self, key: str) -> None:

@@ -183,7 +183,10 @@ async def test_tags_many_answers_and_lifetimes_of_namespaces(tmp_path: Path) -> 
         assert [await cache.get(*each) is None for each in (("history", "news"), ("question 7", ""))] == [False, False]
         stats = await cache.stats()
         assert stats["tags"] == {"docs": 2_502}
-        assert (stats["gets"], stats["semantic"]["policy"]) == ({"exact": 2, "semantic": 0, "miss": 2}, None)
+        assert (stats["gets"], stats["semantic"]["policy"]) == (
+            {"exact": 2, "semantic": 0, "miss": 2, "shared": 0},
+            None,
+        )
         assert await cache.delete_tag("docs", "news") == 0
         assert await cache.delete_tag("docs") == 2_500
         # The proxy's own responses in a shared store stay.
@@ -217,7 +220,7 @@ async def test_a_miss_is_explained_and_a_wrong_answer_rejected(store: Store) -> 
         assert (await cache.explain("what is a free block now")).reason == "rejected"
         assert await cache.get("what is a free block") == replace(hit, similarity=None)
         assert (await cache.explain("wh\u200bat is a free block now")).reason == "miss-hidden"
-        assert (await cache.stats())["gets"] == {"exact": 1, "semantic": 1, "miss": 1}
+        assert (await cache.stats())["gets"] == {"exact": 1, "semantic": 1, "miss": 1, "shared": 0}
         await cache.delete("what is a free block")
         with pytest.raises(ValueError, match="is no longer stored"):
             await cache.feedback(hit, right=True)

@@ -4,10 +4,11 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kvproxy import CacheSettings, CacheStoreError, open_async_cache, open_cache
+from kvproxy import CacheSettings, CacheStoreError, EmbedderError, open_async_cache, open_cache
 from kvproxy.library import AsyncCache
 from tests.polling import until_async
 
@@ -113,3 +114,51 @@ def test_an_answer_that_cannot_be_stored_is_returned(tmp_path: Path, monkeypatch
         assert [cache.get_or_set("q", str.upper) for _ in range(2)] == ["Q", "Q"]
     with pytest.raises(RuntimeError, match="closed"):
         cache.get_or_set("q", str.upper)
+
+
+async def test_a_computation_that_asks_for_itself_is_an_error(tmp_path: Path) -> None:
+    async with open_async_cache(tmp_path / "r.db", EXACT) as async_cache:
+        with pytest.raises(RuntimeError, match="asks the cache for the question that it computes"):
+            await async_cache.get_or_set("q", lambda question: async_cache.get_or_set(question, lambda _: never()))
+    with open_cache(tmp_path / "r.db", EXACT) as cache:
+        with pytest.raises(RuntimeError, match="asks the cache for the question that it computes"):
+            cache.get_or_set("q", lambda question: cache.get_or_set(question, str.upper))
+        assert cache.get_or_set("q", lambda question: cache.get_or_set(question, str.upper, "inner")) == "Q"
+
+
+async def never() -> str:
+    raise AssertionError
+
+
+@pytest.mark.parametrize("error", [EmbedderError("no model"), CacheStoreError("no disk")])
+def test_a_failed_lookup_is_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    async def fail(*arguments: object) -> None:
+        raise error
+
+    with open_cache(tmp_path / "r.db", EXACT) as cache:
+        monkeypatch.setattr(AsyncCache, "get", fail)
+        assert cache.get_or_set("q", str.upper) == "Q"
+
+
+def test_a_decorator_checks_its_arguments_at_once(tmp_path: Path) -> None:
+    async def answer(question: str) -> str:
+        return question
+
+    function: Any = answer
+    with open_cache(tmp_path / "r.db", EXACT) as cache:
+        with pytest.raises(TypeError, match=r"write @cache.memoize\(\) with parentheses"):
+            cache.memoize(function)
+        with pytest.raises(TypeError, match="namespace must be a string, not int"):
+            cache.memoize(1)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="compute is a coroutine function: use open_async_cache"):
+            cache.memoize()(function)
+
+
+async def test_shared_computations_are_counted(tmp_path: Path) -> None:
+    async def answer(question: str) -> str:
+        await asyncio.sleep(0)
+        return question.upper()
+
+    async with open_async_cache(tmp_path / "r.db", EXACT) as cache:
+        assert await asyncio.gather(*(cache.get_or_set("q", answer) for _ in range(5))) == ["Q"] * 5
+        assert (await cache.stats())["gets"] == {"exact": 0, "semantic": 0, "miss": 1, "shared": 4}

@@ -9,12 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import kvproxy
 from kvproxy.errors import SettingsError
+from kvproxy.index.policies.policy import Verdict, verdict_token
 from tests.library.page import PAGE, blocks
 
 
@@ -103,3 +104,10 @@ def test_a_missing_folder_and_other_types_are_refused(open_any: Callable[..., ob
     for name, type_name in [("settings", "Cache"), ("encryption", "Encryption"), ("redaction", "Redaction")]:
         with pytest.raises(TypeError, match=f"{name} must be of the type {type_name}Settings, not dict"):
             open_any(tmp_path / "r.db", **{name: {"ttll": 5}})
+
+
+def test_the_page_lists_the_reasons_of_explain() -> None:
+    reasons = {verdict_token(verdict, "NAME") for verdict in get_args(Verdict)}
+    # A library does not explore, and these verdicts decide no lookup.
+    reasons -= {"accepted", "explored", "expired", "not-compared"}
+    assert {reason for reason in reasons if f"`{reason}`" not in PAGE.read_text()} == set()

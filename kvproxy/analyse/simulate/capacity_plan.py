@@ -9,6 +9,7 @@ from kvproxy.analyse.simulate.pool_cost import GIB, EngineSpeed, PoolCost, Tier,
 from kvproxy.analyse.simulate.pool_simulation import lru_hits
 from kvproxy.analyse.simulate.pool_size_sweep import Sweep, sweep, sweep_charts
 from kvproxy.analyse.simulate.trace_reader import Workload
+from kvproxy.doors import EVICTION
 
 _MODEL = (
     "Requests run one at a time, and the last token of a prompt is always computed. Responses are not cached.",
@@ -75,12 +76,17 @@ class CapacityPlan:
         return f"A pool of {self.pool_name(size_index + 1)} adds {100 * (lru[size_index + 1] - lru[size_index]):.1f} points."
 
     def _policy_sentence(self, size_index: int, lru: Sequence[float]) -> str:
+        omitted = [name for name in EVICTION.names() if name not in self.sweep.rates]
+        hint = f" Not simulated: {', '.join(omitted)} (--policies)." if omitted else ""
+        return self._best_policy_sentence(size_index, lru) + hint
+
+    def _best_policy_sentence(self, size_index: int, lru: Sequence[float]) -> str:
         others = {name: rates[size_index] for name, rates in self.sweep.rates.items() if name not in ("lru", "belady")}
         if not others:
             return "No other policy was simulated."
         better = [name for name, rate in others.items() if rate - self.sweep.errors[name][size_index] > lru[size_index]]
         if not better:
-            return "Keep LRU: no other policy of an engine is better at this size."
+            return "Keep LRU: no other simulated policy of an engine is better at this size."
         best = max(better, key=others.__getitem__)
         return f"The policy {best} adds {100 * (others[best] - lru[size_index]):.1f} points at this size."
 

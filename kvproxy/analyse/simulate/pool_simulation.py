@@ -1,7 +1,7 @@
 """Simulates a block pool with an eviction policy, or with the optimal order of eviction, on a trace."""
 
 import heapq
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvproxy.blocks.eviction import EvictionPolicy
@@ -162,7 +162,7 @@ class SimulatedPool:
         return min(num_cached, request.reusable)
 
 
-def simulate(requests: Sequence[ChainRequest], capacity: int | None, policy: str) -> PoolSimulation:
+def simulate(requests: Iterable[ChainRequest], capacity: int | None, policy: str) -> PoolSimulation:
     """Simulate a pool on a trace. Raises TypeError or ValueError for invalid arguments, see `check_trace`.
 
     Args:
@@ -171,11 +171,12 @@ def simulate(requests: Sequence[ChainRequest], capacity: int | None, policy: str
         policy: a name of `EVICTION`, or `belady`, the upper bound: the most hits of any order of eviction. Without
             `ChainRequest.use`, `sessions` is LRU.
     """
-    check_trace(requests)
+    trace = list(requests)
+    check_trace(trace)
     check_policy(policy)
     if capacity is not None:
         check_count("the capacity", capacity, "block")
-    return replay(requests, capacity, policy)
+    return replay(trace, capacity, policy)
 
 
 def replay(requests: Sequence[ChainRequest], capacity: int | None, policy: str) -> PoolSimulation:

@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import mean
@@ -57,7 +57,7 @@ class Sweep:
 
 
 def sweep(
-    requests: Sequence[ChainRequest],
+    requests: Iterable[ChainRequest],
     block_tokens: int,
     sizes: Sequence[int],
     policies: Sequence[str],
@@ -75,6 +75,7 @@ def sweep(
 
     Raises TypeError or ValueError for invalid arguments, see `check_trace`.
     """
+    requests = list(requests)
     _check_arguments(requests, block_tokens, sizes, policies, tokens)
     ordered = tuple(sorted(set(sizes)))
     blocks = sum(request.size for request in requests)

@@ -122,7 +122,11 @@ def read_trace(path: Path, block_size: int | None = None, ids: BlockNumbers | No
     kind = next((field for field in ("hash_ids", "tokens", "input_length") if field in lines[0].fields), None)
     if kind is None:
         if _REQUEST_FIELDS & set(lines[0].fields):
-            raise TraceError(f"{path}, line 1: this is a log of requests: kvproxy estimate and lint read it")
+            raise TraceError(
+                f"{path}, line 1: this is a log of requests: kvproxy estimate shows its hit"
+                " rates by pool size, and kvproxy lint its prompts. To simulate it, write a tokenizer's ids as tokens on each"
+                " line"
+            )
         raise TraceError(
             f"{path}, line 1: expected hash_ids (Mooncake, Qwen-Bailian), tokens, or lengths on each line, the columns of"
             " BurstGPT or Azure, or an agent trace of WEKA"

@@ -274,3 +274,9 @@ def test_the_errors_of_sampled_rates_are_at_most_as_stated(monkeypatch: pytest.M
     for number in range(2):
         for policy, errors in sampling_errors(make_trace(number, 6_000), [1500]).items():
             assert max(map(abs, errors)) <= pool_size_sweep.SAMPLED_ERROR, policy
+
+
+def test_a_trace_may_be_a_generator() -> None:
+    trace = [one(1), one(2), one(1)]
+    assert simulate(iter(trace), None, "lru") == simulate(trace, None, "lru")
+    assert sweep(iter(trace), 16, [2], ["lru", "belady"]) == sweep(trace, 16, [2], ["lru", "belady"])

@@ -342,6 +342,9 @@ class AsyncCache:
             await asyncio.to_thread(self._maintenance.stop)
         await asyncio.to_thread(self._cache.close)
 
+    def __aiter__(self) -> AsyncIterator[CachedAnswer]:
+        return self.answers()
+
     async def __aenter__(self) -> "AsyncCache":
         self.check_usable()
         return self

@@ -90,3 +90,9 @@ def test_a_target_that_no_fleet_reaches(tmp_path: Path, monkeypatch: pytest.Monk
     assert {each["engines"] for each in found["results"]} == {each["wait_p99"] for each in found["results"]} == {None}
     reached = result("simulate", trace, "--ttft", 0.2)["results"]
     assert {each["engines"] for each in reached} == {1}
+
+
+def test_the_recommendation_names_policies_that_were_not_simulated() -> None:
+    options = ("simulate", DATA / "mooncake-300.jsonl", "--blocks", 500, "--policies")
+    assert "Not simulated: s3fifo, sessions" in result(*options, "lru")["recommendation"]
+    assert "Not simulated" not in result(*options, "lru,s3fifo,sessions")["recommendation"]

@@ -162,3 +162,4 @@ async def test_shared_computations_are_counted(tmp_path: Path) -> None:
     async with open_async_cache(tmp_path / "r.db", EXACT) as cache:
         assert await asyncio.gather(*(cache.get_or_set("q", answer) for _ in range(5))) == ["Q"] * 5
         assert (await cache.stats())["gets"] == {"exact": 0, "semantic": 0, "miss": 1, "shared": 4}
+        assert [stored.answer async for stored in cache] == ["Q"]

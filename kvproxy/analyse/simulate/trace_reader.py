@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from kvproxy.analyse.compressed_files import DamagedFile, read_decompressed
 from kvproxy.analyse.simulate.file_kinds import describe_binary
 from kvproxy.analyse.simulate.pool_simulation import ChainRequest, TraceRequest, check_count
-from kvproxy.blocks.block_hash import BlockHasher
+from kvproxy.blocks.block_hash import BlockHasher, check_token
 from kvproxy.blocks.eviction.session_policy import CacheUse
 from kvproxy.errors import InvalidRequest
 
@@ -327,6 +327,8 @@ def _make_parser(kind: str, block_size: int, ids: BlockNumbers) -> Callable[[dic
             if not isinstance(fields["tokens"], list):
                 raise TypeError("tokens is a list of ids")
             length = len(fields["tokens"])
+            for token in fields["tokens"][length // block_size * block_size :]:
+                check_token(token)  # The others are hashed.
             blocks = ids.chain_numbers(hasher.hash_blocks(fields["tokens"], block_size), scope)
         else:
             length = _parse_count(fields["input_length"])

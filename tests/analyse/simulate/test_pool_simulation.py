@@ -280,3 +280,10 @@ def test_a_trace_may_be_a_generator() -> None:
     trace = [one(1), one(2), one(1)]
     assert simulate(iter(trace), None, "lru") == simulate(trace, None, "lru")
     assert sweep(iter(trace), 16, [2], ["lru", "belady"]) == sweep(trace, 16, [2], ["lru", "belady"])
+
+
+def test_tokens_of_an_incomplete_block_are_integers(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"tokens": [1.5]}')
+    with pytest.raises(TraceError, match=r"line 1: bad request .*tokens must be integers, not float"):
+        read_chains(trace, 16)

@@ -106,7 +106,7 @@ def test_a_transcript_is_read_by_its_texts(tmp_path: Path) -> None:
         ("a.jsonl", "\ud83d", "line 1: the file is no UTF-8 text"),
         ("a.jsonl", "[" * 3000, "line 1: not JSON"),
         ("a.jsonl", "messages", "line 1: not JSON"),
-        ("a.jsonl", lines({"messages": []}), "kvproxy estimate and lint read it"),
+        ("a.jsonl", lines({"messages": []}), "kvproxy estimate shows its hit rates by pool size"),
         ("a.jsonl", "PAR1", "Parquet file: convert it"),
         ("a.jsonl", lines({"tokens": [1]}, {"tokens": "x"}), "line 2: bad request"),
         ("a.jsonl", lines({"tokens": [1]}, []), "line 2: expected a JSON object"),

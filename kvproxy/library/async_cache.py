@@ -311,10 +311,7 @@ class AsyncCache:
         await self._cache.semantic.feedback(entry, right, question)
 
     async def stats(self) -> dict[str, Any]:
-        """Return the figures of `kvproxy cache stats --json`, and `gets`, the numbers of results of `get`.
-
-        `shared` in it counts calls of `get_or_set` that received the answer of another call's computation.
-        """
+        """Return the figures of `kvproxy cache stats --json`, and `gets`: results of `get`, and calls that shared a computation."""
         self.check_usable()
         store, semantic = self._cache.store, self._cache.semantic
         figures = asdict(await asyncio.to_thread(store.stats))

@@ -311,7 +311,7 @@ class AsyncCache:
         await self._cache.semantic.feedback(entry, right, question)
 
     async def stats(self) -> dict[str, Any]:
-        """Return the figures of `kvproxy cache stats --json`, and `gets`: results of `get`, and calls that shared a computation."""
+        """Return the figures of `kvproxy cache stats --json`, and `gets`: results of `get`, and shared computations."""
         self.check_usable()
         store, semantic = self._cache.store, self._cache.semantic
         figures = asdict(await asyncio.to_thread(store.stats))

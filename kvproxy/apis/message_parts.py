@@ -2,7 +2,7 @@
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field, loads, objects, to_text
 
@@ -83,3 +83,22 @@ def call_arguments(message: Json) -> Iterator[str]:
 
 def _string_values(inputs: Json) -> list[str]:
     return [value for value in inputs.values() if isinstance(value, str)] if isinstance(inputs, dict) else []
+
+
+def without_moved_texts(content: Json, texts: Sequence[str]) -> Json:
+    """Return a content without `ApiRequest.moved_texts` at its end; a message and a list of one keep their form."""
+    for text in reversed(texts):
+        content = _without_end(content, text)
+    return content
+
+
+def _without_end(content: Json, text: str) -> Json:
+    if isinstance(content, str):
+        return content.removesuffix(f"\n\n{text}")
+    if isinstance(content, dict) and "content" in content:
+        return {**content, "content": _without_end(content["content"], text)}
+    if not isinstance(content, list) or not content:
+        return content
+    if field(content[-1], "text") == text:
+        return content[:-1]
+    return [*content[:-1], _without_end(content[-1], text)]

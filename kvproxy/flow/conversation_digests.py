@@ -8,7 +8,7 @@ from dataclasses import replace
 from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
 from kvproxy.apis.json import Json, JsonObject, dumps, field, loads, objects
 from kvproxy.apis.key_fields import MARKER_FIELDS, reads_item_id
-from kvproxy.apis.message_parts import REASONING_BLOCKS, role_of
+from kvproxy.apis.message_parts import REASONING_BLOCKS, role_of, without_moved_texts
 
 BREAKPOINT_FIELD = "cache_control"
 """Field of a content block that sets a cache breakpoint of Anthropic, see `breakpoints.py`."""
@@ -28,6 +28,7 @@ def conversation_digests(request: ApiRequest, messages: Sequence[JsonObject] | N
     """Yield a digest for each message, of the conversation from its start up to this message.
 
     Clients change system prompts, reasoning, ids, and the format of tool arguments between turns; the digests ignore them.
+    They ignore texts that edits moved to the last message, too, since the next request has them elsewhere.
 
     Args:
         messages: the conversation; by default, the messages of the request.
@@ -36,7 +37,10 @@ def conversation_digests(request: ApiRequest, messages: Sequence[JsonObject] | N
     for message in messages_of(request.body) if messages is None else messages:
         role = message.get("role")
         if role not in _SYSTEM:
-            blocks = _plain_blocks(content_blocks(message.get("content")))
+            content = message.get("content")
+            if role != "assistant" and request.moved_texts:
+                content = without_moved_texts(content, request.moved_texts)
+            blocks = _plain_blocks(content_blocks(content))
             parts = _answer_parts(message, blocks) if role == "assistant" else map(canonical_json, blocks)
             digest = digest_of(digest, dumps(role), *parts)
         yield digest

@@ -136,6 +136,10 @@ def regions_of(
     return Regions(names, digests, next(questions, None), sizes)
 
 
+def digest_of_region(content: Json) -> bytes:
+    return _digest_and_content(content)[0]
+
+
 def _digest_and_content(value: Json) -> tuple[bytes, bytes]:
     if value is None or isinstance(value, int) or (isinstance(value, str) and len(value) <= _LONGEST_NAME):
         # Most requests have the same tenant, model, and parameters.

@@ -64,7 +64,8 @@ TABLES = (
     _TOTALS,
     "create table turns (number integer primary key, session integer not null, turn integer not null,"
     " parent integer, name integer, pause float, written_5m integer, written_1h integer, region integer, place integer,"
-    f" {', '.join(f'{cause} integer' for cause in CAUSES)}, diagnosis integer, agrees integer, keep_warm integer)",
+    f" {', '.join(f'{cause} integer' for cause in CAUSES)}, diagnosis integer, agrees integer, keep_warm integer,"
+    " question blob)",
     "create index turns_session on turns (session)",
     "create table prompt_sizes (prompt integer primary key, sizes blob not null)",
     _PROMPT_TOKENS,
@@ -88,6 +89,7 @@ ADDED_COLUMNS = (
     ("turns", "diagnosis integer"),
     ("turns", "agrees integer"),
     ("turns", "keep_warm integer"),
+    ("turns", "question blob"),
 )
 """Columns of `TABLES` that a journal of an older version lacks; it is opened for writing with them."""
 STRINGS = (

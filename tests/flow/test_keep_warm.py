@@ -59,9 +59,10 @@ def proxied(
     **rule: Any,
 ) -> Iterator[tuple[httpx.Client, Services]]:
     rules = ({"name": "claude", "path": "/v1/messages"} | rule,)
+    edits = ({"name": "date", "action": "move", "pattern": r"(It is \d\d:\d\d)"},)
     with run_upstream(upstream.answer) as url:
         options = {"cache": {"semantic": False}, "journal": journal or {}, "limits": {"drain_seconds": 0}}
-        services = build_services(load_settings(data=data, upstream=url, rules=rules, **options))
+        services = build_services(load_settings(data=data, upstream=url, rules=rules, edits=edits, **options))
         keep_warm = services.path.keep_warm
         keep_warm.pauses = PauseTimes(())
         for seconds in pauses:
@@ -466,3 +467,14 @@ def test_only_the_last_request_of_a_session_is_kept_warm(tmp_path: Path, last: t
         clock.now += KEEP_WARM_SECONDS
         until(lambda: len(pings(upstream)) == 2)
     assert sorted(body["messages"][-1]["content"][0]["text"] for body in pings(upstream)) == ["another", last[-1]]
+
+
+def test_a_session_whose_date_an_edit_moves_is_kept_warm_once(tmp_path: Path) -> None:
+    upstream, clock = AnthropicUpstream(), Clock()
+    with proxied(tmp_path, upstream, 400, clock=clock, breakpoints="5m", keep_warm_tokens=10**9) as (client, services):
+        for minute, texts in enumerate((("one",), ("one", "Yes.", "two")), 10):
+            ask(client, *texts, system=f"{LONG}It is 10:{minute}")
+            until(lambda: any(session.ended == clock.now for session in sessions(services)))
+            clock.now += 1
+        assert len(sessions(services)) == 1
+        assert upstream.bodies[-1]["messages"][-1]["content"][-1]["text"].endswith("It is 10:11")

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from kvproxy.apis.api_request import ApiRequest
@@ -19,16 +20,17 @@ def apply_edits(request: ApiRequest, edits: Sequence[EditSettings]) -> ApiReques
 
     The cache key is computed afterwards, so requests that differ only in removed text share a response.
     """
-    body, names = request.body, list[str]()
+    body, names, moved = request.body, list[str](), request.moved_texts
     for edit in edits:
-        changed = _apply_edit(body, edit) if fnmatchcase(request.model, edit.model) else None
+        changed, span = _apply_edit(body, edit) if fnmatchcase(request.model, edit.model) else (None, "")
         if changed is not None:
             body = changed
             names.append(edit.name)
+            moved += (span,) if span else ()
     if not names:
         return request
     # For listings, the journal, and savings.
-    return request.with_body(body, *(f"edit:{name}" for name in names))
+    return replace(request.with_body(body, *(f"edit:{name}" for name in names)), moved_texts=moved)
 
 
 def matched_spans(request: ApiRequest, edit: EditSettings) -> list[str]:
@@ -36,22 +38,24 @@ def matched_spans(request: ApiRequest, edit: EditSettings) -> list[str]:
     return _without_spans(request.body, edit)[1] if edit.pattern is not None else []
 
 
-def _apply_edit(body: JsonObject, edit: EditSettings) -> JsonObject | None:
+def _apply_edit(body: JsonObject, edit: EditSettings) -> tuple[JsonObject | None, str]:
+    """Return the changed body (None without a change), and the text that was moved to its end."""
     if edit.action == "sort-tools":
         tools = objects(body.get("tools"))
         ordered = [as_object(loads(dumps(tool, sort_keys=True))) for tool in sorted(tools, key=_tool_sort_key)]
         # Equal objects may have another order of properties, which the model reads.
-        return {**body, "tools": list[Json](ordered)} if dumps(ordered) != dumps(tools) else None
+        return {**body, "tools": list[Json](ordered)} if dumps(ordered) != dumps(tools) else None, ""
     if edit.action == "add-tools" and body.get("tools"):
-        return None
+        return None, ""
     changed, spans = _without_spans(body, edit)
     if not spans:
-        return None
+        return None, ""
     if edit.action == "add-tools":
-        return _add_tools(body, loads((edit.tools or "[]").encode()))
+        return _add_tools(body, loads((edit.tools or "[]").encode())), ""
     if edit.action == "strip":
-        return changed
-    return _append_span(changed, "\n\n".join(f"{edit.lead}{span}" for span in dict.fromkeys(spans)))
+        return changed, ""
+    moved = "\n\n".join(f"{edit.lead}{span}" for span in dict.fromkeys(spans))
+    return _append_span(changed, moved), moved
 
 
 def _add_tools(body: JsonObject, tools: Json) -> JsonObject:

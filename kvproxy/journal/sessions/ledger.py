@@ -137,6 +137,9 @@ def _is_below_minimum(reused_tokens: int, prefix_tokens: int, expected: Expected
 
 def _add_changed_and_new(lost: dict[str, int], tokens: int, repeated: int) -> dict[str, int]:
     changed = min(tokens, repeated)
+    if changed < BLOCK:
+        # No cache would have reused less than a block.
+        changed = 0
     added = {"changed": changed + lost.pop("changed", 0), "new": tokens - changed}
     return lost | {name: count for name, count in added.items() if count}
 

@@ -11,6 +11,9 @@ from kvproxy.journal.sessions.changed_text import find_changed_text, text_of_reg
 from kvproxy.journal.sessions.session_matching import KnownTurn, PromptChain, RegionContents, prompt_shape
 from kvproxy.journal.token_estimates import has_file, weighted_size
 
+MOVED_TEXT = " (text of an edit)"
+"""Path of a change in a region that only lost, or changed, the text that an edit appended to it."""
+
 
 @dataclass(frozen=True, slots=True)
 class PromptChange:
@@ -69,6 +72,8 @@ class PromptChanges:
         elif region in names and chain.digests[shared] not in sent:
             shares = self._equal_shares(digests[names.index(region)], chain.digests[shared])
             path, place = (shares.path, shares.place) if shared in texts else ("", None)
+            if shared == len(names) - 1 and earlier.question in (chain.digests[shared], chain.question):
+                path, place = (MOVED_TEXT, None) if earlier.question is not None else (path, place)
             beginning = shares.beginning * chain.sizes[shared]
             is_last = shared == len(chain.names) - 1
             repeated += (0.0 if is_last else shares.repeated) * chain.sizes[shared]

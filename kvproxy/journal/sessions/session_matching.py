@@ -80,6 +80,8 @@ class PromptChain:
         sizes: see `Regions`.
         prefixes: for each region, the hash of the prompt up to its end. Other processes have other hashes.
         conversation: the same for the prompt without the regions before `first`, which have None.
+        question: digest of the last region as the client sent it, if an edit appended a text to it; `conversation` has
+            this digest, and the other attributes have what the backend got.
     """
 
     shape: PromptShape
@@ -87,6 +89,7 @@ class PromptChain:
     sizes: tuple[int, ...]
     prefixes: tuple[int, ...]
     conversation: tuple[int | None, ...]
+    question: bytes | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -109,13 +112,17 @@ class PromptChain:
         return tokens + (max(0, prompt_tokens - tokens) * before // total if total else 0)
 
 
-def chain_of(regions: Regions, scope: str) -> PromptChain:
-    """Return the hash chain of a request's prompt. Chains of different scopes, such as tenants, have no hash in common."""
+def chain_of(regions: Regions, scope: str, question: bytes | None = None) -> PromptChain:
+    """Return the hash chain of a request's prompt. Chains of different scopes, such as tenants, have no hash in common.
+
+    `question` is for `PromptChain.question`.
+    """
     shape = prompt_shape(regions.names)
     digests = tuple([regions.digests[index] for index in shape.order])
     sizes = tuple([regions.sizes[index] for index in shape.order]) if regions.sizes else (1,) * len(shape.order)
-    conversation = (*(None,) * shape.first, *_hashes(digests[shape.first :], f"conversation {scope}"))
-    return PromptChain(shape, digests, sizes, tuple(_hashes(digests, scope)), conversation)
+    sent = digests if question is None else (*digests[:-1], question)
+    conversation = (*(None,) * shape.first, *_hashes(sent[shape.first :], f"conversation {scope}"))
+    return PromptChain(shape, digests, sizes, tuple(_hashes(digests, scope)), conversation, question)
 
 
 def _hashes(digests: Sequence[bytes], scope: str) -> list[int]:
@@ -144,6 +151,7 @@ class KnownTurn:
         unread: tokens of `stored` at its end that no later request has read.
         lacks_mark: it had no breakpoint, so the provider neither looked for a prefix nor stored one.
         marked_regions: numbers of regions of the prefixes that end at its `cache_control` breakpoints; None if unknown.
+        question: see `PromptChain`.
     """
 
     number: int
@@ -166,6 +174,7 @@ class KnownTurn:
     unread: int = 0
     marked_regions: tuple[int, ...] | None = None
     lacks_mark: bool = False
+    question: bytes | None = None
 
     def count_read(self, tokens: int) -> int:
         """Note that a later request read the first tokens of the prompt; return the number that were unread before."""
@@ -278,7 +287,7 @@ class SessionIndex:
         for key in chain.prefixes:
             self._prefixes[key] = turn
         self._prompts[turn.prompt] = turn
-        turn.model = chain.model
+        turn.model, turn.question = chain.model, chain.question
         if chain.prefixes:
             turn.prompt_hash = chain.prefixes[-1]
             self._tokens[turn.prompt_hash] = turn.prompt_tokens

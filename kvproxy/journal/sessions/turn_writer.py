@@ -9,7 +9,7 @@ from itertools import accumulate
 from kvproxy.apis.api_request import session_name
 from kvproxy.apis.cache_diagnoses import agrees_with
 from kvproxy.apis.json import Json, field, objects
-from kvproxy.apis.message_parts import call_arguments, part_digests
+from kvproxy.apis.message_parts import call_arguments, part_digests, without_moved_texts
 from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.blocks.divergence import reusable_tokens
 from kvproxy.blocks.reuse_distance import LiveHitCurve
@@ -20,7 +20,7 @@ from kvproxy.journal.databases.database import JournalDatabase
 from kvproxy.journal.exchange_record import KEEP_WARM_TAG
 from kvproxy.journal.reader import CACHES
 from kvproxy.journal.record import Record
-from kvproxy.journal.request_regions import Regions
+from kvproxy.journal.request_regions import Regions, digest_of_region
 from kvproxy.journal.schema import StringIds
 from kvproxy.journal.sessions.ledger import (
     BLOCK,
@@ -56,14 +56,14 @@ _MAX_REQUEST_IDS = 4_096
 _MIN_PROMPT = 20
 _COLUMNS = (
     *("number", "session", "turn", "parent", "name", "pause", "written_5m", "written_1h", "region", "place"),
-    *("diagnosis", "agrees", *CAUSES),
+    *("diagnosis", "agrees", "question", *CAUSES),
 )
 # The first eleven columns are the first fields of KnownTurn.
 _LATEST = (
     "select r.number, t.session, t.turn, t.parent, r.prompt, r.time, r.time + coalesce(r.total_us, 0) / 1e6, u.name,"
     " r.prompt_tokens, coalesce(r.completion_tokens, 0), coalesce(r.reused_tokens, 0) + t.written_5m"
     " + coalesce(t.written_1h, 0), t.written_1h, tenant.name, model.name, n.name, r.reused_tokens,"
-    " p.regions, p.shape, s.sizes"
+    " t.question, p.regions, p.shape, s.sizes"
     " from turns t join records r on r.number = t.number join names tenant on tenant.number = r.tenant"
     " join names model on model.number = r.model left join names u on u.number = r.upstream left join names n"
     " on n.number = t.name join prompts p on p.number = r.prompt join prompt_sizes s on s.prompt = r.prompt"
@@ -123,7 +123,7 @@ class TurnWriter:
         self._newest = record.number
         prompt_tokens, tenant = record.prompt_tokens or 0, record.tenant
         name = session_name(exchange.request)
-        chain = chain_of(regions, tenant)
+        chain = chain_of(regions, tenant, self._question_before_edits(regions, exchange.request.moved_texts))
         self._add_to_curve(chain, record.upstream, prompt_tokens, record.reused_tokens, exchange.facts.block_size)
         if exchange.facts.is_engine:
             if len(self._block_sizes) >= _MAX_MODELS:
@@ -178,7 +178,7 @@ class TurnWriter:
             where = (change.region + change.path, change.place)
         if missing is not None and lost.get("unmarked", 0) > lost.get("changed", 0):
             where = (missing, None)
-        facts = (name, pause, use.written_5m, use.written_1h, *where, diagnosis, agrees)
+        facts = (name, pause, use.written_5m, use.written_1h, *where, diagnosis, agrees, chain.question)
         self._insert_turn(turn, record.request_id, facts, lost)
         stored = round((record.reused_tokens or 0) * (pause or 0.0) / _HOUR)
         read = 0 if known is None or is_keep_warm else known.turn.count_read(use.cached_tokens)
@@ -195,6 +195,12 @@ class TurnWriter:
             return
         self._link_sub_agents(chain, turn, known)
         self._index.add(turn, chain, tenant, name)
+
+    def _question_before_edits(self, regions: Regions, moved_texts: Sequence[str]) -> bytes | None:
+        if not moved_texts or regions.question is None:
+            return None
+        content = self.contents.content(regions.digests[regions.question])
+        return None if content is None else digest_of_region(without_moved_texts(content, moved_texts))
 
     def add_hit(self, record: Record, regions: Regions | None) -> None:
         """Count the tokens of a hit that the backend would have reused.
@@ -349,10 +355,10 @@ class TurnWriter:
         if is_start:
             self._index, self._newest = SessionIndex(), 0
         for row in reversed(self._database.rows(_LATEST, [self._newest, _MAX_RESTORED])):
-            known, (written_1h, tenant, model, name, reused, *stored) = KnownTurn(*row[:11]), row[11:]
+            known, (written_1h, tenant, model, name, reused, question, *stored) = KnownTurn(*row[:11]), row[11:]
             known.ttl = _HOUR if written_1h else cache_limits(model, self._prices).lifetime
             known.unread = max(0, (known.stored or 0) - (reused or 0))
-            chain = chain_of(self._strings.regions(*stored), tenant)
+            chain = chain_of(self._strings.regions(*stored), tenant, question)
             if (prefix := self._index.find_longest_prefix(chain, known.prompt_tokens)) is not None:
                 prefix.turn.count_read(reused or 0)
             self._index.add(known, chain, tenant, name)

@@ -1,5 +1,6 @@
 """Finished requests of conversations, without a proxy."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -10,9 +11,11 @@ from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.backends.protocol import ServingUpstream
 from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.flow.cache_keys import cache_key
+from kvproxy.flow.prepare.prompt_edits import apply_edits
 from kvproxy.journal.journal import open_stored_journal
 from kvproxy.journal.sessions.session_reader import Session, SessionReader, Turn
 from kvproxy.settings.journal import JournalSettings, PriceSettings
+from kvproxy.settings.rules import EditSettings
 from tests.requests import api_request
 
 START = 1_790_000_000.0
@@ -39,6 +42,7 @@ def request(
     headers: dict[str, str] | None = None,
     body: JsonObject | None = None,
     api: ApiName = "chat",
+    edits: Sequence[EditSettings] = (),
     **fields: Any,
 ) -> Exchange:
     """A request that ended after one second.
@@ -48,7 +52,7 @@ def request(
         written: tokens written for five minutes and one hour; None for a backend that does not report them.
     """
     whole: JsonObject = {"model": "m", "messages": list[Json](messages), **(body or {})}
-    made = api_request(whole, api, headers=headers or {})
+    made = apply_edits(api_request(whole, api, headers=headers or {}), edits)
     exchange = Exchange(api, f"r{at:g}", "public", request=made, key=cache_key(made, "b"), status=200, layer="forward")
     exchange.arrived = START + at
     exchange.first_byte = exchange.ended = exchange.started + 1.0

@@ -1,11 +1,14 @@
 """Requests find the session that they continue."""
 
 from math import inf
+from typing import Any
 
 import pytest
 
 from kvproxy.apis.json import Json, JsonObject
+from kvproxy.exchange import Exchange
 from kvproxy.journal.sessions.session_matching import RegionContents
+from kvproxy.settings.rules import EditSettings
 from tests.journal.sessions.requests import SYSTEM, Sessions, assistant, request, user
 
 FIRST = [SYSTEM, user("How does a cache work?")]
@@ -32,6 +35,50 @@ def test_a_session_without_a_request_for_an_hour_ends_with_an_infinite_pause(ses
     last = sessions.last().time
     for seconds, pauses in ((3_599.5, [29]), (3_600.5, [inf, 29])):
         assert [pause for pause, *_ in sessions.reader().pauses(last + seconds)] == pytest.approx(pauses)
+
+
+MOVED_DATE = EditSettings(name="date", action="move", pattern=r"(It is \d\d:\d\d\.)")
+
+
+def _dated(
+    messages: list[JsonObject],
+    minute: int,
+    prompt_tokens: int,
+    *,
+    reused: int | None = None,
+    in_parts: bool = False,
+    **more: Any,
+) -> Exchange:
+    """A turn of a client with the time in its system prompt, which an edit moves."""
+    system: JsonObject = {"role": "system", "content": f"{SYSTEM['content']}It is 10:{minute}."}
+    parts: list[JsonObject] = [
+        {**message, "content": [{"type": "text", "text": message["content"]}]} if in_parts else message
+        for message in messages[1:]
+    ]
+    body: JsonObject = {"messages": list[Json]([system, *parts])}
+    reused = prompt_tokens - 15 if reused is None else reused
+    return request([], prompt_tokens, reused, minute, body=body, edits=[MOVED_DATE], **more)
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize("headers", [{}, {"x-session-id": "s"}])
+def test_a_text_that_an_edit_moves_to_the_last_message_stays_out_of_the_recognition(
+    sessions: Sessions, headers: dict[str, str], in_parts: bool
+) -> None:
+    turns = [(FIRST, 11, 155), (SECOND, 12, 170), (THIRD, 13, 185), (THIRD, 14, 185)]
+    for messages, minute, tokens in turns:
+        sessions.add(_dated(messages, minute, tokens, in_parts=in_parts, headers=headers))
+        sessions.restart()
+    assert numbered(sessions) == [(1, 1, None), (1, 2, 1), (1, 3, 2), (1, 3, 2)]
+    assert [(turn.lost.keys(), turn.region) for turn in sessions.turns()[1:]] == [({"new"}, None)] * 3
+
+
+def test_the_text_of_an_edit_is_no_change_of_the_client(sessions: Sessions) -> None:
+    long = [SYSTEM, user("How does a cache work? " * 100)]
+    sessions.add(_dated(long, 11, 800), _dated([*long, *SECOND[2:]], 12, 820, reused=140))
+    turn = sessions.last()
+    assert (turn.turn, turn.region) == (2, "messages[1] user (text of an edit)")
+    assert turn.lost["changed"] > 500
 
 
 def test_tenants_share_no_session(sessions: Sessions) -> None:

@@ -126,22 +126,36 @@ def compare_words(one: str, other: str, min_cosine: float = MIN_EQUAL_COSINE) ->
     if not (is_surely_english(one) and is_surely_english(other)):
         least = max(min_cosine, _MIN_EQUAL_COSINE_OF_OTHER_LANGUAGES)
         equal = not a_few_words_differ(one, other)
-        return WordVerdicts(False, None, equal, _MAX_DIFFERENT_COSINE_OF_OTHER_LANGUAGES, least)
+        low = None if _has_equal_numbers(answer_facts(one), answer_facts(other)) else False
+        return WordVerdicts(low, None, equal, _MAX_DIFFERENT_COSINE_OF_OTHER_LANGUAGES, least)
     if _contradict(one, other):
         return WordVerdicts(False, False, False)
     ours, theirs = answer_facts(one), answer_facts(other)
     alone, also_alone = _unmatched(ours.content, theirs.content), _unmatched(theirs.content, ours.content)
     shared = 1 - len(alone) / max(1, len(ours.content)), 1 - len(also_alone) / max(1, len(theirs.content))
-    if max(shared) < _MAX_UNRELATED_OVERLAP:
+    # A short answer may have only the fact of a longer one: *14 days.*
+    may_be_part = (
+        _has_equal_numbers(ours, theirs) or _is_part(ours, theirs, alone) or _is_part(theirs, ours, also_alone)
+    )
+    if max(shared) < _MAX_UNRELATED_OVERLAP and not may_be_part:
         return WordVerdicts(False, False, False)
     is_short = max(len(ours.content), len(theirs.content)) <= _MAX_SHORT
     equal_facts = _facts_equal(one, other, alone, also_alone, is_short=is_short)
     high = None if equal_facts and min(shared) < _MIN_EQUAL_OVERLAP else equal_facts
     if equal_facts is False or (min(shared) >= _MIN_SIMILAR_OVERLAP and not is_short):
         return WordVerdicts(high, high, high)
-    return WordVerdicts(
-        False, False if max(shared) < _MAX_DIFFERENT_OVERLAP else None, high, _MAX_DIFFERENT_COSINE, min_cosine
-    )
+    low = None if may_be_part else False
+    medium = low if max(shared) < _MAX_DIFFERENT_OVERLAP else None
+    return WordVerdicts(low, medium, high, _MAX_DIFFERENT_COSINE, min_cosine)
+
+
+def _has_equal_numbers(ours: AnswerFacts, theirs: AnswerFacts) -> bool:
+    return bool(ours.numbers) and (ours.numbers, ours.units) == (theirs.numbers, theirs.units)
+
+
+def _is_part(short: AnswerFacts, long: AnswerFacts, alone: list[str]) -> bool:
+    """Whether an answer has words, and all of them and all its numbers are in another one. `alone` are its other words."""
+    return bool(short.content) and not alone and short.numbers <= long.numbers
 
 
 def _facts_equal(one: str, other: str, alone: list[str], also_alone: list[str], *, is_short: bool) -> bool | None:

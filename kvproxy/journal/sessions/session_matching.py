@@ -82,6 +82,7 @@ class PromptChain:
         conversation: the same for the prompt without the regions before `first`, which have None.
         question: digest of the last region as the client sent it, if an edit appended a text to it; `conversation` has
             this digest, and the other attributes have what the backend got.
+        api: digest of the API's name; None if unknown.
     """
 
     shape: PromptShape
@@ -90,6 +91,7 @@ class PromptChain:
     prefixes: tuple[int, ...]
     conversation: tuple[int | None, ...]
     question: bytes | None = None
+    api: bytes | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -122,7 +124,8 @@ def chain_of(regions: Regions, scope: str, question: bytes | None = None) -> Pro
     sizes = tuple([regions.sizes[index] for index in shape.order]) if regions.sizes else (1,) * len(shape.order)
     sent = digests if question is None else (*digests[:-1], question)
     conversation = (*(None,) * shape.first, *_hashes(sent[shape.first :], f"conversation {scope}"))
-    return PromptChain(shape, digests, sizes, tuple(_hashes(digests, scope)), conversation, question)
+    api = regions.digests[regions.names.index("api")] if "api" in regions.names else None
+    return PromptChain(shape, digests, sizes, tuple(_hashes(digests, scope)), conversation, question, api)
 
 
 def _hashes(digests: Sequence[bytes], scope: str) -> list[int]:
@@ -218,7 +221,7 @@ class SessionIndex:
         self._conversations: _RecentItems[int, KnownTurn] = _RecentItems()
         self._latest: _RecentItems[int, KnownTurn] = _RecentItems()
         self._answers: _RecentItems[bytes, KnownTurn] = _RecentItems()
-        self._first_turns: _RecentItems[tuple[str, bytes | None], KnownTurn] = _RecentItems()
+        self._first_turns: _RecentItems[tuple[str, bytes | None, bytes | None], KnownTurn] = _RecentItems()
         self._names: _RecentItems[str, KnownTurn] = _RecentItems()
         self._prompts: _RecentItems[int, KnownTurn] = _RecentItems()
 
@@ -273,15 +276,16 @@ class SessionIndex:
     def compared_turn(
         self, parent: KnownTurn | None, chain: PromptChain, tenant: str, name: str | None
     ) -> KnownTurn | None:
-        """Return the turn with which a prompt is compared: its parent, or else the latest session's first turn for its model.
+        """Return the turn with which a prompt is compared: its parent, or else the latest first turn for its API and model.
 
-        Models share no prefix, so a turn for another model is compared only if the same session switched its model.
+        APIs have other forms of a prompt, and models share no prefix, so a turn for another model is compared only if the
+        same session switched its model.
         """
         if parent is not None:
             is_same_session = name is not None or parent.conversation_hash in chain.conversation[:-1]
             if parent.model == chain.model or is_same_session:
                 return parent
-        return self._first_turns.get((tenant, chain.model))
+        return self._first_turns.get((tenant, chain.api, chain.model))
 
     def add(self, turn: KnownTurn, chain: PromptChain, tenant: str, name: str | None) -> None:
         for key in chain.prefixes:
@@ -299,7 +303,7 @@ class SessionIndex:
         if answers := chain.shape.assistants:
             self._answers[chain.digests[answers[-1]]] = turn
         if turn.parent is None:
-            self._first_turns[tenant, chain.model] = turn
+            self._first_turns[tenant, chain.api, chain.model] = turn
         if name is not None:
             self._names[f"{tenant} {name}"] = turn
 

@@ -321,6 +321,16 @@ def test_the_first_session_of_another_model_is_new(sessions: Sessions, earlier: 
     assert (turn.lost, turn.region) == ({"new": turn.prompt_tokens}, None)
 
 
+def test_the_first_turn_is_not_compared_with_another_api(sessions: Sessions) -> None:
+    function: JsonObject = {"name": "read_file", "description": "Reads a file. " * 99}
+    sessions.add(
+        request(FIRST, 1_000, 0, 0, body={"tools": [{"type": "function", "function": function}]}),
+        request(FIRST, 1_000, 0, 9, body={"tools": [function]}, api="messages"),
+    )
+    turn = sessions.last()
+    assert (turn.lost, turn.region) == ({"new": 1_000}, None)
+
+
 def test_sessions_of_another_model_hide_no_change(sessions: Sessions) -> None:
     changed: list[JsonObject] = [{**SYSTEM, "content": f"Today. {SYSTEM['content']}"}, *FIRST[1:]]
     other = request([user("A title?")], 90, 0, 5, body={"model": "n"})

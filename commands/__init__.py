@@ -105,6 +105,10 @@ def _discard_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+_COSTS = ("cost", "costs", "bill", "spending")
+"""Names that users try for the commands that list costs."""
+
+
 def _print_usage_error(error: typer.TyperException) -> None:
     # Typer's base class does not declare what all its errors have.
     message: str = error.format_message()
@@ -116,6 +120,9 @@ def _print_usage_error(error: typer.TyperException) -> None:
         typer.echo(message, err=True)
     elif message:
         path = "kvproxy" if context is None else context.command_path
+        names = (f"No such command {name!r}." for name in _COSTS)
+        if any(map(message.startswith, names)):
+            message = f"{message.split('.')[0]}. Use {path} sessions --by, or {path} savings --bill"
         message = message.rstrip(".").removeprefix("Invalid value: ").replace("Value error, ", "")
         print_note(f"{path}: {message} ({path} --help lists the options)")
 

@@ -71,7 +71,8 @@ class PromptOptions:
         try:
             body = json.loads(read_text(self.file))
         except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"{self.file} is not JSON: {error}") from None
+            hint = " (--file takes one request)" if str(error).startswith("Extra data") else ""
+            raise InvalidRequest(f"{self.file} is not JSON: {error}{hint}") from None
         if not isinstance(body, dict):
             raise InvalidRequest(f"{self.file} must contain one request as a JSON object")
         return body

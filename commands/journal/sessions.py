@@ -171,6 +171,7 @@ def _reused_share(session: "Session") -> Formatted | None:
 def _session_row(session: "Session") -> Row:
     return {
         Column("Session", field="id"): session.id,
+        Column("Name", is_text=True, is_optional=True, hides_empty=True): session.name,
         digest_column("Tenant", 16, optional=True): tenant_name(session.tenant),
         text_column("Model"): ", ".join(session.models),
         "Turns#": session.turns,

@@ -76,6 +76,7 @@ def test_statistics_for_people_have_labels_and_units(demo: Demo) -> None:
         (["nonsense"], 2, "No such command"),
         (["cache", "rm"], 2, "give ids"),
         (["cache", "delete", "x"], 2, "cache rm'?"),
+        (["cost"], 2, "kvproxy sessions --by, or "),
         (["help"], 2, " --help'?"),
         (["stats"], 2, " cache stats'?"),
         (["log", "--since", "5"], 2, "'5' has no unit: use a form such as 5s, 5m, or 5d"),

@@ -254,6 +254,11 @@ def test_wrong_usage(arguments: tuple[str, ...], code: int, says: str) -> None:
     assert (done.returncode, says in done.stderr.replace("\n", " ")) == (code, True), done.stderr
 
 
+def test_a_file_takes_one_request(tmp_path: Path) -> None:
+    (tmp_path / "two.jsonl").write_text("{}\n{}\n")
+    assert "(--file takes one request)" in kvproxy("explain", "--file", tmp_path / "two.jsonl").stderr
+
+
 def test_a_model_that_is_not_served_is_an_error(demo: Demo, tmp_path: Path) -> None:
     embedded = kvproxy("explain", "What is a model?", "--model", "nope", url=demo[0])
     assert (embedded.returncode, embedded.stdout, embedded.stderr.count("\n")) == (3, "", 1)

@@ -156,6 +156,14 @@ def test_a_cost_without_unpriced_turns_is_marked(tmp_path: Path) -> None:
         assert ("(priced)" in kvproxy("sessions", "--data", tmp_path, columns=200).stdout) is (model == "m")
 
 
+def test_names_of_sessions_are_listed_if_there_are_some(data: Path) -> None:
+    assert "Name" not in kvproxy("sessions", "--data", data, columns=300).stdout
+    sessions = Sessions(str(data / "journal.db"))
+    sessions.add(request(SECOND, 200, 0, 900, headers={"x-session-id": "refactoring"}))
+    sessions.close()
+    assert "refactoring" in kvproxy("sessions", "--data", data, columns=300).stdout
+
+
 def test_a_limit_says_that_there_are_more_rows(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_reader, "_BATCH", 1)
     for command in (("sessions",), ("log", "top")):

@@ -44,7 +44,7 @@ def _parse_reason(text: str) -> str:
 _SINCE = (
     "Only requests within this duration, or since this time: 90s, 7d, 2026-11-28, 2026-11-28T14:30, 14:30, yesterday."
 )
-_REASON = "Only this reason, or reasons that begin so, such as miss. Broken prefix caches: see sessions show."
+_REASON = "Only this reason, or reasons that begin so, such as miss; sessions show has broken prefixes."
 _UNTIL = "Only requests before this time; a date means its start, and a duration that time ago."
 _TAG = "replace(',' || tags || ',', ?, '') != ',' || tags || ','"
 _JUDGED = "Only requests whose semantic lookup compared a stored question."

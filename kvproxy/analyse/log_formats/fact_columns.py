@@ -31,5 +31,6 @@ def with_facts(request: LoggedRequest, row: JsonObject) -> LoggedRequest:
 
 
 def _count(row: JsonObject, *names: str) -> int | None:
-    text = str(first_of(row, *names)).replace(",", "")
+    # Tables with empty cells write integers as 1200.0.
+    text = str(first_of(row, *names)).replace(",", "").removesuffix(".0")
     return int(text) if text.isdecimal() and len(text) < 10 else None

@@ -104,6 +104,9 @@ def lost_tokens(prompt_tokens: int, reused_tokens: int | None, expected: Expecte
     elif -beyond > max(tolerance, _ESTIMATE_ERROR * expected.beginning):
         # No stored prefix ended between the last equal region and the difference.
         repeated -= beyond
+    if _is_below_minimum(reused, prompt_tokens, expected):
+        # The provider would have cached no prompt of this length, changed or not.
+        repeated = 0
     return _add_changed_and_new(lost, prompt_tokens - covered, repeated)
 
 

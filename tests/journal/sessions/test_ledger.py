@@ -113,9 +113,20 @@ CASES: dict[str, tuple[list[Exchange], dict[str, int]]] = {
 }
 
 
+def test_a_change_of_a_prompt_that_no_provider_caches_costs_nothing(sessions: Sessions) -> None:
+    changed: list[JsonObject] = [{**SYSTEM, "content": f"2026-11-30 {SYSTEM['content']}"}, *FIRST[1:]]
+    fields: dict[str, Any] = {"body": {"model": "gpt-4o"}, "headers": {"x-session-id": "s"}, **provider()}
+    sessions.add(request(FIRST, 700, 0, 0, **fields), request(changed, 705, 0, 9, **fields))
+    assert "changed" not in sessions.last().lost
+
+
 @pytest.mark.parametrize(
     ("model", "lost"),
-    [("gpt-4o", {"evicted": 4_000}), ("m", {"evicted": 4_000}), ("claude-opus-5", {"unmarked": 4_000})],
+    [
+        ("gpt-4o", {"evicted": 4_000, "new": 60}),
+        ("m", {"evicted": 4_000, "new": 60}),
+        ("claude-opus-5", {"unmarked": 4_000, "new": 60}),
+    ],
 )
 def test_writes_of_zero_say_nothing_about_an_automatic_cache(
     sessions: Sessions, model: str, lost: dict[str, int]
@@ -123,7 +134,7 @@ def test_writes_of_zero_say_nothing_about_an_automatic_cache(
     """LiteLLM reports `cache_creation_input_tokens: 0` for all providers."""
     fields: dict[str, Any] = {"body": {"model": model}, "written": (0, 0), **provider()}
     sessions.add(request(FIRST, 4_000, 0, 0, **fields), request(SECOND, 4_060, 0, 9, **fields))
-    assert sessions.last().lost == lost | {"new": 60}
+    assert sessions.last().lost == lost
     assert (sessions.last().written_5m is None) == (model != "claude-opus-5")
 
 

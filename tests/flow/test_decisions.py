@@ -384,7 +384,8 @@ class Similar:
         ("similarity", 0.0, "here is one TEXT", True),
         ("similarity", 0.9, "In other words, this is the one text", True),
         ("similarity", 0.6, "In other words, this is the one text", None),
-        ("similarity", 0.3, "In other words, this is the one text", False),
+        ("similarity", 0.3, "In other words, this is the one text", None),
+        ("similarity", 0.3, "In other words, this is the one line", False),
         ("similarity", 0.6, "This is about cards and fees", False),
     ],
 )

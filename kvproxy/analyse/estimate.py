@@ -71,7 +71,7 @@ class HitSavings:
 
 @dataclass(frozen=True, slots=True)
 class GroupSavings:
-    """The hits of the requests of a group, and what they saved; see `HitSavings`.
+    """Hits of a group of requests, and their savings (see `HitSavings`).
 
     Attributes:
         name: empty for requests without one, such as those of no team.

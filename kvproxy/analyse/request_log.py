@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 
 from kvproxy.analyse.log_formats.fact_columns import FACT_COLUMNS, with_facts
-from kvproxy.analyse.log_formats.log_format import LogFormat, LoggedRequest, Row, SkipRow, api_of_response, decoded
+from kvproxy.analyse.log_formats.json_texts import decoded
+from kvproxy.analyse.log_formats.log_format import LogFormat, LoggedRequest, Row, SkipRow, api_of_response
 from kvproxy.analyse.log_formats.registry import PROMPTS, format_names, log_formats
 from kvproxy.analyse.log_formats.requests import BODY_FIELDS, read_fields
 from kvproxy.analyse.log_formats.rows import NO_JSON, NO_OBJECT_ITEM, NO_OBJECT_LINE, PLACED_CAUSES, FileRows, read_rows
@@ -57,7 +58,7 @@ class RequestLog:
 
     @property
     def num_requests(self) -> int | None:
-        """Number of requests, with those of sums; None if a report of usage does not state it."""
+        """Number of requests, including those that reports of usage sum. None if a report does not state it."""
         counts = [1 if request.summed is None else request.summed.requests for request in self.requests]
         return None if None in counts else sum(filter(None, counts))
 

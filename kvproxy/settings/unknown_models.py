@@ -59,7 +59,7 @@ def known_models(servers: "Sequence[UpstreamServer]", listed: Mapping[str, Seque
 def unknown_models(
     settings: "Settings", clients: "Sequence[ClientSettings]", listed: Mapping[str, Sequence[str]] | None = None
 ) -> list[str]:
-    """Return a sentence for each fallback, client, rule, and edit whose models do not exist; none for the embedded engine."""
+    """Return a sentence for each fallback, client, rule, and edit whose models do not exist. The embedded engine has none."""
     if not settings.servers:
         return []
     known = known_models(settings.servers, listed or {})

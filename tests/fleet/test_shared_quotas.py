@@ -148,7 +148,7 @@ def test_the_money_of_an_outage_counts_for_all_proxies_without_a_request(
 
 
 def money_of_one(settings: Settings) -> float | None:
-    """Return what the client has spent; None while the database does not answer."""
+    """Return the money that the client has spent today, or None while the database does not answer."""
     try:
         return spent_money(settings)["one"].today
     except StoreUnavailable:

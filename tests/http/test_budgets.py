@@ -586,33 +586,37 @@ def test_budgets_begin_again_each_day_and_month(tmp_path: Path) -> None:
     file.close()
 
 
+class BreakableTables:
+    """The tables of a file, whose transactions fail while `is_broken`."""
+
+    def __init__(self, file: SpendingFile, *, is_broken: bool = False) -> None:
+        self.query, self._file, self.is_broken = file.query, file, is_broken
+
+    def transaction(self, *, durable: bool = True) -> AbstractContextManager[Transaction]:
+        if self.is_broken:
+            raise CacheStoreError("no database")
+        return self._file.transaction(durable=durable)
+
+
 def test_without_its_table_a_proxy_counts_and_writes_later(tmp_path: Path) -> None:
-    file, is_broken = SpendingFile(tmp_path), False
-
-    class Tables:
-        query = staticmethod(file.query)
-
-        def transaction(self, *, durable: bool = True) -> AbstractContextManager[Transaction]:
-            if is_broken:
-                raise CacheStoreError("no database")
-            return file.transaction(durable=durable)
+    file = SpendingFile(tmp_path)
+    tables = BreakableTables(file)
 
     async def spend() -> None:
-        spent, limited = SpentMoney(Tables(), {}), client(budget_per_day=1)
+        spent, limited = SpentMoney(tables, {}), client(budget_per_day=1)
 
         async def pay(money: float) -> None:
             spent.charge("a", money, await spent.reserve(limited, 0.0))
             await spent.close()
 
-        nonlocal is_broken
         await pay(0.4)
-        is_broken = True
+        tables.is_broken = True
         await spent.reserve(limited, 0.0)
         await pay(0.7)
         with pytest.raises(BudgetExceeded):
             await pay(0.1)
         assert read_spent(file.query, time.time())["a"].today == pytest.approx(0.4)
-        is_broken = False
+        tables.is_broken = False
         with pytest.raises(BudgetExceeded):
             await pay(0.1)
         assert read_spent(file.query, time.time())["a"].today == pytest.approx(1.1)
@@ -625,23 +629,15 @@ def test_without_its_table_a_proxy_counts_and_writes_later(tmp_path: Path) -> No
 def test_a_stop_writes_the_charges_of_an_outage_or_logs_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, recovers: bool
 ) -> None:
-    file, is_broken = SpendingFile(tmp_path), True
-
-    class Tables:
-        query = staticmethod(file.query)
-
-        def transaction(self, *, durable: bool = True) -> AbstractContextManager[Transaction]:
-            if is_broken:
-                raise CacheStoreError("no database")
-            return file.transaction(durable=durable)
+    file = SpendingFile(tmp_path)
+    tables = BreakableTables(file, is_broken=True)
 
     async def spend() -> None:
-        nonlocal is_broken
-        spent = SpentMoney(Tables(), {})
+        spent = SpentMoney(tables, {})
         spent.charge("a", 0.7, await spent.reserve(client(budget_per_day=1), 0.0))
         await asyncio.to_thread(until, lambda: "no database" in caplog.text)
         await asyncio.sleep(0)
-        is_broken = not recovers
+        tables.is_broken = not recovers
         await spent.close()
 
     asyncio.run(spend())

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
+from kvproxy.analyse.log_formats.json_texts import decoded_object
 from kvproxy.analyse.log_formats.log_format import (
     LogFormat,
     LoggedRequest,
     Row,
     SkipRow,
-    decoded_object,
     known_fields,
     parse_time,
     request_of,

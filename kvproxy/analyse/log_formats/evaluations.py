@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Iterator
 
+from kvproxy.analyse.log_formats.json_texts import decoded, decoded_object
 from kvproxy.analyse.log_formats.log_format import (
     ANSWERED_BY_CACHE,
     LogFormat,
@@ -10,8 +11,6 @@ from kvproxy.analyse.log_formats.log_format import (
     Row,
     SkipRow,
     api_of_route,
-    decoded,
-    decoded_object,
     decoded_response,
     first_of,
     is_cache_hit,

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 
+from kvproxy.analyse.log_formats.json_texts import decoded, decoded_object
 from kvproxy.analyse.log_formats.labels import Labels, labels_of
 from kvproxy.analyse.log_formats.log_format import (
     ANSWERED_BY_CACHE,
@@ -13,8 +14,6 @@ from kvproxy.analyse.log_formats.log_format import (
     SkipRow,
     api_of_route,
     chat_response,
-    decoded,
-    decoded_object,
     decoded_response,
     first_of,
     is_cache_hit,

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from kvproxy.apis.json import Json, JsonMap, loads
+from kvproxy.analyse.log_formats.json_texts import decoded
+from kvproxy.apis.json import Json, JsonMap
 from kvproxy.apis.request_directives import project_of
 
 _TEAMS = "user_api_key_team_alias team_alias team_name team user_api_key_team_id team_id teamId".split()
@@ -47,7 +48,7 @@ def labels_of(*sources: JsonMap, tags: Sequence[str] = ()) -> Labels:
 
 def _with_nested(source: JsonMap) -> Iterator[JsonMap]:
     for name in _NESTED:
-        nested = _decoded(source.get(name))
+        nested = decoded(source.get(name))
         if isinstance(nested, dict):
             yield from _with_nested(MappingProxyType(nested))
     yield source
@@ -61,16 +62,7 @@ def _first_text(sources: Sequence[JsonMap], names: Sequence[str]) -> str:
 
 def _texts(value: Json) -> list[str]:
     """Return tags: of a list, also as JSON, or of a text with commas."""
-    value = _decoded(value)
+    value = decoded(value)
     if isinstance(value, str):
         return [tag.strip() for tag in value.split(",")]
     return [tag for tag in value if isinstance(tag, str)] if isinstance(value, list) else []
-
-
-def _decoded(value: Json) -> Json:
-    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
-        try:
-            return loads(value.encode())
-        except ValueError:
-            return value
-    return value

@@ -7,10 +7,11 @@ from datetime import UTC, datetime
 from math import isfinite
 from types import MappingProxyType
 
+from kvproxy.analyse.log_formats.json_texts import decoded
 from kvproxy.analyse.log_formats.labels import Labels
 from kvproxy.apis import APIS
 from kvproxy.apis.api import Api, ApiName
-from kvproxy.apis.json import Json, JsonMap, JsonObject, as_list, as_object, field, loads, objects
+from kvproxy.apis.json import Json, JsonMap, JsonObject, as_list, as_object, field, objects
 from kvproxy.apis.service_tiers import logged_tier
 from kvproxy.errors import InvalidRequest
 
@@ -323,21 +324,6 @@ def logged_time(value: JsonMap) -> float | None:
 def time_field(value: JsonMap) -> str | None:
     """Return the name of the field with the time of a row; None if there is none."""
     return next((name for name in TIME_FIELDS if value.get(name) not in (None, "")), None)
-
-
-def decoded(value: Json) -> Json:
-    """Return the JSON value that a string contains, or else the value itself."""
-    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
-        try:
-            return loads(value.encode())
-        except ValueError:
-            return value
-    return value
-
-
-def decoded_object(value: Json) -> JsonObject | None:
-    document = decoded(value)
-    return document if isinstance(document, dict) else None
 
 
 def decoded_response(value: Json) -> JsonObject | str | None:

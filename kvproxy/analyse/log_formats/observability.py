@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+from kvproxy.analyse.log_formats.json_texts import decoded, decoded_object
 from kvproxy.analyse.log_formats.labels import labels_of
 from kvproxy.analyse.log_formats.log_format import (
     LogFormat,
@@ -10,8 +11,6 @@ from kvproxy.analyse.log_formats.log_format import (
     Row,
     SkipRow,
     chat_response,
-    decoded,
-    decoded_object,
     first_of,
     is_failed,
     known_fields,

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from kvproxy.analyse.log_formats.json_texts import decoded, decoded_object
 from kvproxy.analyse.log_formats.labels import LABEL_FIELDS, labels_of
 from kvproxy.analyse.log_formats.log_format import (
     PROMPT_FIELDS,
@@ -13,8 +14,6 @@ from kvproxy.analyse.log_formats.log_format import (
     api_of_response,
     api_of_route,
     chat_response,
-    decoded,
-    decoded_object,
     decoded_response,
     first_of,
     is_failed,

@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
+from kvproxy.analyse.log_formats.json_texts import decoded, decoded_object
 from kvproxy.analyse.log_formats.labels import labels_of
 from kvproxy.analyse.log_formats.log_format import (
     LogFormat,
     LoggedRequest,
     Row,
     chat_response,
-    decoded,
-    decoded_object,
     detect_api,
     first_of,
     parse_time,

@@ -32,7 +32,7 @@ LOADED = "loaded_"
 UNREAD_WRITES = "unread_writes"
 """Name of the ledger's row for tokens written to the provider's cache, minus the written tokens that were read since."""
 WARMING = "warming_"
-"""Start of the names of ledger rows for requests that warmed the backend's cache: they count apart from those of clients."""
+"""Start of the names of ledger rows for requests that warmed the backend's cache. Clients' requests have other rows."""
 BLOCK = 16  # Tokens in a block, if the backend does not report it. Incomplete blocks are not cached.
 _ESTIMATE_ERROR = 0.125  # Assumed maximum error of an estimated prefix length, as a fraction of the length.
 

@@ -93,16 +93,14 @@ def create_schema(connection: sqlite3.Connection, database_name: str, version: i
 
 def _needs_schema(connection: sqlite3.Connection, database_name: str, version: int) -> bool:
     """Return whether a database is empty. Raises a SchemaVersionError if it has another version."""
-    stored_version = _version(connection)
+    # One statement reads one state: another process may create the schema meanwhile.
+    sql = "select user_version, exists (select 1 from sqlite_master) from pragma_user_version"
+    stored_version, has_tables = connection.execute(sql).fetchone()
     if stored_version == version:
         return False
-    if connection.execute("select 1 from sqlite_master").fetchone():
+    if has_tables:
         raise SchemaVersionError(database_name, stored_version, version)
     return True
-
-
-def _version(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("pragma user_version").fetchone()[0])
 
 
 _CHECK_INTERVAL = 0.1  # Seconds between two checks before reads; each write is checked.

@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,19 @@ from tests.polling import until
 from tests.programs import find, reason, required
 
 needs_nginx = pytest.mark.skipif(find("nginx") is None, reason=reason("nginx"))
+_FLEET_SITE = Path(__file__).resolve().parents[1] / "deploy/compose/fleet-nginx.conf"
 _WORKER_EXITED = "exited with code 0"
+
+
+def fleet_site(urls: Sequence[str], port: int, left_out: int | None = None) -> str:
+    """Return the site of `deploy/compose` for proxies at URLs, of which one may be marked as down."""
+    text = _FLEET_SITE.read_text()
+    server = "    server kvproxy:8484 max_fails=1 fail_timeout=5s;\n"
+    assert server in text
+    assert "listen 80;" in text
+    addresses = [url.removeprefix("http://") + " down" * (place == left_out) for place, url in enumerate(urls)]
+    text = text.replace(server, "".join(server.replace("kvproxy:8484", address) for address in addresses))
+    return text.replace("listen 80;", f"listen 127.0.0.1:{port};")
 
 
 @contextlib.contextmanager

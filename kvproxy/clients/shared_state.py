@@ -4,7 +4,6 @@ A lease on a cache key lets one proxy compute the response for all proxies. The 
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from uuid import uuid4
 
@@ -99,7 +98,7 @@ class SharedState:
         self.spending: SpendingTables = database
         self._id = uuid4().hex
         self._failures = FailureLog()
-        self._held: Counter[str] = Counter()
+        self._held: set[str] = set()
         self.proxies = 1
         self.on_heartbeat: Callable[[int], Awaitable[None]] = _ignore
         database.query(_TABLES)
@@ -124,26 +123,18 @@ class SharedState:
     async def acquire_lease(self, key: str) -> None:
         """Wait until this proxy holds the lease of a key, which the caller must release."""
         pause, longest = _POLL_SECONDS
-        self._held[key] += 1
-        try:
-            while not await asyncio.to_thread(self._database.query, _ACQUIRE, {"key": key, "me": self._id}):
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, longest)
-        except BaseException:
-            self._forget_lease(key)
-            raise
+        while not await asyncio.to_thread(self._database.query, _ACQUIRE, {"key": key, "me": self._id}):
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
+        # Not before: while requests wait, heartbeats must end a lease whose acquisition or release failed.
+        self._held.add(key)
 
     async def release_lease(self, key: str) -> None:
+        self._held.discard(key)
         await asyncio.to_thread(self._database.query, _RELEASE, {"key": key, "me": self._id})
-        self._forget_lease(key)
-
-    def _forget_lease(self, key: str) -> None:
-        self._held[key] -= 1
-        if not self._held[key]:
-            del self._held[key]
 
     async def send_heartbeat(self) -> None:
-        """Send a heartbeat. Update `proxies`, call `on_heartbeat`, and repeat failed releases of leases."""
+        """Send a heartbeat. Update `proxies`, call `on_heartbeat`, and release leases that no request holds."""
         values = {"me": self._id, "held": list(self._held)}
         row = (await asyncio.to_thread(self._database.query, _HEARTBEAT, values))[0]
         self.proxies = 1 + row["others"]

@@ -20,9 +20,8 @@ from kvproxy.index.errors import InvalidValue
 from kvproxy.index.store import open_postgres
 from kvproxy.journal.journal import StoredJournal
 from kvproxy.settings import Settings
-from tests.commands.run import ROOT
 from tests.fleet.proxies import Proxy, run_proxies
-from tests.nginx_server import needs_nginx, run_nginx
+from tests.nginx_server import fleet_site, needs_nginx, run_nginx
 from tests.plain_upstream import run_plain_upstream
 from tests.polling import until
 from tests.ports import free_port
@@ -54,16 +53,6 @@ def ask_all(proxies: list[Proxy], requests: int) -> Counter[int]:
     return Counter(answer.status_code for answer in send_all(proxies, requests))
 
 
-def fleet_site(proxies: list[Proxy], port: int) -> str:
-    """Return the site of `deploy/compose` with the addresses of this test."""
-    text = (ROOT / "deploy/compose/fleet-nginx.conf").read_text()
-    server = "    server kvproxy:8484 max_fails=1 fail_timeout=5s;\n"
-    assert server in text
-    addresses = [proxy.url.removeprefix("http://") for proxy in proxies]
-    text = text.replace(server, "".join(server.replace("kvproxy:8484", address) for address in addresses))
-    return text.replace("listen 80;", f"listen 127.0.0.1:{port};")
-
-
 @needs_nginx
 def test_three_proxies_behind_nginx_grant_one_quota_and_keep_it(
     empty_postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -75,7 +64,7 @@ def test_three_proxies_behind_nginx_grant_one_quota_and_keep_it(
     with run_plain_upstream() as upstream:
         with (
             run_proxies(tmp_path, empty_postgres, upstream, **limits) as proxies,
-            run_nginx(tmp_path, fleet_site(proxies, port)),
+            run_nginx(tmp_path, fleet_site([proxy.url for proxy in proxies], port)),
         ):
             front = Proxy(f"http://127.0.0.1:{port}", proxies[0].services)
             until(lambda: answers(f"{front.url}/health"))

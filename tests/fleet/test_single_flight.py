@@ -4,10 +4,11 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psycopg
@@ -15,9 +16,14 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from kvproxy.clients.shared_state import LEASE_SECONDS, SharedState
+from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.store import open_postgres
+from kvproxy.index.store.database import Database, Row
+from kvproxy.index.store.postgres.database import PostgresDatabase
 from tests.fleet.proxies import Proxy, run_proxies
 from tests.plain_upstream import WHOLE
-from tests.polling import until
+from tests.polling import until, until_async
 from tests.servers import run_upstream, until_stored, waiting_clients
 
 NOW = "extract(epoch from clock_timestamp())"
@@ -134,3 +140,52 @@ def test_the_lease_of_a_dead_proxy_ends(empty_postgres: str, tmp_path: Path, die
             assert answer.result().status_code == 200
         assert len(calls) == 2
         assert not database.execute("select 1 from kvproxy.leases where owner = 'other'").fetchall()
+
+
+@pytest.mark.parametrize("lost", ["release", "acquisition"])
+def test_a_lease_that_nobody_holds_ends_while_its_proxy_waits_for_it(
+    empty_postgres: str, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    query, attempts = PostgresDatabase.query, []
+
+    def record(database: PostgresDatabase, sql: str, values: Mapping[str, Any] = {}) -> list[Row]:
+        attempts.append("insert into leases" in sql)
+        return query(database, sql, values)
+
+    def fail(database: PostgresDatabase, sql: str, values: Mapping[str, Any] = {}) -> list[Row]:
+        if lost == "acquisition":
+            # The server has executed the statement, and its answer is lost.
+            query(database, sql, values)
+        raise CacheStoreError("the server is away")
+
+    async def lose(state: SharedState) -> None:
+        if lost == "release":
+            await state.acquire_lease("key")
+        change = state.release_lease if lost == "release" else state.acquire_lease
+        with monkeypatch.context() as patch:
+            patch.setattr(PostgresDatabase, "query", fail)
+            with pytest.raises(CacheStoreError):
+                await change("key")
+
+    async def age(database: Database, state: SharedState) -> None:
+        database.query(f"update leases set acquired = acquired - {LEASE_SECONDS}")
+        await state.send_heartbeat()
+
+    async def run() -> None:
+        with closing(open_postgres(empty_postgres)) as database:
+            state = SharedState(database)
+            await state.send_heartbeat()
+            await lose(state)
+            monkeypatch.setattr(PostgresDatabase, "query", record)
+            waiting = asyncio.create_task(state.acquire_lease("key"))
+            await until_async(lambda: sum(attempts) > 1)
+            await age(database, state)
+            while not waiting.done():
+                await state.send_heartbeat()
+            # Heartbeats keep a lease that is held.
+            await age(database, state)
+            assert database.query("select 1 as held from leases") == [{"held": 1}]
+            await state.release_lease("key")
+            assert not database.query("select 1 as held from leases")
+
+    asyncio.run(asyncio.wait_for(run(), 300))

@@ -18,25 +18,13 @@ import httpx
 from tests.faults.fleet import ROOT, Fleet, Worker, ask
 from tests.faults.harness import Finding, passed
 from tests.faults.proxies import hit, stored
-from tests.nginx_server import run_nginx
+from tests.nginx_server import fleet_site, run_nginx
 from tests.polling import until
 from tests.ports import free_port
 from tests.postgres_server import run_postgres
 from tests.processes import answers, serve
 
 _WORKERS, _KEYS = 3, ["one", "two"]
-
-
-def _site(urls: list[str], port: int, left_out: int | None = None) -> str:
-    servers = "".join(
-        f"server {url.removeprefix('http://')}{' down' if place == left_out else ''};\n"
-        for place, url in enumerate(urls)
-    )
-    return (
-        f"upstream fleet {{\n{servers}keepalive 16;\n}}\nserver {{\nlisten 127.0.0.1:{port};\nlocation / {{\n"
-        "proxy_pass http://fleet;\nproxy_http_version 1.1;\nproxy_set_header Connection '';\n"
-        "proxy_set_header Host $http_host;\nproxy_next_upstream error timeout;\n}\n}\n"
-    )
 
 
 def upgrade(old: Path, new: Path, seconds: float, proxies: int = 3) -> Finding:
@@ -52,17 +40,17 @@ def upgrade(old: Path, new: Path, seconds: float, proxies: int = 3) -> Finding:
         for place in range(proxies):
             fleet.start(place, old)
         front = free_port()
-        reload = stack.enter_context(run_nginx(folder, _site(fleet.urls, front)))
+        reload = stack.enter_context(run_nginx(folder, fleet_site(fleet.urls, front)))
         url = f"http://127.0.0.1:{front}"
         until(lambda: answers(f"{url}/health"))
         with finding.timed(), _load(url, finding, seconds) as (load, workers):
             load()
             for place in range(proxies):
-                reload(_site(fleet.urls, front, left_out=place))
+                reload(fleet_site(fleet.urls, front, left_out=place))
                 fleet.stop(place)
                 load()
                 fleet.start(place, new)
-                reload(_site(fleet.urls, front))
+                reload(fleet_site(fleet.urls, front))
                 load()
         _check(fleet.urls, workers, finding)
     return finding

@@ -17,12 +17,13 @@ from kvproxy.commands.request_body import PromptOptions, RequestFieldOptions
 from kvproxy.commands.statistics_text import policy_sentences
 from kvproxy.commands.tables import Layout, Row, digest_column, print_table, text_column
 from kvproxy.errors import KvproxyError, NotFound
+from kvproxy.index.policies.policy import JUDGE_BY_MODEL
 from kvproxy.operations.api_paths import client_headers
 from kvproxy.operations.client import ProxyClient
 from kvproxy.operations.operation import fields_of
 from kvproxy.operations.suggestions import request_ids
 from kvproxy.telemetry.printable_text import escape_controls
-from kvproxy.units import tenant_name
+from kvproxy.units import plural, tenant_name
 
 if TYPE_CHECKING:
     from kvproxy.apis.model_route import ModelRoute
@@ -240,13 +241,27 @@ def _policy_and_limits(semantic: "SemanticExplanation") -> str:
 
 
 def learned_policy_lines(status: "LearningStatus") -> list[str]:
-    decides = "The learned policy decides." if status.serves else "The policy checked decides until more is learned."
     first, *others = policy_sentences(fields_of(status))
     warning = status.warning
     others += [f"Warning: {warning}."] if warning is not None else []
     return [
         f"{'' if index else 'learned':<11}{line}"
-        for index, line in enumerate([f"In this namespace, {first}", decides, *others])
+        for index, line in enumerate([f"In this namespace, {first}", *_deciding_policy(status), *others])
+    ]
+
+
+def _deciding_policy(status: "LearningStatus") -> list[str]:
+    if status.serves:
+        return ["The learned policy decides."]
+    if status.serves_checked:
+        return ["The policy checked decides until more is learned."]
+    compared = status.checked_equal + status.checked_different
+    if not compared:
+        return ["No similar question is answered until more is learned."]
+    return [
+        f"The policy checked is suspended: {status.checked_different:,} of {plural(compared, 'fresh response')} to questions that"
+        " it accepts differ. A hit needs a small estimated error, too.",
+        f"If these responses are equal in other words, {JUDGE_BY_MODEL}.",
     ]
 
 

@@ -142,7 +142,8 @@ def checked_interval(equal: int, different: int, undecided: int) -> tuple[float,
     return wilson_interval(different, total)[0], wilson_interval(different + undecided, total)[1]
 
 
-NEVER_EQUAL = 'answers are hardly ever judged equal, so learned cannot learn: set cache.judge = "model"'
+JUDGE_BY_MODEL = 'set cache.judge = "model"'
+NEVER_EQUAL = f"answers are hardly ever judged equal, so learned cannot learn: {JUDGE_BY_MODEL}"
 _MIN_CONTRADICTED = 5
 _MIN_UNDECIDED = 30
 _MAX_EQUAL_SHARE = 0.05
@@ -165,6 +166,7 @@ class LearningStatus:
         contradicted: number of compared hits of `checked` that differed, if hardly any were equal; otherwise 0.
         by_checked: number of served answers that `checked` accepted.
         checked_equal, checked_different, checked_undecided: results of comparisons of answers that `checked` accepts.
+        serves_checked: answers that `checked` accepts may be served, whatever their estimated error.
     """
 
     observations: int
@@ -183,6 +185,7 @@ class LearningStatus:
     checked_equal: int = 0
     checked_different: int = 0
     checked_undecided: int = 0
+    serves_checked: bool = True
 
     @property
     def warning(self) -> str | None:

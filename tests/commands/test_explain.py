@@ -12,8 +12,9 @@ from kvproxy.analyse.log_formats.log_format import detect_api
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
 from kvproxy.clients.client_keys import add_client, set_disabled
-from kvproxy.commands.explain import SENTENCES
+from kvproxy.commands.explain import SENTENCES, learned_policy_lines
 from kvproxy.flow.layers.layer import Prediction
+from kvproxy.index.policies.policy import LearningStatus
 from kvproxy.operations.api_paths import ANTHROPIC_VERSIONS, PATHS, credential_headers
 from tests.commands.run import NOWHERE, Demo, ask, kvproxy, result
 from tests.commands.upstream import proxied, said
@@ -271,6 +272,35 @@ def test_a_model_that_is_not_served_is_an_error(demo: Demo, tmp_path: Path) -> N
         # A server may answer under names that it does not list.
         ask(url, "What is a model?", model="alias")
         assert result("explain", "What is a model?", "--model", "alias", url=url)["layer"] == "exact"
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        ({"serves": True}, "The learned policy decides."),
+        ({}, "The policy checked decides until more is learned."),
+        ({"serves_checked": False}, "No similar question is answered until more is learned."),
+        (
+            {"serves_checked": False, "checked_equal": 14, "checked_different": 6},
+            "checked is suspended: 6 of 20 fresh responses",
+        ),
+    ],
+)
+def test_the_policy_that_decides_is_named(facts: dict[str, Any], text: str) -> None:
+    status = LearningStatus(
+        20,
+        **{"serves": False, **facts},
+        level=0,
+        served=0,
+        expected_wrong=0,
+        most_wrong=0,
+        max_error=0.02,
+        would_serve=0,
+        doubted=0,
+    )
+    shown = " ".join(learned_policy_lines(status))
+    assert text in shown
+    assert ('cache.judge = "model"' in shown) == ("checked_different" in facts)
 
 
 def test_every_layer_has_a_sentence() -> None:

@@ -367,6 +367,7 @@ class LearnedPolicy:
             equal,
             different,
             undecided,
+            serves_checked=self.checked is not None and learner.may_serve_checked,
         )
 
     def statuses(self) -> dict[str, LearningStatus]:

@@ -151,8 +151,11 @@ def test_checked_decides_in_a_new_namespace() -> None:
     assert (result.chosen, result.exploration_share) == (0, 0.0)
     assert result.record is not None
     assert result.record.checked
+    assert policy.status("").serves_checked
     policy.learner("").num_checked, policy.learner("").num_checked_wrong = 20, 4
     assert policy.decide("how do I open the account", near_class("a")).chosen is None
+    status = policy.status("")
+    assert (status.serves, status.serves_checked) == (False, False)
 
 
 def explored_hits(right: Callable[[int], bool], most: int) -> tuple[int, int, LearnedPolicy]:

@@ -16,6 +16,17 @@ LIBRARY_ENDPOINT = "library"
 """Endpoint of answers that a program stored with the library; a proxy with the same store does not serve them."""
 PROVIDER_ID_TAG = "provider-id:"
 """Beginning of tags that name objects of the provider, such as a stored response. Statistics omit these tags."""
+_PASSAGES = "."
+
+
+def namespace_with_passages(namespace: str, passages: str) -> str:
+    """Return the namespace of questions about passages beside them, which have a digest."""
+    return f"{namespace}{_PASSAGES}{passages}"
+
+
+def learning_namespace(namespace: str) -> str:
+    """Return the namespace in which the policy `learned` learns: the same for all passages beside a question."""
+    return namespace.partition(_PASSAGES)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +35,8 @@ class Entry:
 
     Attributes:
         key: digest of everything in the request that can change the response.
-        namespace: digest of the same parts, except the prompt. Semantic hits require an equal namespace.
+        namespace: digest of the same parts, except the prompt, and that of the passages beside the question, if any. Semantic
+            hits require an equal namespace.
         endpoint: name of the API, for instance `chat`, or `LIBRARY_ENDPOINT`.
         prompt: text of the last user turn, or of all user turns if `cache.conversations` is set.
         semantic: the entry may have semantic hits.

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from kvproxy.index.entry import learning_namespace
 from kvproxy.index.policies.guards import CONTEXT, PASSAGES
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
@@ -170,14 +171,15 @@ class Decider:
             else:
                 neighbours[place] = Neighbour(earlier.compared_turn(head.prompt), cosine, head.answer)
         eligible, result = list(neighbours), PolicyResult([], None)
+        space = learning_namespace(request.namespace)
         if neighbours:
             question = compared_turn(request.question)
-            result = policy.decide(question, list(neighbours.values()), request.limits, request.namespace)
+            result = policy.decide(question, list(neighbours.values()), request.limits, space)
         chosen_place = None if result.chosen is None else eligible[result.chosen]
         may_explore = chosen_place is not None and request.explore and request.compare
         explored = may_explore and self.random_number() < result.exploration_share
         if request.explore and request.compare and isinstance(policy, LearnedPolicy):
-            policy.note_decision(request.namespace, result, is_hit=chosen_place is not None and not explored)
+            policy.note_decision(space, result, is_hit=chosen_place is not None and not explored)
         decisions |= zip(eligible, result.decisions, strict=True)
         if request.explore:
             refused = (place for place, decision in decisions.items() if decision.verdict in _REFUSALS)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from kvproxy.index.entry import learning_namespace
 from kvproxy.index.store.database import Database
 
 Source = Literal["answer", "undecided", "user", "served"]
@@ -46,7 +47,7 @@ class Observation:
 
     @classmethod
     def from_verdict(cls, entry: str, right: bool, namespace: str = "") -> "Observation":
-        return cls(entry, right, "user", False, time.time(), namespace)
+        return cls(entry, right, "user", False, time.time(), learning_namespace(namespace))
 
     def row(self) -> dict[str, Any]:
         details = json.dumps({name: getattr(self, name) for name in _DETAILS})

@@ -11,6 +11,7 @@ from kvproxy.apis.key_fields import MARKER_FIELDS
 from kvproxy.errors import InvalidRequest
 from kvproxy.exchange import CacheKey, SemanticKey
 from kvproxy.flow.random_ids import may_have_random_ids, without_random_ids
+from kvproxy.index.entry import namespace_with_passages
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.search.conversations import SEPARATOR, join_turns
 from kvproxy.index.search.passages import split_message
@@ -83,8 +84,9 @@ def _semantic_key(api: Api, body: JsonObject, conversations: bool, key: CacheKey
     similar = question.allows_semantic and _can_have_semantic_hits(last)
     earlier = _comparable_turns(question) if similar and conversations else []
     rest = _without_turns(question, len(earlier)) if earlier else question.rest
-    passages: JsonObject = {} if split is None else {"passages": [split.before, split.after]}
-    space = _digest({**key.parts, "body": rest, **passages})
+    space = _digest({**key.parts, "body": rest, **({} if split is None else {"passages": True})})
+    if split is not None:
+        space = namespace_with_passages(space, _digest({"passages": [split.before, split.after]}))
     text = join_turns([*earlier, last]) if similar else None
     return SemanticKey(space, text, question.text)
 

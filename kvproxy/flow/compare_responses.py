@@ -17,7 +17,7 @@ from kvproxy.backends.protocol import Backend
 from kvproxy.errors import KvproxyError
 from kvproxy.flow.backend_response import fetch_response
 from kvproxy.flow.layers.cached import is_shadow, judge_of
-from kvproxy.index.entry import Entry
+from kvproxy.index.entry import Entry, learning_namespace
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.policies.learned.answer_classes import text_digest
 from kvproxy.index.policies.learned.answer_facts import compare_words
@@ -248,7 +248,7 @@ class ResponseComparer:
                 self.counts[result] += 1
             if comparison.lookup.chosen is not None:
                 self.report(comparison.request.request_id, _VERDICTS[result])
-            await self._warn(comparison.lookup.namespace)
+            await self._warn(learning_namespace(comparison.lookup.namespace))
         except CacheStoreError as error:
             _log.error("an observation was not stored: %s", error)
         except Exception as error:

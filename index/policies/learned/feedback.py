@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from kvproxy.index.entry import Entry
+from kvproxy.index.entry import Entry, learning_namespace
 from kvproxy.index.policies.learned.answer_classes import (
     ClassAssignment,
     assign_class,
@@ -45,9 +45,8 @@ class FeedbackRecorder:
         if self._policy is not None and lookup.observation is not None:
             record = lookup.observation.record
             answer_class = lookup.chosen.answer if lookup.chosen is not None else ""
-            self._policy.record_served(
-                lookup.namespace, record.risk, by_checked=bool(record.checked), answer_class=answer_class
-            )
+            space = learning_namespace(lookup.namespace)
+            self._policy.record_served(space, record.risk, by_checked=bool(record.checked), answer_class=answer_class)
 
     async def record_response(
         self,
@@ -106,7 +105,7 @@ class FeedbackRecorder:
             "undecided" if right is None else "answer",
             pending.accepted,
             time.time(),
-            lookup.namespace,
+            learning_namespace(lookup.namespace),
             pending.candidate.answer,
             pending.record.features,
             pending.record.error,
@@ -130,7 +129,7 @@ class FeedbackRecorder:
             [candidate.id for candidate in pending.candidates],
         )
         if self._policy is not None:
-            suspects = self._policy.suspected_successors(namespace, pending.candidate.answer)
+            suspects = self._policy.suspected_successors(learning_namespace(namespace), pending.candidate.answer)
             classes, ids = [*classes, *suspects], [*ids, *suspects]
         comparisons = assign_class(pending.record.index, classes, len(pending.candidates))
         result: bool | None = None
@@ -186,7 +185,11 @@ class FeedbackRecorder:
         (self._observations.add if self._policy is None else self._policy.learn)([observation])
 
     async def status(self, namespace: str) -> LearningStatus | None:
-        return None if self._policy is None else await asyncio.to_thread(self._policy.status, namespace)
+        return (
+            None
+            if self._policy is None
+            else await asyncio.to_thread(self._policy.status, learning_namespace(namespace))
+        )
 
     def summary(self) -> LearningSummary | None:
         return None if self._policy is None else LearningSummary.from_statuses(list(self._policy.statuses().values()))

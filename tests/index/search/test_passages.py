@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.flow.cache_keys import cache_key
+from kvproxy.index.entry import learning_namespace
 from kvproxy.index.models.embedder import load_embedder
 from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.policy import Limits
@@ -127,7 +128,9 @@ def test_passages_are_part_of_the_namespace() -> None:
     text, namespace = text_and_namespace(form.format(PASSAGES * 20, QUESTION))
     assert text == QUESTION
     assert text_and_namespace(form.format(PASSAGES * 20, "Are dogs free?")) == ("Are dogs free?", namespace)
-    assert text_and_namespace(form.format(PASSAGES * 21, QUESTION))[1] != namespace
+    other = text_and_namespace(form.format(PASSAGES * 21, QUESTION))[1]
+    assert other != namespace
+    assert learning_namespace(other) == learning_namespace(namespace) != text_and_namespace(QUESTION)[1]
     assert text_and_namespace(form.format(PASSAGES * 20, QUESTION) + "\nAnswer:")[1] != namespace
     assert text_and_namespace(form.format(PASSAGES, "a" * 900))[0] is None
     parts = [{"type": "text", "text": text} for text in (f"Context:\n{PASSAGES}", QUESTION)]

@@ -1,10 +1,11 @@
 """Fresh answers are compared with cached ones, and their classes are stored."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
-from kvproxy.index.entry import Entry
+from kvproxy.index.entry import Entry, namespace_with_passages
 from kvproxy.index.policies.learned.error_model import ErrorModelPrior
 from kvproxy.index.policies.learned.feedback import FeedbackRecorder
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
@@ -37,10 +38,10 @@ class Shop:
         assert self.cache.learning is not None
         return self.cache.learning
 
-    async def answer(self, prompt: str, answer: str) -> tuple[Entry, Observation | None]:
+    async def answer(self, prompt: str, answer: str, namespace: str = "n") -> tuple[Entry, Observation | None]:
         """Forward a question, and learn from its answer."""
-        lookup = await self.cache.lookup("n", prompt)
-        fresh = make_entry(prompt)
+        lookup = await self.cache.lookup(namespace, prompt)
+        fresh = make_entry(prompt, namespace=namespace)
         await self.cache.insert(fresh)
         self.answers[fresh.id] = answer
 
@@ -76,6 +77,24 @@ async def test_equal_answers_share_a_class(shop: Shop) -> None:
     assert shop.answer_class(far) == shop.answer_class(third)
     # The question is below the least similarity, so its answer is not compared.
     assert shop.policy.status("n").observations == 2
+
+
+async def test_questions_about_other_passages_are_learned_together_but_not_served(shop: Shop) -> None:
+    one, other = namespace_with_passages("n", "one"), namespace_with_passages("n", "other")
+    await shop.answer(QUESTION, "yes one", one)
+    first, _ = await shop.answer(f"{QUESTION} now", "yes two", one)
+    assert not (await shop.cache.lookup(other, QUESTION)).candidates
+    await shop.answer(QUESTION, "no one", other)
+    entry, found = await shop.answer(f"{QUESTION} now", "no two", other)
+    assert found is not None
+    assert (found.right, found.namespace) == (True, "n")
+    statuses = [await shop.learning.status(space) for space in (one, other, "n")]
+    assert [status and status.observations for status in statuses] == [2, 2, 2]
+    lookup = await shop.cache.lookup(one, f"{QUESTION} then")
+    assert entry.id not in [candidate.id for candidate in lookup.candidates]
+    shop.learning.record_served(replace(lookup, chosen=lookup.candidates[0]))
+    await shop.cache.feedback(first, right=False, question=f"{QUESTION} now")
+    assert [shop.policy.status(space).served for space in ("n", one)] == [1, 0]
 
 
 async def test_an_entry_that_differs_from_its_class_has_exact_hits_only(shop: Shop) -> None:

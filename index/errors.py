@@ -33,6 +33,10 @@ class EmbedderError(Exception):
     """The embedder cannot be loaded, or failed for a text."""
 
 
+class WrongDimension(EmbedderError):
+    """The embedder's vectors have another dimension than it states, or than its stored vectors."""
+
+
 class ImportFailed(CacheStoreError):
     """A line of an imported file is invalid."""
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from kvproxy.index.doors import EMBEDDERS
-from kvproxy.index.errors import EmbedderError, first_line
+from kvproxy.index.errors import EmbedderError, WrongDimension, first_line
 
 DEFAULT = "default"
 MULTILINGUAL = "multilingual"
@@ -98,7 +98,7 @@ def embed_or_none(embedder: Embedder, texts: Sequence[str]) -> list[np.ndarray |
     except Exception as error:
         raise EmbedderError(f"embedder {embedder.name!r} failed: {error or type(error).__name__}") from error
     if vectors.shape != (len(texts), embedder.dim):
-        raise EmbedderError(
+        raise WrongDimension(
             f"embedder {embedder.name!r} returned an array of shape {vectors.shape} for {len(texts)} texts instead of"
             f" ({len(texts)}, {embedder.dim}): check the model"
         )

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from kvproxy.index.entry import Entry, Freshness
-from kvproxy.index.errors import CacheStoreError, EmbedderError
+from kvproxy.index.errors import CacheStoreError, EmbedderError, WrongDimension
 from kvproxy.index.models.embedder import Embedder, EmbeddingCache
 from kvproxy.index.models.languages import EVERY, can_match, is_in_languages
 from kvproxy.index.pending_writes import PendingWrite, PendingWrites
@@ -268,6 +268,7 @@ class SemanticCache:
 
     def rebuild(self) -> int:
         """Load the indexes, and embed entries without a vector; return the number of embedded entries. Raises EmbedderError."""
+        self._check_embedder()
         self._vector_search.load()
         embedded = 0
         while missing := self._store.missing_vectors(self._embedder.name, _REBUILD_BATCH):
@@ -275,6 +276,15 @@ class SemanticCache:
             self._store_vectors(missing, vectors)
             embedded += len(vectors)
         return embedded
+
+    def _check_embedder(self) -> None:
+        """Raise WrongDimension if no text could be embedded. Another failure may pass."""
+        try:
+            self._embeddings.check_embedder()
+        except WrongDimension:
+            raise
+        except EmbedderError as error:
+            _log.warning("%s", error)
 
     def _vectors_of(self, entries: Sequence[Entry]) -> dict[str, np.ndarray]:
         entries = [entry for entry in entries if self.can_read(entry.prompt)]

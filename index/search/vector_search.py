@@ -25,6 +25,10 @@ class VectorSearch:
 
     def load(self) -> None: ...
 
+    def stored_dim(self) -> int | None:
+        """Return the dimension of a stored vector of the embedder; None without one."""
+        raise NotImplementedError
+
     def has_vectors(self, namespace: str) -> bool:
         raise NotImplementedError
 
@@ -66,6 +70,10 @@ class FaissSearch(VectorSearch):
         self._changing = threading.RLock()
         self._scheduled: set[str] = set()
         self._closing = threading.Event()
+
+    def stored_dim(self) -> int | None:
+        rows = self._query("select length(vector) as size from vectors where embedder = :embedder limit 1")
+        return int(rows[0]["size"]) // np.dtype(np.float32).itemsize if rows else None
 
     def load(self) -> None:
         sql = "select namespace from vectors where embedder = :embedder group by namespace having count(*) >= :least"

@@ -18,10 +18,12 @@ from kvproxy.index.models.minilm import embedder, weights
 from kvproxy.index.models.verifier import built_in, load_verifier
 from kvproxy.index.store import open_store
 from kvproxy.installation.checks.all_checks import all_checks, check_encryption, check_weights
+from kvproxy.library import open_cache
 from kvproxy.privacy.encryption import Cipher
 from kvproxy.settings import Settings, load_settings
 from kvproxy.tiers.local_stores import DiskStore
 from tests.commands.run import kvproxy, result
+from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
 KEY, OLD = b"n" * 32, b"o" * 32
@@ -129,6 +131,18 @@ def test_other_changed_weights_are_refused_at_load(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(embedder, "RANGES", changed(embedder.RANGES, tmp_path))
     with pytest.raises(EmbedderError, match="is not the released file"):
         embedder.MiniLMEmbedder(int8=True)
+
+
+def test_doctor_finds_a_changed_embedder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = dict(all_checks(load_settings(data=tmp_path), "http://127.0.0.1:1"))["embedder"]
+    monkeypatch.setattr("kvproxy.index.models.embedder.load_embedder", lambda *arguments: HashEmbedder(32))
+    assert check() == "default, 32 dimensions"
+    with open_cache(tmp_path / "responses.db", embedder=HashEmbedder(32)) as cache:
+        cache.set("What is a block?", "A list.")
+    assert check() == "default, 32 dimensions"
+    monkeypatch.setattr("kvproxy.index.models.embedder.load_embedder", lambda *arguments: HashEmbedder(64))
+    with pytest.raises(KvproxyError, match="'hash' has 64 dimensions, but its stored vectors have 32"):
+        check()
 
 
 @pytest.mark.parametrize(

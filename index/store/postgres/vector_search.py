@@ -51,6 +51,10 @@ class PostgresSearch(VectorSearch):
         has_halves = self._rows("select to_regtype('halfvec') is not null as there")[0]["there"]
         self._graph_type = "halfvec" if has_halves else "vector"
 
+    def stored_dim(self) -> int | None:
+        rows = self._rows("select vector_dims(vector) as dim from vectors where embedder = %(embedder)s limit 1")
+        return int(rows[0]["dim"]) if rows else None
+
     def has_vectors(self, namespace: str) -> bool:
         condition = "where embedder = %(embedder)s and namespace = %(namespace)s limit 1"
         return bool(self._rows(f"select 1 as there from vectors {condition}", namespace=namespace))

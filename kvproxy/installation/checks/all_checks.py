@@ -38,6 +38,7 @@ def all_checks(settings: Settings, url: str, token: str | None = None) -> list[t
         ("store", lambda: _check_store(settings)),
         ("encryption", lambda: check_encryption(settings)),
         ("weights", lambda: check_weights(settings.embedder)),
+        ("embedder", lambda: _check_embedder(settings)),
         ("languages", lambda: _check_languages(settings)),
         *engine,
         ("clients", lambda: check_clients(settings)),
@@ -168,6 +169,25 @@ def check_weights(embedder: str) -> str:
         raise KvproxyError(str(error)) from None
     verified_model_path()
     return "embedder, verifier and demo model are the released ones (SHA-256)"
+
+
+def _check_embedder(settings: Settings) -> str:
+    """Embed a text, and compare the embedder with its stored vectors."""
+    if not (settings.cache.enabled and settings.cache.semantic):
+        return "off: exact hits only"
+    from kvproxy.index.errors import EmbedderError
+    from kvproxy.index.models.embedder import EmbeddingCache, load_embedder
+    from kvproxy.index.search.open_vector_search import open_vector_search
+
+    try:
+        embedder = load_embedder(settings.embedder, settings.data)
+        EmbeddingCache(embedder).check_embedder()
+        if store_exists(settings):
+            with open_configured_store(settings, accepts_constant=False) as store:
+                open_vector_search(store, embedder.name, embedder.dim).close()
+    except EmbedderError as error:
+        raise KvproxyError(str(error)) from None
+    return f"{settings.embedder}, {embedder.dim} dimensions"
 
 
 def _check_languages(settings: Settings) -> str:

@@ -57,12 +57,12 @@ def region_loader(reader: JournalReader, store: Store | None) -> RegionLoader:
     return load
 
 
-def _key_parts(entry: Entry, namespace: str = "") -> JsonObject | None:
-    key = _key_of(entry, namespace)
+def _key_parts(entry: Entry) -> JsonObject | None:
+    key = _key_of(entry)
     return None if key is None else key.parts
 
 
-def _key_of(entry: Entry, namespace: str) -> CacheKey | None:
+def _key_of(entry: Entry, namespace: str = "") -> CacheKey | None:
     """Compute the key of an entry's request, without its headers and its client's namespace, which an entry lacks."""
     api = APIS.get(entry.endpoint)
     if api is None:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import functools
-import hashlib
 import json
 import logging
 import math
@@ -11,7 +10,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,7 @@ from kvproxy.library.arguments import (
     pair_batches,
     positive_seconds,
 )
+from kvproxy.library.cached_answer import CachedAnswer, answer_of, digest
 from kvproxy.library.lookup_explanation import LookupExplanation, explain_lookup
 from kvproxy.library.maintenance import Maintenance
 from kvproxy.library.removals import Removals
@@ -43,26 +43,6 @@ _FORKED = (
     "this cache was opened before the process forked, which leaves its threads and connections behind: open it in each"
     " worker (gunicorn: in post_fork, or without --preload; multiprocessing: in the initializer)"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class CachedAnswer:
-    """A stored answer.
-
-    Attributes:
-        similarity: cosine of the stored and the requested question; None if they are equal.
-        id: names the answer for `feedback`.
-        created, expires: seconds since the epoch, as `time.time()` returns them.
-    """
-
-    answer: str
-    question: str
-    similarity: float | None
-    id: str = field(compare=False)
-    namespace: str = field(compare=False)
-    tags: tuple[str, ...] = field(compare=False)
-    created: float = field(compare=False)
-    expires: float = field(compare=False)
 
 
 class AsyncCache:
@@ -111,7 +91,7 @@ class AsyncCache:
             # The store counts no hit of an entry that it does not contain yet.
             await pending.wait_until_stored()
         self._cache.store.record_hit(entry.id)
-        return _answer_of(entry, similarity)
+        return answer_of(entry, similarity)
 
     async def get_many(self, questions: Sequence[str], namespace: str = "") -> list[CachedAnswer | None]:
         """Return what `get` returns for each question. All questions without an equal one are embedded together."""
@@ -145,7 +125,7 @@ class AsyncCache:
         """
         self.check_usable()
         check_question(question, namespace)
-        key = flight_key(question, namespace)
+        key = digest(namespace, question)
         while (running := self.flights.join(key)) is not None:
             with contextlib.suppress(Abandoned):
                 shared = await asyncio.wrap_future(running)
@@ -193,9 +173,9 @@ class AsyncCache:
         """Return what `get` would return, and why, without counting a lookup."""
         self.check_usable()
         check_question(question, namespace)
-        key, now = _digest(namespace, question), self._clock()
+        key, now = digest(namespace, question), self._clock()
         found = await explain_lookup(
-            self._cache, key, _digest(namespace), question, now, self._lookup_timeout, self._removals.reason(key)
+            self._cache, key, digest(namespace), question, now, self._lookup_timeout, self._removals.reason(key)
         )
         if found.reason == "hit-semantic" and self._settings.shadow:
             return replace(found, reason="shadow", sentence=f"{found.sentence} It is not served in shadow mode.")
@@ -255,7 +235,7 @@ class AsyncCache:
         """Remove the answer to an equal question, also an expired one; return whether it existed."""
         self.check_usable()
         check_question(question, namespace)
-        key = _digest(namespace, question)
+        key = digest(namespace, question)
         pending = self._cache.pending_writes.get(key)
         if pending is not None:
             await pending.wait_until_stored()
@@ -294,7 +274,7 @@ class AsyncCache:
         check_texts(id=id)
         entry = await asyncio.to_thread(self._cache.store.get, id)
         is_served = entry is not None and entry.endpoint == LIBRARY_ENDPOINT and entry.expires > self._clock()
-        return _answer_of(entry) if entry is not None and is_served else None
+        return answer_of(entry) if entry is not None and is_served else None
 
     async def feedback(self, answer: CachedAnswer, right: bool, question: str | None = None) -> None:
         """Report whether an answer was right. A wrong answer is served for equal questions only."""
@@ -373,7 +353,7 @@ class AsyncCache:
             raise RuntimeError(_FORKED)
 
     async def _find_equal(self, question: str, namespace: str) -> Entry | None:
-        entry = await self._cache.find(_digest(namespace, question))
+        entry = await self._cache.find(digest(namespace, question))
         return entry if entry is not None and entry.expires > self._clock() else None
 
     async def _find_similar(self, question: str, namespace: str) -> tuple[Entry | None, float | None]:
@@ -381,7 +361,7 @@ class AsyncCache:
         semantic = self._cache.semantic
         if semantic is None or not await self._cache.is_unchanged_by_redaction(question):
             return None, None
-        lookup = await semantic.lookup(_digest(namespace), question, seconds=self._lookup_timeout)
+        lookup = await semantic.lookup(digest(namespace), question, seconds=self._lookup_timeout)
         if lookup.entry is not None and self._settings.shadow:
             self._lookups["shadow"] += 1
             return None, None
@@ -399,8 +379,8 @@ class AsyncCache:
         )
         return Entry(
             id=new_id(),
-            key=_digest(namespace, question),
-            namespace=_digest(namespace),
+            key=digest(namespace, question),
+            namespace=digest(namespace),
             tenant="",
             model="",
             endpoint=LIBRARY_ENDPOINT,
@@ -426,24 +406,8 @@ class AsyncCache:
         return await self._cache.remove(await asyncio.to_thread(self._cache.store.ids, where))
 
 
-def _answer_of(entry: Entry, similarity: float | None = None) -> CachedAnswer:
-    # Redaction can replace the names. A prompt in PostgreSQL lacks NUL.
-    request, answer = json.loads(entry.request), json.loads(entry.response)
-    question, namespace = request.get("question", entry.prompt), request.get("namespace", "")
-    return CachedAnswer(answer, question, similarity, entry.id, namespace, entry.tags, entry.created, entry.expires)
-
-
 def _filter(namespace: str | None) -> EntryFilter:
     if namespace is None:
         return EntryFilter(endpoint=LIBRARY_ENDPOINT)
     check_texts(namespace=namespace)
-    return EntryFilter(endpoint=LIBRARY_ENDPOINT, namespace=_digest(namespace))
-
-
-def flight_key(question: str, namespace: str) -> str:
-    """Return the key of the computation of an answer."""
-    return _digest(namespace, question)
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256(json.dumps([LIBRARY_ENDPOINT, *parts]).encode()).hexdigest()
+    return EntryFilter(endpoint=LIBRARY_ENDPOINT, namespace=digest(namespace))

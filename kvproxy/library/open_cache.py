@@ -30,7 +30,8 @@ from kvproxy.library.arguments import (
     pair_batches,
     with_policy,
 )
-from kvproxy.library.async_cache import AsyncCache, CachedAnswer, flight_key
+from kvproxy.library.async_cache import AsyncCache
+from kvproxy.library.cached_answer import CachedAnswer, digest
 from kvproxy.library.configured_cache import open_response_cache
 from kvproxy.library.lookup_explanation import LookupExplanation
 from kvproxy.library.maintenance import Maintenance
@@ -85,7 +86,7 @@ class Cache:
         self._cache.check_usable()
         check_question(question, namespace)
         check_not_async(compute)
-        key, flights = flight_key(question, namespace), self._cache.flights
+        key, flights = digest(namespace, question), self._cache.flights
         while (running := flights.join(key)) is not None:
             with contextlib.suppress(Abandoned):
                 shared = running.result()

@@ -1,0 +1,39 @@
+"""An answer of the library, and the entry that stores it."""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+
+from kvproxy.index.entry import LIBRARY_ENDPOINT, Entry
+
+
+@dataclass(frozen=True, slots=True)
+class CachedAnswer:
+    """A stored answer.
+
+    Attributes:
+        similarity: cosine of the stored and the requested question; None if they are equal.
+        id: names the answer for `feedback`.
+        created, expires: seconds since the epoch, as `time.time()` returns them.
+    """
+
+    answer: str
+    question: str
+    similarity: float | None
+    id: str = field(compare=False)
+    namespace: str = field(compare=False)
+    tags: tuple[str, ...] = field(compare=False)
+    created: float = field(compare=False)
+    expires: float = field(compare=False)
+
+
+def answer_of(entry: Entry, similarity: float | None = None) -> CachedAnswer:
+    # Redaction can replace the names. A prompt in PostgreSQL lacks NUL.
+    request, answer = json.loads(entry.request), json.loads(entry.response)
+    question, namespace = request.get("question", entry.prompt), request.get("namespace", "")
+    return CachedAnswer(answer, question, similarity, entry.id, namespace, entry.tags, entry.created, entry.expires)
+
+
+def digest(*parts: str) -> str:
+    """Return the namespace of answers (one part), or the key of a question in it."""
+    return hashlib.sha256(json.dumps([LIBRARY_ENDPOINT, *parts]).encode()).hexdigest()

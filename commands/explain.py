@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from kvproxy.operations.journal_reports import RecordExplanation
 
 _CREDENTIALS = frozenset({"authorization", "x-api-key"})
+_SAMPLING = frozenset({"temperature", "top_p", "top_k"})
 _LISTED_BLOCKS = 12
 _LISTED_CHANGES = 4
 _SHOWN = 40
@@ -68,7 +69,8 @@ def explain(
     Nothing is computed or stored. Give the settings that clients send, such as --max-tokens. With --request it explains why
     an earlier request missed the cache; the id is in the response header x-request-id. Each client sees only responses of
     its own tenant: give its key with --api-key. It predicts the refusal of unknown keys, too. A request to /v1/messages is
-    looked up with the headers of each version of Anthropic's SDKs; --header selects other headers.
+    looked up with the headers of each version of Anthropic's SDKs; --header selects other headers. Without --api, a body that
+    fits both chat and messages is looked up in both.
 
     Example: kvproxy explain "What is a block?"
 
@@ -91,19 +93,23 @@ def explain(
     # A body with only `input` is most likely for Responses.
     chosen = api or detect_api(body) or ("responses" if "input" in body else "chat")
     body |= changes.fields()
+    apis: list[ApiName] = (
+        [chosen, "messages"] if api is None and chosen == "chat" and _fits_messages(body) else [chosen]
+    )
     own = changes.headers()
     # Credentials of --header replace those of --api-key.
     left_out = _CREDENTIALS if _CREDENTIALS & own.keys() else frozenset()
     forms = [
-        {name: value for name, value in form.items() if name not in left_out} | own
-        for form in client_headers(chosen, api_key)
+        (name, {header: value for header, value in form.items() if header not in left_out} | own)
+        for name in apis
+        for form in client_headers(name, api_key)
     ]
-    headers = forms[0]
+    _, headers = forms[0]
     if model is not None or "model" not in body:
         body["model"] = model or client.first_model(headers)
     explanation = client.perform(explain_request, RequestFormat(chosen), body, headers=headers)
-    for form in forms[1:] if explanation.exact.id is None else ():
-        other = client.perform(explain_request, RequestFormat(chosen), body, headers=form)
+    for name, form in forms[1:] if explanation.exact.id is None else ():
+        other = client.perform(explain_request, RequestFormat(name), body, headers=form)
         if _closeness(other) > _closeness(explanation):
             explanation = other
     # With routes, the proxy has chosen the upstream, which may serve more models than it lists.
@@ -112,9 +118,22 @@ def explain(
     return Output(explanation, lambda: _print_explanation(explanation, layout))
 
 
-def _closeness(explanation: "RequestExplanation") -> int:
+def _fits_messages(body: dict[str, Any]) -> bool:
+    """Whether a body of chat completions may be one of Anthropic's Messages API, too."""
+    from kvproxy.apis import APIS
+
+    fields = APIS["messages"].fields
+    roles = {turn.get("role") for turn in body.get("messages") or () if isinstance(turn, dict)}
+    return (
+        "max_tokens" in body
+        and roles <= {"user", "assistant"}
+        and body.keys() <= fields.key | fields.ignored | _SAMPLING
+    )
+
+
+def _closeness(explanation: "RequestExplanation") -> tuple[bool, bool, bool]:
     """Rank explanations of one request with the headers of several clients: the best one has an equal stored request."""
-    return 2 * (explanation.exact.id is not None) + (explanation.closest is not None)
+    return explanation.exact.id is not None, explanation.layer == "semantic", explanation.closest is not None
 
 
 def _print_miss(miss: "RecordExplanation") -> None:
@@ -168,6 +187,7 @@ def _print_explanation(explanation: "RequestExplanation", layout: Layout) -> Non
     print_facts(
         [
             ("tenant", tenant_name(explanation.tenant)),
+            *([("API", explanation.api)] if explanation.api != "chat" else []),
             *([("model", _route_text(explanation.route))] if explanation.route else []),
             *([("rule", explanation.rule)] if explanation.rule else []),
             ("exact key", f"{explanation.key[:16]}, {stored}"),

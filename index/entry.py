@@ -20,7 +20,7 @@ _PASSAGES = "."
 
 
 def namespace_with_passages(namespace: str, passages: str) -> str:
-    """Return the namespace of questions about passages beside them, which have a digest."""
+    """Return the namespace of questions about passages, or other texts beside them, which have a digest."""
     return f"{namespace}{_PASSAGES}{passages}"
 
 

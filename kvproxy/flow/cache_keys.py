@@ -8,6 +8,7 @@ from kvproxy.apis.api import Api, Question
 from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest, is_large
 from kvproxy.apis.json import Json, JsonMap, JsonObject, contains_any, dumps, field, objects
 from kvproxy.apis.key_fields import MARKER_FIELDS
+from kvproxy.apis.message_parts import without_moved_texts
 from kvproxy.errors import InvalidRequest
 from kvproxy.exchange import CacheKey, SemanticKey
 from kvproxy.flow.random_ids import may_have_random_ids, without_random_ids
@@ -30,6 +31,7 @@ _CALLS = (b"tool_calls",)
 _ESCAPES = (b"\\u",)
 _MARKED = ("messages", "system", "tools", "input")
 _CONTENTS = ("content", "output")
+_PROMPTS = ("messages", "input", "prompt")
 _TEXT_BLOCKS = ("messages", "system")
 # Some servers, such as llama.cpp, have another API at these paths without /v1.
 _OTHER_WITHOUT_V1 = ("completions", "embeddings")
@@ -63,7 +65,7 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False, conver
     if versions:
         parts["headers"] = versions
     names = _keyed_headers(request.control.rule.key_headers, () if shared else tuple(request.tenant_headers))
-    key = CacheKey(_digest(parts), parts, names, partial(_semantic_key, api, body, conversations))
+    key = CacheKey(_digest(parts), parts, names, partial(_semantic_key, api, body, conversations, request.moved_texts))
     if is_large(len(request.raw)):
         # Compute it in this thread, although an exact hit does not need it.
         _ = key.semantic
@@ -75,8 +77,10 @@ def _keyed_headers(of_rule: tuple[str, ...], of_tenant: tuple[str, ...]) -> froz
     return frozenset((*_VERSIONS, *of_rule, *of_tenant))
 
 
-def _semantic_key(api: Api, body: JsonObject, conversations: bool, key: CacheKey) -> SemanticKey:
-    question = api.question(body)
+def _semantic_key(
+    api: Api, body: JsonObject, conversations: bool, moved_texts: Sequence[str], key: CacheKey
+) -> SemanticKey:
+    question = api.question(_without_moved_texts(body, moved_texts) if moved_texts else body)
     if question is None:
         return SemanticKey(key.exact, None, api.display_text(body))
     split = split_message(question.parts or [question.text]) if question.allows_semantic else None
@@ -84,11 +88,25 @@ def _semantic_key(api: Api, body: JsonObject, conversations: bool, key: CacheKey
     similar = question.allows_semantic and _can_have_semantic_hits(last)
     earlier = _comparable_turns(question) if similar and conversations else []
     rest = _without_turns(question, len(earlier)) if earlier else question.rest
-    space = _digest({**key.parts, "body": rest, **({} if split is None else {"passages": True})})
-    if split is not None:
-        space = namespace_with_passages(space, _digest({"passages": [split.before, split.after]}))
+    beside: JsonObject = {} if split is None else {"passages": [split.before, split.after]}
+    if moved_texts:
+        beside["moved"] = list[Json](moved_texts)
+    space = _digest({**key.parts, "body": rest, **({"passages": True} if beside else {})})
+    if beside:
+        space = namespace_with_passages(space, _digest(beside))
     text = join_turns([*earlier, last]) if similar else None
     return SemanticKey(space, text, question.text)
+
+
+def _without_moved_texts(body: JsonObject, texts: Sequence[str]) -> JsonObject:
+    """Return a body without the texts that edits moved to the end of the question."""
+    for name in _PROMPTS:
+        prompt = body.get(name)
+        if isinstance(prompt, list) and prompt:
+            return {**body, name: [*prompt[:-1], without_moved_texts(prompt[-1], texts)]}
+        if isinstance(prompt, str):
+            return {**body, name: without_moved_texts(prompt, texts)}
+    return body
 
 
 def _can_have_semantic_hits(text: str) -> bool:

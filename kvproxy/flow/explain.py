@@ -21,7 +21,7 @@ from kvproxy.flow.explanation import (
 )
 from kvproxy.flow.layers.cached import is_shadow
 from kvproxy.flow.path import RequestPath
-from kvproxy.index.entry import Entry, Freshness
+from kvproxy.index.entry import Entry, Freshness, learning_namespace
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.policy import describe_verdict
 from kvproxy.index.search.conversations import describe_match, earlier_turns, last_turn
@@ -202,8 +202,7 @@ async def _explain_semantic(path: RequestPath, exchange: Exchange, served: Candi
 
 
 def _question_beside_passages(key: SemanticKey) -> str | None:
-    question = None if key.text is None else last_turn(key.text)
-    return None if question == key.prompt else question
+    return None if key.text is None or learning_namespace(key.namespace) == key.namespace else last_turn(key.text)
 
 
 def _explain_neighbour(candidate: Candidate, question: str, *, served: bool) -> NeighbourExplanation:

@@ -48,7 +48,8 @@ class SemanticExplanation:
         policy: None if no search takes place; `reason` says why.
         learned: what the policy `learned` knows of the namespace; None without it.
         shadow: accepted responses are counted, but not served.
-        question: the compared part of the last user message, if its other text must be equal; None if all is compared.
+        question: the compared part of the last user message, if its other text, or a text that an edit moves there, must be
+            equal; None if all is compared.
     """
 
     policy: str | None = None

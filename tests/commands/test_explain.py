@@ -176,6 +176,17 @@ def test_the_api_of_a_body_is_detected(demo: Demo, tmp_path: Path, api: ApiName)
     assert "an identical request is stored" in piped.stdout
 
 
+def test_a_body_that_fits_two_apis_is_looked_up_in_both(demo: Demo, tmp_path: Path) -> None:
+    url, file = demo[0], tmp_path / "body.json"
+    apis: tuple[ApiName, ...] = ("messages", "chat")
+    for api in apis:
+        body = {"model": "demo", "max_tokens": 50, "messages": [{"role": "user", "content": f"What is {api} here?"}]}
+        file.write_text(json.dumps(body))
+        httpx.post(f"{url}{PATHS[api]}", json=body, headers=credential_headers(api, "two"), timeout=300)
+        explained = result("explain", "--file", file, "--api-key", "two", url=url)
+        assert (explained["api"], explained["layer"]) == (api, "exact")
+
+
 @pytest.mark.parametrize(
     ("body", "api"),
     [

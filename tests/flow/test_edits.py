@@ -16,7 +16,10 @@ from kvproxy.apis.api import ApiName
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import dumps
 from kvproxy.errors import SettingsError
+from kvproxy.exchange import SemanticKey
+from kvproxy.flow.cache_keys import cache_key
 from kvproxy.flow.prepare.prompt_edits import apply_edits
+from kvproxy.index.entry import learning_namespace
 from kvproxy.settings import load_settings
 from kvproxy.settings.rules import EditSettings
 from tests.plain_upstream import run_plain_upstream
@@ -121,3 +124,20 @@ def test_content_of_no_known_kind_and_a_turn_without_content_stay_as_they_are() 
     odd = [{"role": "system", "name": "clock"}, said("system", {"odd": 1}), said("system", [5, {"text": 6}])]
     found: Any = apply_edits(asked({"messages": [*odd, said("system", "Today is 2026-11-20.")]}), [DATE]).body
     assert found["messages"] == [*odd, said("system", "Today is .")]
+
+
+@pytest.mark.parametrize("api", BODIES)
+def test_a_moved_text_is_no_part_of_the_compared_question(api: ApiName) -> None:
+    def key(day: int) -> SemanticKey:
+        return cache_key(apply_edits(asked(BODIES[api](f"Today is 2026-11-{day}."), api), [MOVED]), "b").semantic
+
+    assert (key(20).text, key(20).prompt) == ("Why?", "Why?")
+    assert key(20).namespace == key(20).namespace != key(21).namespace
+    assert learning_namespace(key(20).namespace) == learning_namespace(key(21).namespace)
+
+
+def test_a_question_beside_passages_is_found_although_a_text_was_moved_behind_it() -> None:
+    passages = "Context:\nParcels take three days, letters take two days, and both of them are insured."
+    content = [{"type": "text", "text": text} for text in (passages, "How long does a parcel take?")]
+    body = {"messages": [said("system", "Today is 2026-11-20."), said("user", content)]}
+    assert cache_key(apply_edits(asked(body), [MOVED]), "b").semantic.text == "How long does a parcel take?"

@@ -223,7 +223,7 @@ def _route_text(route: "ModelRoute") -> str:
 
 def _print_semantic(semantic: "SemanticExplanation", layout: Layout) -> None:
     if semantic.learned:
-        print_text("\n".join(learned_policy_lines(semantic.learned)))
+        print_text("\n".join(learned_policy_lines(semantic.learned, beside=semantic.question is not None)))
     if semantic.reason:
         print_text(f"similar    {semantic.reason}")
     elif not semantic.neighbours:
@@ -260,13 +260,15 @@ def _policy_and_limits(semantic: "SemanticExplanation") -> str:
     return f"{semantic.policy} ({limits})" if limits else str(semantic.policy)
 
 
-def learned_policy_lines(status: "LearningStatus") -> list[str]:
+def learned_policy_lines(status: "LearningStatus", *, beside: bool = False) -> list[str]:
+    """Describe what `learned` knows of a namespace. `beside`: of all passages beside its questions."""
+    where = "In this namespace, with all passages" if beside else "In this namespace"
     first, *others = policy_sentences(fields_of(status))
     warning = status.warning
     others += [f"Warning: {warning}."] if warning is not None else []
     return [
         f"{'' if index else 'learned':<11}{line}"
-        for index, line in enumerate([f"In this namespace, {first}", *_deciding_policy(status), *others])
+        for index, line in enumerate([f"{where}, {first}", *_deciding_policy(status), *others])
     ]
 
 

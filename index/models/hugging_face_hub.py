@@ -24,11 +24,11 @@ def is_hub_id(name: str) -> bool:
 
 
 def check_cached(name: str) -> None:
-    if not _is_cached(name):
+    if not is_cached(name):
         raise ValueError(f"it is not in the local cache, and {hub_url()} cannot be reached")
 
 
-def _is_cached(name: str) -> bool:
+def is_cached(name: str) -> bool:
     home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
     # sentence-transformers has its own variable, and adds its own name to short ids.
     caches = (os.environ.get("HF_HUB_CACHE") or home / "hub", os.environ.get("SENTENCE_TRANSFORMERS_HOME") or home)

@@ -140,6 +140,7 @@ def test_the_question_beside_passages_is_named(demo: Demo) -> None:
     assert [row["prompt"] for row in explained["neighbours"]] == ["How long does a parcel take?"]
     shown = " ".join(kvproxy(*given, url=url).stdout.split())
     assert "question How long do letters take? The other text of the message must be equal." in shown
+    assert "In this namespace, with all passages, 0 verdicts" in shown
 
 
 def test_the_api_key_selects_the_tenant(demo: Demo) -> None:

@@ -175,19 +175,24 @@ def _check_embedder(settings: Settings) -> str:
     """Embed a text, and compare the embedder with its stored vectors."""
     if not (settings.cache.enabled and settings.cache.semantic):
         return "off: exact hits only"
+    from kvproxy.index.doors import EMBEDDERS
     from kvproxy.index.errors import EmbedderError
     from kvproxy.index.models.embedder import EmbeddingCache, load_embedder
+    from kvproxy.index.models.hugging_face_hub import is_cached, is_hub_id
     from kvproxy.index.search.open_vector_search import open_vector_search
 
+    name = settings.embedder
+    if name not in EMBEDDERS.names() and is_hub_id(name) and not is_cached(name):
+        return f"{name}: not in the local cache yet"
     try:
-        embedder = load_embedder(settings.embedder, settings.data)
+        embedder = load_embedder(name, settings.data)
         EmbeddingCache(embedder).check_embedder()
         if store_exists(settings):
             with open_configured_store(settings, accepts_constant=False) as store:
                 open_vector_search(store, embedder.name, embedder.dim).close()
     except EmbedderError as error:
         raise KvproxyError(str(error)) from None
-    return f"{settings.embedder}, {embedder.dim} dimensions"
+    return f"{name}, {embedder.dim} dimensions"
 
 
 def _check_languages(settings: Settings) -> str:

@@ -204,14 +204,14 @@ def _turn_row(row: "TreeRow") -> Row:
     lost = ", ".join(f"{cause} {tokens:,}" for cause, tokens in causes)
     return {
         "Turn": f"{'·' * row.depth}{'warming' if turn.is_warming else turn.turn}",
-        "Time": table_time(turn.time),
+        "Time?": table_time(turn.time),
         "Pause#?": None if turn.pause is None else format_duration(round(max(0.0, turn.pause))),
         number_column("Input", "prompt_tokens", optional=True): turn.prompt_tokens,
         number_column("Reused", "reused_tokens", optional=True): turn.reused_tokens,
-        Column("Lost", is_text=True, min_width=_LOST_WIDTH): lost,
+        Column("Lost", is_text=True, folds=True, min_width=_LOST_WIDTH): lost,
         "Lost cost#?": money(turn.lost_cost),
         "Cost#?": money(turn.cost),
-        text_column("First change"): change_place(turn.region, turn.place) or _new_history(turn),
+        Column("First change", is_text=True, folds=True): change_place(turn.region, turn.place) or _new_history(turn),
         **dict(zip(_PROVIDER_COLUMNS, (_diagnosis(turn), turn.keep_warm), strict=True)),
         digest_column("Request", 8, optional=True, field="request_id"): turn.request_id,
     }

@@ -228,6 +228,21 @@ def test_a_narrow_terminal_shows_causes_and_costs(data: Path) -> None:
     assert "expired 10,000, new 200" in kvproxy("sessions", "show", 1, "--data", data, columns=60).stdout
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_terminal_shows_whole_causes_and_changes_of_turns(tmp_path: Path, width: int) -> None:
+    sessions = Sessions(str(tmp_path / "journal.db"), m=PRICE)
+    changed = [{**SYSTEM, "content": f"{SYSTEM['content']} Today is Monday."}, *SECOND[1:]]
+    sessions.add(request(FIRST, PROMPT_1, 0, 0), request(changed, PROMPT_2, 0, 600))
+    sessions.close()
+    shown = kvproxy("sessions", "show", 1, "--data", tmp_path, columns=width).stdout
+    turn = re.sub("\x1b\\[[0-9;]*m", "", shown).split("\nTurn ")[1]
+    (row,) = result("sessions", "show", 1, "--data", tmp_path)[1:]
+    causes = [f"{cause} {tokens:,}" for cause, tokens in row["lost"].items()]
+    words = f"{row['region']} character {row['place']:,} {' '.join(causes)}".split()
+    assert set(words) <= {word.removesuffix(",") for word in turn.split()}
+    assert "…" not in turn
+
+
 def test_the_ledger_counts_unread_writes_and_compares_diagnoses(tmp_path: Path) -> None:
     sessions = Sessions(str(tmp_path / "journal.db"), m=PRICE)
     paid = provider()

@@ -41,7 +41,7 @@ def add(client: NewClient, store: SharedStore = None, data: Data = None) -> Outp
     created = add_client(settings, client)
     if created.is_first:
         print_note(f"the first client: from now on, {_refusal(settings)} without a key")
-    _print_unknown_models(settings, created.name)
+    _print_unknown_models(settings, {created.name})
     return text_output({"name": created.name, "key": created.key}, created.key)
 
 
@@ -71,6 +71,7 @@ def add_many(
         raise SettingsError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
     if created and created[0].is_first:
         print_note(f"the first clients: from now on, {_refusal(settings)} without a key")
+    _print_unknown_models(settings, {client.name for client in created})
     rows = [{"name": client.name, "key": client.key} for client in created]
     return text_output(rows, "\n".join(["name,key", *(f"{client.name},{client.key}" for client in created)]))
 
@@ -88,7 +89,7 @@ def set_(change: ClientChange, store: SharedStore = None, data: Data = None) -> 
 
     settings = _load_settings(data, store)
     changed = set_limits(settings, change)
-    _print_unknown_models(settings, changed.name)
+    _print_unknown_models(settings, {changed.name})
     return text_output(changed, f"{changed.name}: {limits_text(changed.limits)}")
 
 
@@ -250,12 +251,12 @@ def rm(client: ClientName, store: SharedStore = None, data: Data = None) -> Outp
     return text_output({"removed": client.name}, f"removed {client.name} from the clients of {_owner(settings)}")
 
 
-def _print_unknown_models(settings: "Settings", name: str) -> None:
+def _print_unknown_models(settings: "Settings", names: set[str]) -> None:
     from kvproxy.clients.client_keys import all_clients
     from kvproxy.settings.unknown_models import unknown_models_of_client
 
     for client in all_clients(settings):
-        for note in unknown_models_of_client(settings, client) if client.name == name else ():
+        for note in unknown_models_of_client(settings, client) if client.name in names else ():
             print_note(note)
 
 

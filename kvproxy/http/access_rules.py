@@ -19,6 +19,7 @@ from kvproxy.http.page_isolation import CLEAR_STORAGE, isolate_response, request
 from kvproxy.http.request_bodies import query_of
 from kvproxy.index.pending_writes import PendingWrites
 from kvproxy.settings import Settings
+from kvproxy.settings.access import is_loopback
 
 # Behind a local reverse proxy, every request comes from loopback. It adds one of these headers.
 _PROXIED = ("forwarded", "via", "x-real-ip", "x-original-forwarded-for")
@@ -237,14 +238,6 @@ class AdminGuard:
         names = await self._parameters() if values else ()
         known = [(name, value) for name, value in values if name in names]
         return f"?{urlencode(known)}" if known else ""
-
-
-@lru_cache(maxsize=256)
-def is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
 
 
 @lru_cache(maxsize=256)

@@ -10,15 +10,14 @@ from collections.abc import Callable
 from functools import partial
 
 from kvproxy.backends.overload_log import OverloadLog
-from kvproxy.clients.client_keys import all_clients
 from kvproxy.errors import SettingsError
-from kvproxy.http.access_rules import is_loopback
 from kvproxy.http.app import create_app
 from kvproxy.http.client_connection import refuse_connection
 from kvproxy.http.exchange_middleware import ExchangeMiddleware
 from kvproxy.http.proxy_server import ProxyServer
 from kvproxy.http.services import Services, build_services
 from kvproxy.index.private_files import make_private_folder
+from kvproxy.installation.checks.access import check_clients_exist, closed_routes
 from kvproxy.installation.data_folder import locked_folder
 from kvproxy.installation.hugging_face_hub import prefer_cached_models
 from kvproxy.settings import Settings
@@ -42,7 +41,7 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
     _make_data_folder_private(settings)
     log_to_stderr(settings.log)
     _raise_descriptor_limit(settings)
-    _check_clients_exist(settings)
+    check_clients_exist(settings)
     # Before slow imports, so that a port in use is reported immediately.
     listeners = [bind_port(settings.host, settings.port)]
     if settings.shared_port is not None:
@@ -54,7 +53,8 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
             stack.enter_context(listener)
         stack.enter_context(locked_folder(settings.data, url, settings.journal_file))
         prefer_cached_models(settings)
-        _warn_of_closed_routes(settings)
+        if (warning := closed_routes(settings)) is not None:
+            _log.warning(warning)
         services = build_services(settings)
         # Exclude loaded objects from garbage collection, which would stop all requests for 0.1 s.
         gc.collect()
@@ -105,22 +105,6 @@ def _raise_descriptor_limit(settings: Settings) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
         if most < wanted:
             _log.warning("the system allows %s open files, but the settings require %s: raise ulimit -n", most, wanted)
-
-
-def _check_clients_exist(settings: Settings) -> None:
-    if is_loopback(settings.host) or settings.access.open or all_clients(settings):
-        return
-    raise SettingsError(
-        f"on {settings.host} everybody who reaches this proxy could use it: kvproxy keys add NAME makes a client with a key;"
-        " --open serves everybody all the same"
-    )
-
-
-def _warn_of_closed_routes(settings: Settings) -> None:
-    if settings.admin_token is None and not is_loopback(settings.host):
-        _log.warning(
-            "without admin_token, the dashboard and /metrics answer only requests from this machine, and 401 to others"
-        )
 
 
 def bind_port(host: str, port: int, *, is_shared: bool = False) -> socket.socket:

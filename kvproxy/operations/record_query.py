@@ -8,8 +8,9 @@ from typing import Annotated, get_args
 from kvproxy.errors import InvalidRequest
 from kvproxy.journal.period import start_time
 from kvproxy.journal.record import OF_TENANT
+from kvproxy.journal.sessions.ledger import CAUSES
 from kvproxy.operations.parameters import Filter, Parameter, declared_parameters
-from kvproxy.operations.suggestions import layers, models, reasons, tags, teams, tenants
+from kvproxy.operations.suggestions import layers, losses, models, reasons, tags, teams, tenants
 from kvproxy.units import parse_since, parse_time
 
 
@@ -41,11 +42,25 @@ def _parse_reason(text: str) -> str:
     return text
 
 
+def _parse_lost(text: str) -> str:
+    if text not in LOSSES:
+        raise InvalidRequest(f"unknown cause {text[:40]!r}: use one of {', '.join(LOSSES)}", param="lost")
+    return text
+
+
+LOSSES = ("any", *CAUSES)
+"""Values of `RecordQuery.lost`. `any` leaves out `new` text, which no cache could have had."""
 _SINCE = (
     "Only requests within this duration, or since this time: 90s, 7d, 2026-11-28, 2026-11-28T14:30, 14:30, yesterday."
 )
 _REASON = "Only this reason, or reasons that begin so, such as miss; sessions show has broken prefixes."
 _UNTIL = "Only requests before this time; a date means its start, and a duration that time ago."
+_LOST = (
+    "Only requests with prompt tokens lost to this cause, such as changed, or to any; sessions show has the numbers."
+)
+_LOST_TOKENS = " ".join(f"when '{cause}' then {cause}" for cause in CAUSES)
+_ANY_LOST = " + ".join(f"coalesce({cause}, 0)" for cause in CAUSES if cause != "new")
+_LOST_SQL = f"number in (select number from turns where case ? {_LOST_TOKENS} else {_ANY_LOST} end > 0)"
 _TAG = "replace(',' || tags || ',', ?, '') != ',' || tags || ','"
 _JUDGED = "Only requests whose semantic lookup compared a stored question."
 
@@ -89,6 +104,7 @@ class RecordQuery:
         str | None,
         SqlFilter("Only requests with this tag.", sql=_TAG, value=lambda q: f",{q.tag},", suggestions=tags),
     ] = None
+    lost: Annotated[str | None, SqlFilter(_LOST, _parse_lost, "CAUSE", sql=_LOST_SQL, suggestions=losses)] = None
     # A condition reads any column, so only commands with access to the journal have it.
     where: Annotated[str | None, Filter('Only this SQL condition, such as "total_ms > 500".', is_remote=False)] = None
     after: Annotated[int | None, SqlFilter("Only records after this number.", is_option=False, sql="number > ?")] = None

@@ -26,6 +26,12 @@ def reasons(data: Path | None) -> Iterable[str]:
     return (reason.split("NAME")[0].split("N%")[0] for reason in known_reasons())
 
 
+def losses(data: Path | None) -> Iterable[str]:
+    from kvproxy.operations.record_query import LOSSES
+
+    return LOSSES
+
+
 def client_names(data: Path | None) -> Iterable[str]:
     """List the clients of a data folder. Raises SettingsError or StoreUnavailable."""
     from kvproxy.clients.client_keys import all_clients

@@ -2,6 +2,8 @@
 
 import re
 from datetime import date
+from functools import lru_cache
+from ipaddress import ip_address
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
@@ -22,6 +24,15 @@ LOAD_BALANCER_COOKIES = tuple(
     " _cfuvid cf_clearance".split()
 )
 """Patterns of cookies that load balancers and edge servers set, and that identify no user."""
+
+
+@lru_cache(maxsize=256)
+def is_loopback(host: str) -> bool:
+    """Return whether a host is an address of loopback, or a name of it."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 class AccessSettings(Section):

@@ -55,6 +55,20 @@ def test_sessions_are_listed_with_their_losses_and_costs(data: Path) -> None:
     assert float(row["cost"]) == pytest.approx(cost)
 
 
+def test_the_log_selects_requests_by_the_cause_of_their_lost_tokens(data: Path) -> None:
+    def numbers(*options: str) -> list[int]:
+        return [row["number"] for row in map(json.loads, lines("log", *options))]
+
+    def lines(*command: str) -> list[str]:
+        return kvproxy(*command, "--json", "--data", data).stdout.splitlines()
+
+    assert (numbers("--lost", "expired"), numbers("--lost", "any"), numbers("--lost", "new")) == ([2], [2], [1, 2, 3])
+    assert numbers("--lost", "evicted") == []
+    assert [row["requests"] for row in result("log", "top", "--by", "model", "--lost", "any", "--data", data)] == [1]
+    refused = kvproxy("log", "--lost", "aged", "--data", data)
+    assert (refused.returncode, "use one of any, new, changed" in refused.stderr) == (2, True)
+
+
 def test_the_log_has_the_written_tokens_of_a_cost(data: Path) -> None:
     lines = kvproxy("log", "--data", data, "--columns", "prompt_tokens,written_5m,written_1h,cost").stdout.splitlines()
     first = [float(cell) for cell in lines[1].split("\t")]

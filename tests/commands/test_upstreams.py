@@ -1,6 +1,7 @@
 """Commands for upstreams: list, drain, reset, doctor, serve."""
 
 import base64
+import contextlib
 import json
 import os
 import signal
@@ -15,6 +16,10 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from kvproxy.errors import SettingsError
+from kvproxy.installation.checks.access import check_access
+from kvproxy.installation.checks.servers import CheckWarning, check_proxy
+from kvproxy.installation.data_folder import locked_folder
 from kvproxy.settings import load_settings
 from tests.commands.run import NOWHERE, ROOT, Demo, ask, command, kvproxy, result, variables
 from tests.commands.upstream import Upstream
@@ -149,6 +154,37 @@ def test_doctor_checks_each_upstream(tmp_path: Path) -> None:
         assert doctor(guarded)[1] == [(True, f"{guarded} answers, and requires a key from each client")]
         code, told, printed = doctor(guarded, KVPROXY_FORWARD__API_KEY="SECRET")
         assert (code, "refuses the key" in told[0][1], "SECRET" in printed) == (1, True, False)
+
+
+def test_doctor_knows_the_folder_of_a_running_proxy_by_its_other_paths(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    settings: dict[str, Any] = {"data": tmp_path / "data", "cache": {"semantic": False}}
+    with Upstream().run() as upstream, run_proxy(load_settings(upstream=upstream, **settings)) as (url, _):
+        for path in (tmp_path / "link", tmp_path / "data" / ".." / "data"):
+            assert "give --data" not in check_proxy(url, None, path)
+        with pytest.raises(CheckWarning, match="give --data"):
+            check_proxy(url, None, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("host", "token", "is_warning", "detail"),
+    [
+        ("127.0.0.1", None, False, "127.0.0.1, this machine only"),
+        ("0.0.0.0", None, True, "0.0.0.0: without admin_token, the dashboard"),
+        ("0.0.0.0", "secret", False, "0.0.0.0, with an admin_token"),
+    ],
+)
+def test_doctor_warns_of_a_missing_admin_token_beyond_loopback(
+    tmp_path: Path, host: str, token: str | None, is_warning: bool, detail: str
+) -> None:
+    settings = load_settings(data=tmp_path, host=host, admin_token=token, access={"open": True})
+    # A proxy may listen elsewhere than its settings say.
+    for lock in (contextlib.nullcontext(), locked_folder(tmp_path, f"http://{host}:1", None)):
+        with lock, pytest.raises(CheckWarning) if is_warning else contextlib.nullcontext() as raised:
+            text = check_access(settings)
+        assert (str(raised.value) if raised is not None else text).startswith(detail)
+    with pytest.raises(SettingsError, match="kvproxy keys add NAME"):
+        check_access(load_settings(data=tmp_path, host="0.0.0.0"))
 
 
 def test_doctor_reports_a_proxy_whose_upstream_is_down(tmp_path: Path) -> None:

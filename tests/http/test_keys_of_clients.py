@@ -352,6 +352,12 @@ def test_keys_of_many_clients_their_usage_and_their_history(tmp_path: Path, reco
     head, *rows = done.stdout.splitlines()
     keys = dict(row.split(",") for row in rows)
     assert (head, list(keys)) == ("name,key", ["a", "b"])
+    unserved = tmp_path / "unserved.csv"
+    unserved.write_text("name,models\nx,big\ny,bog\n")
+    (tmp_path / "kvproxy.toml").write_text('[[upstreams]]\nurl = "http://127.0.0.1:9"\nmodels = ["big"]\n')
+    done = kvproxy("keys", "add-many", unserved, "--data", tmp_path)
+    assert (done.returncode, done.stderr.count("no model of an upstream")) == (0, 1)
+    assert "the client y may use bog, which matches no model of an upstream: did you mean big?" in done.stderr
     for text, message in [
         ("name\na\n", "there is a client 'a' already"),
         ("name\nc\nc\n", "'c' is named twice"),

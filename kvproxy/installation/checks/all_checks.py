@@ -9,6 +9,7 @@ from tempfile import TemporaryFile
 from kvproxy.clients.client_keys import all_clients, check_budgets
 from kvproxy.errors import KvproxyError, SettingsError, StoreUnavailable
 from kvproxy.index.private_files import is_accessible_to_others
+from kvproxy.installation.checks.access import check_access
 from kvproxy.installation.checks.configured_store import open_configured_store, store_exists
 from kvproxy.installation.checks.model_routes import check_model_routes
 from kvproxy.installation.checks.paid_models import check_paid_models
@@ -42,6 +43,7 @@ def all_checks(settings: Settings, url: str, token: str | None = None) -> list[t
         ("languages", lambda: _check_languages(settings)),
         *engine,
         ("clients", lambda: check_clients(settings)),
+        ("access", lambda: check_access(settings)),
         ("prices", lambda: check_paid_models(settings)),
         ("proxy", lambda: check_proxy(url, token, settings.data)),
     ]

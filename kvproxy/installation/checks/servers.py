@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from kvproxy.errors import KvproxyError
 from kvproxy.index.policies.policy import NEVER_EQUAL
+from kvproxy.settings.access import is_loopback
 from kvproxy.units import plural
 from kvproxy.upstreams.limited_fetch import FetchedResponse, FetchError, ResponseTooLarge, fetch
 
@@ -66,7 +67,7 @@ def _open_events(server: "UpstreamServer") -> str | None:
     """Return the address of KV events, unless they come from this machine."""
     endpoint = server.kv_events
     host = urlsplit(endpoint or "").hostname or ""
-    return None if not host or host == "localhost" or host.startswith("127.") or host == "::1" else endpoint
+    return None if not host or is_loopback(host) else endpoint
 
 
 def check_proxy(url: str, token: str | None, data_folder: Path | None = None) -> str:
@@ -85,7 +86,7 @@ def check_proxy(url: str, token: str | None, data_folder: Path | None = None) ->
     except (ValueError, KeyError, TypeError):
         raise KvproxyError(f"the server at {url} is not kvproxy: give --url, or serve at another --port") from None
     used, answers = health.json().get("data"), f"{version} answers at {url}"
-    if is_other_folder := data_folder is not None and used not in (None, str(data_folder)):
+    if is_other_folder := data_folder is not None and used and Path(used).resolve() != data_folder.resolve():
         answers += f" with the data folder {used}, which the other checks did not check: give --data {used}"
     ready = _get(f"{url}/ready", _PROXY_SECONDS, headers)
     if ready is not None and ready.status == 503:

@@ -1,0 +1,42 @@
+"""Checks who can use a proxy that listens beyond this machine."""
+
+from urllib.parse import urlsplit
+
+from kvproxy.clients.client_keys import all_clients
+from kvproxy.errors import SettingsError
+from kvproxy.installation.checks.servers import CheckWarning
+from kvproxy.installation.data_folder import running_proxy
+from kvproxy.settings import Settings
+from kvproxy.settings.access import is_loopback
+
+
+def check_access(settings: Settings) -> str:
+    """Check the access to the address of the settings, or of the proxy that uses their data folder now.
+
+    Raises SettingsError if everybody could use it, and CheckWarning if its dashboard is closed.
+    """
+    proxy = running_proxy(settings.data)
+    if proxy is None:
+        check_clients_exist(settings)
+    else:
+        settings = settings.model_copy(update={"host": urlsplit(proxy.url).hostname or settings.host})
+    if (warning := closed_routes(settings)) is not None:
+        raise CheckWarning(f"{settings.host}: {warning}")
+    return f"{settings.host}, {'this machine only' if is_loopback(settings.host) else 'with an admin_token'}"
+
+
+def check_clients_exist(settings: Settings) -> None:
+    """Raise a SettingsError if everybody in a network could use the proxy."""
+    if is_loopback(settings.host) or settings.access.open or all_clients(settings):
+        return
+    raise SettingsError(
+        f"on {settings.host} everybody who reaches this proxy could use it: kvproxy keys add NAME makes a client with a key;"
+        " --open serves everybody all the same"
+    )
+
+
+def closed_routes(settings: Settings) -> str | None:
+    """Return a warning if other machines reach the proxy, but not its dashboard."""
+    if settings.admin_token is not None or is_loopback(settings.host):
+        return None
+    return "without admin_token, the dashboard and /metrics answer only requests from this machine, and 401 to others"

@@ -15,12 +15,13 @@ _SUCCESS = 200
 def request_lines(journal: DirectJournal, query: RecordQuery) -> Iterator[bytes | None]:
     """Yield a line per successful request of a client, oldest first; None for a request whose text is not stored.
 
-    A line has `custom_id`, `method`, `url`, and `body`, as in a batch of OpenAI, and `time` in seconds since the epoch.
+    A line has `custom_id`, `method`, `url`, and `body`, as in a batch of OpenAI, and `time` in seconds since the epoch. Its
+    `layer`, tokens, and `cost` are those of `log --json`; null if unknown.
     Tenants are numbered, and become the header `authorization`, so that tools that read the file keep them apart.
     """
     tenants: dict[str, str] = {}
     bodies: dict[tuple[int, str], JsonObject | None] = {}
-    for record in reversed(journal.reader.records(replace(query, limit=None))):
+    for record in reversed(journal.records(replace(query, limit=None))):
         if record.status != _SUCCESS or record.layer in OF_PROXY or record.api not in APIS:
             continue
         if record.prompt is None:
@@ -39,6 +40,11 @@ def request_lines(journal: DirectJournal, query: RecordQuery) -> Iterator[bytes 
             "method": "POST",
             "url": APIS[record.api].path,
             "time": record.time,
+            "layer": record.layer,
+            "prompt_tokens": record.prompt_tokens,
+            "cached_tokens": record.reused_tokens,
+            "completion_tokens": record.completion_tokens,
+            "cost": record.cost,
             "body": body,
         }
         if record.tenant != "public":

@@ -8,7 +8,7 @@ from typing import Annotated, get_args
 from kvproxy.errors import InvalidRequest
 from kvproxy.journal.period import start_time
 from kvproxy.journal.record import OF_TENANT
-from kvproxy.journal.sessions.ledger import CAUSES
+from kvproxy.journal.sessions.ledger import CAUSES, LOSSES
 from kvproxy.operations.parameters import Filter, Parameter, declared_parameters
 from kvproxy.operations.suggestions import layers, losses, models, reasons, tags, teams, tenants
 from kvproxy.units import parse_since, parse_time
@@ -48,8 +48,6 @@ def _parse_lost(text: str) -> str:
     return text
 
 
-LOSSES = ("any", *CAUSES)
-"""Values of `RecordQuery.lost`. `any` leaves out `new` text, which no cache could have had."""
 _SINCE = (
     "Only requests within this duration, or since this time: 90s, 7d, 2026-11-28, 2026-11-28T14:30, 14:30, yesterday."
 )

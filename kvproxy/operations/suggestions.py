@@ -27,7 +27,7 @@ def reasons(data: Path | None) -> Iterable[str]:
 
 
 def losses(data: Path | None) -> Iterable[str]:
-    from kvproxy.operations.record_query import LOSSES
+    from kvproxy.journal.sessions.ledger import LOSSES
 
     return LOSSES
 

@@ -15,6 +15,7 @@ from tests.commands.run import kvproxy, result
 from tests.journal.sessions.requests import Sessions, assistant, request, user
 
 SIZES = [8, 20, 40, None]
+NUMBERS = ("layer", "prompt_tokens", "completion_tokens", "cost")
 
 
 def journal(folder: Path) -> Path:
@@ -71,12 +72,19 @@ def test_the_sessions_of_the_journal_are_the_agents_of_a_trace_of_weka(tmp_path:
 
 
 def test_exported_requests_have_the_layers_of_the_live_proxy(tmp_path: Path) -> None:
-    (tmp_path / "kvproxy.toml").write_text('[journal]\ntext = "all"\n[cache]\nsemantic = false\n')
+    prices = "[journal.prices.'*']\ninput = 3\noutput = 15\n"
+    (tmp_path / "kvproxy.toml").write_text(f'[journal]\ntext = "all"\n[cache]\nsemantic = false\n{prices}')
     lines = logs.agents(2, 3)
     live = logs.live_layers(lines, tmp_path)
     file = tmp_path / "requests.jsonl"
     exported = result("log", "export", file, "--format", "requests", "--data", tmp_path)
     assert (exported["requests"], exported["without_text"]) == (len(lines), 0)
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    shown = [json.loads(line) for line in kvproxy("log", "--json", "--data", tmp_path).stdout.splitlines()]
+    for name, field in (("cached_tokens", "reused_tokens"), *((name, name) for name in NUMBERS)):
+        assert {row["custom_id"]: row[name] for row in rows} == {row["request_id"]: row[field] for row in shown}
+    assert {row["cost"] == 0 for row in rows if row["layer"] == "exact"} == {True}
+    assert all(row["cost"] > 0 for row in rows if row["layer"] == "forward")
     log = read_log(file, file.read_text(), "m")
     assert log.format == "batch lines (custom_id, url, body)"
     assert [each.body["messages"] for each in log.requests] == [each["body"]["messages"] for each in lines]

@@ -18,6 +18,8 @@ CAUSES = {
     "unreported": "The backend did not report its reuse.",
 }
 """Causes why prompt tokens were not reused ("lost"), and their meanings."""
+LOSSES = ("any", *CAUSES)
+"""Causes by which records are selected. `any` leaves out `new` text, which no cache could have had."""
 REPEATED = "repeated_"
 """Start of the names `repeated_LAYER` of ledger rows of earlier versions: as `REUSABLE`, with shorter prefixes."""
 REUSABLE = "reusable_"

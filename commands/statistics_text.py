@@ -76,8 +76,12 @@ _DURATIONS = ("lifetime", "idle", "reuse_gap")
 
 def label_statistics(values: Mapping[str, Any], group: str) -> Iterator[tuple[str, object]]:
     """Yield the label and the text of each known statistic, except lists. `group` (`cache` or `blocks`) has the labels."""
+    # No estimate of the policy counts wrong hits of checked, for which the bound has the interval of their comparisons.
+    hidden = ("expected_wrong",) if values.get("by_checked") else ()
     for name, value in values.items():
         path = f"{group}.{name}"
+        if name in hidden:
+            continue
         if isinstance(value, Mapping):
             yield from label_statistics(value, path)
         elif value is not None and not isinstance(value, list | tuple) and path not in _DUPLICATES:

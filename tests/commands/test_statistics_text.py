@@ -3,7 +3,7 @@
 import pytest
 
 from kvproxy.commands.journal.savings import _print_notes
-from kvproxy.commands.statistics_text import policy_sentences
+from kvproxy.commands.statistics_text import label_statistics, policy_sentences
 from kvproxy.journal.savings import SavingsReport
 
 
@@ -42,6 +42,17 @@ def test_hits_of_checked_have_the_interval_of_their_comparisons() -> None:
     assert "at most 15 (about 90%" in policy_sentences(learned | {"served": 27})[-2]
     unknown = policy_sentences(learned | {"checked_equal": 0, "checked_different": 0, "checked_undecided": 0})
     assert unknown[-1] == "Wrong: unknown, because no comparison estimates it."
+
+
+def test_statistics_state_one_bound_of_wrong_hits_if_checked_accepted_some() -> None:
+    learning = {"served": 170, "by_checked": 168, "expected_wrong": 0.03, "most_wrong": 169}
+
+    def labels(by_checked: int) -> dict[str, object]:
+        values = {"semantic": {"learning": learning | {"by_checked": by_checked}}}
+        return dict(label_statistics(values, "cache"))
+
+    bound, expected = "Learned policy: wrong responses, at most", "Learned policy: wrong responses, expected"
+    assert (labels(168)[bound], expected in labels(168), expected in labels(0)) == (169, False, True)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from kvproxy.commands.analyse.session_report import (
     with_prices,
 )
 from kvproxy.commands.formatting import decimal, money, percent
-from kvproxy.commands.journal.spending import SET_TIERS, UNKNOWN_GROUP, spending_output
+from kvproxy.commands.journal.spending import SET_TIERS, group_name, spending_output
 from kvproxy.commands.options import Data, Plot, load_settings
 from kvproxy.commands.output import Output, print_note, print_text, progress_bar
 from kvproxy.commands.tables import ListLayout, Row, digest_column, number_column, print_table
@@ -203,7 +203,7 @@ def _print_groups(
 ) -> None:
     rows: list[Row] = [
         {
-            digest_column(by.capitalize(), 40, field="name"): group.name or UNKNOWN_GROUP,
+            digest_column(by.capitalize(), 40, field="name"): group_name(group.name, by),
             "Requests#": group.requests,
             number_column("Exact hits", "exact"): group.exact,
             number_column("Semantic hits", "semantic"): group.semantic,

@@ -10,7 +10,7 @@ from typer import Option
 from kvproxy.analyse.charts import Chart
 from kvproxy.commands.files import save_charts
 from kvproxy.commands.formatting import Formatted, amount_text, money, percent
-from kvproxy.commands.journal.spending import UNKNOWN_GROUP, count_notes
+from kvproxy.commands.journal.spending import count_notes, group_name
 from kvproxy.commands.options import JournalOptions, Plot
 from kvproxy.commands.output import Output, print_text
 from kvproxy.commands.tables import Column, ListLayout, Row, number_column, print_table, text_column
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from kvproxy.operations.journal_reports import Bill
 
 _MAX_BARS = 10
-_UNNAMED = {"team": "(no team)", "project": "(no project)"}
-"""Names at a terminal of the groups of requests without one."""
 _NO_PRICE = 'No price is known: set prices in kvproxy.toml under [journal.prices."MODEL"].'
 
 
@@ -224,7 +222,7 @@ def _print_savings(report: "SavingsReport", by: str, selection: "SumsFilter", la
 
 
 def _group_name(row: "Saving", by: str) -> str:
-    return tenant_name(row.name) if by == "tenant" else row.name or _UNNAMED.get(by, UNKNOWN_GROUP)
+    return tenant_name(row.name) if by == "tenant" else group_name(row.name, by)
 
 
 def _spent_text(row: "Saving") -> Formatted | None:

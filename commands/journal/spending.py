@@ -14,7 +14,6 @@ from kvproxy.units import plural
 if TYPE_CHECKING:
     from kvproxy.journal.spending import Spending, SpendingReport
 
-UNKNOWN_GROUP = "(unknown)"
 SET_TIERS = 'set service_tiers in [journal.prices."MODEL"]'
 NO_BILL = "no paid requests yet"
 
@@ -32,6 +31,11 @@ def spending_output(report: "SpendingReport", layout: ListLayout, empty: str = N
         fields=fields,
         note="\n".join(_notes(report)) or None,
     )
+
+
+def group_name(name: str, by: str) -> str:
+    """Return the name of a group at a terminal, such as `(no team)` for requests without one."""
+    return name or f"(no {by})"
 
 
 def removed_note(oldest: float) -> str:
@@ -61,6 +65,9 @@ def _notes(report: "SpendingReport") -> Iterator[str]:
             f" {', '.join(report.tiers_without_price)}; {SET_TIERS}"
         )
     yield from count_notes(total.unpriced, total.estimated, total.unreported, is_bound=total.requests is None)
+    if total.without_output:
+        least = "at least " if total.requests is None else ""
+        yield f"not in the tokens and the money: the output of {least}{plural(total.without_output, 'request')}, which is unknown"
 
 
 def count_notes(unpriced: int, estimated: int, unreported: int, *, is_bound: bool = False) -> Iterator[str]:
@@ -76,11 +83,11 @@ def count_notes(unpriced: int, estimated: int, unreported: int, *, is_bound: boo
 def _spending_row(row: "Spending", report: "SpendingReport") -> Row:
     is_priced_in_part = row.unpriced > 0
     return {
-        digest_column(report.by.capitalize(), 40, field="name"): row.name or UNKNOWN_GROUP,
+        digest_column(report.by.capitalize(), 40, field="name"): group_name(row.name, report.by),
         "Requests#": row.requests,
         number_column("Input", "input_tokens"): row.input_tokens,
         number_column("Cached", "cached_share"): percent(row.reused_tokens / row.input_tokens)
-        if row.input_tokens
+        if row.input_tokens and row.reused_tokens is not None
         else None,
         number_column("Written", "written_tokens", optional=True): row.written_tokens,
         number_column("Output", "output_tokens"): row.output_tokens,

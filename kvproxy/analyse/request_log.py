@@ -38,7 +38,7 @@ class RequestLog:
 
     Attributes:
         format: name of the format for people.
-        rows: number of rows, with or without a request.
+        rows: number of rows, with or without a request, and of lines that are no row.
         skipped: numbers of the rows without a request to a cached API, by cause.
         errors: of the malformed rows.
         ignored_fields: fields of rows that are not read: no fields of a request, and no response, time, route, or status.
@@ -117,6 +117,8 @@ def read_log(
 ) -> RequestLog:
     """Parse all requests of a log. Raises InvalidRequest if it has no known format, or no request.
 
+    A log whose requests are all in `known_rows` has none, which is no error.
+
     Args:
         file: name of the log in error messages.
         model: model of requests without a model.
@@ -143,7 +145,7 @@ def read_log(
         others = log_formats() if format is None else ()
         seen = set() if known_rows is None else known_rows
         log = _read_rows(content, chosen, model, others, seen, for_bill=for_bill)
-    if not log.requests:
+    if not log.requests and _REPEATED not in log.skipped:
         raise InvalidRequest(_no_requests(file, log))
     return log
 
@@ -230,7 +232,7 @@ def _read_rows(
     """Read rows in the chosen format, and each row without its fields in the first matching format of `others`."""
     num_others = Counter[str]()
     layout = f" in {content.envelope}" if content.envelope else " in a table" if content.is_table else ""
-    log = RequestLog(f"{chosen.title}{layout}", len(content.rows), skipped=content.skipped)
+    log = RequestLog(f"{chosen.title}{layout}", content.num_rows, skipped=content.skipped)
     log.errors = _line_errors(content)
     for number, value in content.rows:
         own = chosen if chosen.matches(value) else _first_match(value, others) or chosen
@@ -273,10 +275,10 @@ def _read_prompts(text: str, model: str, system: str | None) -> RequestLog:
     log = RequestLog("prompts")
     for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
         content = line.strip()
+        log.rows += 1
         if not content or content.startswith("#"):
             log.skipped["comment" if content else "blank"].append(number)
             continue
-        log.rows += 1
         log.requests.append(_request_of_prompt(number, content, model, system))
     return log
 
@@ -301,7 +303,7 @@ def _read_columns(
     facts = [name for name in names if reads_facts and name in FACT_COLUMNS and name not in columns]
     used = f", with {', '.join(facts)}" if facts else ""
     title = f"the {'columns' if answer else 'column'} {' and '.join(columns)}{used}"
-    log = RequestLog(title, len(content.rows), skipped=content.skipped, errors=_line_errors(content))
+    log = RequestLog(title, content.num_rows, skipped=content.skipped, errors=_line_errors(content))
     log.ignored_fields = {*names} - {*columns, *facts} if reads_facts else set()
     for number, value in content.rows:
         causes = [cause for column in columns if (cause := _why_no_text(value, column, content)) is not None]

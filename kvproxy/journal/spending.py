@@ -152,10 +152,12 @@ class Spending:
         requests: requests of clients; the tokens and counts are theirs. Only the money includes requests of the proxy itself.
             None if a report of usage does not state their number; then the other counts are the least possible ones.
         input_tokens: all prompt tokens, including `reused_tokens` and `written_tokens` of the provider's cache.
+        reused_tokens, written_tokens, output_tokens: None if no request reports them.
         lost: prompt tokens that were not reused, by cause; see `CAUSES`.
         cost: money; None if no model has a price. The sum of `input_cost`, of which `lost_cost` is a part, and `output_cost`.
         unpriced: number of requests of models without a price, which the money excludes.
         unreported: number of requests without reported or estimated usage, which tokens and money exclude.
+        without_output: number of requests with input but without reported output, whose output tokens and money exclude.
         estimated: number of requests whose tokens and money are estimates, in whole or in part.
         standard_priced: of the total, requests of service tiers without a known price, at the price of the standard tier.
     """
@@ -163,9 +165,9 @@ class Spending:
     name: str
     requests: int | None = 0
     input_tokens: int = 0
-    reused_tokens: int = 0
-    written_tokens: int = 0
-    output_tokens: int = 0
+    reused_tokens: int | None = None
+    written_tokens: int | None = None
+    output_tokens: int | None = None
     lost: dict[str, int] = field(default_factory=dict)
     cost: float | None = None
     input_cost: float | None = None
@@ -173,6 +175,7 @@ class Spending:
     lost_cost: float | None = None
     unpriced: int = 0
     unreported: int = 0
+    without_output: int = 0
     estimated: int = 0
     standard_priced: int = 0
 
@@ -188,18 +191,25 @@ class Spending:
             self.unpriced += count
             return
         self.input_cost = (self.input_cost or 0.0) + request.input_cost(price)
-        self.output_cost = (self.output_cost or 0.0) + request.output_cost(price)
+        if request.completion_tokens is not None:
+            self.output_cost = (self.output_cost or 0.0) + request.output_cost(price)
         if count and (lost_cost := request.lost_cost(price)) is not None:
             self.lost_cost = (self.lost_cost or 0.0) + lost_cost
-        self.cost = self.input_cost + self.output_cost
+        self.cost = self.input_cost + (self.output_cost or 0.0)
 
     def _add_tokens(self, request: PaidRequest) -> None:
         self.estimated += request.is_estimated
         self.input_tokens += request.prompt_tokens or 0
-        self.reused_tokens += request.reused
-        self.written_tokens += sum(request.written)
-        self.output_tokens += request.completion_tokens or 0
+        self.without_output += request.least_count if request.completion_tokens is None else 0
+        self.reused_tokens = _add(self.reused_tokens, request.reused_tokens)
+        self.written_tokens = _add(self.written_tokens, _add(request.written_5m, request.written_1h))
+        self.output_tokens = _add(self.output_tokens, request.completion_tokens)
         self.lost = dict(Counter(self.lost) + Counter(request.lost or {}))
+
+
+def _add(total: int | None, count: int | None) -> int | None:
+    """Return the sum of the known numbers; None if both are unknown."""
+    return count if total is None else total + (count or 0)
 
 
 @dataclass(frozen=True, slots=True)

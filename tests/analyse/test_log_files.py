@@ -89,6 +89,16 @@ def test_several_files_are_read_as_one(folder: Path) -> None:
     assert (missing.returncode, f"no file {folder / 'day9.jsonl'}" in missing.stderr) == (3, True)
 
 
+def test_a_file_that_repeats_another_one_adds_no_request(folder: Path) -> None:
+    copy = folder / "copy.jsonl"
+    copy.write_text(f"{export(2)}\nbroken\n{{\n")
+    done = kvproxy("estimate", folder / "day2.jsonl", copy, "--data", folder.parent / "data", "--json")
+    assert (done.returncode, json.loads(done.stdout)["requests"]) == (0, 2), done
+    assert "read as LiteLLM log (2 files): 5 rows, 2 requests" in done.stderr
+    causes = f"1 not JSON in {copy} (line 2), 1 repeated (the same row with the same id), 1 malformed"
+    assert f"skipped 3 rows without a request: {causes}\n" in done.stderr
+
+
 def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:
     (tmp_path / "readme.md").write_text("# Nothing\n")
     done = kvproxy("estimate", tmp_path)

@@ -8,7 +8,7 @@ import pytest
 
 from kvproxy.analyse.log_formats.registry import FORMATS
 from kvproxy.analyse.request_log import RequestLog, read_log
-from kvproxy.analyse.session_report import report_sessions
+from kvproxy.analyse.session_report import report_sessions, report_spending
 from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.errors import InvalidRequest
 from kvproxy.settings.journal import JournalSettings
@@ -594,6 +594,10 @@ def test_usage_of_spans(prompt: str, completion: str, cached: str, written: str)
     assert isinstance(request.response, dict)
     assert request.service_tier == "flex"
     assert reported_reuse(request.response) == (180, 100, None, None, 0)
+    # Unknown output has no number and no price.
+    (request,) = read(json.dumps({"attributes": [*messages, usage[0]]})).requests
+    total = report_spending([request], [], "model", JournalSettings()).total
+    assert (total.input_tokens, total.reused_tokens, total.output_tokens, total.without_output) == (180, None, None, 1)
 
 
 def test_requests_without_a_model_are_counted() -> None:
@@ -810,6 +814,7 @@ def test_all_rows_without_a_request_are_counted(tmp_path: Path) -> None:
     rows = [json.dumps(LITELLM), json.dumps(LITELLM | {"request_id": "2"}), '{"request_id": "cu', "garbage", '{"a": 1}']
     file.write_text("\n".join(rows))
     done = kvproxy("estimate", file, "--sessions", "--by", "model", "--data", tmp_path / "data")
+    assert "read as LiteLLM log: 5 rows, 2 requests" in done.stderr
     assert "skipped 3 rows without a request: 1 not JSON (line 4), 2 malformed\n" in done.stderr
     assert "line 3: this is not a JSON object" in done.stderr
     assert "line 5: the row lacks call_type" in done.stderr

@@ -167,6 +167,25 @@ def test_a_report_of_openais_usage_has_a_bill(tmp_path: Path) -> None:
     assert (done.returncode, "this is a report of usage, which has no requests" in done.stderr) == (2, True)
 
 
+def test_unknown_tokens_are_no_zero(tmp_path: Path) -> None:
+    file = tmp_path / "usage.csv"
+    head = "start_time,end_time,project_id,model,num_model_requests,input_tokens,input_cached_tokens,output_tokens"
+    rows = ["1795000000,1795086400,p1,gpt-5,20,84000,,", "1795000000,1795086400,p2,gpt-5,10,84000,0,0"]
+    file.write_text("\n".join([head, *rows]))
+    report = spending(file, "--sessions", "--by", "project")
+    bills = {row["name"]: row for row in report["rows"]}
+    names = ("reused_tokens", "written_tokens", "output_tokens", "output_cost", "without_output")
+    assert [bills["p1"][name] for name in names] == [None, None, None, None, 20]
+    assert [bills["p2"][name] for name in names] == [0, None, 0, 0.0, 0]
+    assert bills["p1"]["cost"] == pytest.approx(84_000 * GPT_5[0] / 1e6)
+    assert (report["total"]["output_tokens"], report["total"]["without_output"]) == (0, 20)
+    done = kvproxy("estimate", file, "--sessions", "--by", "project")
+    assert "not in the tokens and the money: the output of 20 requests, which is unknown\n" in done.stderr
+    # Cached and output tokens are empty in the table, too.
+    (first,) = (line.split("\t") for line in done.stdout.splitlines() if line.startswith("p1\t"))
+    assert first[:6] == ["p1", "20", "84000", "", "", ""]
+
+
 OPENAI_BUCKET = {
     "object": "bucket",
     "start_time": 1_761_868_800,

@@ -15,7 +15,7 @@ def with_facts(request: LoggedRequest, row: JsonObject) -> LoggedRequest:
     """Return a request with the facts of its row. A number that is no number of tokens is unknown."""
     labels, model = labels_of(row), row.get("model")
     prompt, completion, cached = (_count(row, *names) for names in (_PROMPT, _COMPLETION, _CACHED))
-    usage: JsonObject = {"prompt_tokens": prompt, "completion_tokens": completion or 0}
+    usage: JsonObject = {"prompt_tokens": prompt, "completion_tokens": completion}
     if cached is not None:
         usage["prompt_tokens_details"] = {"cached_tokens": cached}
     return replace(

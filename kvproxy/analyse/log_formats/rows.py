@@ -59,6 +59,11 @@ class FileRows:
     envelope: str = ""
     is_table: bool = False
 
+    @property
+    def num_rows(self) -> int:
+        """Number of rows, and of lines and items without a row."""
+        return len(self.rows) + len(self.invalid) + sum(map(len, self.skipped.values()))
+
     def add_lines_without_row(self, other: "FileRows") -> None:
         self.invalid |= other.invalid
         for cause, numbers in other.skipped.items():

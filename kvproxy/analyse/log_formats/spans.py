@@ -127,7 +127,7 @@ def _with_usage(response: JsonObject | str | None, attributes: dict[str, Any]) -
     )
     if not isinstance(response, dict) or "usage" in response or prompt is None:
         return response
-    usage: JsonObject = {"prompt_tokens": prompt, "completion_tokens": completion or 0}
+    usage: JsonObject = {"prompt_tokens": prompt, "completion_tokens": completion}
     details: JsonObject = {} if cached is None and written is None else {"cached_tokens": cached or 0}
     # Not each provider reports its writes.
     if written is not None:

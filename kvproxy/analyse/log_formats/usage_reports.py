@@ -46,7 +46,7 @@ def _openai_request(row: Row, value: JsonObject, bucket: JsonObject) -> LoggedRe
     prompt, completion, cached, requests = (
         _count(value, name) for name in ("input_tokens", "output_tokens", "input_cached_tokens", "num_model_requests")
     )
-    usage: JsonObject = {"prompt_tokens": prompt, "completion_tokens": completion or 0}
+    usage: JsonObject = {"prompt_tokens": prompt, "completion_tokens": completion}
     if cached is not None:
         usage["prompt_tokens_details"] = {"cached_tokens": cached}
     api: ApiName = "embeddings" if "embeddings" in str(value.get("object")) else "chat"
@@ -93,7 +93,7 @@ def _anthropic_usage(result: JsonObject) -> JsonObject:
     }
     return {
         "input_tokens": _count(result, "uncached_input_tokens"),
-        "output_tokens": _count(result, "output_tokens") or 0,
+        "output_tokens": _count(result, "output_tokens"),
         "cache_read_input_tokens": _count(result, "cache_read_input_tokens") or 0,
         "cache_creation_input_tokens": sum(int(str(count)) for count in lifetimes.values()),
         "cache_creation": lifetimes,

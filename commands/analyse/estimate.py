@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -133,11 +134,11 @@ def estimate(
     save_charts(charts, plot)
     prefill_and_decode_rate, currency = (prefill_rate, decode_rate), settings.journal.currency
     if report is not None:
-        _write_report(estimated, content, logs, tokenizer, prefill_and_decode_rate, currency, report)
+        _write_report(estimated, content, logs, tokenizer, prefill_and_decode_rate, currency, report, sizes)
 
     def show() -> None:
         if by is None:
-            _print_estimate(estimated, prefill_and_decode_rate, currency)
+            _print_estimate(estimated, prefill_and_decode_rate, currency, sizes)
         else:
             _print_groups(estimated, by, prefill_and_decode_rate, currency, layout)
 
@@ -184,12 +185,14 @@ def _format_saved_money(hits: "HitSavings", discount: float | None) -> str | Non
     return money(hits.money, is_bound=is_bound, leaves_out_models=hits.unpriced > 0)
 
 
-def _print_estimate(estimated: "Estimate", prefill_and_decode_rate: tuple[float, float], currency: str) -> None:
+def _print_estimate(
+    estimated: "Estimate", prefill_and_decode_rate: tuple[float, float], currency: str, sizes: Sequence[int] | None
+) -> None:
     print_table(_layer_rows(estimated, prefill_and_decode_rate, currency), title=plural(estimated.requests, "request"))
     for sentence in _hit_sentences(estimated):
         print_text(sentence)
     title = f"{estimated.prefix.prompt_tokens:,} prompt tokens reach the engine"
-    print_table(_pool_rows(estimated, prefill_and_decode_rate[0], currency), title=title)
+    print_table(_pool_rows(estimated, prefill_and_decode_rate[0], currency, sizes), title=title)
     for sentence in _assumptions(estimated, prefill_and_decode_rate):
         print_text(sentence)
 
@@ -238,12 +241,15 @@ def _layer_rows(estimated: "Estimate", prefill_and_decode_rate: tuple[float, flo
     ]
 
 
-def _pool_rows(estimated: "Estimate", prefill_rate: float, currency: str) -> list[Row]:
+def _pool_rows(estimated: "Estimate", prefill_rate: float, currency: str, sizes: Sequence[int] | None) -> list[Row]:
+    """Return the reuse by pool size; without given sizes, the smallest pool of those with equal reuse."""
     prefix, alone = estimated.prefix, estimated.prefix_alone
     pools = [
         (format_pool_size(point.blocks, prefix.block_size), point.reused, other.reused)
         for point, other in zip(prefix.points, alone.points, strict=True)
     ]
+    if sizes is None:
+        pools = [next(equal) for _, equal in groupby(pools, key=lambda pool: pool[1:])]
     return [
         {
             "Pool#": name,
@@ -319,6 +325,7 @@ def _write_report(
     rates: tuple[float, float],
     currency: str,
     report: Path,
+    sizes: Sequence[int] | None,
 ) -> None:
     from kvproxy.analyse.estimate import estimate_charts
     from kvproxy.analyse.report import Report
@@ -335,7 +342,8 @@ def _write_report(
     tables = [
         report_table(_layer_rows(estimated, rates, currency), "Requests"),
         report_table(
-            _pool_rows(estimated, rates[0], currency), f"{estimated.prefix.prompt_tokens:,} tokens reach the engine"
+            _pool_rows(estimated, rates[0], currency, sizes),
+            f"{estimated.prefix.prompt_tokens:,} tokens reach the engine",
         ),
     ]
     whole = Report(

@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from kvproxy.commands.output import print_note
 from kvproxy.commands.tables import Row, table_texts
-from kvproxy.units import plural
+from kvproxy.units import format_line_numbers, plural
 
 _LISTED_ERRORS = 5
 
@@ -115,6 +115,16 @@ def describe_rows(log: "RequestLog") -> list[str]:
         lines.append(f"skipped {plural(without, 'row')} without a request: {causes}")
     if log.ignored_fields:
         lines.append(f"no fields of a request, not read: {', '.join(sorted(log.ignored_fields))}")
+    for heading, numbers in log.unreadable.items():
+        lines.append(
+            f"{plural(len(numbers), 'row')} with unreadable {heading} ({format_line_numbers(numbers)}): it counts as unknown"
+        )
+    if log.shared_days:
+        day, files = next(iter(log.shared_days.items()))
+        more = f" and {plural(len(log.shared_days) - 1, 'more day')}" if len(log.shared_days) > 1 else ""
+        lines.append(
+            f"{' and '.join(files)} have usage of one model on {day}{more}: it counts twice if these reports overlap"
+        )
     if log.num_without_model and log.is_usage_report:
         lines.append("some sums name no model, so they have no price: group the report by model (group_by)")
     elif log.num_without_model:
@@ -144,6 +154,8 @@ def log_document(log: "RequestLog", tokenizer: str | None) -> dict[str, Any]:
         "skipped": {cause: len(rows) for cause, rows in log.skipped.items()},
         "malformed": [asdict(error) for error in log.errors],
         "requests_without_model": log.num_without_model,
+        "unreadable": {heading: len(numbers) for heading, numbers in log.unreadable.items()},
+        "shared_days": log.shared_days,
         "ignored_fields": sorted(log.ignored_fields),
         "responses_of_other_apis": dict(log.other_apis),
         "tokenizer": tokenizer or "demo",

@@ -65,9 +65,9 @@ def _notes(report: "SpendingReport") -> Iterator[str]:
             f" {', '.join(report.tiers_without_price)}; {SET_TIERS}"
         )
     yield from count_notes(total.unpriced, total.estimated, total.unreported, is_bound=total.requests is None)
-    if total.without_output:
+    if total.incomplete:
         least = "at least " if total.requests is None else ""
-        yield f"not in the tokens and the money: the output of {least}{plural(total.without_output, 'request')}, which is unknown"
+        yield f"not in the tokens and the money: the unknown input or output of {least}{plural(total.incomplete, 'request')}"
 
 
 def count_notes(unpriced: int, estimated: int, unreported: int, *, is_bound: bool = False) -> Iterator[str]:

@@ -2,9 +2,11 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
+from kvproxy.analyse.log_formats.log_format import LoggedRequest
 from kvproxy.analyse.log_formats.rows import PLACED_CAUSES
 from kvproxy.analyse.request_log import LineError, RequestLog
 from kvproxy.analyse.simulate.trace_reader import TraceError
@@ -123,16 +125,34 @@ def _without_name(message: str, name: Path) -> str:
     return message.removeprefix(str(name)).lstrip(", ")
 
 
+def _shared_days(logs: Mapping[str, RequestLog]) -> dict[str, list[str]]:
+    names = defaultdict[tuple[str, str], dict[str, None]](dict)
+    for name, log in logs.items():
+        for request in log.requests:
+            if request.summed is not None and request.time is not None:
+                day = datetime.fromtimestamp(request.time, UTC).date().isoformat()
+                names[day, str(request.body["model"])][name] = None
+    shared = {(day, model): list(files) for (day, model), files in names.items() if len(files) > 1}
+    return {day: files for (day, _), files in sorted(shared.items())}
+
+
+def _of_file(request: LoggedRequest, name: str) -> LoggedRequest:
+    if not request.unreadable:
+        return request
+    return replace(request, unreadable=tuple(f"{heading} in {name}" for heading in request.unreadable))
+
+
 def _merge(logs: dict[str, RequestLog]) -> RequestLog:
     formats = Counter(log.format for log in logs.values())
     whole = RequestLog("; ".join(f"{format} ({plural(count, 'file')})" for format, count in formats.items()))
     for name, log in logs.items():
         whole.rows += log.rows
-        whole.requests += log.requests
+        whole.requests += [_of_file(request, name) for request in log.requests]
         whole.ignored_fields |= log.ignored_fields
         whole.errors += [LineError(error.line, f"in {name}: {error.message}") for error in log.errors]
         for cause, numbers in log.skipped.items():
             whole.skipped[f"{cause} in {name}" if cause in PLACED_CAUSES else cause] += numbers
+    whole.shared_days = _shared_days(logs)
     times = [request.time for request in whole.requests]
     if None not in times:
         whole.requests.sort(key=lambda request: request.time or 0.0)

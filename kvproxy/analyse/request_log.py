@@ -7,12 +7,13 @@ from dataclasses import field as dataclass_field
 from functools import cached_property
 from pathlib import Path
 
-from kvproxy.analyse.log_formats.fact_columns import FACT_COLUMNS, with_facts
+from kvproxy.analyse.log_formats.fact_columns import REQUESTS, fact_headings, facts_of, unreadable_columns, with_facts
 from kvproxy.analyse.log_formats.json_texts import decoded
 from kvproxy.analyse.log_formats.log_format import LogFormat, LoggedRequest, Row, SkipRow, api_of_response
 from kvproxy.analyse.log_formats.registry import PROMPTS, format_names, log_formats
 from kvproxy.analyse.log_formats.requests import BODY_FIELDS, read_fields
 from kvproxy.analyse.log_formats.rows import NO_JSON, NO_OBJECT_ITEM, NO_OBJECT_LINE, PLACED_CAUSES, FileRows, read_rows
+from kvproxy.analyse.log_formats.usage_reports import EXTRA_COLUMNS, USAGE_TABLE
 from kvproxy.apis import APIS
 from kvproxy.apis.json import Json, JsonObject, dumps, objects
 from kvproxy.errors import InvalidRequest
@@ -41,6 +42,7 @@ class RequestLog:
         rows: number of rows, with or without a request, and of lines that are no row.
         skipped: numbers of the rows without a request to a cached API, by cause.
         errors: of the malformed rows.
+        shared_days: UTC days of which several files have sums of usage of one model, and the names of these files.
         ignored_fields: fields of rows that are not read: no fields of a request, and no response, time, route, or status.
     """
 
@@ -50,6 +52,7 @@ class RequestLog:
     skipped: dict[str, list[int]] = dataclass_field(default_factory=lambda: defaultdict(list))
     errors: list[LineError] = dataclass_field(default_factory=list)
     ignored_fields: set[str] = dataclass_field(default_factory=set)
+    shared_days: dict[str, list[str]] = dataclass_field(default_factory=dict)
 
     @cached_property
     def num_conversations(self) -> int:
@@ -92,6 +95,15 @@ class RequestLog:
             and (name := api_of_response(request.response)) is not None
             and name != request.api.name
         )
+
+    @property
+    def unreadable(self) -> dict[str, list[int]]:
+        """Numbers of the rows with unreadable cells, by the heading of their column."""
+        rows = defaultdict[str, list[int]](list)
+        for request in self.requests:
+            for heading in request.unreadable:
+                rows[heading].append(request.line)
+        return rows
 
     @property
     def num_without_model(self) -> int:
@@ -258,6 +270,8 @@ def _read_rows(
             num_others[own.title] += own is not chosen
             if not requests:
                 log.skipped["no request"].append(number)
+            elif own.name == USAGE_TABLE:
+                log.ignored_fields |= set(value) - set(fact_headings(value)) - EXTRA_COLUMNS
             elif own.name == "requests" and not any(name in value for name in BODY_FIELDS):
                 given = {name for name, content in value.items() if content not in (None, "")}
                 log.ignored_fields |= given - set(requests[0].body) - read_fields(value)
@@ -300,7 +314,8 @@ def _read_columns(
     for column in columns:
         if column not in names:
             raise InvalidRequest(f"{file} has no column {column!r}: it has {', '.join(names)}")
-    facts = [name for name in names if reads_facts and name in FACT_COLUMNS and name not in columns]
+    headings = fact_headings(name for name in names if reads_facts and name not in columns)
+    facts = {name: fact for name, fact in headings.items() if fact not in REQUESTS}
     used = f", with {', '.join(facts)}" if facts else ""
     title = f"the {'columns' if answer else 'column'} {' and '.join(columns)}{used}"
     log = RequestLog(title, content.num_rows, skipped=content.skipped, errors=_line_errors(content))
@@ -312,7 +327,8 @@ def _read_columns(
             continue
         request = _request_of_prompt(number, str(value[question]).strip(), model, system)
         if facts:
-            request = with_facts(request, {name: value[name] for name in facts if name in value})
+            request = with_facts(request, facts_of(value, facts))
+            request = replace(request, unreadable=unreadable_columns(value, facts))
         log.requests.append(request if answer is None else replace(request, response=str(value[answer])))
     return log
 

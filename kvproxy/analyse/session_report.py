@@ -192,27 +192,32 @@ def _paid_request(turn: Turn, request: LoggedRequest | None) -> PaidRequest:
 
 def _reported_request(request: LoggedRequest) -> PaidRequest:
     """Return the usage of a request whose prompt is unknown, as are the causes of its lost tokens."""
-    response = request.response if isinstance(request.response, dict) else {}
-    reuse = reported_reuse(response)
-    prompt, completion = request.api.prompt_and_completion_tokens(response)
-    summed = request.summed or SummedUsage(1)
+    summed = request.summed or _usage_of_response(request)
     return PaidRequest(
         time=request.time or 0.0,
         model=str(request.body["model"]),
         project=request.project,
         client=request.client,
         team=request.team,
-        prompt_tokens=prompt if reuse is None else reuse.prompt_tokens,
-        completion_tokens=completion,
-        reused_tokens=None if reuse is None else reuse.cached_tokens,
-        written_5m=None if reuse is None else reuse.written_5m,
-        written_1h=None if reuse is None else reuse.written_1h,
+        prompt_tokens=summed.prompt_tokens,
+        completion_tokens=summed.completion_tokens,
+        reused_tokens=summed.cached_tokens,
+        written_5m=summed.written_5m,
+        written_1h=summed.written_1h,
         service_tier=request.service_tier,
         lost=None,
         count=summed.requests,
         period=summed.seconds,
-        priced_length=summed.prompt_tokens,
+        priced_length=summed.priced_length,
     )
+
+
+def _usage_of_response(request: LoggedRequest) -> SummedUsage:
+    response = request.response if isinstance(request.response, dict) else {}
+    prompt, completion = request.api.prompt_and_completion_tokens(response)
+    if (reuse := reported_reuse(response)) is None:
+        return SummedUsage(1, prompt, completion)
+    return SummedUsage(1, reuse.prompt_tokens, completion, reuse.cached_tokens, reuse.written_5m, reuse.written_1h)
 
 
 def _turns_of_requests(

@@ -157,7 +157,7 @@ class Spending:
         cost: money; None if no model has a price. The sum of `input_cost`, of which `lost_cost` is a part, and `output_cost`.
         unpriced: number of requests of models without a price, which the money excludes.
         unreported: number of requests without reported or estimated usage, which tokens and money exclude.
-        without_output: number of requests with input but without reported output, whose output tokens and money exclude.
+        incomplete: number of requests of which only input or only output is known; tokens and money exclude the other.
         estimated: number of requests whose tokens and money are estimates, in whole or in part.
         standard_priced: of the total, requests of service tiers without a known price, at the price of the standard tier.
     """
@@ -175,7 +175,7 @@ class Spending:
     lost_cost: float | None = None
     unpriced: int = 0
     unreported: int = 0
-    without_output: int = 0
+    incomplete: int = 0
     estimated: int = 0
     standard_priced: int = 0
 
@@ -200,7 +200,8 @@ class Spending:
     def _add_tokens(self, request: PaidRequest) -> None:
         self.estimated += request.is_estimated
         self.input_tokens += request.prompt_tokens or 0
-        self.without_output += request.least_count if request.completion_tokens is None else 0
+        if request.prompt_tokens is None or request.completion_tokens is None:
+            self.incomplete += request.least_count
         self.reused_tokens = _add(self.reused_tokens, request.reused_tokens)
         self.written_tokens = _add(self.written_tokens, _add(request.written_5m, request.written_1h))
         self.output_tokens = _add(self.output_tokens, request.completion_tokens)

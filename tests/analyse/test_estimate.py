@@ -348,3 +348,14 @@ def test_each_api_key_of_a_log_has_a_cache_of_its_own(tmp_path: Path) -> None:
         (tmp_path / "kvproxy.toml").write_text(setting)
         assert result("estimate", log, "--data", tmp_path)["exact"] == hits
     assert "2 API keys: requests of different keys share no responses" in kvproxy("estimate", log).stdout
+
+
+def test_pools_with_equal_reuse_are_one_row(tmp_path: Path) -> None:
+    """Each prompt differs from its beginning, so no pool reuses anything."""
+    log = tmp_path / "log.jsonl"
+    log.write_text("\n".join(json.dumps({"model": "m", "prompt": f"{number} " * 90}) for number in range(4)))
+    rows = [
+        [line.split("\t")[0] for line in done.stdout.splitlines() if line.startswith("unlimited") or "blocks)" in line]
+        for done in (kvproxy("estimate", log, *sizes) for sizes in ((), ("--blocks", "2,4")))
+    ]
+    assert [len(row) for row in rows] == [2, 3]

@@ -597,7 +597,7 @@ def test_usage_of_spans(prompt: str, completion: str, cached: str, written: str)
     # Unknown output has no number and no price.
     (request,) = read(json.dumps({"attributes": [*messages, usage[0]]})).requests
     total = report_spending([request], [], "model", JournalSettings()).total
-    assert (total.input_tokens, total.reused_tokens, total.output_tokens, total.without_output) == (180, None, None, 1)
+    assert (total.input_tokens, total.reused_tokens, total.output_tokens, total.incomplete) == (180, None, None, 1)
 
 
 def test_requests_without_a_model_are_counted() -> None:

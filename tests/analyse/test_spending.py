@@ -174,13 +174,13 @@ def test_unknown_tokens_are_no_zero(tmp_path: Path) -> None:
     file.write_text("\n".join([head, *rows]))
     report = spending(file, "--sessions", "--by", "project")
     bills = {row["name"]: row for row in report["rows"]}
-    names = ("reused_tokens", "written_tokens", "output_tokens", "output_cost", "without_output")
+    names = ("reused_tokens", "written_tokens", "output_tokens", "output_cost", "incomplete")
     assert [bills["p1"][name] for name in names] == [None, None, None, None, 20]
     assert [bills["p2"][name] for name in names] == [0, None, 0, 0.0, 0]
     assert bills["p1"]["cost"] == pytest.approx(84_000 * GPT_5[0] / 1e6)
-    assert (report["total"]["output_tokens"], report["total"]["without_output"]) == (0, 20)
+    assert (report["total"]["output_tokens"], report["total"]["incomplete"]) == (0, 20)
     done = kvproxy("estimate", file, "--sessions", "--by", "project")
-    assert "not in the tokens and the money: the output of 20 requests, which is unknown\n" in done.stderr
+    assert "not in the tokens and the money: the unknown input or output of 20 requests\n" in done.stderr
     # Cached and output tokens are empty in the table, too.
     (first,) = (line.split("\t") for line in done.stdout.splitlines() if line.startswith("p1\t"))
     assert first[:6] == ["p1", "20", "84000", "", "", ""]
@@ -332,7 +332,7 @@ def test_requests_without_a_date_have_no_day(tmp_path: Path) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
     log.write_text(json.dumps({"body": body, "response": {"choices": [], "usage": usage}}))
     done = kvproxy("estimate", log, "--sessions", "--by", "day", columns=120)
-    assert "(unknown)" in done.stdout
+    assert "(no day)" in done.stdout
     assert "1970" not in done.stdout
 
 

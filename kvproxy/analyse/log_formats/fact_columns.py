@@ -1,36 +1,96 @@
-"""Reads the columns beside a question of a table: model, time, numbers of tokens, and labels."""
+"""Reads the columns of a table that state facts about requests: model, time, numbers of tokens, and labels."""
 
-from dataclasses import replace
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
+from kvproxy.analyse.log_formats.counts import is_unreadable, read_count
 from kvproxy.analyse.log_formats.labels import LABEL_FIELDS, labels_of
-from kvproxy.analyse.log_formats.log_format import TIME_FIELDS, LoggedRequest, first_of, logged_time
-from kvproxy.apis.json import JsonObject
+from kvproxy.analyse.log_formats.log_format import TIME_FIELDS, LoggedRequest, first_of, logged_time, parse_time
+from kvproxy.apis.json import Json, JsonObject
 
-_PROMPT, _COMPLETION = ("input_tokens", "prompt_tokens"), ("output_tokens", "completion_tokens")
-_CACHED = "cached_tokens", "input_cached_tokens", "cache_read_input_tokens"
-FACT_COLUMNS = frozenset(("model", *_PROMPT, *_COMPLETION, *_CACHED, *TIME_FIELDS, *LABEL_FIELDS))
+MODELS = "model", "model_name", "model_id", "model_version", "model_permaslug", "request_model", "response_model"
+INPUT = "input_tokens", "prompt_tokens", "tokens_prompt", "n_context_tokens_total"
+OUTPUT = "output_tokens", "completion_tokens", "tokens_completion", "n_generated_tokens_total"
+_CACHED = "cached_tokens", "input_cached_tokens", "cached_input_tokens", "tokens_cached"
+_READ, _WRITTEN = ("cache_read_input_tokens",), ("cache_creation_input_tokens",)
+REQUESTS = "num_model_requests", "num_requests", "n_requests", "requests", "request_count"
+DATES = "date", "day", "usage_date"
+_COUNTS = (*INPUT, *OUTPUT, *_CACHED, *_READ, *_WRITTEN, *REQUESTS)
+_FACTS = (*MODELS, *_COUNTS, *TIME_FIELDS, *DATES, *LABEL_FIELDS)
 
 
-def with_facts(request: LoggedRequest, row: JsonObject) -> LoggedRequest:
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """Tokens of a row; None if unknown. `prompt` includes `cached` and `written`, those of the provider's cache."""
+
+    prompt: int | None
+    completion: int | None
+    cached: int | None = None
+    written: int | None = None
+
+
+def fact_headings(names: Iterable[str]) -> dict[str, str]:
+    """Return the facts of a table's columns by heading, which may differ in case, spaces, and punctuation."""
+    known = {_letters(fact): fact for fact in reversed(_FACTS)} | {fact: fact for fact in _FACTS}
+    facts = {name: known.get(name) or known.get(_letters(name)) for name in names}
+    # Of two headings of one fact, the exact one counts.
+    exact = {name for name, fact in facts.items() if name == fact}
+    return {name: fact for name, fact in facts.items() if fact is not None and (name == fact or fact not in exact)}
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[\W_]", "", name).casefold()
+
+
+def facts_of(row: JsonObject, headings: Mapping[str, str]) -> JsonObject:
+    return {fact: row[heading] for heading, fact in headings.items() if heading in row}
+
+
+def unreadable_columns(row: JsonObject, headings: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the headings of a row's cells that should have a count, and have another text."""
+    return tuple(name for name, fact in headings.items() if fact in _COUNTS and is_unreadable(row.get(name)))
+
+
+def token_counts(facts: JsonObject) -> TokenCounts:
+    prompt, completion, cached, read, written = (
+        read_count(first_of(facts, *names)) for names in (INPUT, OUTPUT, _CACHED, _READ, _WRITTEN)
+    )
+    if prompt is not None and "input_tokens" in facts and cached is None and (read is not None or written is not None):
+        # Anthropic counts the tokens of its cache beside the input.
+        prompt += (read or 0) + (written or 0)
+    return TokenCounts(prompt, completion, read if cached is None else cached, written)
+
+
+def model_of(facts: JsonObject) -> str:
+    return next((str(facts[name]) for name in MODELS if facts.get(name)), "")
+
+
+def time_of(facts: JsonObject) -> float | None:
+    time = logged_time(facts)
+    return parse_time(date_of(facts)) if time is None else time
+
+
+def date_of(facts: JsonObject) -> Json:
+    return next((facts[name] for name in DATES if facts.get(name)), None)
+
+
+def with_facts(request: LoggedRequest, facts: JsonObject) -> LoggedRequest:
     """Return a request with the facts of its row. A number that is no number of tokens is unknown."""
-    labels, model = labels_of(row), row.get("model")
-    prompt, completion, cached = (_count(row, *names) for names in (_PROMPT, _COMPLETION, _CACHED))
-    usage: JsonObject = {"prompt_tokens": prompt, "completion_tokens": completion}
-    if cached is not None:
-        usage["prompt_tokens_details"] = {"cached_tokens": cached}
+    labels, model, tokens = labels_of(facts), model_of(facts), token_counts(facts)
+    usage: JsonObject = {"prompt_tokens": tokens.prompt, "completion_tokens": tokens.completion}
+    details: JsonObject = {} if tokens.cached is None else {"cached_tokens": tokens.cached}
+    if tokens.written is not None:
+        details["cache_write_tokens"] = tokens.written
+    if details:
+        usage["prompt_tokens_details"] = details
     return replace(
         request,
-        body=request.body | ({"model": str(model)} if model else {}),
+        body=request.body | ({"model": model} if model else {}),
         names_model=bool(model),
-        time=logged_time(row),
-        response=None if prompt is None else {"usage": usage},
+        time=time_of(facts),
+        response=None if tokens.prompt is None else {"usage": usage},
         project=labels.project,
         client=labels.client,
         team=labels.team,
     )
-
-
-def _count(row: JsonObject, *names: str) -> int | None:
-    # Tables with empty cells write integers as 1200.0.
-    text = str(first_of(row, *names)).replace(",", "").removesuffix(".0")
-    return int(text) if text.isdecimal() and len(text) < 10 else None

@@ -4,10 +4,12 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 
+from kvproxy.analyse.log_formats.counts import read_count
 from kvproxy.analyse.log_formats.json_texts import decoded, decoded_object
 from kvproxy.analyse.log_formats.labels import Labels, labels_of
 from kvproxy.analyse.log_formats.log_format import (
     ANSWERED_BY_CACHE,
+    PROMPT_FIELDS,
     LogFormat,
     LoggedRequest,
     Row,
@@ -78,16 +80,11 @@ def _read_litellm(row: Row) -> Iterator[LoggedRequest]:
         raise SkipRow("failed")
     if is_cache_hit(value.get("cache_hit")):
         raise SkipRow(ANSWERED_BY_CACHE)
-    body = decoded_object(value.get("proxy_server_request")) or {}
-    body = decoded_object(body.get("body")) or body
-    if not any(body.get(name) for name in ("messages", "prompt", "input")):
-        prompt = decoded(first_of(value, "messages", "input"))
-        if not prompt:
-            raise InvalidRequest(
-                "the log has no prompts: set general_settings.store_prompts_in_spend_logs of LiteLLM to true"
-            )
-        name = {"completions": "prompt", "embeddings": "input", "responses": "input"}.get(api.name, "messages")
-        body = {name: prompt, "model": value.get("model_group")}
+    if (body := _litellm_body(value, api)) is None:
+        raise InvalidRequest(
+            "the log has no prompts: set general_settings.store_prompts_in_spend_logs of LiteLLM to true;"
+            " estimate --sessions --by reads it for a bill"
+        )
     # Requests name an alias, `model_group`; the model has the price and the cache.
     if (model := _litellm_model(value)) is not None:
         body = {**body, "model": model}
@@ -102,6 +99,42 @@ def _read_litellm(row: Row) -> Iterator[LoggedRequest]:
         response=_with_logged_usage(decoded_response(value.get("response")), value, api),
         seconds=seconds_between(start, end),
         labels=_litellm_labels(value),
+        is_engine=value.get("custom_llm_provider") in _ENGINES,
+    )
+
+
+def _litellm_body(value: JsonObject, api: Api) -> JsonObject | None:
+    """Return the body of a request; None if the log has no prompts."""
+    body = decoded_object(value.get("proxy_server_request")) or {}
+    body = decoded_object(body.get("body")) or body
+    if any(body.get(name) for name in PROMPT_FIELDS):
+        return body
+    prompt = decoded(first_of(value, "messages", "input"))
+    name = {"completions": "prompt", "embeddings": "input", "responses": "input"}.get(api.name, "messages")
+    return {name: prompt, "model": value.get("model_group")} if prompt else None
+
+
+def _read_litellm_usage(row: Row) -> Iterator[LoggedRequest]:
+    """Read a row for a bill, also without its prompt."""
+    value = row.value
+    api = _litellm_api(value)
+    if is_failed(value.get("status")) or is_cache_hit(value.get("cache_hit")) or _litellm_body(value, api) is not None:
+        yield from _read_litellm(row)
+        return
+    labels, model = _litellm_labels(value), _litellm_model(value) or value.get("model_group")
+    # The columns have OpenAI's names for each API.
+    counted = APIS["embeddings" if api.name == "embeddings" else "chat"]
+    yield LoggedRequest(
+        row.number,
+        counted,
+        {"model": model or row.model},
+        time=parse_time(value.get("startTime")),
+        response=_with_usage({}, _logged_usage(value)),
+        project=labels.project,
+        client=labels.client,
+        names_model=bool(model),
+        team=labels.team,
+        key=labels.key,
         is_engine=value.get("custom_llm_provider") in _ENGINES,
     )
 
@@ -134,12 +167,15 @@ def _with_logged_usage(response: JsonObject | str | None, value: JsonObject, api
         or api.name not in ("chat", "completions")
     ):
         return response
+    return _with_usage(response, _logged_usage(value))
+
+
+def _logged_usage(value: JsonObject) -> JsonObject:
     metadata = decoded_object(value.get("metadata")) or {}
-    usage = decoded_object(metadata.get("usage_object"))
-    if not usage:
-        columns = {name: value[name] for name in ("prompt_tokens", "completion_tokens") if value.get(name)}
-        usage = {**(decoded_object(metadata.get("additional_usage_values")) or {}), **columns}
-    return _with_usage(response, usage)
+    if usage := decoded_object(metadata.get("usage_object")):
+        return usage
+    columns = {name: count for name in ("prompt_tokens", "completion_tokens") if (count := read_count(value.get(name)))}
+    return {**(decoded_object(metadata.get("additional_usage_values")) or {}), **columns}
 
 
 def _read_helicone(row: Row) -> Iterator[LoggedRequest]:
@@ -219,7 +255,11 @@ def _with_usage(response: JsonObject | str | None, usage: Json) -> JsonObject | 
 
 FORMATS = (
     LogFormat(
-        "litellm", "LiteLLM log", ("call_type", "startTime", "spend|response_cost|model_parameters"), _read_litellm
+        "litellm",
+        "LiteLLM log",
+        ("call_type", "startTime", "spend|response_cost|model_parameters"),
+        _read_litellm,
+        read_usage=_read_litellm_usage,
     ),
     LogFormat("helicone", "Helicone export", ("request_body", "request_created_at|response_status"), _read_helicone),
     LogFormat(

@@ -1,5 +1,6 @@
 """A format of request logs: its signature, and how to read a row."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
@@ -37,23 +38,31 @@ _RESPONSES_FIELDS = set("instructions max_output_tokens previous_response_id rea
 TIME_FIELDS = (
     "time timestamp @timestamp ts created created_at startTime start_time started_at startedDateTime request_created_at"
 ).split()
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 # Larger timestamps are in milliseconds, microseconds, or nanoseconds: in seconds they would be after the year 5138.
 _MAX_SECONDS = 1e11
 
 
 @dataclass(frozen=True, slots=True)
 class SummedUsage:
-    """The requests of a report of usage, whose tokens are one sum.
+    """The requests of a report of usage, whose tokens are one sum, without the limits of one request.
 
     Attributes:
         requests: their number; None if the report does not state it.
+        prompt_tokens, completion_tokens: None if unknown. The prompt includes the tokens of the provider's cache.
+        cached_tokens, written_5m, written_1h: tokens read from the provider's cache, and written to it; None if unknown.
         seconds: length of the period that begins at their time; 0 if unknown.
-        prompt_tokens: length of a prompt that has their price; None for the mean of the requests.
+        priced_length: length of a prompt that has their price; None for the mean of the requests.
     """
 
     requests: int | None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cached_tokens: int | None = None
+    written_5m: int | None = None
+    written_1h: int | None = None
     seconds: float = 0.0
-    prompt_tokens: int | None = None
+    priced_length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +82,7 @@ class LoggedRequest:
         key: digest or name of its API key, which has a cache of its own; empty if unknown.
         is_transcript: it is from the transcript of an agent.
         is_engine: a self-hosted engine answered it.
+        unreadable: headings of columns whose cells have no number of tokens.
         names_model: the logged request names its model.
         processing: service tier that the format of the log implies, such as `batch`; None if body and response decide.
         summed: the requests whose sum the usage is, in a report of usage; None for one request.
@@ -94,6 +104,7 @@ class LoggedRequest:
     key: str = ""
     is_transcript: bool = False
     is_engine: bool = False
+    unreadable: tuple[str, ...] = ()
 
     @property
     def has_prompt(self) -> bool:
@@ -293,6 +304,11 @@ def parse_time(time: Json) -> float | None:
     while seconds is not None and seconds > _MAX_SECONDS:
         seconds /= 1000
     return seconds
+
+
+def is_date(time: Json) -> bool:
+    """Whether a time is a day without a time of day, such as 2026-11-21."""
+    return isinstance(time, str) and _DATE.fullmatch(time.strip()) is not None
 
 
 def _finite(number: Json) -> float | None:

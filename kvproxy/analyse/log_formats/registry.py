@@ -26,6 +26,7 @@ FORMATS: tuple[LogFormat, ...] = (
     *conversations.FORMATS,
     *usage_reports.FORMATS,
     *requests.FORMATS,
+    *usage_reports.TABLES,
 )
 """The formats of kvproxy itself."""
 PROMPTS = "prompts"

@@ -1,14 +1,32 @@
-"""Reports of usage: the dashboard of OpenAI (CSV), and the admin APIs of OpenAI and Anthropic (JSON)."""
+"""Reports of usage: the tables of OpenAI, Anthropic, OpenRouter, and others, and the admin APIs (JSON)."""
 
 from collections.abc import Iterator
 
+from kvproxy.analyse.log_formats.counts import is_unreadable, read_count
+from kvproxy.analyse.log_formats.fact_columns import (
+    INPUT,
+    MODELS,
+    OUTPUT,
+    REQUESTS,
+    date_of,
+    fact_headings,
+    facts_of,
+    model_of,
+    time_of,
+    token_counts,
+    unreadable_columns,
+)
+from kvproxy.analyse.log_formats.labels import labels_of
 from kvproxy.analyse.log_formats.log_format import (
     LogFormat,
     LoggedRequest,
     Row,
     SummedUsage,
+    first_of,
+    is_date,
     parse_time,
     seconds_between,
+    time_field,
 )
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
@@ -16,13 +34,25 @@ from kvproxy.apis.json import Json, JsonObject, field, objects
 from kvproxy.apis.service_tiers import BATCH
 from kvproxy.errors import InvalidRequest
 
+USAGE_TABLE = "usage-table"
+EXTRA_COLUMNS = {"end_time", "service_tier", "batch"}
+"""Columns of a usage table beside those of `fact_columns.py`."""
 _LONG_CONTEXT = 200_001
 """A prompt with the price of Anthropic's long context."""
+_LONG_WINDOWS = "200k", ">"
+_DAY = 86_400.0
 
 
 def _refuse_usage(row: Row) -> Iterator[LoggedRequest]:
     raise InvalidRequest(
         "this is a report of usage, which has no requests: estimate --sessions --by reads it for a bill"
+    )
+
+
+def _refuse_usage_table(row: Row) -> Iterator[LoggedRequest]:
+    raise InvalidRequest(
+        "this is a table of usage without prompts: estimate --sessions --by reads it for a bill; if a column has questions,"
+        " name it with --column"
     )
 
 
@@ -39,29 +69,39 @@ def _read_openai_page(row: Row) -> Iterator[LoggedRequest]:
 
 
 def _read_openai_row(row: Row) -> Iterator[LoggedRequest]:
-    yield _openai_request(row, row.value, row.value)
+    # A period without requests is a row with its times only.
+    if any(row.value.get(name) for name in ("num_model_requests", "input_tokens", "output_tokens")):
+        yield _openai_request(row, row.value, row.value)
 
 
 def _openai_request(row: Row, value: JsonObject, bucket: JsonObject) -> LoggedRequest:
-    prompt, completion, cached, requests = (
-        _count(value, name) for name in ("input_tokens", "output_tokens", "input_cached_tokens", "num_model_requests")
+    prompt, completion, cached, written, requests = (
+        _count(value, name)
+        for name in (
+            "input_tokens",
+            "output_tokens",
+            "input_cached_tokens",
+            "input_cache_write_tokens",
+            "num_model_requests",
+        )
     )
-    usage: JsonObject = {"prompt_tokens": prompt, "completion_tokens": completion}
-    if cached is not None:
-        usage["prompt_tokens_details"] = {"cached_tokens": cached}
+    _check_cached(prompt, cached)
     api: ApiName = "embeddings" if "embeddings" in str(value.get("object")) else "chat"
+    if api == "embeddings":
+        completion = 0
     start, end = parse_time(bucket.get("start_time")), parse_time(bucket.get("end_time"))
+    period = seconds_between(start, end)
     return LoggedRequest(
         row.number,
         APIS[api],
         {"model": value.get("model") or row.model},
         time=start,
-        response={"usage": usage, "service_tier": value.get("service_tier")},
+        response={"service_tier": value.get("service_tier")},
         project=_name(value, "project_name", "project_id"),
         client=_name(value, "user_email", "user_id", "api_key_name", "api_key_id"),
         names_model=bool(value.get("model")),
-        processing=BATCH if str(value.get("batch")).lower() == "true" else None,
-        summed=SummedUsage(requests, seconds_between(start, end)),
+        processing=_batch(value),
+        summed=SummedUsage(requests, prompt, completion, cached, written, seconds=period),
     )
 
 
@@ -69,46 +109,118 @@ def _read_anthropic_page(row: Row) -> Iterator[LoggedRequest]:
     for bucket in _buckets(row.value):
         start, end = parse_time(bucket.get("starting_at")), parse_time(bucket.get("ending_at"))
         for result in objects(bucket.get("results")):
-            tier = result.get("service_tier")
-            length = _LONG_CONTEXT if result.get("context_window") == "200k-1M" else 0
-            yield LoggedRequest(
-                row.number,
-                APIS["messages"],
-                {"model": result.get("model") or row.model},
-                time=start,
-                response={"usage": _anthropic_usage(result)},
-                project=_name(result, "workspace_id"),
-                client=_name(result, "api_key_id", "account_id"),
-                names_model=bool(result.get("model")),
-                processing=BATCH if tier == "batch" else None,
-                summed=SummedUsage(None, seconds_between(start, end), length),
-            )
+            yield _anthropic_request(row, result, start, seconds_between(start, end))
 
 
-def _anthropic_usage(result: JsonObject) -> JsonObject:
-    """Return the usage in the form of the Messages API."""
-    writes = result.get("cache_creation")
-    lifetimes: JsonObject = {
-        name: _count(writes, name) or 0 for name in ("ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
+def _read_anthropic_row(row: Row) -> Iterator[LoggedRequest]:
+    """Read a row of the CSV of Anthropic's console."""
+    value = row.value
+    short = first_of(value, "usage_input_tokens_cache_write_5m", "usage_input_tokens_cache_write")
+    result: JsonObject = {
+        "uncached_input_tokens": value.get("usage_input_tokens_no_cache"),
+        "cache_read_input_tokens": value.get("usage_input_tokens_cache_read"),
+        "cache_creation": {
+            "ephemeral_5m_input_tokens": short,
+            "ephemeral_1h_input_tokens": value.get("usage_input_tokens_cache_write_1h"),
+        },
+        "output_tokens": value.get("usage_output_tokens"),
+        "context_window": value.get("context_window"),
+        "service_tier": value.get("usage_type"),
+        "model": value.get("model_version"),
+        "workspace_id": value.get("workspace"),
+        "api_key_id": value.get("api_key"),
     }
-    return {
-        "input_tokens": _count(result, "uncached_input_tokens"),
-        "output_tokens": _count(result, "output_tokens"),
-        "cache_read_input_tokens": _count(result, "cache_read_input_tokens") or 0,
-        "cache_creation_input_tokens": sum(int(str(count)) for count in lifetimes.values()),
-        "cache_creation": lifetimes,
-        "service_tier": result.get("service_tier"),
-    }
+    date = value.get("usage_date_utc")
+    yield _anthropic_request(row, result, parse_time(date), _DAY if is_date(date) else 0.0)
+
+
+def _anthropic_request(row: Row, result: JsonObject, start: float | None, period: float) -> LoggedRequest:
+    uncached, read, output = (
+        _count(result, name) for name in ("uncached_input_tokens", "cache_read_input_tokens", "output_tokens")
+    )
+    short, hour = (
+        _count(result.get("cache_creation"), name)
+        for name in ("ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
+    )
+    prompt = None if uncached is None else uncached + sum(filter(None, (read, short, hour)))
+    is_long = str(result.get("context_window")).startswith(_LONG_WINDOWS)
+    return LoggedRequest(
+        row.number,
+        APIS["messages"],
+        {"model": result.get("model") or row.model},
+        time=start,
+        response={"service_tier": result.get("service_tier")},
+        project=_name(result, "workspace_id"),
+        client=_name(result, "api_key_id", "account_id"),
+        names_model=bool(result.get("model")),
+        processing=BATCH if result.get("service_tier") == "batch" else None,
+        summed=SummedUsage(None, prompt, output, read, short, hour, period, _LONG_CONTEXT if is_long else 0),
+    )
+
+
+def _read_table_row(row: Row) -> Iterator[LoggedRequest]:
+    """Read a row of a table with a request, or with the sum of several.
+
+    A row of a day, and a row with a number of requests, is a sum; another one is a request.
+    """
+    value, headings = row.value, fact_headings(row.value)
+    facts = facts_of(value, headings)
+    tokens, labels, model, time = token_counts(facts), labels_of(facts), model_of(facts), time_of(facts)
+    _check_cached(tokens.prompt, tokens.cached)
+    is_of_day = is_date(date_of(facts) if time_field(facts) is None else facts[str(time_field(facts))])
+    counted = first_of(facts, *REQUESTS)
+    requests = read_count(counted) if counted is not None or is_of_day else 1
+    is_embedding = "embed" in model.lower()
+    yield LoggedRequest(
+        row.number,
+        APIS["embeddings" if is_embedding else "chat"],
+        {"model": model or row.model},
+        time=time,
+        response={"service_tier": value.get("service_tier")},
+        project=labels.project,
+        client=labels.client,
+        team=labels.team,
+        names_model=bool(model),
+        processing=_batch(value),
+        unreadable=unreadable_columns(value, headings),
+        summed=SummedUsage(
+            requests,
+            tokens.prompt,
+            0 if is_embedding else tokens.completion,
+            tokens.cached,
+            tokens.written,
+            seconds=_DAY if is_of_day else seconds_between(time, parse_time(value.get("end_time"))),
+            # The prompts of an unknown number of requests are assumed to be short.
+            priced_length=0 if requests is None else None,
+        ),
+    )
+
+
+def _check_cached(prompt: int | None, cached: int | None) -> None:
+    if prompt is not None and cached is not None and cached > prompt:
+        raise InvalidRequest(f"{cached:,} cached tokens are more than the {prompt:,} input tokens")
+
+
+def _batch(value: JsonObject) -> str | None:
+    return BATCH if str(value.get("batch")).lower() == "true" else None
 
 
 def _count(value: Json, name: str) -> int | None:
-    """Return a count, which is a text in a table; None if it is empty. Raises ValueError."""
-    count = field(value, name)
-    return None if count is None else int(str(count))
+    """Return a count, which is a text in a table; None if it is empty. Raises InvalidRequest."""
+    if is_unreadable(cell := field(value, name)):
+        raise InvalidRequest(f"unreadable {name}: {cell!r}")
+    return read_count(cell)
 
 
 def _name(value: JsonObject, *names: str) -> str:
     return next((str(value[name]) for name in names if value.get(name)), "")
+
+
+class _UsageTable(LogFormat):
+    def missing(self, value: JsonObject) -> list[str]:
+        known = set(fact_headings(value).values())
+        columns = {"model": MODELS, "input tokens": INPUT, "output tokens": OUTPUT}
+        return [name for name, facts in columns.items() if known.isdisjoint(facts)]
 
 
 class _Pages(LogFormat):
@@ -143,4 +255,23 @@ FORMATS = (
         has_requests=False,
         read_usage=_read_anthropic_page,
     ),
+    LogFormat(
+        "anthropic-usage",
+        "report of Anthropic's usage",
+        ("usage_date_utc", "usage_input_tokens_no_cache", "usage_output_tokens"),
+        _refuse_usage,
+        has_requests=False,
+        read_usage=_read_anthropic_row,
+    ),
 )
+TABLES = (
+    _UsageTable(
+        USAGE_TABLE,
+        "usage without prompts",
+        ("model", "input_tokens", "output_tokens"),
+        _refuse_usage_table,
+        has_requests=False,
+        read_usage=_read_table_row,
+    ),
+)
+"""Formats of rows that no other format matches."""

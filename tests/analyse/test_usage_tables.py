@@ -1,0 +1,140 @@
+"""Usage without prompts: the tables of consoles, gateways, and spreadsheets."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands.run import kvproxy
+
+PRICE = ("--price", "2,10,1,3,4")
+"""Of a million input, output, and cached tokens, and of tokens written for five minutes and for an hour."""
+
+
+def bill(*files: Path, by: str = "model") -> tuple[dict[str, Any], str]:
+    """Return the sum of the bill of files, and the notes."""
+    done = kvproxy("estimate", *files, "--sessions", "--by", by, *PRICE, "--json")
+    assert done.returncode == 0, done
+    return json.loads(done.stdout)["total"], done.stderr
+
+
+def table(folder: Path, text: str, name: str = "usage.csv") -> Path:
+    file = folder / name
+    file.write_text(text)
+    return file
+
+
+def test_the_headings_of_a_spreadsheet(tmp_path: Path) -> None:
+    text = (
+        "Time;Team;Model;Input Tokens;Output-Tokens;CACHED TOKENS;Total Cost (USD)\n"
+        "2026-11-01T10:00:00Z;red;m;1,200;100;200;0.1\n"
+        "2026-11-01T11:00:00Z;red;m;1000.0;n/a;;0.1\n"
+        "2026-11-01T12:00:00Z;blue;m;1.2E+03;100;0;0.1\n"
+    )
+    total, notes = bill(table(tmp_path, text), by="team")
+    assert (total["requests"], total["input_tokens"], total["output_tokens"], total["reused_tokens"]) == (
+        3,
+        2_200,
+        200,
+        200,
+    )
+    assert (total["unreported"], total["incomplete"]) == (0, 2)
+    assert total["cost"] == pytest.approx((2_000 * 2 + 200 * 1 + 200 * 10) / 1e6)
+    assert "read as usage without prompts in a table: 3 rows, 3 requests\n" in notes
+    assert "1 row with unreadable Output-Tokens (line 3): it counts as unknown\n" in notes
+    assert "1 row with unreadable Input Tokens (line 4): it counts as unknown\n" in notes
+    assert "not read: Total Cost (USD)\n" in notes
+
+
+def test_a_question_with_the_headings_of_a_spreadsheet(tmp_path: Path) -> None:
+    file = table(
+        tmp_path, 'Question,Model,Input Tokens,Output Tokens,Team\nHi.,m,"1,200",100,red\nHo.,m,"1,2",100,red\n'
+    )
+    done = kvproxy("estimate", file, "--column", "Question", "--by", "team", "--data", tmp_path, "--json")
+    assert [row["name"] for row in json.loads(done.stdout)["groups"]] == ["red"]
+    assert "with Model, Input Tokens, Output Tokens, Team: 2 rows, 2 requests, 2 conversations, 1 with a" in done.stderr
+    assert "1 row with unreadable Input Tokens (line 3): it counts as unknown\n" in done.stderr
+    for options in ((), ("--by", "team")):
+        done = kvproxy("estimate", file, *options)
+        assert "usage without prompts: estimate --sessions --by reads it for a bill; if a column has" in done.stderr
+
+
+def test_sums_of_a_day_state_their_number_of_requests_or_none(tmp_path: Path) -> None:
+    head = "date,model,n_requests,n_context_tokens_total,n_generated_tokens_total\n"
+    total, _ = bill(table(tmp_path, f"{head}2026-05-01,m,420,1250000,98000\n"))
+    assert (total["requests"], total["input_tokens"], total["output_tokens"]) == (420, 1_250_000, 98_000)
+    total, notes = bill(table(tmp_path, f"{head}2026-05-01,m,,1250000,98000\n"), by="day")
+    assert (total["requests"], "UTC days" in notes) == (None, True)
+
+
+def test_anthropic_counts_the_cache_beside_the_input(tmp_path: Path) -> None:
+    head = "usage_date_utc,model_version,api_key,workspace,usage_type,context_window,usage_input_tokens_no_cache,"
+    head += "usage_input_tokens_cache_write_5m,usage_input_tokens_cache_write_1h,usage_input_tokens_cache_read,"
+    head += "usage_output_tokens,web_search_count,inference_geo,speed\n"
+    rows = "2026-07-31,claude-opus-5,ann,w1,standard,≤ 200k,46981000,2528,10,500,34988,0,global,\n"
+    total, notes = bill(table(tmp_path, head + rows), by="client")
+    assert (total["requests"], total["input_tokens"], total["written_tokens"]) == (None, 46_984_038, 2_538)
+    paid = 46_981_000 * 2 + 2_528 * 3 + 10 * 4 + 500 * 1 + 34_988 * 10
+    assert total["cost"] == pytest.approx(paid / 1e6)
+    assert "read as report of Anthropic's usage in a table: 1 row\n" in notes
+    text = (
+        "date,model,input_tokens,output_tokens,cache_creation_input_tokens,cache_read_input_tokens,request_count\n"
+        "2026-06-01,m,3000,600,100,50,20\n"
+    )
+    total, _ = bill(table(tmp_path, text))
+    assert (total["requests"], total["input_tokens"], total["reused_tokens"], total["written_tokens"]) == (
+        20,
+        3_150,
+        50,
+        100,
+    )
+
+
+def test_the_table_of_openai_has_empty_periods_decimals_and_large_sums(tmp_path: Path) -> None:
+    head = "start_time,end_time,model,num_model_requests,input_tokens,input_cached_tokens,output_tokens\n"
+    rows = "1773446400,1773532800,,,,,\n1773532800,1773619200,gpt-4o,25.0,90000000.0,1280.0,5640.0\n"
+    total, notes = bill(table(tmp_path, head + rows))
+    assert (total["requests"], total["input_tokens"], total["unreported"]) == (25, 90_000_000, 0)
+    assert total["cost"] == pytest.approx((89_998_720 * 2 + 1_280 * 1 + 5_640 * 10) / 1e6)
+    assert "skipped 1 row without a request: 1 no request\n" in notes
+    done = kvproxy("estimate", table(tmp_path, head + "1,2,m,1,5,9,1\n"), "--sessions", "--by", "day")
+    assert "9 cached tokens are more than the 5 input tokens" in done.stderr
+
+
+def test_the_activity_of_openrouter(tmp_path: Path) -> None:
+    text = (
+        "generation_id,created_at,cost_total,tokens_prompt,tokens_completion,tokens_reasoning,tokens_cached,model_permaslug,"
+        "variant,user,api_key_name,app_name\n"
+        "gen-1,2026-06-28 03:46:57.713,0.0123,10389,137,30,1000,anthropic/claude-4.5-sonnet-20250929,standard,,ann,App\n"
+    )
+    total, _ = bill(table(tmp_path, text))
+    assert (total["requests"], total["cost"]) == (1, pytest.approx((9_389 * 2 + 1_000 + 137 * 10) / 1e6))
+
+
+def test_spend_logs_of_litellm_without_prompts(tmp_path: Path) -> None:
+    head = (
+        "request_id,call_type,api_key,spend,prompt_tokens,completion_tokens,startTime,endTime,model,metadata,team_id,"
+    )
+    head += "messages\n"
+    rows = (
+        "r1,acompletion,88dc28aa,0.01,1000,200,2026-11-01 10:00:00.000,2026-11-01 10:00:02.000,openai/gpt-4o,{},red,{}\n"
+        "r2,aembedding,88dc28aa,0.01,500,0,2026-11-01 10:00:00.000,2026-11-01 10:00:02.000,openai/e,{},red,{}\n"
+    )
+    file = table(tmp_path, head + rows)
+    total, _ = bill(file)
+    assert (total["requests"], total["output_tokens"], total["incomplete"]) == (2, 200, 0)
+    assert total["cost"] == pytest.approx((1_500 * 2 + 200 * 10) / 1e6)
+    done = kvproxy("estimate", file)
+    assert "estimate --sessions --by reads it for a bill" in done.stderr
+
+
+def test_days_in_two_reports_are_named(tmp_path: Path) -> None:
+    head = "date,model,requests,input tokens,output tokens\n"
+    first = table(tmp_path, f"{head}2026-05-01,m,4,100,9\n2026-05-02,m,4,100,9\n", "first.csv")
+    second = table(tmp_path, f"{head}2026-05-02,m,4,100,9\n2026-05-03,m,4,100,9\n", "second.csv")
+    other = table(tmp_path, f"{head}2026-05-01,another,4,100,9\n", "other.csv")
+    _, notes = bill(first, second)
+    assert f"{first} and {second} have usage of one model on 2026-05-02: it counts twice if these reports" in notes
+    _, notes = bill(first, other)
+    assert "counts twice" not in notes

@@ -99,7 +99,7 @@ async def _answer(
 ) -> Response:
     forwarder = app.backend.forwarder
     limits, deadline = app.settings.limits, Deadline(app.deadlines)
-    await app.journal.wait_for_space(is_miss=False)
+    await app.journal.wait_for_space()
     raw = await read_body(request, limits.body_bytes, limits.body_seconds, reservation)
     app.path.load.check_unread(raw)
     try:

@@ -49,15 +49,19 @@ MAX_CHANGES = 100_000
 _MAX_IDLE_READERS = 4
 _LONG_QUEUE = 4_000  # Exchanges after which a miss waits.
 _VERY_LONG_QUEUE = 12_000  # Exchanges after which a hit waits, too: its record takes a tenth of the time.
-_MAX_WAIT = 1.0  # Seconds that a request waits for a long queue.
+_MAX_WAIT = 1.0  # Seconds that a request waits for a very long queue.
+_STALLED_SECONDS = 5.0  # Time without a written batch after which no request waits for the queue.
 _MAX_QUEUED_BYTES = 64 * 2**20
 
 
 class _JournalEventQueue:
+    """The events that wait to be written; `taken` is the time on the clock `time.monotonic` when the last batch left it."""
+
     def __init__(self) -> None:
         self._events: deque[Event] = deque()
         self._exchanges = 0
         self._bytes = 0
+        self.taken = time.monotonic()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -85,6 +89,7 @@ class _JournalEventQueue:
                     self._events.append(change)
 
     def take(self, limit: int) -> list[Event]:
+        self.taken = time.monotonic()
         with self._lock:
             events = [self._events.popleft() for _ in range(min(limit, len(self._events)))]
             exchanges = [event for event in events if isinstance(event, Exchange)]
@@ -120,8 +125,13 @@ class Journal:
 
     def add(self, exchange: Exchange) -> None: ...
 
-    async def wait_for_space(self, *, is_miss: bool) -> None:
-        """Wait at most a second while many records wait to be written: a proxy at full load must not lose records."""
+    @property
+    def is_behind(self) -> bool:
+        """Whether a new miss should wait: many records wait to be written, and a proxy at full load must not lose records."""
+        return False
+
+    async def wait_for_space(self) -> None:
+        """Wait at most a second while so many records wait to be written that each new request should wait."""
 
     def record_stored(self, entry: Entry) -> None: ...
 
@@ -190,10 +200,20 @@ class StoredJournal(Journal):
         if is_recorded and not self._queue.put(exchange):
             self.lost += 1
 
-    async def wait_for_space(self, *, is_miss: bool) -> None:
-        end, most = time.monotonic() + _MAX_WAIT, _LONG_QUEUE if is_miss else _VERY_LONG_QUEUE
+    @property
+    def is_behind(self) -> bool:
+        return self._has_queued(_LONG_QUEUE)
+
+    def _has_queued(self, exchanges: int) -> bool:
+        """Whether more exchanges are queued than given, and are being written."""
+        if self._queue.exchanges <= exchanges or self._failures.is_failing:
+            return False
+        return time.monotonic() - self._queue.taken < _STALLED_SECONDS
+
+    async def wait_for_space(self) -> None:
+        end = time.monotonic() + _MAX_WAIT
         # An event would come from another thread.
-        while self._queue.exchanges > most and not self._failures.is_failing and time.monotonic() < end:  # noqa: ASYNC110
+        while self._has_queued(_VERY_LONG_QUEUE) and time.monotonic() < end:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
     def record_stored(self, entry: Entry) -> None:

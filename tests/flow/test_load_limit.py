@@ -18,6 +18,7 @@ from kvproxy.flow.answered_bodies import MAX_ANSWERED, AnsweredBodies
 from kvproxy.flow.layers import load_limit
 from kvproxy.flow.layers.load_limit import BURST, LEAST_LIMIT, ConcurrencyLimit, LimitLoad
 from kvproxy.http.services import Services
+from kvproxy.journal.journal import Journal
 from kvproxy.operations.record_query import RecordQuery
 from kvproxy.settings.limits import LimitSettings
 from tests.plain_upstream import WHOLE
@@ -126,6 +127,22 @@ def test_a_queue_that_stays_full_holds_no_burst_until_it_was_empty() -> None:
     assert turns.limit.max_waiting == BURST
 
 
+def test_a_limited_proxy_has_no_second_burst() -> None:
+    turns = Turns()
+    turns.lag_for_long()
+    for _ in range(500):
+        turns.now += TICK
+        turns.limit.update(turns.now, 0.06, 200, 2, 1.0, is_full=True)
+    full = turns.limit.max_waiting
+    assert full == pytest.approx(MAX_WAIT * 2 / TICK, rel=0.01)
+    # The queue is empty for a moment, and few misses arrive: the capacity stays.
+    turns.run(50, lag=0.0, in_flight=1)
+    assert turns.limit.max_waiting == full
+    turns.run(300, lag=0.0, in_flight=1)
+    assert turns.limit.value == math.inf
+    assert turns.limit.max_waiting == BURST
+
+
 def exchange(number: int = 0) -> Exchange:
     return Exchange("chat", f"{number}")
 
@@ -153,6 +170,27 @@ async def test_misses_enter_in_order_and_their_places_are_free_after_they_end(mo
     assert entered == [1, 2, 3, 4]
     assert not load._in_flight
     assert not load._waiting
+    load.close()
+
+
+class SlowJournal(Journal):
+    is_behind = True
+
+
+async def test_misses_wait_in_the_queue_while_the_journal_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_limit, "BURST", 1)
+    journal = SlowJournal()
+    load, first = LimitLoad(LimitSettings(), journal), exchange()
+    waiting = asyncio.create_task(load.enter(first))
+    await asyncio.sleep(0)
+    assert load._waiting
+    assert not load._in_flight
+    with pytest.raises(ProxyOverloaded):
+        await load.enter(exchange(1))
+    journal.is_behind = False
+    await asyncio.wait_for(waiting, 300)
+    assert load._in_flight == {first}
+    load.finish(first)
     load.close()
 
 

@@ -178,22 +178,28 @@ def test_after_a_failed_commit_a_prompt_is_what_it_was(opened: Opened, monkeypat
     assert database.rows("select entry, expires from prompts") == [(None, None)]
 
 
-async def test_a_miss_waits_while_many_records_wait_to_be_written_and_a_hit_while_three_times_as_many_wait(
+async def test_misses_wait_while_many_records_wait_to_be_written_and_hits_while_three_times_as_many_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvproxy.journal.journal._LONG_QUEUE", 3)
     monkeypatch.setattr("kvproxy.journal.journal._VERY_LONG_QUEUE", 9)
+    monkeypatch.setattr("kvproxy.journal.journal._MAX_WAIT", 300.0)
+    monkeypatch.setattr("kvproxy.journal.journal._STALLED_SECONDS", 300.0)
     journal = open_stored_journal(tmp_path / "journal.db", JournalSettings())
     with journal._writing:
+        assert not journal.is_behind
         for number in range(5):
             journal.add(finished(f"{number}", f"r{number}"))
-        waiting = [asyncio.create_task(journal.wait_for_space(is_miss=True))]
-        await journal.wait_for_space(is_miss=False)
+        assert journal.is_behind
+        await journal.wait_for_space()
         for number in range(5, 10):
             journal.add(finished(f"{number}", f"r{number}"))
-        waiting.append(asyncio.create_task(journal.wait_for_space(is_miss=False)))
+        waiting = asyncio.create_task(journal.wait_for_space())
         await asyncio.sleep(0.1)
-        assert not any(task.done() for task in waiting)
-    await asyncio.gather(*waiting)
+        assert not waiting.done()
+        # No request waits for a journal that writes nothing.
+        monkeypatch.setattr("kvproxy.journal.journal._STALLED_SECONDS", 0.0)
+        assert not journal.is_behind
+        await waiting
     assert len(journal.latest(20)) == 10
     journal.close()

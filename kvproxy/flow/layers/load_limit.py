@@ -21,7 +21,7 @@ LAGGING_SECONDS = 0.5
 A single stall limits none.
 """
 BURST = 1024
-"""Misses that may wait at any rate of completed misses, until the queue has been full for seconds."""
+"""Misses that may wait at any rate of completed misses, until the queue has been full for seconds; again when the limit ends."""
 UNLIMITED_SECONDS = 5.0
 """Time without waiting misses until the limit ends."""
 _TICK_SECONDS = 0.02
@@ -77,7 +77,9 @@ class ConcurrencyLimit:
         """
         self.lag = lag
         passed, self._last_update = max(_TICK_SECONDS, now - self._last_update), now
-        self._rate += (completed / passed - self._rate) * -math.expm1(-passed / _RATE_SECONDS)
+        if oldest_wait or self.value == math.inf:
+            # Otherwise, the rate is that of the arriving misses, and may be far below the capacity.
+            self._rate += (completed / passed - self._rate) * -math.expm1(-passed / _RATE_SECONDS)
         is_lagging = lag > self.max_lag
         if lag < self.max_lag / 2:
             self._lagging_since = math.inf
@@ -87,7 +89,7 @@ class ConcurrencyLimit:
             self._last_wait = now
         if is_full:
             self._burst = max(LEAST_LIMIT, self._burst * 0.5 ** (passed / _BURST_HALF_LIFE))
-        elif not oldest_wait:
+        elif not oldest_wait and self.value == math.inf:
             self._burst = BURST
         if self.value == math.inf:
             if is_lagging and now - self._lagging_since >= LAGGING_SECONDS:
@@ -112,6 +114,8 @@ class ConcurrencyLimit:
 class LimitLoad(Layer):
     """Queues misses beyond a `ConcurrencyLimit`, without a semantic lookup. Refuses misses that would wait for too long.
 
+    While the journal is behind, it admits none.
+
     `finish` must receive each exchange.
     """
 
@@ -127,6 +131,11 @@ class LimitLoad(Layer):
         self._completed = 0
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
+
+    @property
+    def _has_place(self) -> bool:
+        # A miss that waits for the journal in flight would hold a place, and let the limit rise.
+        return len(self._in_flight) < self._limit.value and not self._journal.is_behind
 
     @property
     def _is_full(self) -> bool:
@@ -160,7 +169,6 @@ class LimitLoad(Layer):
 
     async def answer(self, exchange: Exchange, rest: Rest) -> Answer:
         await self.enter(exchange)
-        await self._journal.wait_for_space(is_miss=True)
         return await rest(exchange)
 
     async def enter(self, exchange: Exchange) -> None:
@@ -168,7 +176,7 @@ class LimitLoad(Layer):
         if exchange in self._in_flight:
             # The path refused it as invalid, and it is forwarded unread.
             return
-        if not self._waiting and len(self._in_flight) < self._limit.value:
+        if not self._waiting and self._has_place:
             self._admit(exchange)
             return
         if self._is_full:
@@ -180,7 +188,10 @@ class LimitLoad(Layer):
         await (waiting if exchange.watch is None else exchange.watch(waiting))
 
     async def _wait(self, exchange: Exchange) -> None:
-        place = self._waiting[exchange] = _Place(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        place = self._waiting[exchange] = _Place(loop)
+        if self._timer is None:
+            self._schedule(loop)
         try:
             await place.admitted
         finally:
@@ -204,7 +215,7 @@ class LimitLoad(Layer):
             self._schedule(asyncio.get_running_loop())
 
     def _admit_waiting(self) -> None:
-        while self._waiting and len(self._in_flight) < self._limit.value:
+        while self._waiting and self._has_place:
             exchange = next(iter(self._waiting))
             admitted = self._waiting.pop(exchange).admitted
             if not admitted.done():
@@ -221,7 +232,7 @@ class LimitLoad(Layer):
         oldest_wait = now - next(iter(self._waiting.values())).since if self._waiting else 0.0
         self._limit.update(now, now - self._due, in_flight, completed, oldest_wait, self._is_full)
         self._admit_waiting()
-        if in_flight >= MEASURED_FROM or self._limit.value < math.inf:
+        if in_flight >= MEASURED_FROM or self._limit.value < math.inf or self._waiting:
             self._schedule(loop)
         else:
             self._timer = None

@@ -50,7 +50,7 @@ _MAX_IDLE_READERS = 4
 _LONG_QUEUE = 4_000  # Exchanges after which a miss waits.
 _VERY_LONG_QUEUE = 12_000  # Exchanges after which a hit waits, too: its record takes a tenth of the time.
 _MAX_WAIT = 1.0  # Seconds that a request waits for a very long queue.
-_STALLED_SECONDS = 5.0  # Time without a written batch after which no request waits for the queue.
+_STALLED_SECONDS = 2.0  # Time without a written batch after which no request waits for the queue.
 _MAX_QUEUED_BYTES = 64 * 2**20
 
 

@@ -187,7 +187,10 @@ async def test_misses_wait_in_the_queue_while_the_journal_is_behind(monkeypatch:
     assert not load._in_flight
     with pytest.raises(ProxyOverloaded):
         await load.enter(exchange(1))
+    # A refusal after a lookup would delay the journal.
+    assert load.refuses_unread(b"new")
     journal.is_behind = False
+    assert not load.refuses_unread(b"new")
     await asyncio.wait_for(waiting, 300)
     assert load._in_flight == {first}
     load.finish(first)

@@ -145,8 +145,9 @@ class LimitLoad(Layer):
 
     @property
     def is_overloaded(self) -> bool:
-        """Whether the queue is full, and lookups for further requests would increase the lag."""
-        return self._limit.lag > self._limit.max_lag * UNREAD_LAG and self._is_full
+        """Whether the queue is full, and lookups for further requests would increase the lag, or delay the journal."""
+        is_lagging = self._limit.lag > self._limit.max_lag * UNREAD_LAG
+        return (is_lagging or self._journal.is_behind) and self._is_full
 
     def refuses_unread(self, body: bytes) -> bool:
         """Whether to refuse a request without a lookup: the proxy is overloaded, and answered no equal body."""

@@ -1,6 +1,7 @@
 """Serves the app until a signal, and reloads settings on SIGHUP."""
 
 import asyncio
+import contextlib
 import functools
 import logging
 import signal
@@ -129,7 +130,7 @@ class ProxyServer(uvicorn.Server):
                 return
             task = asyncio.create_task(self._connect(connection))
             self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
+            task.add_done_callback(functools.partial(self._on_connected, connection))
 
     async def _connect(self, connection: socket.socket) -> None:
         make_protocol = functools.partial(
@@ -138,9 +139,15 @@ class ProxyServer(uvicorn.Server):
             server_state=self.server_state,
             app_state=self.lifespan.state,
         )
-        try:
+        with contextlib.suppress(OSError):
             await asyncio.get_running_loop().connect_accepted_socket(make_protocol, connection)
-        except OSError:
+            return
+        connection.close()
+
+    def _on_connected(self, connection: socket.socket, task: "asyncio.Task[None]") -> None:
+        self._connecting.discard(task)
+        # A stop may cancel the task before its first step.
+        if task.cancelled():
             connection.close()
 
     async def _stop_accepting(self, sockets: list[socket.socket]) -> None:

@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from statistics import mean
 from typing import TYPE_CHECKING
 
@@ -215,51 +215,58 @@ def build_services(settings: Settings, clock: Callable[[], float] = time.time) -
     built = build_backend(settings)
     if built.worker is not None:
         built.worker.on_finished = metrics.record_generation
-    cache = open_response_cache(
-        settings.store_location,
-        settings.cache,
-        embedder=settings.embedder,
-        data=settings.data,
-        clock=clock,
-        encryption=settings.encryption,
-        redaction=settings.redaction,
-        tenant_limit=clients.stored_bytes_limit,
-    )
-    # A rule may set a judge even if `cache.judge` is none.
-    comparer = None if cache.semantic is None else ResponseComparer(cache.semantic, built.backend, settings.cache)
-    # The journal is not encrypted, so it stores no texts beside an encrypted store.
-    kept = settings.journal.model_copy(update={"text": "none"}) if settings.encryption.enabled else settings.journal
-    journal = open_journal(
-        settings.journal_location,
-        kept,
-        cache.store,
-        clock,
-        redact=load_redactor(settings.redaction),
-        proxy=f"{socket.gethostname()}:{settings.port}",
-    )
-    telemetry = _create_exporter(settings.telemetry)
-    prices = settings.journal.prices
-    shared = SharedState(cache.store.database) if cache.store.remote else None
-    path = RequestPath(
-        built.backend,
-        cache,
-        settings.cache,
-        clock,
-        comparer=comparer,
-        journal=journal,
-        rules=Rules(settings),
-        tenants=Tenants(settings.access),
-        count_request=metrics.count_exchange,
-        export_spans=(lambda exchange: None) if telemetry is None else telemetry.add,
-        trace_sample_rate=None if telemetry is None else settings.telemetry.sample_rate,
-        prices=prices,
-        shared=shared,
-        pin=None if built.worker is None else built.prefix.pin,
-        limits=settings.limits,
-        plugins=settings.path,
-        resolve_model=None if built.fleet is None or built.fleet.routes is None else built.fleet.routes.resolve,
-    )
-    return Services(settings, path, metrics, built, clients, telemetry, shared)
+    with ExitStack() as opened:
+        cache = open_response_cache(
+            settings.store_location,
+            settings.cache,
+            embedder=settings.embedder,
+            data=settings.data,
+            clock=clock,
+            encryption=settings.encryption,
+            redaction=settings.redaction,
+            tenant_limit=clients.stored_bytes_limit,
+        )
+        opened.callback(cache.close)
+        # A rule may set a judge even if `cache.judge` is none.
+        comparer = None if cache.semantic is None else ResponseComparer(cache.semantic, built.backend, settings.cache)
+        # The journal is not encrypted, so it stores no texts beside an encrypted store.
+        kept = settings.journal.model_copy(update={"text": "none"}) if settings.encryption.enabled else settings.journal
+        journal = open_journal(
+            settings.journal_location,
+            kept,
+            cache.store,
+            clock,
+            redact=load_redactor(settings.redaction),
+            proxy=f"{socket.gethostname()}:{settings.port}",
+        )
+        opened.callback(journal.close)
+        if (telemetry := _create_exporter(settings.telemetry)) is not None:
+            opened.callback(telemetry.close)
+        prices = settings.journal.prices
+        shared = SharedState(cache.store.database) if cache.store.remote else None
+        path = RequestPath(
+            built.backend,
+            cache,
+            settings.cache,
+            clock,
+            comparer=comparer,
+            journal=journal,
+            rules=Rules(settings),
+            tenants=Tenants(settings.access),
+            count_request=metrics.count_exchange,
+            export_spans=(lambda exchange: None) if telemetry is None else telemetry.add,
+            trace_sample_rate=None if telemetry is None else settings.telemetry.sample_rate,
+            prices=prices,
+            shared=shared,
+            pin=None if built.worker is None else built.prefix.pin,
+            limits=settings.limits,
+            plugins=settings.path,
+            resolve_model=None if built.fleet is None or built.fleet.routes is None else built.fleet.routes.resolve,
+        )
+        services = Services(settings, path, metrics, built, clients, telemetry, shared)
+        # From here on, the services close what they use.
+        opened.pop_all()
+        return services
 
 
 def _create_exporter(settings: TelemetrySettings) -> "Exporter | None":

@@ -245,7 +245,7 @@ class StoredJournal(Journal):
             return work(reader)
         finally:
             # A connection to PostgreSQL takes longer than most queries. A connection to SQLite belongs to a thread.
-            if self._is_shared and len(self._idle_readers) < _MAX_IDLE_READERS:
+            if self._is_shared and not self._closing and len(self._idle_readers) < _MAX_IDLE_READERS:
                 self._idle_readers.append(reader)
             else:
                 reader.close()

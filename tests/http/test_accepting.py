@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from starlette.applications import Starlette
 
+from kvproxy.http.deadlines_and_disconnects import Deadlines
+from kvproxy.http.proxy_server import ProxyServer
 from kvproxy.http.serve import make_server
 from kvproxy.http.services import build_services
 from kvproxy.settings import load_settings
+from kvproxy.settings.limits import LimitSettings
 
 _BURST = 64
 
@@ -38,3 +42,25 @@ def test_a_turn_of_the_event_loop_accepts_all_connections_that_wait(tmp_path: Pa
     assert counts[-1] == _BURST
     # One turn waits for the sockets, one accepts, and the tasks of the connections take a few more.
     assert len(counts) <= 8
+
+
+def test_a_stop_closes_an_accepted_connection_that_is_not_yet_served() -> None:
+    async def refuse(*_: object) -> None: ...
+
+    server = ProxyServer(Starlette(), LimitSettings(), Deadlines(300.0, print), print, refuse)
+
+    async def stop() -> bytes:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as listener,
+            socket.create_connection(listener.getsockname()) as client,
+        ):
+            listener.setblocking(False)
+            server._accept_waiting(listener)
+            connecting = list(server._connecting)
+            for task in connecting:
+                task.cancel()
+            await asyncio.wait(connecting)
+            return await asyncio.to_thread(client.recv, 1)
+
+    assert uvloop.run(stop()) == b""
+    assert not server._connecting

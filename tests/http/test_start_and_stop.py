@@ -53,6 +53,17 @@ def test_a_proxy_listens_and_systemd_is_notified_when_it_is_ready(
         assert manager.recv(100) == b"STOPPING=1"
 
 
+def test_a_failed_start_closes_what_it_has_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **named: object) -> None:
+        raise SettingsError("no path")
+
+    monkeypatch.setattr("kvproxy.http.services.RequestPath", fail)
+    before = set(threading.enumerate())
+    with pytest.raises(SettingsError, match="no path"):
+        _services(tmp_path)
+    assert set(threading.enumerate()) <= before
+
+
 def test_a_port_that_another_process_opens_during_the_start_is_named(tmp_path: Path) -> None:
     with bind_port("127.0.0.1", 0) as listener, socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -130,9 +130,9 @@ def open_file(path: Path) -> SqliteJournalDatabase:
     check_file(path, f"the journal {path}", VERSION)
     make_files_private(path)
     connection = connect(path)
-    # A killed process loses no commit. A power failure may lose the last ones.
-    connection.execute("pragma synchronous=normal")
     try:
+        # A killed process loses no commit. A power failure may lose the last ones.
+        connection.execute("pragma synchronous=normal")
         create_schema(connection, f"the journal {path}", VERSION, (*TABLES, view_sql()))
         _add_columns(connection)
         for table in ("records", "prompts", "totals", "turns"):

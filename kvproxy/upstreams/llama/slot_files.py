@@ -66,7 +66,7 @@ class SlotFiles:
                 name: SlotFile(name, identity, self._read_tokens(name, tokens), *rest)
                 for name, identity, tokens, *rest in rows
             }
-        except sqlite3.Error:
+        except BaseException:
             self._database.close()
             raise
 

@@ -172,10 +172,15 @@ def test_records_are_saved_for_spreadsheets(page: Page, hour: tuple[str, Service
 
 def test_reasons_are_explained_where_they_stand(page: Page, url: str) -> None:
     page.open(url, "overview?since=3600")
-    link = page.find(".bars a[data-reason=veto-numbers]")
-    page.run("arguments[0].focus()", link)
-    page.until(lambda: page.text("#tip") == reasons()["veto-numbers"].replace("`", ""))
-    assert link.get_attribute("aria-describedby") == "tip"
+
+    def is_explained() -> bool:
+        # The page may replace the link when it refreshes.
+        link = page.find(".bars a[data-reason=veto-numbers]")
+        page.run("arguments[0].focus()", link)
+        is_shown = page.text("#tip") == reasons()["veto-numbers"].replace("`", "")
+        return is_shown and link.get_attribute("aria-describedby") == "tip"
+
+    page.until(is_explained)
     page.press(ESCAPE)
     page.until(lambda: not page.find("body").find_element("id", "tip").is_displayed())
     for view, place, reason in (("journal", ".row", "hit-exact"), ("matches", ".match", "veto-numbers")):

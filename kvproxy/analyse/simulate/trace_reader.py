@@ -252,7 +252,8 @@ def _parse_line(path: Path, line_number: int, text: str) -> dict[str, Any]:
     try:
         line = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise TraceError(f"{path}, line {line_number}: not JSON ({error})") from None
+        prompts = "; kvproxy estimate --format prompts reads a prompt per line" if line_number == 1 else ""
+        raise TraceError(f"{path}, line {line_number}: not JSON ({error}){prompts}") from None
     if not isinstance(line, dict):
         raise TraceError(f"{path}, line {line_number}: expected a JSON object")
     return line

@@ -179,6 +179,15 @@ def test_an_agent_trace_of_weka_names_its_block_size(tmp_path: Path) -> None:
     assert [arrival.seconds for arrival in read_trace(trace).arrivals] == [0.0, 11.0, 12.0]
 
 
+def test_a_file_of_prompts_names_the_command_that_reads_it(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("What is a block?\nWhat is a tier?\n")
+    with pytest.raises(
+        TraceError, match=r"line 1: not JSON .*; kvproxy estimate --format prompts reads a prompt per line"
+    ):
+        read_chains(prompts)
+
+
 def test_a_block_size_that_contradicts_the_token_counts_is_refused(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text(lines({"input_length": 5000, "hash_ids": [1, 2, 3]}))

@@ -110,6 +110,10 @@ def test_the_activity_of_openrouter(tmp_path: Path) -> None:
     )
     total, _ = bill(table(tmp_path, text))
     assert (total["requests"], total["cost"]) == (1, pytest.approx((9_389 * 2 + 1_000 + 137 * 10) / 1e6))
+    # A free variant does not have the list price of the model.
+    file = table(tmp_path, text.replace("anthropic/claude-4.5-sonnet-20250929,standard", "google/gemini-2.5-pro,free"))
+    (row,) = json.loads(kvproxy("estimate", file, "--sessions", "--by", "model", "--json").stdout)["rows"]
+    assert (row["name"], row["cost"], row["unpriced"]) == ("google/gemini-2.5-pro:free", None, 1)
 
 
 def test_spend_logs_of_litellm_without_prompts(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from kvproxy.apis.service_tiers import BATCH
 from kvproxy.errors import InvalidRequest
 
 USAGE_TABLE = "usage-table"
-EXTRA_COLUMNS = {"end_time", "service_tier", "batch"}
+EXTRA_COLUMNS = {"end_time", "service_tier", "batch", "variant"}
 """Columns of a usage table beside those of `fact_columns.py`."""
 _LONG_CONTEXT = 200_001
 """A prompt with the price of Anthropic's long context."""
@@ -165,6 +165,9 @@ def _read_table_row(row: Row) -> Iterator[LoggedRequest]:
     """
     value, headings = row.value, fact_headings(row.value)
     facts = facts_of(value, headings)
+    if value.get("variant") == "free" and facts.get("model_permaslug"):
+        # OpenRouter's free variant of a model has no list price.
+        facts["model_permaslug"] = f"{facts['model_permaslug']}:free"
     tokens, labels, model, time = token_counts(facts), labels_of(facts), model_of(facts), time_of(facts)
     _check_cached(tokens.prompt, tokens.cached)
     is_of_day = is_date(date_of(facts) if time_field(facts) is None else facts[str(time_field(facts))])

@@ -22,10 +22,12 @@ _RUNTIME = "com.microsoft"
 _MAX_PAIR = 127  # Rounding adds up to 1.
 Quantize = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 """Returns the int8 weights `[in, out]` and the scales `[out]` of a matrix `[out, in]`."""
+# Read at import, because an upgrade can replace the file while a process still builds graphs with the earlier code.
+_CODE_DIGEST = file_digest(Path(__file__))
 
 
 def code_digest() -> str:
-    return file_digest(Path(__file__))
+    return _CODE_DIGEST
 
 
 class Graph:

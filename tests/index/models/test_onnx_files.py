@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.index.models.minilm.graph_builder import int8_test_graph
+from kvproxy.index.models.minilm import graph_builder
+from kvproxy.index.models.minilm.graph_builder import code_digest, int8_test_graph
 from kvproxy.index.models.minilm.onnx_files import MAX_FILES, OnnxFiles, content_digest
 
 PROBE = int8_test_graph()
@@ -24,6 +25,15 @@ def never() -> bytes:
 
 def works(session: object) -> bool:
     return session.run(None, LARGEST)[0].item() > 0  # type: ignore[attr-defined, no-any-return]
+
+
+def test_an_upgrade_during_a_run_does_not_change_the_name_of_a_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, upgraded = code_digest(), tmp_path / "graph_builder.py"
+    upgraded.write_text("# Another version.")
+    monkeypatch.setattr(graph_builder, "__file__", str(upgraded))
+    assert code_digest() == before
 
 
 def test_a_graph_is_built_once(tmp_path: Path) -> None:
@@ -94,7 +104,8 @@ WRITER = """
 import sys
 from pathlib import Path
 from kvproxy.index.models.minilm.onnx_files import OnnxFiles
-from kvproxy.index.models.minilm.graph_builder import int8_test_graph
+from kvproxy.index.models.minilm import graph_builder
+from kvproxy.index.models.minilm.graph_builder import code_digest, int8_test_graph
 graph = int8_test_graph()
 print("ready", flush=True)
 number = 0

@@ -365,6 +365,7 @@ def _wrong_hits_sentence(estimated: "Estimate") -> str:
         return (
             f"{wrong.wrong:,} of {wrong.compared:,} semantic hits differ from the logged response"
             f" ({percent(wrong.wrong / wrong.compared)}, between {percent(interval[0])} and {percent(interval[1])})"
+            + ("; these saved nothing" if wrong.wrong else "")
         )
     guess = "" if wrong.expected is None else f"; the verifier expects {percent(wrong.expected)} wrong hits"
     return f"the log has no responses to compare with semantic hits{guess}"

@@ -58,6 +58,8 @@ class HitSavings:
             unlimited pool would have reused them, without prefixes below the provider's minimum.
         money: price of prompts and responses, with `cached_tokens` at the price of reuse; None if no model has a price.
         unpriced: number of hits on models without a price; `money` excludes them.
+        wrong: number of hits that differ from the logged response. They saved nothing: tokens, money, and the other counts
+            exclude them.
     """
 
     requests: int
@@ -67,6 +69,7 @@ class HitSavings:
     cached_tokens: int
     money: float | None
     unpriced: int
+    wrong: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ class GroupSavings:
     Attributes:
         name: empty for requests without one, such as those of no team.
         saved_tokens: tokens of prompts and responses, of which a prefix cache would have reused `cached_tokens`.
+        wrong: number of semantic hits that differ from the logged response, and saved nothing.
     """
 
     name: str
@@ -86,6 +90,7 @@ class GroupSavings:
     cached_tokens: int
     money: float | None
     unpriced: int
+    wrong: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +253,9 @@ def _group_savings(
         )
         tokens = total.prompt_tokens + total.response_tokens
         counts = len(requests), layers.count("exact"), layers.count("semantic")
-        groups.append(GroupSavings(name, *counts, tokens, total.cached_tokens, total.money, total.unpriced))
+        groups.append(
+            GroupSavings(name, *counts, tokens, total.cached_tokens, total.money, total.unpriced, total.wrong)
+        )
     groups.sort(key=lambda group: group.name)
     if by != "day":
         groups.sort(key=lambda group: (group.money or 0.0, group.saved_tokens), reverse=True)
@@ -310,9 +317,11 @@ def _savings_of_hit(
 ) -> HitSavings:
     """Return the tokens and the money that a hit saved; `common_share` is the share of its prompt that was sent before.
 
-    The whole blocks of this share replace the reuse that the logged response reports if a cache replayed it (`is_replay`). The
-    provider caches no prefix below `minimum` tokens.
+    A hit that differs from the logged response saved nothing. The whole blocks of this share replace the reuse that the logged
+    response reports if a cache replayed it (`is_replay`). The provider caches no prefix below `minimum` tokens.
     """
+    if hit.is_right is False:
+        return HitSavings(1, 0, 0, 0, 0, 0.0, 0, wrong=1)
     logged = hit.logged.response
     counts = _reported_counts(hit)
     prompt, response = counts[0] or 0, counts[1] or 0
@@ -335,6 +344,7 @@ def _sum_savings(hits: Sequence[HitSavings], *, has_price: bool) -> HitSavings:
         sum(hit.cached_tokens for hit in hits),
         sum(hit.money or 0.0 for hit in hits) if has_price else None,
         sum(hit.unpriced for hit in hits),
+        sum(hit.wrong for hit in hits),
     )
 
 

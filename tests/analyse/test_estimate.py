@@ -131,6 +131,23 @@ def test_hits_save_tokens_seconds_and_money(tmp_path: Path) -> None:
     assert "--blocks takes integers" in kvproxy(*given, "--blocks", "many").stderr
 
 
+def test_a_wrong_semantic_hit_saves_nothing(tmp_path: Path) -> None:
+    answers = ("Choose Reset in the settings.", "Call 555 0100 on Monday; the line is open from 9 to 17.")
+    asked = ("How do I reset my password?", "How can I reset my password?")
+    lines = [logs.line([{"role": "user", "content": text}], each) for text, each in zip(asked, answers, strict=True)]
+    log = logs.write(tmp_path / "log.jsonl", lines)
+    given = ("estimate", log, "--data", tmp_path, "--price", "2,20,0.5")
+    found = result(*given, "--by", "model")
+    hits = found["semantic_savings"]
+    assert (found["semantic"], found["wrong"]["wrong"]) == (hits["requests"], hits["wrong"]) == (1, 1)
+    assert (hits["prompt_tokens"], hits["response_tokens"], hits["money"], hits["seconds"]) == (0, 0, 0.0, 0.0)
+    (group,) = found["groups"]
+    assert (group["semantic"], group["wrong"], group["saved_tokens"], group["money"]) == (1, 1, 0, 0.0)
+    shown = kvproxy(*given).stdout
+    assert "1 of 1 semantic hits differ from the logged response (100.0%, between" in shown
+    assert "; these saved nothing\n" in shown
+
+
 @pytest.mark.parametrize("block_size", [16, 64])
 def test_savings_of_a_live_proxy_price_hits_as_the_estimate_of_its_log(block_size: int, tmp_path: Path) -> None:
     prices = '[journal.prices."demo"]\ninput = 3\ncached = 0.3\noutput = 15\n'

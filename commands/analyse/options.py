@@ -108,6 +108,8 @@ def describe_rows(log: "RequestLog") -> list[str]:
         counts.append(plural(log.num_requests, "request"))
     if not log.is_usage_report:
         counts += [plural(log.num_conversations, "conversation"), f"{log.num_responses:,} with a response"]
+    from kvproxy.analyse.log_formats.pages import unfinished_pages
+
     lines = [f"read as {log.format}: {', '.join(counts)}"]
     if without := log.num_skipped + len(log.errors):
         malformed = f"{len(log.errors):,} malformed" if log.errors else ""
@@ -124,6 +126,11 @@ def describe_rows(log: "RequestLog") -> list[str]:
         more = f" and {plural(len(log.shared_days) - 1, 'more day')}" if len(log.shared_days) > 1 else ""
         lines.append(
             f"{' and '.join(files)} have usage of one model on {day}{more}: it counts twice if these reports overlap"
+        )
+    for page in unfinished_pages(log.pages):
+        start = f", from page={page.next_page} on" if page.next_page else ""
+        lines.append(
+            f"incomplete: {page.file} says that further pages follow it (has_more), and they are not here: give them, too{start}"
         )
     if log.num_without_model and log.is_usage_report:
         lines.append("some sums name no model, so they have no price: group the report by model (group_by)")
@@ -145,6 +152,8 @@ def describe_rows(log: "RequestLog") -> list[str]:
 
 
 def log_document(log: "RequestLog", tokenizer: str | None) -> dict[str, Any]:
+    from kvproxy.analyse.log_formats.pages import unfinished_pages
+
     return {
         "format": log.format,
         "rows": log.rows,
@@ -156,6 +165,7 @@ def log_document(log: "RequestLog", tokenizer: str | None) -> dict[str, Any]:
         "requests_without_model": log.num_without_model,
         "unreadable": {heading: len(numbers) for heading, numbers in log.unreadable.items()},
         "shared_days": log.shared_days,
+        "unfinished_pages": [page.file for page in unfinished_pages(log.pages)],
         "ignored_fields": sorted(log.ignored_fields),
         "responses_of_other_apis": dict(log.other_apis),
         "tokenizer": tokenizer or "demo",

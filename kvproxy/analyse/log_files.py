@@ -149,6 +149,7 @@ def _merge(logs: dict[str, RequestLog]) -> RequestLog:
         whole.rows += log.rows
         whole.requests += [_of_file(request, name) for request in log.requests]
         whole.ignored_fields |= log.ignored_fields
+        whole.pages += log.pages
         whole.errors += [LineError(error.line, f"in {name}: {error.message}") for error in log.errors]
         for cause, numbers in log.skipped.items():
             whole.skipped[f"{cause} in {name}" if cause in PLACED_CAUSES else cause] += numbers

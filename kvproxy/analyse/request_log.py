@@ -7,9 +7,11 @@ from dataclasses import field as dataclass_field
 from functools import cached_property
 from pathlib import Path
 
+from kvproxy.analyse.log_formats.cost_reports import describe_costs
 from kvproxy.analyse.log_formats.fact_columns import REQUESTS, fact_headings, facts_of, unreadable_columns, with_facts
 from kvproxy.analyse.log_formats.json_texts import decoded
 from kvproxy.analyse.log_formats.log_format import LogFormat, LoggedRequest, Row, SkipRow, api_of_response
+from kvproxy.analyse.log_formats.pages import Page, read_page
 from kvproxy.analyse.log_formats.registry import PROMPTS, format_names, log_formats
 from kvproxy.analyse.log_formats.requests import BODY_FIELDS, read_fields
 from kvproxy.analyse.log_formats.rows import NO_JSON, NO_OBJECT_ITEM, NO_OBJECT_LINE, PLACED_CAUSES, FileRows, read_rows
@@ -43,6 +45,7 @@ class RequestLog:
         skipped: numbers of the rows without a request to a cached API, by cause.
         errors: of the malformed rows.
         shared_days: UTC days of which several files have sums of usage of one model, and the names of these files.
+        pages: those of a list, such as a report of an admin API.
         ignored_fields: fields of rows that are not read: no fields of a request, and no response, time, route, or status.
     """
 
@@ -53,6 +56,7 @@ class RequestLog:
     errors: list[LineError] = dataclass_field(default_factory=list)
     ignored_fields: set[str] = dataclass_field(default_factory=set)
     shared_days: dict[str, list[str]] = dataclass_field(default_factory=dict)
+    pages: list[Page] = dataclass_field(default_factory=list)
 
     @cached_property
     def num_conversations(self) -> int:
@@ -157,6 +161,7 @@ def read_log(
         others = log_formats() if format is None else ()
         seen = set() if known_rows is None else known_rows
         log = _read_rows(content, chosen, model, others, seen, for_bill=for_bill)
+        log.pages = [read_page(str(file), page) for page in content.pages]
     if not log.requests and _REPEATED not in log.skipped:
         raise InvalidRequest(_no_requests(file, log))
     return log
@@ -176,6 +181,9 @@ def _choose_format(file: Path, content: FileRows, name: str | None) -> LogFormat
     sample = [value for _, value in content.rows[:_SAMPLE]]
     if not sample:
         raise InvalidRequest(_describe_empty(file, content))
+    if not content.is_table and (costs := describe_costs([value for _, value in content.rows])) is not None:
+        # Its periods have the fields of a report of usage.
+        raise InvalidRequest(f"{file} is {costs}")
     first_matches = [_first_match(value, formats) for value in sample]
     counts = [first_matches.count(log_format) for log_format in formats]
     chosen = formats[counts.index(max(counts))]
@@ -210,6 +218,8 @@ def _describe_unknown(file: Path, content: FileRows, formats: Sequence[LogFormat
     number, value = content.rows[0]
     fields = ", ".join(list(value)[:_SHOWN_FIELDS]) + (", ..." if len(value) > _SHOWN_FIELDS else "")
     if content.is_table:
+        if (costs := describe_costs([value for _, value in content.rows])) is not None:
+            return f"{file} is {costs}; if a column has questions, name it with --column"
         fix = "name the column of questions with --column, or convert its rows to JSON lines with model and messages"
         return f"{file} is a table with the columns {fields}: {fix}"
     if _TRACE_FIELDS & set(value):

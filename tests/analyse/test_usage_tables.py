@@ -142,3 +142,86 @@ def test_days_in_two_reports_are_named(tmp_path: Path) -> None:
     assert f"{first} and {second} have usage of one model on 2026-05-02: it counts twice if these reports" in notes
     _, notes = bill(first, other)
     assert "counts twice" not in notes
+
+
+def page(start: int, *, has_more: bool) -> dict[str, Any]:
+    result = {"object": "organization.usage.completions.result", "model": "m", "num_model_requests": 1}
+    result |= {"input_tokens": 10, "output_tokens": 2}
+    bucket = {"object": "bucket", "start_time": start, "end_time": start + 86_400, "results": [result]}
+    return {"object": "page", "data": [bucket], "has_more": has_more, "next_page": "page_x" if has_more else None}
+
+
+def test_a_page_without_the_next_one_is_named(tmp_path: Path) -> None:
+    first, last, later = page(0, has_more=True), page(86_400, has_more=False), page(172_800, has_more=False)
+    one = table(tmp_path, json.dumps(first), "one.json")
+    says = "incomplete: {} says that further pages follow it (has_more), and they are not here"
+    total, notes = bill(one)
+    assert (total["requests"], says.format(one) in notes) == (1, True)
+    assert "give them, too, from page=page_x on\n" in notes
+    # The second page is missing.
+    assert says.format(one) in bill(one, table(tmp_path, json.dumps(later), "three.json"))[1]
+    assert "incomplete" not in bill(one, table(tmp_path, json.dumps(last), "two.json"))[1]
+    assert "incomplete" not in bill(table(tmp_path, "\n".join(map(json.dumps, (first, last))), "lines.jsonl"))[1]
+    lines = table(tmp_path, "\n".join(map(json.dumps, (first, page(86_400, has_more=True)))), "open.jsonl")
+    assert bill(lines)[1].count("incomplete") == 1
+
+
+def test_a_page_of_stored_requests_without_the_next_one_is_named(tmp_path: Path) -> None:
+    request = {"id": "chatcmpl-1", "model": "m", "messages": [{"role": "user", "content": "Hi."}]}
+    file = table(tmp_path, json.dumps({"object": "list", "data": [request], "has_more": True}), "list.json")
+    done = kvproxy("estimate", file, "--json")
+    assert json.loads(done.stdout)["log"]["unfinished_pages"] == [str(file)]
+    assert f"incomplete: {file} says that further pages follow it (has_more)" in done.stderr
+    last = table(tmp_path, json.dumps({"object": "list", "data": [request], "has_more": False}), "last.json")
+    assert "incomplete" not in kvproxy("estimate", file, last).stderr
+
+
+OPENAI_COSTS = {
+    "object": "page",
+    "data": [
+        {"object": "bucket", "start_time": 1, "end_time": 2, "results": []},
+        {"object": "bucket", "start_time": 2, "end_time": 3}
+        | {"results": [{"object": "organization.costs.result", "amount": {"value": 0.06, "currency": "usd"}}] * 2},
+    ],
+    "has_more": False,
+}
+ANTHROPIC_COSTS = {
+    "data": [
+        {"starting_at": "2026-11-01T00:00:00Z", "ending_at": "2026-11-02T00:00:00Z"}
+        | {"results": [{"amount": "123.5", "currency": "USD", "description": None}]}
+    ],
+    "has_more": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("costs.json", json.dumps(OPENAI_COSTS), "(0.12 USD), which has no tokens: give the report of usage (OpenAI's"),
+        (
+            "costs.json",
+            json.dumps(ANTHROPIC_COSTS),
+            "(1.24 USD), which has no tokens: give the report of usage (Anthropic's",
+        ),
+        (
+            "costs.csv",
+            "start_time,end_time,amount_value,amount_currency,line_item\n1,2,0.5,usd,gpt-5\n2,3,1,eur,gpt-5\n",
+            "(0.50 USD and 1.00 EUR), which has no tokens: give the report of usage (OpenAI's",
+        ),
+        (
+            "costs.csv",
+            "usage_date_utc,model,workspace,cost_type,cost_usd\n2026-11-01,Claude Opus 5,w1,token,3.25\n",
+            "(3.25 USD), which has no tokens: give the report of usage (Anthropic's",
+        ),
+        (
+            "costs.csv",
+            'Date,Spend ($),Team\n2026-11-01,"1,200.50",red\n2026-11-02,n/a,red\n',
+            "a report of costs, which has no tokens: give the report of usage (LiteLLM's spend logs)",
+        ),
+    ],
+)
+def test_a_report_of_costs_is_named(name: str, text: str, says: str, tmp_path: Path) -> None:
+    done = kvproxy("estimate", table(tmp_path, text, name), "--sessions", "--by", "model")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvproxy.analyse.log_formats.log_format import PROMPT_FIELDS, first_of
+from kvproxy.analyse.log_formats.pages import is_page
 from kvproxy.analyse.simulate.trace_reader import TRACE_TABLES
 from kvproxy.apis.json import Json, JsonObject, as_object, loads, objects
 from kvproxy.errors import InvalidRequest
@@ -51,6 +52,7 @@ class FileRows:
             with more cells than its header.
         envelope: the log that has the rows in its lines, such as Docker's log; empty for none.
         is_table: the rows are those of a table, so each value is a string.
+        pages: the documents around the rows, or the rows themselves, that are pages of a list.
     """
 
     rows: list[tuple[int, JsonObject]] = field(default_factory=list)
@@ -58,6 +60,7 @@ class FileRows:
     invalid: dict[int, str] = field(default_factory=dict)
     envelope: str = ""
     is_table: bool = False
+    pages: list[JsonObject] = field(default_factory=list)
 
     @property
     def num_rows(self) -> int:
@@ -89,6 +92,7 @@ def read_rows(file: Path, text: str) -> FileRows:
     if not (file_rows.rows or file_rows.invalid or file_rows.is_table):
         file_rows = _rows_of_engine_log(file, lines, file_rows.envelope)
     file_rows.add_lines_without_row(outer)
+    file_rows.pages += [value for _, value in file_rows.rows if is_page(value)]
     return file_rows
 
 
@@ -137,11 +141,13 @@ def _refuse_constant(name: str) -> None:
 
 
 def _rows_of_document(document: Json) -> FileRows:
+    file_rows = FileRows()
     if isinstance(document, dict):
         known = any(name in document for name in PROMPT_FIELDS)
         inner = None if known else first_of(document, *_CONTAINERS)
+        if objects(inner) and is_page(document):
+            file_rows.pages.append(document)
         document = inner if objects(inner) else [document]
-    file_rows = FileRows()
     for number, item in enumerate(document if isinstance(document, list) else [document], 1):
         if isinstance(item, dict):
             file_rows.rows.append((number, item))

@@ -156,6 +156,8 @@ class ModelRoutes:
                     f"no upstream takes requests for {request.model} ({cause}), and all of its fallback {attempt.model} are"
                     " draining: restore one with kvproxy upstreams undrain"
                 )
+                # The cause may name the address of an upstream.
+                error.cause = f"no upstream takes requests for {request.model}, and all of its fallback {attempt.model} are draining"
             raise
         return self._name_fallback(reply, attempt, request)
 

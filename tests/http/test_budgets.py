@@ -694,7 +694,9 @@ def test_the_metric_counts_a_paid_fallback_of_a_model_without_a_price(tmp_path: 
             assert proxy.ask(key, model="unpriced").status_code == 200
 
             def spent() -> float:
-                found = re.findall(r'client_spent_total{client="one",model="m"} (.*)', services.metrics.render().decode())
+                found = re.findall(
+                    r'client_spent_total{client="one",model="m"} (.*)', services.metrics.render().decode()
+                )
                 return float(found[0]) if found else 0.0
 
             until(lambda: spent() == pytest.approx(COST))

@@ -157,7 +157,8 @@ class ModelRoutes:
                     " draining: restore one with kvproxy upstreams undrain"
                 )
                 # The cause may name the address of an upstream.
-                error.cause = f"no upstream takes requests for {request.model}, and all of its fallback {attempt.model} are draining"
+                model, fallback = request.model, attempt.model
+                error.cause = f"no upstream takes requests for {model}, and all of its fallback {fallback} are draining"
             raise
         return self._name_fallback(reply, attempt, request)
 

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.exchange import CacheKey, Exchange
 from kvproxy.index.entry_redaction import RedactionFailed, Redactor, redact_json
 from kvproxy.index.search.conversations import last_turn
@@ -342,7 +343,7 @@ def _stored_texts(
     shown = matched = whole = None
     # The store has the questions of other requests, unless no-store forbids it.
     if mode != "hits" or ((has_failed or chosen is not None) and not request.control.no_store):
-        shown = request.api.display_text(request.body) or None
+        shown = _asked_question(exchange, request) or None
     if chosen is not None:
         matched = last_turn(chosen.prompt)
     if mode == "all" and is_new:
@@ -354,6 +355,12 @@ def _stored_texts(
         except RedactionFailed:
             return None, None, None
     return _excerpt(shown), _excerpt(matched), None if whole is None else zlib.compress(whole)
+
+
+def _asked_question(exchange: Exchange, request: ApiRequest) -> str:
+    """Return the question as the semantic lookup found it beside passages; without a lookup, the last message."""
+    found = "" if exchange.lookup is None else last_turn(exchange.lookup.question)
+    return found or request.api.display_text(request.body)
 
 
 def _excerpt(text: str | None) -> str | None:

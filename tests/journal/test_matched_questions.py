@@ -78,6 +78,32 @@ def test_the_questions_of_a_hit_outlive_the_entries(tmp_path: Path, end: str, sh
     assert [(row["question"], row["stored_question"]) for row in hits] == [(CLOSE, QUESTION)]
 
 
+RAG_PROMPT = (
+    "You are an assistant for question-answering tasks. Use the following pieces of retrieved context to answer the"
+    " question. If you don't know the answer, just say that you don't know.\nQuestion: {} \nContext: {} \nAnswer:"
+)
+"""LangChain's `rlm/rag-prompt`."""
+
+
+@pytest.mark.parametrize("shadow", [False, True])
+@pytest.mark.parametrize("rule", [{}, {"journal_text": "beginning"}, {"journal_text": "all"}])
+def test_the_question_of_a_hit_beside_passages_is_the_compared_one(
+    tmp_path: Path, shadow: bool, rule: dict[str, str]
+) -> None:
+    passages = "The treaty was signed in the year 1492, after nine months of negotiations. " * 9
+    rules = [{"name": "all", **rule}] if rule else []
+    with proxy(tmp_path, ThresholdPolicy(0.8, guards=()), shadow=shadow, rules=rules) as (url, services, _):
+        for question in (QUESTION, CLOSE):
+            ask(url, RAG_PROMPT.format(question, passages), "confirm")
+            until_stored(services)
+        journal = services.journal
+        assert isinstance(journal, StoredJournal)
+        until(lambda: len(journal.latest(9)) == 2)
+        newest = httpx.get(f"{url}/admin/log").json()[0]
+    assert newest["reason"] == ("shadow" if shadow else "hit-semantic")
+    assert (newest["question"], newest["stored_question"]) == (CLOSE, QUESTION)
+
+
 @pytest.mark.parametrize("layer", ["semantic", "forward"])
 def test_a_hit_keeps_both_questions_as_far_as_allowed(place: str, layer: str) -> None:
     def secret(text: str) -> str:

@@ -10,7 +10,7 @@ from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.reasons import meaning_of_reason
 from kvproxy.journal.record import Record
-from kvproxy.journal.request_regions import QUESTIONS, Regions
+from kvproxy.journal.request_regions import PASSAGES, QUESTIONS, Regions
 from kvproxy.journal.sessions.changed_text import find_changed_text, split_region, text_of_region
 from kvproxy.journal.sessions.ledger import CAUSES
 from kvproxy.journal.sessions.session_reader import SessionReader, Turn
@@ -190,6 +190,8 @@ def explain_in_sentences(explanation: MissExplanation, format_time: Callable[[fl
         sentences.append(f"The reached limit is {record.reached_limit}, see docs/limits.md.")
     if record.removed_at is not None:
         sentences.append(f"It was removed at {format_time(record.removed_at)}.")
+    if PASSAGES in (record.changed or "").split(","):
+        sentences.append("The passages beside the question differ: a response is served beside equal passages only.")
     if record.near is not None:
         sentences.append(
             f"The nearest question is that of entry {record.near[:12]}, with a similarity of {record.similarity:.3f}"

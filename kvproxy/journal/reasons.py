@@ -18,7 +18,7 @@ _REASONS: dict[str, str] = {
     "miss-expired": "An equal request was stored, but it expired.",
     "miss-evicted": "An equal request was stored, but it was evicted.",
     "miss-removed": "An equal request was stored, but it was removed.",
-    "miss-changed": "An earlier request with the same question differs in the regions that `changed` lists.",
+    "miss-changed": "An earlier request with the same question differs in the regions that `changed` lists, such as passages.",
     "miss-unstored": "An equal request was answered before, but its response was not stored.",
     "miss-concurrent": "An equal request was in flight, and could not share its response: each wants a sample, or another form.",
     "miss-old": "An equal or similar request is stored, but its response is older than the request's `max-age`.",

@@ -73,7 +73,8 @@ class RequestGroup:
         prompt: number of the prompt; None if the group is not a prompt.
         differs_in: names of the request fields in which prompts with the same question differ.
         cost: the provider's price of the group's requests: 0 if all were hits; None if unknown.
-        unpriced: number of paid requests without a known price or usage, which `cost` excludes.
+        unpriced: number of requests that a model without a price answered.
+        unreported: number of answered requests without reported or estimated tokens; `cost` excludes both.
     """
 
     name: str
@@ -87,6 +88,7 @@ class RequestGroup:
     differs_in: tuple[str, ...] = ()
     cost: float | None = None
     unpriced: int = 0
+    unreported: int = 0
 
     @property
     def key(self) -> str | int:
@@ -140,6 +142,7 @@ class TotalRow:
     """Sums over the requests of a group with one layer, model, tenant, and UTC day.
 
     `unreported` requests have unknown tokens, of which `estimated` ones have an estimate. `tiered` ones have a service tier.
+    `unpaid` ones failed, and cost nothing; those before this sum existed are not among them.
     `saved_seconds` is the duration of original responses minus that of their hits.
     """
 
@@ -158,6 +161,7 @@ class TotalRow:
     estimated_prompt_tokens: int
     estimated_completion_tokens: int
     tiered: int
+    unpaid: int
 
 
 class JournalReader:

@@ -47,7 +47,7 @@ _OMITTED = " … "
 _DAY = 86_400
 _SUMS = (
     *("requests", "prompt_tokens", "completion_tokens", "reused_tokens", "saved_seconds", "unreported"),
-    *("estimated", "estimated_prompt_tokens", "estimated_completion_tokens", "tiered"),
+    *("estimated", "estimated_prompt_tokens", "estimated_completion_tokens", "tiered", "unpaid"),
 )
 
 
@@ -286,7 +286,7 @@ class RecordWriter:
         is_paid = record.status == 200 or estimated != (None, None)
         is_unreported = is_paid and None in (record.prompt_tokens, record.completion_tokens)
         counts = int(is_unreported), int(estimated != (None, None)), *(count or 0 for count in estimated)
-        counts = *counts, int(record.service_tier is not None)
+        counts = *counts, int(record.service_tier is not None), int(not is_paid)
         # A revalidation costs money, and is no request of a client.
         requests = int(record.layer != "revalidated")
         values = (requests, *tokens, self._saved_seconds(exchange, record), *counts)

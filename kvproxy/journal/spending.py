@@ -155,7 +155,7 @@ class Spending:
         reused_tokens, written_tokens, output_tokens: None if no request reports them.
         lost: prompt tokens that were not reused, by cause; see `CAUSES`.
         cost: money; None if no model has a price. The sum of `input_cost`, of which `lost_cost` is a part, and `output_cost`.
-        unpriced: number of requests of models without a price, which the money excludes.
+        unpriced: number of requests that a model without a price answered, which the money excludes.
         unreported: number of requests without reported or estimated usage, which tokens and money exclude.
         incomplete: number of requests of which only input or only output is known; tokens and money exclude the other.
         estimated: number of requests whose tokens and money are estimates, in whole or in part.
@@ -335,7 +335,7 @@ def with_costs(
 ) -> list[RequestGroup]:
     """Return the groups of `JournalReader.groups` with the cost of their requests."""
     costs: defaultdict[str | int, float] = defaultdict(float)
-    unpriced = Counter[str | int]()
+    unpriced, unreported = Counter[str | int](), Counter[str | int]()
     priced = set[str | int]()
     for key, time, model, prompt, completion, reused, short, long, pause, tier in reader.paid_rows(
         query, by, [group.key for group in groups]
@@ -343,13 +343,18 @@ def with_costs(
         paid = PaidRequest(time, model, "", "", prompt, completion, reused, short, long, pause, service_tier=tier)
         cost = paid.cost(prices)
         if cost is None:
-            unpriced[key] += 1
+            (unreported if prompt is None and completion is None else unpriced)[key] += 1
         else:
             priced.add(key)
             costs[key] += cost
-    known = {group.key for group in groups if group.key in priced or (group.cached and not unpriced[group.key])}
+    known = priced | {group.key for group in groups if group.cached} - {*unpriced, *unreported}
     return [
-        replace(group, cost=costs[group.key] if group.key in known else None, unpriced=unpriced[group.key])
+        replace(
+            group,
+            cost=costs[group.key] if group.key in known else None,
+            unpriced=unpriced[group.key],
+            unreported=unreported[group.key],
+        )
         for group in groups
     ]
 

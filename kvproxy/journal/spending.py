@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TypeAlias
 
 from kvproxy.apis.request_directives import project_of
-from kvproxy.journal.groups import Group, SpendingGroup
+from kvproxy.journal.groups import Group, RequestGroup, SpendingGroup
 from kvproxy.journal.reader import (
     CACHES,
     OF_PROXY,
@@ -17,7 +17,6 @@ from kvproxy.journal.reader import (
     PAID_PROMPT,
     JournalReader,
     RecordFilter,
-    RequestGroup,
 )
 from kvproxy.journal.record import OF_TENANT, Record
 from kvproxy.journal.saving_groups import counted_tags

@@ -134,7 +134,8 @@ def no_match(journal: "JournalClient", query: object, otherwise: str = EMPTY) ->
             if value and tenant_name(value) not in known:
                 similar = difflib.get_close_matches(value, known, n=_SUGGESTED) or sorted(known)[:_SUGGESTED]
                 names = f": there are {', '.join(similar)}{', and more' if len(known) > len(similar) else ''}"
-                return f"no request has the {option} {value!r}{names if similar else ''}"
+                kind = "client or tenant" if option == "tenant" else option
+                return f"no request has the {kind} {value!r}{names if similar else ''}"
     return otherwise
 
 

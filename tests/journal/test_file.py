@@ -253,6 +253,9 @@ def test_unpriced_are_requests_that_a_model_without_a_price_answered(tmp_path: P
         failed = {"status": 400, "usage": (None, None), "prefix": None}
         for number, fields in enumerate(({}, {"hit": True}, failed, {"failure": "error-upstream", **failed})):
             journal.add(finished("a", f"{number}", tenant="client:ann", arrived=time.time(), **fields))
+        # It is no request of the bill.
+        warms = finished("b", "warms", tenant="client:ann", arrived=time.time(), warming=True)
+        journal.add(warms)
         journal.flush()
         with closing(journal.reader()) as reader:
             (row,) = bill(reader, {})
@@ -264,7 +267,7 @@ def test_unpriced_are_requests_that_a_model_without_a_price_answered(tmp_path: P
                 {},
             )
     (listed,) = list_clients(settings)
-    assert (row.requests, row.unpriced, row.unpriced_hits) == (4, 1, 1)
+    assert (row.requests, row.unpriced, row.unpriced_hits, listed.requests) == (4, 1, 1, 4)
     assert (listed.unpriced, group.unpriced, group.unreported) == (1, 1, 0)
     note = kvproxy("savings", "--bill", "--data", tmp_path).stderr
     assert note.splitlines() == [
@@ -513,6 +516,7 @@ def test_the_reuse_of_a_shared_response_counts_once(journal: StoredJournal) -> N
     journal.add(finished("a", "second", was_collapsed=True))
     rows = rows_of(journal, "layer", PRICES)
     assert (rows["prefix"].reused_tokens, rows["shared"].reused_tokens) == (40, 0)
+    assert [record.reused_tokens for record in journal.latest(2)] == [None, 40]
     assert rows["shared"].money == pytest.approx(HIT)
 
 

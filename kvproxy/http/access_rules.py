@@ -77,6 +77,11 @@ class AccessRules:
             return Forbidden("pages of another origin may not use this proxy: add theirs to the setting access.origins")
         return None
 
+    @property
+    def requires_token(self) -> bool:
+        """Whether the operator must send the admin token from each machine, also from this one."""
+        return self._settings.admin_token is not None or not is_loopback(self._settings.host) or self._behind_proxy
+
     def check_operator(self, request: Request) -> KvproxyError | None:
         """Require the admin token, or a direct request from this machine if `admin_token` is not set."""
         settings = self._settings

@@ -52,7 +52,13 @@ def create_app(services: Services) -> Starlette:
             ),
             Middleware(PageGuard, access=services.access),
             Middleware(ui.BrowserRedirect),
-            Middleware(ClientGuard, clients=services.clients, quotas=services.quotas, metrics=services.metrics),
+            Middleware(
+                ClientGuard,
+                clients=services.clients,
+                quotas=services.quotas,
+                metrics=services.metrics,
+                access=services.access,
+            ),
         ],
         exception_handlers=_HANDLERS,
     )

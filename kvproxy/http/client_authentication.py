@@ -22,6 +22,7 @@ from kvproxy.errors import (
     TooManyRequests,
     Unauthorized,
 )
+from kvproxy.http.access_rules import AccessRules
 from kvproxy.http.error_responses import error_response
 from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
 from kvproxy.http.metrics import Metrics
@@ -29,6 +30,7 @@ from kvproxy.index.store_location import is_url
 from kvproxy.settings import Settings
 from kvproxy.settings.access import CLIENT_PREFIX, KEY_HEADERS, ClientSettings
 
+DOCUMENT_PATH = "/openapi.json"
 _CHECK_SECONDS = 1.0
 _log = logging.getLogger("kvproxy")
 
@@ -172,10 +174,14 @@ def _without_bearer(value: str) -> str:
 
 
 class ClientGuard:
-    """ASGI middleware that authenticates clients, removes their keys from requests, and enforces their quotas."""
+    """ASGI middleware that authenticates clients, removes their keys from requests, and enforces their quotas.
 
-    def __init__(self, app: ASGIApp, clients: Clients, quotas: Quotas, metrics: Metrics) -> None:
+    The operator reads the OpenAPI document without a key.
+    """
+
+    def __init__(self, app: ASGIApp, clients: Clients, quotas: Quotas, metrics: Metrics, access: AccessRules) -> None:
         self._app = app
+        self._access = access
         self._clients = clients
         self._quotas = quotas
         self._metrics = metrics
@@ -184,8 +190,12 @@ class ClientGuard:
         if scope["type"] != "http" or not self._clients.requires_key:
             await self._app(scope, receive, send)
             return
-        headers = Request(scope).headers
+        request = Request(scope)
+        headers = request.headers
         client = self._clients.identify(headers.items())
+        if client is None and scope["path"] == DOCUMENT_PATH and self._access.check_operator(request) is None:
+            await self._app(scope, receive, send)
+            return
         if is_proxy_path(scope["path"]):
             # The operator may act for a client: `explain --api-key`.
             if client is not None:

@@ -11,12 +11,23 @@ from starlette.schemas import SchemaGenerator
 
 from kvproxy import __version__
 from kvproxy.apis import APIS, MESSAGES
+from kvproxy.apis.request_directives import ADMIN_TOKEN_HEADER
 from kvproxy.http.admin.declared_route import DeclaredRoute
+from kvproxy.http.client_authentication import DOCUMENT_PATH
 
 Schema = dict[str, Any]
 _JSON, _LINES, _EVENTS = "application/json", "application/jsonl", "text/event-stream"
 _TEXT: Schema = {"type": "string"}
 _OBJECT: Schema = {"type": "object"}
+
+
+_SECURITY_SCHEMES: dict[str, Schema] = {
+    "key": {"type": "http", "scheme": "bearer", "description": "The key of a client (kvproxy keys add)."},
+    "adminToken": {"type": "apiKey", "in": "header", "name": ADMIN_TOKEN_HEADER, "description": "The admin_token."},
+    "adminBearer": {"type": "http", "scheme": "bearer", "description": "The admin_token."},
+}
+_KEY: Schema = {"key": []}
+_TOKEN: list[Schema] = [{"adminToken": []}, {"adminBearer": []}]
 
 
 def _object(required: list[str], **properties: Schema) -> Schema:
@@ -32,14 +43,23 @@ _BODIES: dict[str, Schema] = {
 """Schemas of JSON bodies by the path of a POST route."""
 
 
-def document(routes: Sequence[BaseRoute]) -> Schema:
+def document(routes: Sequence[BaseRoute], *, requires_key: bool = False, requires_token: bool = False) -> Schema:
+    """Return the document of a proxy that requires a client's key, or the operator's token, or neither of them."""
+    clients = [_KEY] if requires_key else [{}, _KEY]
+    security: dict[str, list[Schema]] = {
+        "public": [],
+        "client": clients,
+        "operator": _TOKEN if requires_token else [{}, *_TOKEN],
+        "reader": [*clients, *_TOKEN],
+    }
     paths: dict[str, Schema] = {}
     for name, api in APIS.items():
         summary = f"Answer a request to the API {name}, from the caches or the backend."
-        paths[api.path] = {"post": _operation("post", api.path, summary)}
+        paths[api.path] = {"post": {**_operation("post", api.path, summary), "security": clients}}
     declared, schemas = _declared_operations(routes)
     for method, path, summary in operations(routes):
         written = _operation(method, path, summary)
+        written["security"] = security["reader" if path == DOCUMENT_PATH else written["tags"][0]]
         paths.setdefault(path, {})[method] = written
         if (declaration := declared.get((method, path))) is not None:
             written["parameters"] = declaration.get("parameters", [])
@@ -54,10 +74,9 @@ def document(routes: Sequence[BaseRoute]) -> Schema:
         "components": {
             "schemas": schemas,
             "responses": {"Error": _error_response(_ERROR), "AnthropicError": _error_response(_ANTHROPIC_ERROR)},
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": _SECURITY_SCHEMES,
         },
-        # A key is required only with clients or an admin token.
-        "security": [{}, {"key": []}],
+        "security": security["client"],
     }
 
 
@@ -89,7 +108,7 @@ def _operation(method: str, path: str, summary: str) -> Schema:
     ]
     written: Schema = {
         "summary": summary,
-        "tags": ["operator" if path.startswith("/admin") or path == "/metrics" else "public"],
+        "tags": [_audience(path)],
         "parameters": parameters,
         "responses": {
             "200": {"description": "Done.", "content": {media: {} for media in _media_types(path)}},
@@ -101,6 +120,12 @@ def _operation(method: str, path: str, summary: str) -> Schema:
     if method == "post" and path in _BODIES:
         written["requestBody"] = {"required": True, "content": {_JSON: {"schema": _BODIES[path]}}}
     return written
+
+
+def _audience(path: str) -> str:
+    if path in ("/health", "/ready"):
+        return "public"
+    return "operator" if path.startswith("/admin") or path == "/metrics" else "client"
 
 
 def _error_response(schema: Schema) -> Schema:

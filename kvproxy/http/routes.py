@@ -293,14 +293,16 @@ async def metrics(request: Request) -> Response:
 async def openapi(request: Request) -> Response:
     """Return the OpenAPI document."""
     await request.app.state.admin.load()
-    return JSONResponse(await asyncio.to_thread(_document, request.app.routes))
+    app = services(request)
+    required = app.clients.requires_key, app.access.requires_token
+    return JSONResponse(await asyncio.to_thread(_document, request.app.routes, *required))
 
 
-def _document(routes: Sequence[BaseRoute]) -> dict[str, object]:
+def _document(routes: Sequence[BaseRoute], requires_key: bool, requires_token: bool) -> dict[str, object]:
     # Imports FastAPI.
     from kvproxy.http.openapi import document
 
-    return document(routes)
+    return document(routes, requires_key=requires_key, requires_token=requires_token)
 
 
 def _ledger_rows(reader: JournalReader) -> list[LedgerRow]:

@@ -2,15 +2,20 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import httpx
 from starlette.routing import Mount
+from starlette.testclient import TestClient
 
 from kvproxy.apis import APIS
+from kvproxy.clients.client_keys import add_client
 from kvproxy.http import routes
 from kvproxy.http.admin.app import ROUTES as ADMIN_ROUTES
+from kvproxy.http.app import create_app
 from kvproxy.http.openapi import document
-from kvproxy.http.services import Services
+from kvproxy.http.services import Services, build_services
+from kvproxy.settings import load_settings
 
 ROOT = Path(routes.__file__).parent
 FILTERS = ["namespace", "key", "model", "tag", "prompt", "search", "tenant", "older_than"]
@@ -68,6 +73,27 @@ def test_every_parameter_of_a_query_is_in_the_document() -> None:
 
 def test_it_is_served(demo: tuple[str, Services]) -> None:
     assert httpx.get(f"{demo[0]}/openapi.json").json() == WHOLE
+
+
+def test_the_operator_reads_it_without_a_key_and_it_names_who_may_call_each_route(tmp_path: Path) -> None:
+    settings = load_settings(data=tmp_path, upstream="http://127.0.0.1:9", admin_token="t", cache={"semantic": False})
+    key = add_client(settings, "one")
+    with TestClient(create_app(build_services(settings)), base_url="http://127.0.0.1") as client:
+        given = [{"x-kvproxy-admin-token": "t"}, {"authorization": "Bearer t"}, {"authorization": f"Bearer {key}"}]
+        answers = [client.get("/openapi.json", headers=headers) for headers in [*given, {}, {"api-key": "t"}]]
+        assert [answer.status_code for answer in answers] == [200, 200, 200, 401, 401]
+        found = answers[0].json()
+        assert {name for each in _all_security(found) for name in each} == set(found["components"]["securitySchemes"])
+        # What the document says is true of each route without parameters.
+        for path, methods in found["paths"].items():
+            if "get" in methods and "{" not in path and "live" not in path and path != "/v1/models":
+                is_open = methods["get"]["security"] == []
+                assert (client.get(path).status_code != 401) == is_open, path
+        assert found["paths"]["/v1/chat/completions"]["post"]["security"] == [{"key": []}]
+
+
+def _all_security(found: dict[str, Any]) -> list[dict[str, Any]]:
+    return [each for methods in found["paths"].values() for entry in methods.values() for each in entry["security"]]
 
 
 def test_bodies_are_described() -> None:

@@ -1,13 +1,15 @@
 """`kvproxy config`, `kvproxy init`, and `kvproxy reload`."""
 
 import json
+import os
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.options import Data, ProxyOptions, load_settings
@@ -25,25 +27,30 @@ app = CommandGroup("config", help="Check the settings, or show where each comes 
 
 
 @app.subcommand
-def check(data: Data = None) -> Output:
+def check(
+    file: Annotated[Path | None, Argument(help="Settings file, by default kvproxy.toml of the data folder.")] = None,
+    data: Data = None,
+) -> Output:
     """Check kvproxy.toml and the environment.
 
-    The data folder and the encryption keys are checked too. Each error is one line, with the flag, the variable, or the line
+    The data folder and the encryption keys are checked too; for a named FILE, or one of KVPROXY_CONFIG, the folder may be
+    missing. Each error is one line, with the flag, the variable, or the line
     of the file that has the invalid value. Rules that never apply, and models that no upstream serves, are warnings; kvproxy
     doctor also compares them with the models that upstreams list.
     """
     from kvproxy.clients.client_keys import all_clients
+    from kvproxy.installation.checks.access import access_warnings
     from kvproxy.installation.checks.all_checks import check_files
     from kvproxy.settings.unknown_models import unknown_models
 
-    settings = load_settings(data=data)
-    check_files(settings)
+    settings = load_settings(file=file, data=data)
+    check_files(settings, requires_folder=file is None and not os.environ.get("KVPROXY_CONFIG"))
     rules = [rule.name for rule in settings.rules]
     try:
         clients = all_clients(settings)
     except StoreUnavailable:
         clients = settings.clients
-    warnings = [*_shadowed_rules(settings).values(), *unknown_models(settings, clients)]
+    warnings = [*_shadowed_rules(settings).values(), *unknown_models(settings, clients), *access_warnings(settings)]
     if not settings.journal.has_list_prices:
         warnings.append(
             f"journal.currency is {settings.journal.currency}, so only models of [journal.prices] have a price: set"

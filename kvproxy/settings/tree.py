@@ -32,6 +32,7 @@ from kvproxy.settings.upstreams import (
     SlotSettings,
     UpstreamServer,
     UpstreamSettings,
+    missing_keys,
     parse_upstream_url,
 )
 
@@ -268,19 +269,26 @@ def config_file(data: Path | str | None) -> Path:
     return Path(named) if named else Path(folder) / "kvproxy.toml"
 
 
-def load_settings(**flags: Any) -> Settings:
-    """Load settings from all sources; a flag that is None is not set. Raises SettingsError with one line per problem."""
+def load_settings(*, file: Path | None = None, **flags: Any) -> Settings:
+    """Load settings from all sources; a flag that is None is not set. Raises SettingsError with one line per problem.
+
+    `file` replaces kvproxy.toml of the data folder, and `KVPROXY_CONFIG`.
+    """
+    if file is not None and not file.is_file():
+        raise SettingsError(f"{file} is not a file: name a file with settings")
     named = os.environ.get("KVPROXY_CONFIG")
-    if named and not Path(named).is_file():
+    if file is None and named and not Path(named).is_file():
         raise SettingsError(f"KVPROXY_CONFIG is {named}, which is not a file: create it, or unset the variable")
     given = {name: value for name, value in flags.items() if value is not None}
-    file, names = config_file(given.get("data")), _setting_names()
-    problems, others = list[str](), list[str]()
+    file, names = file or config_file(given.get("data")), _setting_names()
+    problems, others, values = list[str](), list[str](), dict[str, Any]()
     try:
-        settings = Settings.model_validate(merged(override_by_environment(_read_toml(file), Settings), given))
+        values = merged(override_by_environment(_read_toml(file), Settings), given)
+        settings = Settings.model_validate(values)
         others = [settings.encryption.key_env or "", *(server.api_key_env or "" for server in settings.upstreams)]
     except ValidationError as error:
         problems += explain_invalid_settings(error, names, given, file)
+        problems += missing_keys(values.get("upstreams"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         problems.append(f"cannot read {file}: {error}")
     except SettingsError as error:

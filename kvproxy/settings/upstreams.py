@@ -3,11 +3,20 @@
 import base64
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from kvproxy.doors import UPSTREAMS
 from kvproxy.errors import SettingsError
@@ -163,6 +172,20 @@ class UpstreamServer(Section):
         if not isinstance(key, str):
             raise SettingsError(f"setting upstreams: {source} has no key: {fix}")
         return key
+
+
+def missing_keys(tables: object) -> Iterator[str]:
+    """Return an error for each table `[[upstreams]]` whose variable or file has no key; other errors are left out."""
+    for table in tables if isinstance(tables, list | tuple) else ():
+        named = (
+            {name: table[name] for name in ("url", *_KEY_SOURCES) if name in table} if isinstance(table, dict) else {}
+        )
+        try:
+            UpstreamServer.model_validate(named).authorization_or_key()
+        except ValidationError:
+            continue
+        except SettingsError as error:
+            yield error.message
 
 
 def _read_text(file: Path) -> str:

@@ -1,6 +1,7 @@
 """Errors in settings are reported at once with their sources; URLs of upstreams and their credentials."""
 
 import base64
+import json
 import re
 import time
 from pathlib import Path
@@ -56,6 +57,30 @@ def test_a_wrong_url_hides_no_other_error_of_its_upstream(tmp_path: Path) -> Non
     )
     stderr = kvproxy("config", "check", "--data", tmp_path).stderr
     assert [f"upstreams.0.{name}: " in stderr for name in ("url", "api_key", "read_timeout")] == [True] * 3
+
+
+def test_a_setting_with_an_error_hides_no_missing_key(tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text(
+        'port = "x"\n[[upstreams]]\nurl = "http://a"\napi_key_env = "NO_KEY"\nread_timeout = "3sec"\n'
+    )
+    lines = kvproxy("config", "check", "--data", tmp_path).stderr.splitlines()
+    assert len(lines) == 3
+    assert "the variable NO_KEY has no key: set it" in lines[-1]
+
+
+def test_config_check_needs_no_data_folder_for_a_named_file(tmp_path: Path) -> None:
+    """As in CI."""
+    file, data = tmp_path / "a.toml", tmp_path / "data"
+    file.write_text('host = "0.0.0.0"\n')
+    for arguments, variables in (((file,), {}), ((), {"KVPROXY_CONFIG": str(file)})):
+        done = kvproxy("config", "check", *arguments, "--data", data, "--json", **variables)
+        assert (done.returncode, data.exists()) == (0, False), done.stderr
+        starts, closed = json.loads(done.stdout)["warnings"]
+        assert "kvproxy serve does not start yet: on 0.0.0.0 everybody who reaches this proxy could use it" in starts
+        assert "without admin_token, the dashboard" in closed
+    file.write_text("port = 0.5\n")
+    assert f"({file}, line 1)" in kvproxy("config", "check", file).stderr
+    assert "is not a file: name a file" in kvproxy("config", "check", tmp_path / "b.toml").stderr
 
 
 def test_config_check_reports_a_missing_folder_or_key_file(tmp_path: Path) -> None:

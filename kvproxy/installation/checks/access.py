@@ -3,7 +3,7 @@
 from urllib.parse import urlsplit
 
 from kvproxy.clients.client_keys import all_clients
-from kvproxy.errors import SettingsError
+from kvproxy.errors import SettingsError, StoreUnavailable
 from kvproxy.installation.checks.servers import CheckWarning
 from kvproxy.installation.data_folder import running_proxy
 from kvproxy.settings import Settings
@@ -33,6 +33,21 @@ def check_clients_exist(settings: Settings) -> None:
         f"on {settings.host} everybody who reaches this proxy could use it: kvproxy keys add NAME makes a client with a key;"
         " --open serves everybody all the same"
     )
+
+
+def access_warnings(settings: Settings) -> list[str]:
+    """Return what keeps `serve` from listening on the address of the settings, and what is closed there."""
+    warnings = []
+    try:
+        check_clients_exist(settings)
+    except SettingsError as error:
+        warnings.append(f"kvproxy serve does not start yet: {error.message}")
+    except StoreUnavailable:
+        # The clients are in PostgreSQL, which doctor reports.
+        pass
+    if (warning := closed_routes(settings)) is not None:
+        warnings.append(f"{settings.host}: {warning}")
+    return warnings
 
 
 def closed_routes(settings: Settings) -> str | None:

@@ -49,14 +49,16 @@ def all_checks(settings: Settings, url: str, token: str | None = None) -> list[t
     ]
 
 
-def check_files(settings: Settings) -> None:
+def check_files(settings: Settings, *, requires_folder: bool = True) -> None:
     """Check the data folder, the keys of the store and of upstreams, and the clients.
 
-    Raises a SettingsError with a line for each problem.
+    `serve` creates the folder, so it may be missing without `requires_folder`. Raises a SettingsError with a line for each
+    problem.
     """
     folder, problems = settings.data, []
     if not folder.is_dir():
-        problems.append(f"there is no data folder {folder}: create it with kvproxy init, or give another --data")
+        if requires_folder:
+            problems.append(f"there is no data folder {folder}: create it with kvproxy init, or give another --data")
     else:
         try:
             with TemporaryFile(dir=folder) as file:

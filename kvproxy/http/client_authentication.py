@@ -193,7 +193,8 @@ class ClientGuard:
         request = Request(scope)
         headers = request.headers
         client = self._clients.identify(headers.items())
-        if client is None and scope["path"] == DOCUMENT_PATH and self._access.check_operator(request) is None:
+        is_document = scope["path"] == DOCUMENT_PATH and request.method in ("GET", "HEAD")
+        if client is None and is_document and self._access.check_operator(request) is None:
             await self._app(scope, receive, send)
             return
         if is_proxy_path(scope["path"]):

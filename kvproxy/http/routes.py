@@ -38,6 +38,7 @@ from kvproxy.http.allowed_models import (
     requires_model,
 )
 from kvproxy.http.cache_status import BYPASS, cache_headers
+from kvproxy.http.client_authentication import DOCUMENT_PATH
 from kvproxy.http.deadlines_and_disconnects import Deadline, RelayResponse, WholeResponse
 from kvproxy.http.error_responses import error_event, error_response
 from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
@@ -398,7 +399,8 @@ def _tenant(request: Request) -> str:
 def _check_path(request: Request) -> None:
     path = request.scope["path"]
     normal = normalize_path(path)
-    if is_proxy_path(path) or (normal != path and (is_proxy_path(normal) or normal in PATHS)):
+    is_own = is_proxy_path(path) or is_proxy_path(normal) or normal == DOCUMENT_PATH
+    if is_own or (normal != path and normal in PATHS):
         hint = f"send it to {normal}" if normal != path else "see docs/http.md"
         raise NotFound(f"no route {request.method} {path}: {hint}")
 
@@ -446,7 +448,7 @@ ROUTES = [
     Route("/health", health, methods=["GET"]),
     Route("/ready", ready, methods=["GET"]),
     Route("/metrics", metrics, methods=["GET"]),
-    Route("/openapi.json", openapi, methods=["GET"]),
+    Route(DOCUMENT_PATH, openapi, methods=["GET"]),
 ]
 EVERY_METHOD = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 CATCH_ALL = Route("/{path:path}", forward_unparsed, methods=EVERY_METHOD, include_in_schema=False)

@@ -14,6 +14,7 @@ from kvproxy.apis import APIS, MESSAGES
 from kvproxy.apis.request_directives import ADMIN_TOKEN_HEADER
 from kvproxy.http.admin.declared_route import DeclaredRoute
 from kvproxy.http.client_authentication import DOCUMENT_PATH
+from kvproxy.http.services import Services
 
 Schema = dict[str, Any]
 _JSON, _LINES, _EVENTS = "application/json", "application/jsonl", "text/event-stream"
@@ -41,6 +42,11 @@ _BODIES: dict[str, Schema] = {
     "/detokenize": _object(["tokens"], tokens={"type": "array", "items": {"type": "integer"}}),
 }
 """Schemas of JSON bodies by the path of a POST route."""
+
+
+def document_of_proxy(routes: Sequence[BaseRoute], services: Services) -> Schema:
+    required = {"requires_key": services.clients.requires_key, "requires_token": services.access.requires_token}
+    return document(routes, **required)
 
 
 def document(routes: Sequence[BaseRoute], *, requires_key: bool = False, requires_token: bool = False) -> Schema:

@@ -3,12 +3,11 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
 from functools import partial
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from kvproxy import __version__
@@ -294,16 +293,14 @@ async def metrics(request: Request) -> Response:
 async def openapi(request: Request) -> Response:
     """Return the OpenAPI document."""
     await request.app.state.admin.load()
-    app = services(request)
-    required = app.clients.requires_key, app.access.requires_token
-    return JSONResponse(await asyncio.to_thread(_document, request.app.routes, *required))
+    return JSONResponse(await asyncio.to_thread(_document, request))
 
 
-def _document(routes: Sequence[BaseRoute], requires_key: bool, requires_token: bool) -> dict[str, object]:
+def _document(request: Request) -> dict[str, object]:
     # Imports FastAPI.
-    from kvproxy.http.openapi import document
+    from kvproxy.http.openapi import document_of_proxy
 
-    return document(routes, requires_key=requires_key, requires_token=requires_token)
+    return document_of_proxy(request.app.routes, services(request))
 
 
 def _ledger_rows(reader: JournalReader) -> list[LedgerRow]:
@@ -399,8 +396,7 @@ def _tenant(request: Request) -> str:
 def _check_path(request: Request) -> None:
     path = request.scope["path"]
     normal = normalize_path(path)
-    is_own = is_proxy_path(path) or is_proxy_path(normal) or normal == DOCUMENT_PATH
-    if is_own or (normal != path and normal in PATHS):
+    if is_proxy_path(path) or is_proxy_path(normal) or normal == DOCUMENT_PATH or (normal != path and normal in PATHS):
         hint = f"send it to {normal}" if normal != path else "see docs/http.md"
         raise NotFound(f"no route {request.method} {path}: {hint}")
 

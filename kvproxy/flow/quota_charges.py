@@ -66,11 +66,6 @@ class RequestPrice:
             return self.cost(prompt, completion, prefix, None, service_tier)
         return cost
 
-    @property
-    def is_known(self) -> bool:
-        """Whether the requested model has a price."""
-        return self.cost(0, 0) is not None
-
     def reservation(self, prompt: int, completion: int) -> float | None:
         """Return the highest price of these tokens.
 
@@ -90,7 +85,7 @@ async def reserve(
 ) -> RequestPrice | None:
     """Charge the estimated tokens of a prompt, and reserve their price and that of the most tokens of the response.
 
-    Return the price of the request, which a fallback may have without the model; None if no money is counted.
+    Return the price of the request; None if the model has no price, and the client no budget.
 
     Raises Forbidden if the client has a budget, and the model no price, and the errors of `Account.reserve`.
     """
@@ -112,7 +107,7 @@ async def reserve(
             limit="prices",
         )
     await account.reserve(tokens, cost or 0.0)
-    return price
+    return None if cost is None else price
 
 
 async def send_charged(
@@ -228,9 +223,9 @@ class UnparsedRequestCharge:
         if self._model is None:
             await self._account.reserve(self._reserved)
         else:
-            price = await reserve(self._account, self._reserved, self._output, self._model, self._exchange.arrived)
-            # No fallback answers such a request.
-            self._price = price if price is not None and price.is_known else None
+            self._price = await reserve(
+                self._account, self._reserved, self._output, self._model, self._exchange.arrived
+            )
 
     def charge_upload(self, body: Body) -> Body:
         return body if isinstance(body, bytes) else self._charge_chunks(body)

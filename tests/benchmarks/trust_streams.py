@@ -1,7 +1,8 @@
 """Streams whose answers change, are junk, or come in a hard order: python -m tests.benchmarks.trust_streams FILE [options]
 
 FILE has lines `{"text", "answer"}` in any order, as for `kvproxy calibrate --stream`; answers are labels. No two answers have
-the same text, and the judge is perfect. `--vectors FILE.npy` keeps the embeddings between runs. Scenarios:
+the same text, and the judge is perfect. The policy has the default settings; `--verifier none` replays it without `checked`.
+`--vectors FILE.npy` keeps the embeddings between runs. Scenarios:
 
 - `stable`: random order; the answers stay the same.
 - `each-changes`: the answer to each label changes once, at a random time.
@@ -27,8 +28,8 @@ from kvproxy.index.evaluation.stream_replay import (
     replay,
 )
 from kvproxy.index.models.embedder import load_embedder
-from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
-from kvproxy.settings.cache import LEAST_SIMILARITY
+from kvproxy.library.configured_cache import build_policy
+from kvproxy.settings import CacheSettings
 from tests.benchmarks.options import read_options
 
 SCENARIOS = ("stable", "each-changes", "all-change", "junk", "unique", "easy-first")
@@ -99,8 +100,9 @@ def load_vectors(texts: list[str], path: Path | None) -> np.ndarray:
 
 def main() -> None:
     options = read_options(
-        __doc__, "file", vectors=Path, scenarios=list(SCENARIOS), seed=0, orders=1, max_error=0.02, requests=0
+        __doc__, "file", vectors=Path, scenarios=list(SCENARIOS), seed=0, orders=1, max_error=0.02, verifier="built-in"
     )
+    settings = CacheSettings(max_error=options.max_error, verifier=options.verifier)
     lines = read_stream(options.file)
     texts, labels = [line.text for line in lines], [line.answer for line in lines]
     vectors = load_vectors(texts, options.vectors)
@@ -112,7 +114,7 @@ def main() -> None:
         for seed in range(options.seed, options.seed + options.orders):
             began = time.monotonic()
             scenario = make_scenario(name, texts, labels, vectors, seed)
-            policy = LearnedPolicy(InMemoryObservations(), None, options.max_error, LEAST_SIMILARITY["learned"])
+            policy = build_policy(settings, InMemoryObservations())
             found = replay(scenario.stream, policy, judge=scenario.judge, seed=seed)
             eighths = " ".join(f"{part.mean():.0%}" for part in np.array_split(found.served, 8))
             print(

@@ -34,6 +34,8 @@ _READ_BATCH = 1000
 _SNAPSHOT_INTERVAL = 200  # Observations.
 _MAX_LEARNERS = 2000
 _LIFTED_ERROR = 2.0
+# In replays, 2% of the answers that `checked` accepts are wrong if their error is at most 0.08, and 37% if it is above 0.2.
+_DOUBTED_ERROR = 5.0
 _SURE_SHARE = 0.5
 _SURE_PROBABILITY = 0.95
 
@@ -109,7 +111,13 @@ class LearnedPolicy:
         decisions[estimate.index] = decision = self._decide_nearest(
             question, nearest, estimate, learner, limits, words_are_known=has_new_words is False
         )
-        record = LearningRecord(estimate.index, tuple(estimate.features.tolist()), estimate.error, estimate.score_error)
+        record = LearningRecord(
+            estimate.index,
+            tuple(estimate.features.tolist()),
+            estimate.error,
+            estimate.score_error,
+            checked=False if self._is_doubted(estimate, learner) else None,
+        )
         if decision.verdict == "accepted":
             share = learner.exploration_share(estimate.error)
             if learner.decides_without_checked and self._is_unwatched(namespace, learner):
@@ -129,7 +137,7 @@ class LearnedPolicy:
             record,
             error,
             self._early_share(namespace, learner),
-            has_estimate=learner.num_checked >= 1 and not learner.answers_vary,
+            learner,
         )
 
     def _is_unwatched(self, namespace: str, learner: Learner) -> bool:
@@ -194,24 +202,37 @@ class LearnedPolicy:
         record: LearningRecord,
         error: float,
         chance: float,
-        *,
-        has_estimate: bool,
+        learner: Learner,
     ) -> PolicyResult:
         assert self.checked is not None
-        result = self.checked.decide(question, neighbours[: self.checked.num_neighbours], limits)
-        estimate = error if has_estimate else None
-        decisions = [
-            decision if decision.score is None else replace(decision, error=estimate) for decision in result.decisions
-        ]
-        decisions += [Decision("not compared") for _ in neighbours[len(decisions) :]]
+        # A changed answer is wrong also for an equal question.
+        is_allowed = [learner.is_current(neighbour.answer) for neighbour in neighbours]
+        if learner.knows_classes:
+            # The probability of all other classes together is the error of the nearest one.
+            nearest = neighbours[record.index].answer
+            is_allowed = [
+                allowed and near.answer == nearest for allowed, near in zip(is_allowed, neighbours, strict=True)
+            ]
+        places = [place for place, allowed in enumerate(is_allowed) if allowed][: self.checked.num_neighbours]
+        result = self.checked.decide(question, [neighbours[place] for place in places], limits)
+        estimate = error if learner.num_checked >= 1 and not learner.answers_vary else None
+        decisions = [Decision("not compared" if allowed else "uncertain") for allowed in is_allowed]
+        for place, decision in zip(places, result.decisions, strict=False):
+            decisions[place] = decision if decision.score is None else replace(decision, error=estimate)
         if result.chosen is None:
-            was_compared = decisions[record.index].verdict != "not compared"
-            return PolicyResult(decisions, None, 0.0, replace(record, checked=False if was_compared else None))
-        if result.chosen == record.index:
-            return PolicyResult(decisions, result.chosen, chance, replace(record, risk=error, checked=True))
-        return PolicyResult(
-            decisions, result.chosen, chance, LearningRecord(result.chosen, None, error, error, checked=True)
-        )
+            was_compared = record.index in places and decisions[record.index].verdict != "not compared"
+            return PolicyResult(decisions, None, 0.0, replace(record, checked=False) if was_compared else record)
+        chosen = places[result.chosen]
+        if chosen != record.index:
+            return PolicyResult(decisions, chosen, chance, LearningRecord(chosen, None, error, error, checked=True))
+        if record.checked is False:  # The score doubts it.
+            decisions[chosen] = replace(decisions[chosen], verdict="uncertain", error=record.risk)
+            return PolicyResult(decisions, None, 0.0, record)
+        return PolicyResult(decisions, chosen, chance, replace(record, risk=error, checked=True))
+
+    def _is_doubted(self, estimate: ErrorEstimate, learner: Learner) -> bool:
+        """Whether the score is too sure that the question needs another answer, so that `checked` must not serve this one."""
+        return learner.knows_classes and estimate.score_error > _DOUBTED_ERROR * self.max_error
 
     def vetoes(self, question: str, cached_question: str) -> tuple[str, ...]:
         return tuple(guard.name for guard in self._guards if guard.vetoes(question, cached_question))

@@ -26,6 +26,8 @@ from kvproxy.index.store.observations import Observation
 _VERSION = 9
 MIN_EXPECTED_ERRORS = 8.0
 """The policy decides without `checked` once the sum of the estimated errors of compared answers reaches this number."""
+_MIN_COMPARED = 100
+"""Comparisons that prove the estimates, if these are too low for their sum to reach `MIN_EXPECTED_ERRORS` soon."""
 _EXPLORED = 0.2
 _LEAST_EXPLORED = 0.01
 _KNOWN_ERRORS = 50.0
@@ -128,13 +130,28 @@ class Learner:
         similarity = neighbours[places[0]].similarity
         return ErrorEstimate(index, features, similarity, score_error, change, risk, classes.count(classes[0]) == 1)
 
+    def is_current(self, answer_class: str) -> bool:
+        """Whether the right answer of a class has probably not changed; True if nothing is learned because the `answers_vary`."""
+        evidence = self.class_evidence
+        if self.answers_vary:
+            return True
+        change = evidence.change_probability(answer_class, self.clock)
+        return not evidence.is_obsolete(answer_class) and change <= _MAX_CHANGE_FACTOR * self.level.max_error
+
     def is_within_limits(self, estimate: ErrorEstimate) -> bool:
         is_recent = estimate.change <= _MAX_CHANGE_FACTOR * self.level.max_error
         return is_recent and estimate.score_error + estimate.risk_of_changes <= self.level.error_limit
 
     @property
     def decides_without_checked(self) -> bool:
-        return self.level.error_limit > 0 and self.level.expected >= MIN_EXPECTED_ERRORS
+        level = self.level
+        is_known = level.expected >= MIN_EXPECTED_ERRORS or level.num_compared >= _MIN_COMPARED
+        return level.error_limit > 0 and is_known
+
+    @property
+    def knows_classes(self) -> bool:
+        """Whether the estimates may overrule `checked`: not if they are unproven, or if no judge finds answers equal."""
+        return self.decides_without_checked and not self.answers_vary
 
     def exploration_share(self, error: float) -> float:
         known = min(1.0, math.sqrt(_KNOWN_ERRORS / max(self.level.expected, 1.0)))

@@ -248,8 +248,9 @@ class ServingLevel:
         risk = self.risk + self.checked_risk
         left = self._allowed_risk(now + added - by_change - known * changes) - risk
         least = max(now - by_change, self.max_error * MIN_SERVED)
-        earned = self._allowed_risk(least + max(1.0, added - changes)) - self._allowed_risk(least)
-        repaying = min(_EARNED_SHARE * earned, self._allowed_risk(now + added) - risk)
+        growth = self.max_error * planned
+        earned = self._allowed_risk(least + max(1.0, growth - changes)) - self._allowed_risk(least)
+        repaying = min(_EARNED_SHARE * earned, self._allowed_risk(now + growth) - risk)
         most = _MAX_PLANNED_FACTOR * self.max_error / max(self.corrected_wrong / self.score_expected, _LEAST_FACTOR)
         return max(0.0, min(max(left, repaying) / planned, most))
 

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -198,6 +199,55 @@ def test_in_a_new_namespace_checked_must_agree() -> None:
     assert policy.decide("Is the lamp in stock?", near, namespace="n").chosen is None
     learner.level.expected = 10.0
     assert policy.decide("Is the lamp in stock?", near, namespace="n").chosen == 0
+    # Easy traffic has small errors, whose sum rises slowly.
+    learner.level.expected = 1.0
+    assert policy.decide("Is the lamp in stock?", near, namespace="n").chosen is None
+    learner.level.num_compared = 100.0
+    assert policy.decide("Is the lamp in stock?", near, namespace="n").chosen == 0
+
+
+class Accepting(Refusing):
+    def decide(self, question: str, neighbours: Sequence[Neighbour], limits: Limits = Limits()) -> PolicyResult:
+        decisions = [Decision("accepted", score=0.99) for _ in neighbours]
+        return PolicyResult(decisions, 0 if neighbours else None)
+
+
+def test_checked_serves_no_answer_that_the_score_doubts() -> None:
+    policy = LearnedPolicy(MemoryObservations(), Accepting(), 0.02, 0.5)  # type: ignore[arg-type]
+    question, thing = "Is the lamp in stock?", "Is the {} in stock?"
+    near = [Neighbour(thing.format("helmet"), 0.8, "a")]
+    assert policy.decide(question, near, namespace="n").chosen == 0
+    # As near are questions with another answer.
+    near += [Neighbour(thing.format(other), 0.8, "b") for other in ("saddle", "pedal", "chain", "bell")]
+    estimate = policy.learner("n").estimate(question, near)
+    assert estimate is not None
+    assert estimate.score_error > 0.1
+    assert policy.decide(question, near, namespace="n").chosen == 0, "the estimates are unproven"
+    learner = policy.learner("n")
+    learner.level.expected, learner.level.error_limit, learner.num_checked, learner.num_equal = 10.0, 0.01, 100.0, 50
+    result = policy.decide(question, near, namespace="n")
+    assert (result.chosen, result.decisions[0].verdict) == (None, "uncertain")
+    assert result.record is not None
+    assert not policy.is_accepted_by_checked(question, near[0], result.record)
+    assert policy.is_accepted_by_checked(question, near[0], replace(result.record, checked=None))
+    assert [decision.verdict for decision in result.decisions[1:]] == ["uncertain"] * 4, (
+        "nor one of a less probable class"
+    )
+
+
+def test_checked_serves_no_answer_that_has_changed() -> None:
+    policy = LearnedPolicy(MemoryObservations(), Accepting(), 0.02, 0.5)  # type: ignore[arg-type]
+    learner, question = policy.learner("n"), "Is the lamp in stock?"
+    near = [Neighbour(question, 0.99, "old"), Neighbour("Is a lamp in stock?", 0.9, "new")]
+    assert policy.decide(question, near, namespace="n").chosen == 0
+    learner.num_comparisons = learner.num_equal = 40
+    learner.class_evidence.odds["old"] = 100.0
+    assert policy.decide(question, near, namespace="n").chosen == 1
+    # One unexpected difference is enough, unless the answers of the model differ in any case.
+    learner.class_evidence.odds["old"] = 0.5
+    assert policy.decide(question, near[:1], namespace="n").chosen is None
+    learner.num_equal, learner.num_checked, learner.num_checked_wrong = 0, 1.0, 1.0
+    assert policy.decide(question, near[:1], namespace="n").chosen == 0
 
 
 def served_in_a_row(policy: LearnedPolicy, error: float = 0.01) -> int:

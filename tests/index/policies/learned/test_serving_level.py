@@ -127,9 +127,16 @@ def test_after_many_changes_the_first_hits_leave_enough_for_the_moment_from_whic
 ) -> None:
     level = ServingLevel(0.02, served, risk, wrong=20.0 * factor, expected=20.0, wrong_by_change=by_change)
     level.num_changes = 60.0
-    allowed, one_more = (max_risk(0.02 * MIN_SERVED + more, level.wrong, level.expected) for more in (-by_change, 1.0))
-    repaying = one_more - max_risk(0.02 * MIN_SERVED, level.wrong, level.expected)
-    assert risk + level.planned_risk() * (MIN_SERVED - served) <= max(allowed, risk + repaying) + 1e-9
+    allowed, now, twice = (
+        max_risk(0.02 * MIN_SERVED + more, level.wrong, level.expected) for more in (-by_change, 0.0, 0.02 * MIN_SERVED)
+    )
+    assert risk + level.planned_risk() * (MIN_SERVED - served) <= max(allowed, risk + twice - now) + 1e-9
+
+
+def test_early_changes_that_use_up_the_allowance_do_not_end_the_hits() -> None:
+    level = ServingLevel(0.02, 220, 0.6, wrong=27.0, expected=26.0, wrong_by_change=4.0, change_variance=2.0)
+    level.num_changes, level.checked_risk = 10.0, 1.5
+    assert level.planned_risk() > 0.2 * level.max_error
 
 
 def test_the_level_uses_most_of_its_allowance() -> None:

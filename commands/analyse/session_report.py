@@ -198,6 +198,11 @@ def _print_sums(report: "SessionReport") -> None:
 
 
 def _print_notes(report: "SessionReport") -> None:
+    if report.files and any(session.lost.get("evicted") for session in report.sessions):
+        print_note(
+            "evicted: transcripts of Claude Code and opencode lack system prompt and tools, so a change of them, such as"
+            " of a date, looks like a prefix that the provider dropped; a log of whole requests shows it"
+        )
     if report.is_relative:
         print_note(
             'no model has a price: costs are relative to input, with Anthropic\'s ratios; set [journal.prices."MODEL"]'

@@ -83,6 +83,30 @@ def test_claude_code_lost_its_prefix_in_a_pause(tmp_path: Path) -> None:
     assert found.pause_costs['breakpoints = "auto", keep_warm_tokens'] <= 1.0
 
 
+@pytest.mark.parametrize(
+    ("hours", "head", "lost"),
+    [
+        # After a pause, the system prompt that both sessions have expired.
+        (5, 18_100, {"expired": pytest.approx(18_080, abs=20), "new": pytest.approx(20, abs=20)}),
+        # Another agent has another system prompt, and so may another session.
+        (5, 9_000, {"new": 8_986, "changed": 18}),
+        (0.01, 18_100, {"new": 18_086, "changed": 18}),
+    ],
+)
+def test_the_first_message_of_a_session_changes_no_hidden_system_prompt(
+    tmp_path: Path, hours: float, head: int, lost: dict[str, int]
+) -> None:
+    for name, word, seconds, written in (("a", "tests", 0.0, 18_100), ("b", "files", hours * 3_600, head)):
+        log = Claude()
+        log.user(seconds, f"Please read the folder, name the most important of the {word}, and report what they do.")
+        log.answer(seconds + 4, 4, 0, written)
+        for line in log.lines:
+            line["sessionId"] = name
+        log.write(tmp_path / f"{name}.jsonl")
+    found = {session.name: session.lost for session in report(tmp_path).sessions}
+    assert found == {"a": {"new": 18_104}, "b": lost}
+
+
 def test_a_compacted_conversation_stays_in_its_session(tmp_path: Path) -> None:
     log = conversation()
     log.parent = None
@@ -246,6 +270,18 @@ def test_the_commands_report_transcripts(tmp_path: Path) -> None:
     assert rows["today"] == "1"
     assert float(rows["nothing lost to expired"]) < 1 < float(rows["without a cache"]) < 10
     assert 'breakpoints = "auto", keep_warm_tokens' in costs
+
+
+def test_a_note_says_that_a_changed_system_prompt_looks_evicted(tmp_path: Path) -> None:
+    log = Claude()
+    for seconds, written in ((0, 12_000), (20, 12_300)):
+        log.user(seconds, "Fix the tests.")
+        log.answer(seconds + 4, 10, 0, written)
+    log.write(tmp_path / "5e55.jsonl")
+    (session,) = report(tmp_path).sessions
+    assert session.lost["evicted"] > 11_000
+    done = kvproxy("lint", tmp_path, "--data", tmp_path)
+    assert "transcripts of Claude Code and opencode lack system prompt and tools" in " ".join(done.stderr.split())
 
 
 def test_lint_checks_the_reuse_of_transcripts(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ UNREAD_WRITES = "unread_writes"
 WARMING = "warming_"
 """Start of the names of ledger rows for requests that warmed the backend's cache. Clients' requests have other rows."""
 BLOCK = 16  # Tokens in a block, if the backend does not report it. Incomplete blocks are not cached.
-_ESTIMATE_ERROR = 0.125  # Assumed maximum error of an estimated prefix length, as a fraction of the length.
+ESTIMATE_ERROR = 0.125  # Assumed maximum error of an estimated prefix length, as a fraction of the length.
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def lost_tokens(prompt_tokens: int, reused_tokens: int | None, expected: Expecte
     beyond, repeated = covered - end - expected.beginning, expected.repeated
     if beyond > tolerance:
         repeated = repeated - beyond if repeated - beyond > tolerance else 0
-    elif -beyond > max(tolerance, _ESTIMATE_ERROR * expected.beginning):
+    elif -beyond > max(tolerance, ESTIMATE_ERROR * expected.beginning):
         # No stored prefix ended between the last equal region and the difference.
         repeated -= beyond
     if _is_below_minimum(reused, prompt_tokens, expected):
@@ -117,7 +117,7 @@ def _reuse_tolerance(reused_tokens: int, prefix_tokens: int, expected: ExpectedR
         return BLOCK - 1
     is_stepped = bool(expected.minimum) and reused_tokens % expected.step == 0
     block = max(BLOCK, expected.block, expected.step if is_stepped else 0)
-    return block if expected.is_exact else block + round(_ESTIMATE_ERROR * prefix_tokens)
+    return block if expected.is_exact else block + round(ESTIMATE_ERROR * prefix_tokens)
 
 
 def _lost_prefix(reused_tokens: int, prefix_tokens: int, tolerance: int, expected: ExpectedReuse) -> dict[str, int]:

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvproxy.apis.api_request import BYTES_PER_TOKEN
 from kvproxy.apis.json import Json, dumps, field, objects
 from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.journal.cache_history import CacheHistory
 from kvproxy.journal.miss_explanation import common_prefix_and_suffix, word_start
 from kvproxy.journal.sessions.changed_text import find_changed_text, text_of_region
+from kvproxy.journal.sessions.ledger import ESTIMATE_ERROR
 from kvproxy.journal.sessions.session_matching import KnownTurn, PromptChain, RegionContents, prompt_shape
 from kvproxy.journal.token_estimates import has_file, weighted_size
 
@@ -26,6 +28,7 @@ class PromptChange:
         repeated: tokens after the difference whose text is also in the earlier prompt.
         beginning: tokens before the difference in the first changed region.
         is_known: whether an earlier prompt was compared.
+        hidden: tokens before the messages whose text neither prompt has, as in a transcript, if both have about as many.
     """
 
     region: str | None = None
@@ -34,6 +37,7 @@ class PromptChange:
     beginning: int = 0
     is_known: bool = True
     path: str = ""
+    hidden: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,14 @@ class PromptChanges:
         before_sizes = [regions.sizes[index] for index in before_shape.order] if regions.sizes else []
         tokens = earlier.prompt_tokens if before_sizes else prompt_tokens
         whole = before_shape.text_bytes(before_sizes) if before_sizes else chain.shape.text_bytes(chain.sizes)
+        hidden = 0
+        if shared in texts and chain.shape.lacks_instructions:
+            counts = hidden_tokens(earlier.prompt_tokens, whole), hidden_tokens(prompt_tokens, chain.text_bytes)
+            hidden = min(counts) if min(counts) >= (1 - ESTIMATE_ERROR) * max(counts) else 0
+            # The hidden text precedes the change.
+            tokens -= hidden_tokens(tokens, whole)
         repeated_tokens, equal = (round(tokens * min(1.0, size / max(1, whole))) for size in (repeated, beginning))
-        return PromptChange(region, place, repeated_tokens, equal, path=path)
+        return PromptChange(region, place, repeated_tokens, equal, path=path, hidden=hidden)
 
     def _equal_shares(self, before: bytes, after: bytes) -> _EqualShares:
         """Compare two versions of a region. Without their contents, the beginning is at most all of it."""
@@ -104,6 +114,11 @@ class PromptChanges:
         beginning = start / max(1, len(new))
         repeated = min(1.0 - beginning, max(end / max(1, len(new)), in_parts[1]))
         return _EqualShares(beginning, repeated, changed.path, place)
+
+
+def hidden_tokens(tokens: int, text_bytes: int) -> int:
+    """Return the tokens of a prompt that its known text cannot have: those of a system prompt and tools that it lacks."""
+    return tokens - text_bytes // BYTES_PER_TOKEN if text_bytes < tokens else 0
 
 
 def _equal_shares_of_parts(old: Json, new: Json) -> tuple[float, float]:

@@ -45,6 +45,11 @@ class PromptShape:
     def has_text(self, num_regions: int) -> bool:
         return bool(self.texts) and self.texts[0] < num_regions
 
+    @property
+    def lacks_instructions(self) -> bool:
+        """Whether the prompt begins with a message of the conversation, as in a transcript, without tools or system prompt."""
+        return bool(self.texts) and self.texts[0] == self.first
+
     def text_bytes(self, sizes: Sequence[int]) -> int:
         return sum(sizes[index] for index in self.texts)
 
@@ -106,6 +111,10 @@ class PromptChain:
     def first(self) -> int:
         """Index of the first message that is not a system message."""
         return self.shape.first
+
+    @property
+    def text_bytes(self) -> int:
+        return self.shape.text_bytes(self.sizes)
 
     def estimate_tokens(self, num_regions: int, prompt_tokens: int, known_prefix: tuple[int, int] = (0, 0)) -> int:
         """Estimate the tokens of the first regions by their sizes. `known_prefix` has a number of regions, and their tokens."""

@@ -281,7 +281,13 @@ class TurnWriter:
     ) -> tuple[ExpectedReuse, str | None]:
         minimum = 0 if exchange.facts.is_engine else limits.minimum_tokens
         if common_prefix is None or not chain.shape.has_text(common_prefix.regions):
+            # Within the lifetime, the hidden text may be another one.
+            is_expired = common_prefix is not None and record.time - common_prefix.turn.time > common_prefix.turn.ttl
+            hidden = 0 if exchange.facts.is_engine or not is_expired else change.hidden
             return ExpectedReuse(
+                tokens=hidden,
+                is_exact=not hidden,
+                expired=bool(hidden),
                 minimum=minimum,
                 step=limits.step_tokens,
                 repeated=change.repeated,

@@ -11,6 +11,8 @@ MAX_PARTS = 1_000
 """Most parts of an answer that is recognised when a client sends it back."""
 REASONING_BLOCKS = ("thinking", "redacted_thinking", "reasoning")
 REASONING_FIELDS = ("reasoning_content", "reasoning")
+TOOL_OUTPUTS = ("function_call_output", "custom_tool_call_output")
+"""Input items of the Responses API with the result of a tool as text, in their field `output`."""
 _OUTPUTS = (*REASONING_BLOCKS, "mcp_list_tools", "mcp_approval_request")
 
 
@@ -95,8 +97,9 @@ def without_moved_texts(content: Json, texts: Sequence[str]) -> Json:
 def _without_end(content: Json, text: str) -> Json:
     if isinstance(content, str):
         return content.removesuffix(f"\n\n{text}")
-    if isinstance(content, dict) and "content" in content:
-        return {**content, "content": _without_end(content["content"], text)}
+    if isinstance(content, dict):
+        place = "output" if content.get("type") in TOOL_OUTPUTS else "content"
+        return {**content, place: _without_end(content[place], text)} if place in content else content
     if not isinstance(content, list) or not content:
         return content
     if field(content[-1], "text") == text:

@@ -90,8 +90,11 @@ class RuleSettings(Section):
     @property
     def keeps_provider_prefixes(self) -> bool:
         """Whether the rule keeps prompts in the provider's cache during pauses: by keep-warm requests or `breakpoints`."""
-        has_budget = self.keep_warm_tokens is not None or self.keep_warm_money is not None
-        return has_budget or self.breakpoints == "auto"
+        return self.sends_keep_warm or self.breakpoints == "auto"
+
+    @property
+    def sends_keep_warm(self) -> bool:
+        return self.keep_warm_tokens is not None or self.keep_warm_money is not None
 
     def shadows(self, later: "RuleSettings") -> bool:
         """Whether the rule matches every request of a later one, which thus never applies."""

@@ -18,6 +18,7 @@ from kvproxy.apis.json import dumps
 from kvproxy.errors import SettingsError
 from kvproxy.exchange import SemanticKey
 from kvproxy.flow.cache_keys import cache_key
+from kvproxy.flow.conversation_digests import conversation_digests
 from kvproxy.flow.prepare.prompt_edits import apply_edits
 from kvproxy.index.entry import learning_namespace
 from kvproxy.settings import load_settings
@@ -82,6 +83,44 @@ def test_what_cannot_be_moved_is_left_where_it_is() -> None:
     assert apply_edits(last, [MOVED]) is last
     nothing = asked({"messages": [said("system", "It is late."), said("user", "Why?")]})
     assert apply_edits(nothing, [DATE, MOVED]) is nothing
+
+
+RESULT = {"type": "function_call_output", "call_id": "c1"}
+
+
+@pytest.mark.parametrize(
+    ("api", "last", "end"),
+    [
+        ("chat", said("tool", "3 files"), said("tool", "3 files\n\nToday is 2026-11-20")),
+        (
+            "chat",
+            said("tool", [{"type": "text", "text": "3 files"}]),
+            said("tool", [{"type": "text", "text": text} for text in ("3 files", "Today is 2026-11-20")]),
+        ),
+        ("responses", {**RESULT, "output": "3 files"}, {**RESULT, "output": "3 files\n\nToday is 2026-11-20"}),
+        (
+            "responses",
+            {**RESULT, "output": [{"type": "input_image", "image_url": "u"}]},
+            {
+                **RESULT,
+                "output": [
+                    {"type": "input_image", "image_url": "u"},
+                    {"type": "input_text", "text": "Today is 2026-11-20"},
+                ],
+            },
+        ),
+    ],
+)
+def test_a_span_moves_behind_the_result_of_a_tool(api: ApiName, last: Any, end: Any) -> None:
+    """Such is most of an agent's requests. The next turn has the result without the text."""
+    name = "messages" if api == "chat" else "input"
+    moved = apply_edits(
+        asked({name: [said("system", "Today is 2026-11-20."), said("user", "Why?"), last]}, api), [MOVED]
+    )
+    assert moved.control.tags == ("edit:date",)
+    assert moved.body[name] == [said("system", "Today is ."), said("user", "Why?"), end]
+    plain = asked({name: [said("system", "Today is ."), said("user", "Why?"), last]}, api)
+    assert list(conversation_digests(moved)) == list(conversation_digests(plain))
 
 
 def test_a_move_keeps_the_spans_of_all_messages() -> None:

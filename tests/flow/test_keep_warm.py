@@ -251,6 +251,22 @@ def test_sessions_show_why_no_keep_warm_request_was_sent(
     assert pings(upstream) == []
 
 
+class _ChatUpstream(AnthropicUpstream):
+    async def answer(self, request: Request) -> Response:
+        await request.body()
+        choice = {"index": 0, "message": {"role": "assistant", "content": "Yes."}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 2_000, "completion_tokens": 2, "total_tokens": 2_002}
+        return JSONResponse({"id": "1", "object": "chat.completion", "model": "m", "choices": [choice], "usage": usage})
+
+
+def test_sessions_show_that_another_api_has_no_keep_warm_requests(tmp_path: Path) -> None:
+    chat = "/v1/chat/completions"
+    with proxied(tmp_path, _ChatUpstream(), 900, path=chat, keep_warm_tokens=10**9) as (client, _):
+        body = {"model": "gpt-5.6", "messages": [{"role": "user", "content": LONG}]}
+        assert client.post(chat, json=body).status_code == 200
+        until(lambda: outcomes(tmp_path) == ["none sent: only requests to /v1/messages have keep-warm requests"])
+
+
 class _RequiresOutput(AnthropicUpstream):
     """A gateway that refuses requests for no output."""
 

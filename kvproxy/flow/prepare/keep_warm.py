@@ -188,6 +188,8 @@ class KeepWarm:
         if request is None or not digests or prefix is None or not succeeded or exchange.was_collapsed:
             if before is not None:
                 self._start(before)
+            elif request is not None and succeeded and (reason := self._untracked_reason(request)):
+                self._report(request.request_id, f"none sent: {reason}")
             return
         until, conversation = find_last_one_hour_message(request.body), _Conversation.of(request)
         self._remove_superseded(conversation, exchange.arrived, before)
@@ -245,6 +247,15 @@ class KeepWarm:
         # The provider accepts some of the other requests only once.
         return request.api.is_cacheable(request.body)
 
+    def _untracked_reason(self, request: ApiRequest) -> str | None:
+        """Return why a rule with keep-warm requests sends none after this request; None if it may, or without such a rule."""
+        if not request.control.rule.sends_keep_warm or self._is_tracked(request):
+            return None
+        is_messages = request.api.name == "messages"
+        return (
+            "the request cannot be repeated" if is_messages else "only requests to /v1/messages have keep-warm requests"
+        )
+
     def _find_session(self, digests: Sequence[bytes]) -> _Session | None:
         return next((self._sessions[digest] for digest in reversed(digests) if digest in self._sessions), None)
 
@@ -289,7 +300,7 @@ class KeepWarm:
     async def _send_while_it_pays(self, session: _Session, pauses: PauseTimes) -> str:
         """Send keep-warm requests. Return why no further one is sent; empty if the rule does not allow them."""
         rule = session.request.control.rule
-        if rule.keep_warm_tokens is None and rule.keep_warm_money is None:
+        if not rule.sends_keep_warm:
             return ""
         kept = session.one_hour_tokens / session.tokens if session.tokens else 0.0
         survival, prices = pauses.survival(*session.tenant_and_hour), self._prices_of(session.model)

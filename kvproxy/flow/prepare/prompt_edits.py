@@ -7,12 +7,14 @@ from fnmatch import fnmatchcase
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, as_object, dumps, field, loads, objects
+from kvproxy.apis.message_parts import TOOL_OUTPUTS
 from kvproxy.settings.rules import EditSettings
 
 _TURNS = ("messages", "input")
 _SYSTEM_FIELDS = ("system", "instructions")
 _PLAIN = ("prompt", "input")
 _SYSTEM = ("system", "developer")
+_SPOKEN = ("user", "tool", "function")
 
 
 def apply_edits(request: ApiRequest, edits: Sequence[EditSettings]) -> ApiRequest:
@@ -97,19 +99,30 @@ def _append_span(body: JsonObject, span: str) -> JsonObject | None:
     for name in _TURNS:
         turns = body.get(name)
         if isinstance(turns, list) and turns:
-            last = turns[-1]
-            if not isinstance(last, dict) or last.get("role") != "user":
-                return None
-            return {**body, name: [*turns[:-1], {**last, "content": _append_text(last.get("content"), span)}]}
+            changed = _append_to_turn(turns[-1], span)
+            return None if changed is None else {**body, name: [*turns[:-1], changed]}
     for name in _PLAIN:
         if isinstance(body.get(name), str):
             return {**body, name: _append_text(body[name], span)}
     return None
 
 
-def _append_text(content: Json, span: str) -> Json:
+def _append_to_turn(turn: Json, span: str) -> JsonObject | None:
+    """Return the last turn with a text at its end; None for an assistant's turn, and for a result without text.
+
+    A user's message behind the results of tools would end the turn, so chat templates would drop its reasoning.
+    """
+    if not isinstance(turn, dict):
+        return None
+    place = "content" if turn.get("role") in _SPOKEN else "output" if turn.get("type") in TOOL_OUTPUTS else ""
+    if not place or not isinstance(turn.get(place) or "", str | list):
+        return None
+    return {**turn, place: _append_text(turn.get(place), span, is_input=place == "output")}
+
+
+def _append_text(content: Json, span: str, *, is_input: bool = False) -> Json:
     if isinstance(content, list):
-        kind = "input_text" if any(field(part, "type") == "input_text" for part in content) else "text"
+        kind = "input_text" if is_input or any(field(part, "type") == "input_text" for part in content) else "text"
         return [*content, {"type": kind, "text": span}]
     return f"{content or ''}\n\n{span}"
 

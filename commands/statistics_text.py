@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kvproxy.commands.formatting import decimal, format_duration, format_size, one_line, percent
-from kvproxy.index.policies.policy import NEVER_EQUAL, checked_interval
+from kvproxy.index.policies.policy import JUDGE_BY_MODEL, NEVER_EQUAL, checked_interval
 from kvproxy.units import plural
 
 # The entry of a group names fields that are data, such as tags and outcomes.
@@ -30,16 +30,18 @@ _LABELS: dict[str, str] = {
     "cache.semantic.learned.right": "Responses not served that were right",
     "cache.semantic.learned.accepted": "Responses accepted, but not served",
     "cache.semantic.learned.accepted_wrong": "Accepted, but not served, and wrong",
+    "cache.semantic.learned.accepted_undecided": "Accepted, but not served, and undecided",
     "cache.semantic.learned.rejected": "Responses that a person marked wrong",
-    "cache.semantic.learning.namespaces": "Learned policy: namespaces",
+    "cache.semantic.learning.namespaces": "Learned policy: namespaces, any passages",
     "cache.semantic.learning.serving": "Learned policy: trusted namespaces",
     "cache.semantic.learning.observations": "Learned policy: comparisons",
     "cache.semantic.learning.served": "Learned policy: responses served",
     "cache.semantic.learning.expected_wrong": "Learned policy: wrong responses, expected",
     "cache.semantic.learning.unestimated": "Learned policy: hits without an estimate",
-    "cache.semantic.learning.would_serve": "Learned policy: answered by its estimate",
+    "cache.semantic.learning.would_serve": "Learned policy: share it alone would serve",
     "cache.semantic.learning.most_wrong": "Learned policy: wrong responses, at most",
-    "cache.semantic.learning.by_checked": "Learned policy: hits of checked",
+    "cache.semantic.learning.by_checked": "Learned policy: served, by checked",
+    "cache.semantic.learning.others": "Learned policy: served, not by checked",
     "cache.semantic.learning.checked_equal": "Comparisons for checked: equal",
     "cache.semantic.learning.checked_different": "Comparisons for checked: different",
     "cache.semantic.learning.checked_undecided": "Comparisons for checked: undecided",
@@ -71,6 +73,7 @@ _LABELS: dict[str, str] = {
 # The statistics `learned` count them, too, and include earlier processes.
 _DUPLICATES = ("cache.semantic.compared.right", "cache.semantic.compared.wrong")
 _SHARES = ("usage", "hit_rate", "reuse_rate", "never_hit", "would_serve", "max_error")
+_MOSTLY_UNDECIDED = f"most were undecided, so the bound of wrong hits is high: {JUDGE_BY_MODEL}"
 _DURATIONS = ("lifetime", "idle", "reuse_gap")
 
 
@@ -78,7 +81,7 @@ def label_statistics(values: Mapping[str, Any], group: str) -> Iterator[tuple[st
     """Yield the label and the text of each known statistic, except lists. `group` (`cache` or `blocks`) has the labels."""
     # No estimate of the policy counts wrong hits of checked, for which the bound has the interval of their comparisons.
     hidden = ("expected_wrong",) if values.get("by_checked") else ()
-    for name, value in values.items():
+    for name, value in _with_other_hits(values).items():
         path = f"{group}.{name}"
         if name in hidden:
             continue
@@ -86,7 +89,27 @@ def label_statistics(values: Mapping[str, Any], group: str) -> Iterator[tuple[st
             yield from label_statistics(value, path)
         elif value is not None and not isinstance(value, list | tuple) and path not in _DUPLICATES:
             data = f"{_LABELS[group]}: {one_line(name)}" if group in _LABELS else None
-            yield _LABELS.get(path) or data or one_line(name).replace("_", " ").capitalize(), _format_value(name, value)
+            label = _LABELS.get(path) or data or one_line(name).replace("_", " ").capitalize()
+            yield label, _undecided_text(values) if name == "checked_undecided" else _format_value(name, value)
+
+
+def _with_other_hits(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return statistics in which the hits that `checked` decided and all others, side by side, add up to those served."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found[name] = value
+        if name == "by_checked" and "served" in values:
+            found["others"] = max(0, values["served"] - value)
+    return found
+
+
+def _undecided_text(learned: Mapping[str, Any]) -> object:
+    equal, different, undecided = _checked_comparisons(learned)
+    return f"{undecided:,}; {_MOSTLY_UNDECIDED}" if undecided > equal + different else undecided
+
+
+def _checked_comparisons(learned: Mapping[str, Any]) -> list[int]:
+    return [int(learned.get(f"checked_{name}", 0)) for name in ("equal", "different", "undecided")]
 
 
 def _format_value(name: str, value: object) -> object:
@@ -118,7 +141,8 @@ def policy_sentences(learned: dict[str, Any]) -> list[str]:
         )
     undecided = int(learned.get("undecided", 0))
     if undecided:
-        sentences.append(f"Of {undecided + compared:,} comparisons, {undecided:,} were undecided.")
+        advice = f" {_MOSTLY_UNDECIDED[:1].upper()}{_MOSTLY_UNDECIDED[1:]}." if undecided > compared else ""
+        sentences.append(f"Of {undecided + compared:,} comparisons, {undecided:,} were undecided.{advice}")
     if learned.get("unlearnable"):
         sentences.append(f"Warning: in {plural(int(learned['unlearnable']), 'namespace')}, {NEVER_EQUAL}.")
     if not served:
@@ -131,7 +155,7 @@ def _wrong_hits(learned: dict[str, Any]) -> Iterator[str]:
     expected, most, served = learned.get("expected_wrong"), learned["most_wrong"], int(learned["served"])
     unknown = served if expected is None else int(learned.get("unestimated", 0))
     by_checked = min(served, int(learned.get("by_checked", 0)))
-    compared = [int(learned.get(f"checked_{name}", 0)) for name in ("equal", "different", "undecided")]
+    compared = _checked_comparisons(learned)
     if unknown == served or (by_checked == served and not any(compared)):
         yield "Wrong: unknown, because no comparison estimates it."
     elif by_checked < served:

@@ -81,6 +81,7 @@ def log(
 
     Example: kvproxy log --plot - --since 1h
     """
+    is_limited = limit is not None
     limit = default_limit(limit, _LISTED) if not follow else _LISTED if limit is None else limit
     # One more row than the limit shows whether there are more.
     query = replace(selection, limit=limit + 1 if limit else None)
@@ -111,7 +112,11 @@ def log(
         )
     if follow:
         _follow(journal, query, rows, layout, named)
-    elif (note := rows_note(len(rows), len(records), is_minimum=True)) is not None:
+    # A program that gives a limit knows that there may be more rows.
+    elif (
+        not (is_limited and layout.is_data)
+        and (note := rows_note(len(rows), len(records), is_minimum=True)) is not None
+    ):
         print_note(note)
 
 

@@ -83,11 +83,15 @@ _COUNTS = (
     " coalesce(sum(case when source = 'answer' and accepted then 1 else 0 end), 0) as accepted,"
     " coalesce(sum(case when source = 'answer' and accepted and not \"right\" then 1 else 0 end), 0) as accepted_wrong"
 )
+# This row of `learned` is no namespace: it counts the deleted undecided comparisons of accepted answers.
+_UNDECIDED = "(undecided)"
 _SUMMARY = (
     'select kept.observed + pruned.observed as observed, kept.agreed + pruned.agreed as "right",'
     " kept.accepted + pruned.accepted as accepted, kept.accepted_wrong + pruned.accepted_wrong as accepted_wrong,"
     ' (select count(*) from observations where not "right" and number in'
-    " (select max(number) from observations where source = 'user' group by entry)) as rejected"
+    " (select max(number) from observations where source = 'user' group by entry)) as rejected,"
+    " (select count(*) from observations where source = 'undecided' and accepted)"
+    f" + coalesce((select pruned from learned where namespace = '{_UNDECIDED}'), 0) as accepted_undecided"
     f" from (select {_COUNTS} from observations) as kept, pruned_totals as pruned"
 )
 # The newest row stays, so that SQLite never reuses a number.
@@ -99,6 +103,11 @@ _PRUNABLE = (
 _PRUNE_TOTALS = "update pruned_totals set " + ", ".join(
     f"{name} = {name} + (select {name} from (select {_COUNTS} from observations where {_PRUNABLE}) as pruned)"
     for name in ("observed", "agreed", "accepted", "accepted_wrong")
+)
+_PRUNE_UNDECIDED = (
+    f"insert into learned (namespace, number, state, pruned) select '{_UNDECIDED}', -1, '', count(*) from observations"
+    f" where source = 'undecided' and accepted and {_PRUNABLE}"
+    " on conflict (namespace) do update set pruned = learned.pruned + excluded.pruned"
 )
 
 
@@ -157,6 +166,7 @@ class Observations:
         """
         with self._database.transaction(durable=False) as run:
             run(_PRUNE_TOTALS, {"keep": keep})
+            run(_PRUNE_UNDECIDED, {"keep": keep})
             run("update learned set pruned = number where pruned < number")
             return len(run(f"delete from observations where {_PRUNABLE} returning number", {"keep": keep}))
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from kvproxy.index.evaluation.confidence_intervals import wilson_interval
+from kvproxy.index.policies.policy import JUDGE_BY_MODEL, checked_interval
 from kvproxy.journal.groups import SavingsGroup, SavingsKey
 from kvproxy.journal.prefill_time import PrefillCost, prefill_costs
 from kvproxy.journal.priced_requests import requests_with_other_prices
@@ -401,14 +401,16 @@ def _write_surcharge(price: PriceSettings, written_5m: int, written_1h: int) -> 
 
 
 def _wrong_hit_interval(counts: Mapping[str, int]) -> WrongHitInterval | None:
-    if not counts["accepted"]:
+    wrong, decided, undecided = counts["accepted_wrong"], counts["accepted"], counts["accepted_undecided"]
+    if not decided + undecided:
         return None
-    wrong, compared = counts["accepted_wrong"], counts["accepted"]
     source = (
-        f"95% interval; {wrong:,} of {compared:,} semantic hits compared with a fresh response were wrong; without the first hits"
-        " of each namespace and undecided comparisons"
+        f"95% interval; {wrong:,} of {decided:,} semantic hits compared with a fresh response were wrong"
+        + (f", and {undecided:,} undecided, which may be equal or wrong" if undecided else "")
+        + "; without the first hits of each namespace"
+        + (f"; most are undecided: {JUDGE_BY_MODEL}" if undecided > decided else "")
     )
-    return WrongHitInterval(*wilson_interval(wrong, compared), source)
+    return WrongHitInterval(*checked_interval(decided - wrong, wrong, undecided), source)
 
 
 def _sum_savings(rows: Sequence[Saving]) -> Saving:

@@ -305,4 +305,5 @@ def test_a_pipe_receives_all_rows_and_a_terminal_a_note(tmp_path: Path) -> None:
     )
     cut = kvproxy(*given, "-n", 3, "--csv", "--columns", "request_id,total_ms")
     assert cut.stdout.splitlines()[::3] == ["request_id,total_ms", "r24,"]
-    assert cut.stderr == "3 rows, and there are more: list all with --limit 0\n"
+    assert cut.stderr == ""
+    assert kvproxy(*given, "-n", 3).stderr == "3 rows, and there are more: list all with --limit 0\n"

@@ -55,6 +55,25 @@ def test_statistics_state_one_bound_of_wrong_hits_if_checked_accepted_some() -> 
     assert (labels(168)[bound], expected in labels(168), expected in labels(0)) == (169, False, True)
 
 
+def test_the_kinds_of_hits_add_up_and_undecided_comparisons_have_an_advice() -> None:
+    learning = {"served": 149, "by_checked": 122, "checked_equal": 50, "checked_different": 3}
+
+    def shown(undecided: int) -> dict[str, object]:
+        values = {"semantic": {"learning": learning | {"checked_undecided": undecided}}}
+        return dict(label_statistics(values, "cache"))
+
+    hits = [count for label, count in shown(0).items() if "policy: served" in label]
+    assert hits == [122, 27]
+    label, advice = "Comparisons for checked: undecided", 'set cache.judge = "model"'
+    assert shown(50)[label] == 50
+    assert str(shown(100)[label]).startswith("100; most were undecided")
+    assert str(shown(100)[label]).endswith(advice)
+    learned = {"observations": 53, "served": 0, "would_serve": 0.5}
+    few, most = (" ".join(policy_sentences(learned | {"undecided": count})) for count in (53, 100))
+    assert "Of 153 comparisons, 100 were undecided. Most were undecided" in most
+    assert (advice in few, advice in most) == (False, True)
+
+
 @pytest.mark.parametrize(
     ("marked", "text"),
     [(None, ""), (0, ""), (1, "1 stored response wrong"), (2, "2 stored responses wrong")],

@@ -19,13 +19,14 @@ from kvproxy.commands.formatting import local_time
 from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.exchange import CacheHit, Exchange, ResponseFacts
 from kvproxy.flow.cache_keys import cache_key
+from kvproxy.index.policies.policy import checked_interval
 from kvproxy.journal.bill import BillRow, bill
 from kvproxy.journal.cache_history import ResponseRemoved
 from kvproxy.journal.completeness import complete_since
 from kvproxy.journal.databases.sqlite import open_file, open_to_read
 from kvproxy.journal.groups import SavingsGroup
 from kvproxy.journal.journal import StoredJournal, open_stored_journal
-from kvproxy.journal.savings import HitVerdicts, Saving, savings, savings_report
+from kvproxy.journal.savings import HitVerdicts, Saving, WrongHitInterval, savings, savings_report
 from kvproxy.journal.schema import ADDED_COLUMNS, FILE
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.journal.spending import recorded_requests, spending_report, with_costs
@@ -489,7 +490,8 @@ def test_semantic_hits_without_a_comparison_are_not_certain(journal: StoredJourn
     journal.add(finished("a", "first"))
     journal.add(finished("a", "hit", hit=True, layer="semantic"))
     journal.flush()
-    settings, counts = JournalSettings(prices=PRICES), {"accepted": 100, "accepted_wrong": 1, "rejected": 2}
+    settings, counts = JournalSettings(prices=PRICES), {"accepted": 100, "accepted_wrong": 1, "accepted_undecided": 0}
+    counts["rejected"] = 2
     with closing(journal.reader()) as reader:
         unknown, known = (savings_report(reader, "layer", settings, each) for each in (None, HitVerdicts(counts)))
     assert (unknown.semantic, unknown.wrong, unknown.marked_wrong) == (1, None, None)
@@ -500,9 +502,25 @@ def test_semantic_hits_without_a_comparison_are_not_certain(journal: StoredJourn
     assert known.wrong.source.startswith(
         "95% interval; 1 of 100 semantic hits compared with a fresh response were wrong; "
     )
-    assert known.wrong.source.endswith("without the first hits of each namespace and undecided comparisons")
+    assert known.wrong.source.endswith("without the first hits of each namespace")
     (row,) = (row for row in known.rows if row.name == "semantic")
     assert row.least_money == pytest.approx(HIT * (1 - known.wrong.most))
+
+
+def test_undecided_comparisons_of_semantic_hits_may_be_wrong(journal: StoredJournal) -> None:
+    def wrong(accepted: int, wrong: int, undecided: int) -> WrongHitInterval | None:
+        counts = {"accepted": accepted, "accepted_wrong": wrong, "accepted_undecided": undecided, "rejected": 0}
+        with closing(journal.reader()) as reader:
+            return savings_report(reader, "layer", JournalSettings(), HitVerdicts(counts)).wrong
+
+    found = wrong(53, 0, 100)
+    assert found is not None
+    assert (found.least, found.most) == checked_interval(53, 0, 100)
+    assert "0 of 53 semantic hits compared with a fresh response were wrong, and 100 undecided" in found.source
+    assert found.source.endswith('most are undecided: set cache.judge = "model"')
+    assert wrong(0, 0, 0) is None
+    assert (only := wrong(0, 0, 7)) is not None
+    assert only.most == 1.0
 
 
 def test_requests_that_warm_a_cache_are_those_of_no_client(journal: StoredJournal) -> None:

@@ -41,6 +41,7 @@ class MemoryObservations:
             "accepted": len(accepted),
             "accepted_wrong": sum(not row.right for row in accepted),
             "rejected": sum(not right for right in verdicts.values()),
+            "accepted_undecided": sum(row.source == "undecided" and row.accepted for row in self.gone + self.rows),
         }
 
     def prune(self, keep: int) -> int:

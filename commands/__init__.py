@@ -133,6 +133,8 @@ def _similar_options(name: str, context: "typer.Context | None") -> str:
     names = [long for long in names if long.startswith("--")]
     if name in ("--port", "--host") and "--url" in names:
         return " Did you mean --url http://HOST:PORT?"
+    if name == "--workers" and "--upstream" in names:
+        return "; start several proxies with the setting shared_port: see docs/fleet.md#all-cores-of-one-machine"
     similar = [long for long in names if len(name) > 3 and long.startswith(name)]
     similar = similar or difflib.get_close_matches(name, names, n=2, cutoff=_SIMILARITY)
     if similar:

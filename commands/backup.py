@@ -28,12 +28,13 @@ def backup(
     The proxy may run: each database is copied in one transaction. The archive contains prompts, and its settings may contain
     secrets. Encryption keys, tiers, and responses in PostgreSQL are not included.
     """
-    from kvproxy.installation.backup import write_backup
+    from kvproxy.index.store_location import is_url
+    from kvproxy.installation.backup import PG_DUMP, write_backup
 
     settings = load_settings(data=data, store=store)
     summary = write_backup(settings, archive, print_note, replace=force)
-    if "://" in settings.store_location:
-        print_note("PostgreSQL is not included: save its schemas kvproxy and kvproxy_journal (requests) with pg_dump")
+    if is_url(settings.store_location):
+        print_note(f"what is in PostgreSQL is not included: {PG_DUMP}")
     if settings.encryption.enabled:
         print_note("the keys of encryption are not included: save them separately")
     return _archive_output(summary, archive)

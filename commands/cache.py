@@ -161,8 +161,9 @@ def rm(
 ) -> Output:
     """Remove stored responses by id, or by filter.
 
-    If several responses match a filter, the command lists them and asks first, or requires --yes. If no response matches,
-    its exit code is 3, as for an unknown id. --prompt selects all prompts that begin with its text.
+    Responses named by id, and the only one that matches a filter, are removed without a question. If two or more match, the
+    command lists them and asks first, or requires --yes. If no response matches, its exit code is 3, as for an unknown id.
+    --prompt selects all prompts that begin with its text.
 
     Example: kvproxy cache rm --tag handbook --older-than 1h --yes
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kvproxy.backends.reports import PrefixReport
     from kvproxy.flow.explanation import (
         ClosestRequest,
+        FieldDifference,
         NeighbourExplanation,
         RequestExplanation,
         SemanticExplanation,
@@ -227,7 +228,8 @@ def _print_semantic(semantic: "SemanticExplanation", layout: Layout) -> None:
     if semantic.reason:
         print_text(f"similar    {semantic.reason}")
     elif not semantic.neighbours:
-        print_text("similar    no stored question of the same tenant, model, system prompt, settings")
+        passages = "passages, " if semantic.question else ""
+        print_text(f"similar    no stored question of the same tenant, model, system prompt, {passages}settings")
         print_text("           give all settings that clients send, such as --temperature or --max-tokens")
     if semantic.neighbours:
         start = _shared_beginning([neighbour.prompt for neighbour in semantic.neighbours])
@@ -238,19 +240,27 @@ def _print_semantic(semantic: "SemanticExplanation", layout: Layout) -> None:
 
 def _closest_request_sentence(closest: "ClosestRequest") -> str:
     changes = closest.differs
-    parts = [
-        f"{change.part} (stored {_format_field_value(change.stored)}, request {_format_field_value(change.request)})"
-        for change in changes[:_LISTED_CHANGES]
-    ]
+    parts = [f"{change.part} ({_format_change(change)})" for change in changes[:_LISTED_CHANGES]]
     more = f", and {len(changes) - _LISTED_CHANGES} more" if len(changes) > _LISTED_CHANGES else ""
     return f"closest    {closest.id[:12]} has the same question, and differs in {', '.join(parts)}{more}"
+
+
+def _format_change(change: "FieldDifference") -> str:
+    values = [_text_of_field(value) for value in (change.stored, change.request)]
+    texts = [value for value in values if isinstance(value, str)]
+    if start := _shared_beginning(texts):
+        values = [f"… {text[start:]}" for text in texts]
+    stored, request = map(_format_field_value, values)
+    return f"stored {stored}, request {request}"
+
+
+def _text_of_field(value: Any) -> Any:
+    return value["content"] if isinstance(value, dict) and isinstance(value.get("content"), str) else value
 
 
 def _format_field_value(value: Any) -> str:
     if value is None:
         return "unset"
-    if isinstance(value, dict) and isinstance(value.get("content"), str):
-        value = value["content"]
     text = escape_controls(json.dumps(value, ensure_ascii=False))
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 

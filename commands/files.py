@@ -15,6 +15,7 @@ from kvproxy.analyse.simulate.file_kinds import describe_binary
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.optional_packages import require_package
 
+_STDOUT = "-", "/dev/stdout"
 _PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
 
@@ -77,6 +78,7 @@ def write_chunks(file: Path, chunks: Iterable[bytes]) -> None:
     with explain_write_errors(file):
         if str(file) == "-":
             sys.stdout.buffer.writelines(chunks)
+            sys.stdout.buffer.flush()
             return
         with contextlib.suppress(FileNotFoundError):
             file.stat()  # A loop of links is an error, and must not be replaced.
@@ -126,6 +128,9 @@ def explain_write_errors(file: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and str(file) in _STDOUT:
+            # The command ends without a message, as after other output on stdout.
+            raise
         raise KvproxyError(f"cannot write {file}: {error.strerror}") from None
 
 

@@ -107,10 +107,10 @@ def _exceptions(client: "ListedClient") -> Row:
 def ls(query: ClientUsageQuery, *, layout: ListLayout, store: SharedStore = None, data: Data = None) -> Output:
     """List clients with their usage, limits, and last use.
 
-    The journal gives the usage of the last 30 UTC days, or since --since. Requests include refused ones, which kvproxy
-    savings leaves out. Tokens are those that quotas count: of prompts, also reused ones, and of responses, without hits.
-    Requests that the proxy forwards unread have tokens only for clients with a budget. Budgets count UTC days and months. A
-    team has the usage of clients while they had the team, too.
+    The journal gives the usage of the last 30 UTC days, or since --since. Requests are those of kvproxy savings and refused
+    ones, without those that warmed the cache, whose tokens and money count. Tokens are those that quotas count: of prompts,
+    also reused ones, and of responses, without hits. Requests that the proxy forwards unread have tokens only for clients
+    with a budget. Budgets count UTC days and months. A team has the usage of clients while they had the team, too.
     """
     from kvproxy.operations.keys import ListedClient, list_keys
 

@@ -126,7 +126,7 @@ def commands() -> str:
         "rows. In a pipe it has all rows, columns are separated",
         "by tabs, nothing is cut, columns have their names in JSON and do not depend on the rows, durations are seconds,",
         "sizes bytes, shares numbers from 0 to 1, and unknown values empty. Times are ISO 8601 in tables, and seconds since 1970",
-        "in JSON and CSV. `NO_COLOR` turns colours off.",
+        "in JSON and CSV. `NO_COLOR` turns colours off; headings stay bold.",
         "`kvproxy --install-completion` completes commands, options, and values such as reasons, clients, models, tags, and ids.",
         "",
         f"Several of the {len(found)} commands accept these options; `--help` after a command lists its own:",

@@ -133,7 +133,11 @@ class ProxyOverloaded(Overloaded, reason="refused-overload"):
 
 
 class UpstreamsDraining(Overloaded):
-    """An operator drains all upstreams."""
+    """An operator drains all upstreams of a model. `cause` says of which, for clients."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(f"{cause}: restore one with kvproxy upstreams undrain", retry_after=1.0)
+        self.cause = cause
 
 
 class ShuttingDown(KvproxyError, status=503, code="shutting_down", retry_after=1.0, reason="error-stopped"):

@@ -139,7 +139,8 @@ def no_match(journal: "JournalClient", query: object, otherwise: str = EMPTY) ->
             if value and tenant_name(value) not in known:
                 similar = difflib.get_close_matches(value, known, n=_SUGGESTED) or sorted(known)[:_SUGGESTED]
                 names = f": there are {', '.join(similar)}{', and more' if len(known) > len(similar) else ''}"
-                return f"no request has the {option} {value!r}{names if similar else ''}"
+                kind = "client or tenant" if option == "tenant" else option
+                return f"no request has the {kind} {value!r}{names if similar else ''}"
     return otherwise
 
 
@@ -178,6 +179,7 @@ def show(
 ) -> Output:
     """Show the record of a request.
 
+    kvproxy explain --request compares a miss with earlier requests.
     `decode_ms` is the time from the start of the backend's response to its end.
 
     Example: kvproxy log show 3f2a
@@ -191,6 +193,8 @@ def show(
     document.pop("text")
     fields = ((name, value) for name, value in document.items() if name != "time" and value not in (None, ""))
     facts = [("time", local_time(record.time)), *fields, ("meaning", meaning_of_reason(record.reason))]
+    if record.reason.startswith(("miss-", "prefix-")):
+        facts.append(("cause", f"kvproxy explain --request {record.request_id}"))
     return Output(document, lambda: print_facts(facts))
 
 
@@ -295,7 +299,7 @@ def top(
     Example: kvproxy log top --cost --since 7d
     """
     from kvproxy.journal.completeness import complete_since
-    from kvproxy.journal.reader import RequestGroup
+    from kvproxy.journal.groups import RequestGroup
 
     if backend and cost:
         raise typer.BadParameter("give one of --backend and --cost")

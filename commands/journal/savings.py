@@ -111,7 +111,9 @@ def _bill_output(report: "Bill", selection: "SumsFilter", layout: ListLayout) ->
             number_column("Cached", "cached_tokens"): row.cached_tokens,
             number_column("Output", "output_tokens"): row.output_tokens,
             number_column(f"Cost {report.currency}", "cost"): money(row.cost, leaves_out_models=row.unpriced > 0),
-            number_column(f"Saved {report.currency}", "saved"): money(row.saved, leaves_out_models=row.unpriced > 0),
+            number_column(f"Saved {report.currency}", "saved"): money(
+                row.saved, leaves_out_models=row.unpriced + row.unpriced_hits > 0
+            ),
         }
         for row in [*report.rows, *total]
     ]
@@ -130,6 +132,8 @@ def _bill_notes(total: "BillRow") -> Iterator[str]:
     if total.refused:
         yield f"not in the requests: {plural(total.refused, 'refused request')}"
     yield from count_notes(total.unpriced, total.estimated, total.unreported)
+    if total.unpriced_hits:
+        yield f"not in the saved money: {plural(total.unpriced_hits, 'hit')} on models without a price"
 
 
 def _empty(selection: "SumsFilter") -> str:
@@ -257,8 +261,8 @@ def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
 
     if report.refused:
         print_text(
-            f"{plural(report.refused, 'refused request')} not counted; kvproxy keys ls and kvproxy log top count them."
-            " Failed requests count."
+            f"{plural(report.refused, 'refused request')} not counted; kvproxy log top counts them, and kvproxy keys ls"
+            " those of known clients. Failed requests count."
         )
     unmeasured = sum(row.unmeasured_tokens for row in report.rows)
     if unmeasured:

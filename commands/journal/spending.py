@@ -82,6 +82,7 @@ def count_notes(unpriced: int, estimated: int, unreported: int, *, is_bound: boo
 
 def _spending_row(row: "Spending", report: "SpendingReport") -> Row:
     is_priced_in_part = row.unpriced > 0
+    cause = main_cause(row.lost, row.reused_tokens)
     return {
         digest_column(report.by.capitalize(), 40, field="name"): group_name(row.name, report.by),
         "Requests#": row.requests,
@@ -94,6 +95,9 @@ def _spending_row(row: "Spending", report: "SpendingReport") -> Row:
         number_column(f"Input {report.currency}", "input_cost", optional=True): money(row.input_cost),
         number_column(f"Output {report.currency}", "output_cost", optional=True): money(row.output_cost),
         number_column(report.currency, "cost"): money(row.cost, leaves_out_models=is_priced_in_part),
-        "Lost most to?": main_cause(row.lost, row.reused_tokens),
         number_column(f"Lost {report.currency}", "lost_cost", optional=True): money(row.lost_cost),
+        "Lost most to?": cause,
+        number_column(f"Its {report.currency}", "lost_most_cost", optional=True): money(
+            None if cause is None else row.lost_costs.get(cause)
+        ),
     }

@@ -13,8 +13,9 @@ class TurnLoss:
 
     Attributes:
         session: the client's name for the session, or else its number.
-        turn, time, pause, region, place, lost_cost: see `Turn`.
+        turn, time, pause, region, place: see `Turn`.
         cause, tokens: the cause with the most lost tokens (see `main_cause`), and their number.
+        lost_cost: money that reuse of these tokens would have saved; None without a price.
     """
 
     session: str
@@ -40,7 +41,7 @@ def turn_losses(turns: Sequence[Turn]) -> Iterator[TurnLoss]:
                 pause=turn.pause,
                 cause=cause,
                 tokens=turn.lost[cause],
-                lost_cost=turn.lost_cost,
+                lost_cost=turn.lost_cost_of(cause),
                 region=turn.region,
                 place=turn.place,
             )

@@ -83,7 +83,9 @@ class DemoUpstream:
         """Return the tokens of the prompt, and the maximum number of tokens of the answer. Raises InvalidRequest."""
         given = request.body.items()
         if unknown := sorted(name for name, value in given if name not in _FIELDS and value is not None):
-            raise InvalidRequest(f"the demonstration has no {', '.join(unknown)}: remove it, or serve another model")
+            raise InvalidRequest(
+                f"the demonstration model does not support {', '.join(unknown)}: send the request without, or serve another model"
+            )
         request.api.check(request.body)
         decoded = CODECS[request.api.name].decode(request.body, _DEFAULTS)
         assert isinstance(decoded.prompt, Conversation)

@@ -66,6 +66,11 @@ class RequestPrice:
             return self.cost(prompt, completion, prefix, None, service_tier)
         return cost
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the requested model has a price."""
+        return self.cost(0, 0) is not None
+
     def reservation(self, prompt: int, completion: int) -> float | None:
         """Return the highest price of these tokens.
 
@@ -85,7 +90,7 @@ async def reserve(
 ) -> RequestPrice | None:
     """Charge the estimated tokens of a prompt, and reserve their price and that of the most tokens of the response.
 
-    Return the price of the request; None if the model has no price, and the client no budget.
+    Return the price of the request, which a fallback may have without the model; None if no money is counted.
 
     Raises Forbidden if the client has a budget, and the model no price, and the errors of `Account.reserve`.
     """
@@ -107,7 +112,7 @@ async def reserve(
             limit="prices",
         )
     await account.reserve(tokens, cost or 0.0)
-    return None if cost is None else price
+    return price
 
 
 async def send_charged(
@@ -223,9 +228,9 @@ class UnparsedRequestCharge:
         if self._model is None:
             await self._account.reserve(self._reserved)
         else:
-            self._price = await reserve(
-                self._account, self._reserved, self._output, self._model, self._exchange.arrived
-            )
+            price = await reserve(self._account, self._reserved, self._output, self._model, self._exchange.arrived)
+            # No fallback answers such a request.
+            self._price = price if price is not None and price.is_known else None
 
     def charge_upload(self, body: Body) -> Body:
         return body if isinstance(body, bytes) else self._charge_chunks(body)

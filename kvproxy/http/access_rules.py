@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvproxy.apis.request_directives import ADMIN_TOKEN_HEADER
-from kvproxy.errors import Forbidden, KvproxyError, Unauthorized, UpstreamError, UpstreamsDraining
+from kvproxy.errors import Forbidden, KvproxyError, Overloaded, Unauthorized, UpstreamError, UpstreamsDraining
 from kvproxy.http.admin_sessions import SESSION_HEADER, AdminSessions
 from kvproxy.http.error_responses import error_response
 from kvproxy.http.exchange_middleware import is_proxy_path
@@ -115,9 +115,8 @@ class AccessRules:
         if not isinstance(error, UpstreamError | UpstreamsDraining) or self.check_operator(request) is None:
             return error
         if isinstance(error, UpstreamsDraining):
-            return UpstreamsDraining(
-                "no upstream takes requests now: send the request again", retry_after=error.retry_after
-            )
+            message = f"{error.cause}: send the request again later, or ask the operator"
+            return Overloaded(message, retry_after=error.retry_after)
         return type(error)(
             "the upstream failed: kvproxy upstreams shows the operator why", retry_after=error.retry_after
         )

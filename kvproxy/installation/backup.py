@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 from kvproxy import __version__
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.index.sqlite_files import cannot_change, file_uri
+from kvproxy.index.store_location import is_url
 from kvproxy.installation.data_folder import locked_folder
 from kvproxy.settings import Settings
 from kvproxy.units import format_bytes
@@ -31,6 +32,8 @@ _FILES = ("clients.json", "changes.jsonl", "kvproxy.toml")
 _MAX_MANIFEST_BYTES = 2**16
 # Databases of texts compress to a tenth.
 _MAX_RATIO, _FREE_BYTES = 100, 64 * 2**20
+PG_DUMP = "pg_dump -n kvproxy -n kvproxy_journal -Fc -f kvproxy.dump URL"
+"""The command that saves what a proxy has in PostgreSQL."""
 _SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
 
@@ -58,6 +61,10 @@ def write_backup(
     if archive.exists() and not replace:
         raise InvalidRequest(f"{archive} exists: name another file, or overwrite it with --force")
     sources = {name: path for name, path in _files_to_back_up(settings).items() if path.is_file()}
+    if not sources and is_url(settings.store_location):
+        raise NotFound(
+            f"there is nothing to save in {settings.data}: responses, requests, and clients are in PostgreSQL: {PG_DUMP}"
+        )
     if not sources:
         raise NotFound(f"there is nothing to save in {settings.data}: give --data")
     try:
@@ -111,7 +118,7 @@ def restore_backup(settings: Settings, archive: Path, *, replace: bool = False) 
 
 def _files_to_back_up(settings: Settings) -> dict[str, Path]:
     files = {name: settings.data / name for name in (*_DATABASES, *_FILES)}
-    if "://" in settings.store_location:
+    if is_url(settings.store_location):
         del files[_RESPONSES]
     else:
         files[_RESPONSES] = settings.store_path

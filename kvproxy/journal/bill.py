@@ -22,9 +22,10 @@ class BillRow:
         cost: their price in `journal.currency`; None if it is unknown.
         saved: see `Saving.money`; None if it is unknown.
         refused: number of requests that the proxy refused.
-        unpriced: number of requests of models without a price, which `cost` and `saved` exclude.
+        unpriced: number of requests that a model without a price answered, which `cost` and `saved` exclude.
         estimated: number of requests without reported tokens, whose tokens and cost are estimates.
         unreported: number of requests without reported or estimated tokens, which tokens and money exclude.
+        unpriced_hits: number of hits on models without a price, which `saved` excludes.
     """
 
     day: str
@@ -42,6 +43,7 @@ class BillRow:
     unpriced: int = 0
     estimated: int = 0
     unreported: int = 0
+    unpriced_hits: int = 0
 
 
 def sum_bill(rows: Sequence[BillRow]) -> BillRow:
@@ -75,6 +77,6 @@ def bill(
     for saving in savings(reader, "bill", prices, selection=selection, rejected=rejected):
         row = rows.setdefault(saving.name, BillRow(*split_bill_name(saving.name)))
         row.cost, row.saved = saving.spent, saving.money
-        row.unpriced = saving.unpriced_requests + saving.unpriced_hits
+        row.unpriced, row.unpriced_hits = saving.unpriced_requests, saving.unpriced_hits
         row.estimated, row.unreported = saving.estimated_requests, saving.unreported_requests + saving.unreported_hits
     return [rows[name] for name in sorted(rows)]

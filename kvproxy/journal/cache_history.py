@@ -2,14 +2,14 @@
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeAlias
 
 from kvproxy.exchange import Exchange
 from kvproxy.index.store import RemovalReason
 from kvproxy.journal.databases.database import JournalDatabase
-from kvproxy.journal.request_regions import Regions
+from kvproxy.journal.request_regions import PASSAGES, Regions
 from kvproxy.journal.schema import StringIds, short_key
 
 _MAX_COMPARED = 50
@@ -178,15 +178,17 @@ class CacheHistory:
         stored: ResponseStored | None = None,
         seconds: float | None = None,
         record: int | None = None,
+        beside: bytes | None = None,
     ) -> PromptRecord:
         """Insert a prompt, with its stored response, the seconds of its computation, and the number of its record.
 
         `text` is an excerpt of the question, and `contents` the compressed JSON of all regions; None does not store them.
+        `beside` is the digest of a question beside passages; None for another prompt.
         No regions are stored if they have too many names (see `StringIds.shape_id`).
         """
         shape = self._strings.shape_id(regions)
         entry, expires = (None, None) if stored is None else (stored.id, stored.expires)
-        own = (None, None) if shape is None else (regions.question_digest, b"".join(regions.digests))
+        own = (None, None) if shape is None else (beside or regions.question_digest, b"".join(regions.digests))
         values = [key, *own, shape, entry, expires, seconds, record, text, contents]
         # Python takes long to pass a null.
         used = [(name, value) for name, value in zip(_COLUMNS, values, strict=True) if value is not None]
@@ -269,17 +271,26 @@ class CacheHistory:
         is_expired = prompt.expires is not None and prompt.expires <= now + _SLACK
         return ("expired", prompt.expires) if is_expired else ("removed", None)
 
-    def closest_change(self, key: bytes, regions: Regions) -> RegionChange | None:
-        """Return the change since the most similar earlier prompt with the same question; None if over two regions differ."""
-        if regions.question_digest is None:
+    def closest_change(self, key: bytes, regions: Regions, beside: bytes | None = None) -> RegionChange | None:
+        """Return the change since the most similar earlier prompt with the same question; None if over two regions differ.
+
+        `beside` is the digest of a question beside passages, which are then a region of their own.
+        """
+        if regions.question is None or (whole := regions.question_digest) is None:
             return None
-        sql = "select number, regions, shape from prompts where question = ? and key <> ? order by number desc limit ?"
+        sql = (
+            "select number, regions, shape from prompts where question in (?, ?) and key <> ?"
+            " order by number desc limit ?"
+        )
         best: RegionChange | None = None
-        for number, digests, shape in self._database.rows(sql, [regions.question_digest, key, _MAX_COMPARED]):
+        for number, digests, shape in self._database.rows(sql, [whole, beside or whole, key, _MAX_COMPARED]):
             changed = regions.differing_regions(self._strings.regions(digests, shape))
             if 0 < len(changed) <= _MAX_CHANGES and (best is None or len(changed) < len(best.regions)):
                 best = RegionChange(tuple(changed), number)
-        return best
+        if best is None or beside is None:
+            return best
+        message = regions.names[regions.question]
+        return replace(best, regions=tuple(PASSAGES if name == message else name for name in best.regions))
 
     def prune(self) -> None:
         # Many responses may be removed at the same time.

@@ -31,7 +31,7 @@ def record_of(exchange: Exchange) -> Record:
         tags = (*tags, "repaired:tokens")
     if request is not None and upstream is not None and upstream.fallback:
         tags = (*tags, f"{FALLBACK_TAG}{request.model}")
-    start = exchange.started
+    start, layer = exchange.started, layer_of(exchange, reason)
     estimated_prompt, estimated_completion = _estimated_usage(exchange)
     is_unserved = hit is not None or (exchange.status != 200 and estimated_prompt is not None)
     return Record(
@@ -44,7 +44,7 @@ def record_of(exchange: Exchange) -> Record:
         model=model_of(exchange),
         upstream=(upstream and upstream.url) or None,
         status=exchange.status,
-        layer=layer_of(exchange, reason),
+        layer=layer,
         reason=reason,
         changed=None,
         removed_at=None,
@@ -57,7 +57,8 @@ def record_of(exchange: Exchange) -> Record:
         # Entries of an import have any numbers.
         prompt_tokens=as_token_count(facts.prompt_tokens if hit is None else hit.prompt_tokens),
         predicted_tokens=None if upstream is None else upstream.predicted_tokens,
-        reused_tokens=None if prefix is None else prefix.cached_tokens,
+        # The backend reused the prefix of a shared response once, for the request that it computed.
+        reused_tokens=None if prefix is None or layer == "shared" else prefix.cached_tokens,
         completion_tokens=as_token_count(facts.completion_tokens if hit is None else hit.completion_tokens),
         exact_ms=_milliseconds(start, exchange.exact_done),
         semantic_ms=_milliseconds(exchange.exact_done, exchange.semantic_done),

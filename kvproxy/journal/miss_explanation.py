@@ -10,7 +10,7 @@ from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.reasons import meaning_of_reason
 from kvproxy.journal.record import Record
-from kvproxy.journal.request_regions import QUESTIONS, Regions
+from kvproxy.journal.request_regions import PASSAGES, QUESTIONS, Regions
 from kvproxy.journal.sessions.changed_text import find_changed_text, split_region, text_of_region
 from kvproxy.journal.sessions.ledger import CAUSES
 from kvproxy.journal.sessions.session_reader import SessionReader, Turn
@@ -18,6 +18,8 @@ from kvproxy.units import tenant_name
 
 _MAX_RECORDS = 3_000
 _MAX_SHOWN = 60
+_OF_EQUAL = ("miss-expired", "miss-evicted", "miss-removed", "miss-unstored", "miss-concurrent")
+"""Reasons that an equal request explains, even if its record was deleted."""
 _PROMPT_REGIONS = ("tools", "system", "instructions", *QUESTIONS)
 RegionLoader = Callable[[int], Mapping[str, Json] | None]
 """Returns the contents of a prompt's regions (see `Regions`) by name, given its number; None if they are not stored."""
@@ -68,7 +70,8 @@ class MissExplanation:
     Attributes:
         cause: name of the first changed region, or else the record's reason token without `miss-`.
         earlier: the most similar earlier request; None if no request is similar.
-        differences: regions that differ from `earlier`.
+        differences: regions that differ from `earlier`; empty if it is equal.
+        divergence: None after an equal request, too.
         turn: place of the request in its session; None if it did not reach the backend.
     """
 
@@ -79,6 +82,11 @@ class MissExplanation:
     divergence: PromptDivergence | None
     turn: Turn | None
 
+    @property
+    def equal(self) -> Record | None:
+        """The last equal request; None if `earlier` differs."""
+        return self.earlier if self.earlier is not None and self.earlier.prompt == self.record.prompt else None
+
 
 def explain_miss(reader: JournalReader, record: Record, load_regions: RegionLoader) -> MissExplanation:
     turn = SessionReader(reader, {}).turn(record.number)
@@ -87,15 +95,25 @@ def explain_miss(reader: JournalReader, record: Record, load_regions: RegionLoad
         return MissExplanation(record, _cause(record, ()), None, (), None, turn)
     earlier = reader.regions_before(record, _MAX_RECORDS)
     against = record.against
-    if against is None and record.reason not in ("miss-unstored", "miss-concurrent"):
+    equal = None if against is not None else _last_equal(reader, record, record.prompt)
+    if against is None and equal is None and record.reason not in _OF_EQUAL:
         against = _closest_prompt_number(own, earlier)
     differences: tuple[RegionDifference, ...] = ()
     known = None if against is None else reader.regions(against)
     if against is not None and known is not None:
         differences = _differences(own.changes_since(known), load_regions(against), load_regions(record.prompt))
-    closest = None if against is None else reader.last_record_before(record.number, against)
-    divergence = _divergence(reader, record, own, earlier)
+    closest = equal if against is None else reader.last_record_before(record.number, against)
+    # An equal request contains the whole prompt.
+    divergence = None if equal is not None else _divergence(reader, record, own, earlier)
     return MissExplanation(record, _cause(record, differences), closest, differences, divergence, turn)
+
+
+def _last_equal(reader: JournalReader, record: Record, prompt: int) -> Record | None:
+    """Return the last equal request before a record, of which the response was not stored if this explains the miss."""
+    unstored = None
+    if record.reason == "miss-unstored":
+        unstored = reader.last_record_before(record.number, prompt, unstored=True)
+    return unstored or reader.last_record_before(record.number, prompt)
 
 
 def _cause(record: Record, differences: tuple[RegionDifference, ...]) -> str:
@@ -175,6 +193,13 @@ def _shorten(text: str) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
+def _equal_sentence(equal: Record, record: Record, format_time: Callable[[float], str]) -> str:
+    sentence = f"The last equal request is {equal.request_id[:32]}, of {format_time(equal.time)}."
+    if record.reason != "miss-unstored" or equal.not_stored is None:
+        return sentence
+    return f"{sentence[:-1]}; its response was not stored ({equal.not_stored}): {meaning_of_cause(equal.not_stored)}"
+
+
 _VERDICTS = {
     "equal": "The fresh response was judged equal to its stored response.",
     "different": "The fresh response was judged different from its stored response.",
@@ -190,6 +215,8 @@ def explain_in_sentences(explanation: MissExplanation, format_time: Callable[[fl
         sentences.append(f"The reached limit is {record.reached_limit}, see docs/limits.md.")
     if record.removed_at is not None:
         sentences.append(f"It was removed at {format_time(record.removed_at)}.")
+    if PASSAGES in (record.changed or "").split(","):
+        sentences.append("The passages beside the question differ: a response is served beside equal passages only.")
     if record.near is not None:
         sentences.append(
             f"The nearest question is that of entry {record.near[:12]}, with a similarity of {record.similarity:.3f}"
@@ -208,6 +235,8 @@ def explain_in_sentences(explanation: MissExplanation, format_time: Callable[[fl
         ]
         if len(explanation.differences) > 8:
             sentences.append(f"- and {len(explanation.differences) - 8} more")
+    if explanation.equal is not None and not record.reason.startswith("hit-"):
+        sentences.append(_equal_sentence(explanation.equal, record, format_time))
     if record.not_stored is not None:
         sentences.append(f"The response was not stored ({record.not_stored}): {meaning_of_cause(record.not_stored)}")
     if record.prompt_tokens and record.reused_tokens is not None:

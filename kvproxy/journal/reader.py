@@ -12,7 +12,7 @@ from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.errors import InvalidRequest, NotFound, StoreUnavailable
 from kvproxy.journal.databases.database import InvalidQuery, JournalFailed
 from kvproxy.journal.databases.open_database import open_to_read
-from kvproxy.journal.groups import Group, SumsGroup
+from kvproxy.journal.groups import Group, RequestGroup, SumsGroup
 from kvproxy.journal.record import CLIENT_OR_TENANT, BackendPrompt, Record, RecordWithQuestions
 from kvproxy.journal.request_regions import Regions
 from kvproxy.journal.schema import StringIds, short_key
@@ -57,40 +57,6 @@ OF_PROXY = ("revalidated", "warming")
 _SPANS = (1, 5, 10, 30, 60, 300, 600, 1_800, 3_600, 10_800, 21_600, 86_400, 604_800)
 _MAX_SPANS = 60
 _RECORD_FIELDS = tuple(field.name for field in fields(Record))
-
-
-@dataclass(frozen=True, slots=True)
-class RequestGroup:
-    """Sums over the requests of a group, for example of one tenant.
-
-    Attributes:
-        name: the tenant's name, for example; of a prompt, an excerpt of its question, or else its number.
-        entry: id of the stored response; None if the group is not a prompt.
-        cached: number of requests with a cached response.
-        computed: number of prompt tokens that the backend computed, without reused ones.
-        generated: number of response tokens. Both are reported, or else estimated.
-        seconds: total duration of the requests to the backend.
-        prompt: number of the prompt; None if the group is not a prompt.
-        differs_in: names of the request fields in which prompts with the same question differ.
-        cost: the provider's price of the group's requests: 0 if all were hits; None if unknown.
-        unpriced: number of paid requests without a known price or usage, which `cost` excludes.
-    """
-
-    name: str
-    entry: str | None
-    requests: int
-    cached: int
-    computed: int
-    generated: int
-    seconds: float
-    prompt: int | None = None
-    differs_in: tuple[str, ...] = ()
-    cost: float | None = None
-    unpriced: int = 0
-
-    @property
-    def key(self) -> str | int:
-        return self.name if self.prompt is None else self.prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +106,7 @@ class TotalRow:
     """Sums over the requests of a group with one layer, model, tenant, and UTC day.
 
     `unreported` requests have unknown tokens, of which `estimated` ones have an estimate. `tiered` ones have a service tier.
+    `unpaid` ones failed, and cost nothing; those before this sum existed are not among them.
     `saved_seconds` is the duration of original responses minus that of their hits.
     """
 
@@ -158,6 +125,7 @@ class TotalRow:
     estimated_prompt_tokens: int
     estimated_completion_tokens: int
     tiered: int
+    unpaid: int
 
 
 class JournalReader:
@@ -375,11 +343,10 @@ class JournalReader:
         rows = self.rows(sql, [record.number, record.prompt, num_records])
         return [(number, self._strings.regions(digests, shape)) for number, digests, shape in rows]
 
-    def last_record_before(self, record_number: int, prompt_number: int) -> Record | None:
-        """Return the last record of a prompt before the record `record_number`."""
-        latest = self._select(
-            " where number < ? and prompt = ? order by number desc limit 1", [record_number, prompt_number]
-        )
+    def last_record_before(self, record_number: int, prompt_number: int, *, unstored: bool = False) -> Record | None:
+        """Return the last record of a prompt before the record `record_number`; `unstored`: one of an unstored response."""
+        condition = " where number < ? and prompt = ?" + (" and not_stored is not null" if unstored else "")
+        latest = self._select(f"{condition} order by number desc limit 1", [record_number, prompt_number])
         return next(iter(latest), None)
 
     def _select(self, clauses: str, values: Sequence[object]) -> list[Record]:

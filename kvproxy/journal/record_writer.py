@@ -5,7 +5,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.exchange import CacheKey, Exchange
+from kvproxy.index.entry import learning_namespace
 from kvproxy.index.entry_redaction import RedactionFailed, Redactor, redact_json
 from kvproxy.index.search.conversations import last_turn
 from kvproxy.journal.cache_history import (
@@ -29,7 +31,7 @@ from kvproxy.journal.exchange_record import (
 )
 from kvproxy.journal.late_verdicts import LateVerdicts
 from kvproxy.journal.record import Record
-from kvproxy.journal.request_regions import Regions, regions_as_json, regions_of
+from kvproxy.journal.request_regions import PASSAGES, Regions, digest_of_region, regions_as_json, regions_of
 from kvproxy.journal.saving_groups import counted_tags
 from kvproxy.journal.schema import StringIds, record_row, short_key, stored_column
 from kvproxy.journal.sessions.turn_writer import TurnWriter
@@ -45,7 +47,7 @@ _OMITTED = " … "
 _DAY = 86_400
 _SUMS = (
     *("requests", "prompt_tokens", "completion_tokens", "reused_tokens", "saved_seconds", "unreported"),
-    *("estimated", "estimated_prompt_tokens", "estimated_completion_tokens", "tiered"),
+    *("estimated", "estimated_prompt_tokens", "estimated_completion_tokens", "tiered", "unpaid"),
 )
 
 
@@ -189,12 +191,13 @@ class RecordWriter:
             return
         short = short_key(key)
         (prompt, tombstone), regions = self._history.find(short), regions_of(cache_key.parts, self._turns.contents.add)
+        beside = _digest_beside_passages(exchange)
         equal = exchange.equal_requests
         if equal is not None and equal.known is None:
             # A request that arrived later may be recorded first.
             equal.known = prompt is not None, prompt is not None and prompt.seconds is not None
         if record.reason in ("miss-new", "shadow"):
-            self._explain_miss(exchange, record, key, regions, prompt, tombstone)
+            self._explain_miss(exchange, record, key, regions, beside, prompt, tombstone)
         was_sent = prompt is not None or record.layer == "shared"
         text, matched, whole = _stored_texts(exchange, self._settings.text, self._redact, is_new=prompt is None)
         if record.near is not None and matched is not None:
@@ -209,7 +212,7 @@ class RecordWriter:
             stored, _ = self._stored_responses.get(key, (None, None))
             if stored is not None and tombstone is not None:
                 self._history.remove_tombstone(stored)
-            prompt = self._history.add(short, regions, text, whole, stored, seconds, record.number)
+            prompt = self._history.add(short, regions, text, whole, stored, seconds, record.number, beside)
             record.prompt = prompt.number
         elif seconds is not None and (prompt.seconds is None or seconds < prompt.seconds):
             self._history.set_seconds(short, seconds)
@@ -234,6 +237,7 @@ class RecordWriter:
         record: Record,
         key: str,
         regions: Regions,
+        beside: bytes | None,
         prompt: PromptRecord | None,
         tombstone: Tombstone | None,
     ) -> None:
@@ -249,7 +253,7 @@ class RecordWriter:
             asked, computed = exchange.equal_requests.known
         # An equal request without a stored response explains the miss better than a similar one.
         is_explained = computed or earlier_removal or exchange.is_concurrent
-        change = None if is_explained else self._history.closest_change(short_key(key), regions)
+        change = None if is_explained else self._history.closest_change(short_key(key), regions, beside)
         if change is not None:
             record.changed, record.against = ",".join(change.regions), change.earlier_prompt
         neighbour = reason_of_decisive_neighbour(exchange.lookup)
@@ -282,7 +286,7 @@ class RecordWriter:
         is_paid = record.status == 200 or estimated != (None, None)
         is_unreported = is_paid and None in (record.prompt_tokens, record.completion_tokens)
         counts = int(is_unreported), int(estimated != (None, None)), *(count or 0 for count in estimated)
-        counts = *counts, int(record.service_tier is not None)
+        counts = *counts, int(record.service_tier is not None), int(not is_paid)
         # A revalidation costs money, and is no request of a client.
         requests = int(record.layer != "revalidated")
         values = (requests, *tokens, self._saved_seconds(exchange, record), *counts)
@@ -342,7 +346,7 @@ def _stored_texts(
     shown = matched = whole = None
     # The store has the questions of other requests, unless no-store forbids it.
     if mode != "hits" or ((has_failed or chosen is not None) and not request.control.no_store):
-        shown = request.api.display_text(request.body) or None
+        shown = _asked_question(exchange, request) or None
     if chosen is not None:
         matched = last_turn(chosen.prompt)
     if mode == "all" and is_new:
@@ -354,6 +358,20 @@ def _stored_texts(
         except RedactionFailed:
             return None, None, None
     return _excerpt(shown), _excerpt(matched), None if whole is None else zlib.compress(whole)
+
+
+def _digest_beside_passages(exchange: Exchange) -> bytes | None:
+    """Return the digest of a question that the semantic lookup found beside passages; None for another prompt."""
+    lookup = exchange.lookup
+    if lookup is None or learning_namespace(lookup.namespace) == lookup.namespace:
+        return None
+    return digest_of_region([PASSAGES, last_turn(lookup.question)])
+
+
+def _asked_question(exchange: Exchange, request: ApiRequest) -> str:
+    """Return the question as the semantic lookup found it beside passages; without a lookup, the last message."""
+    found = "" if exchange.lookup is None else last_turn(exchange.lookup.question)
+    return found or request.api.display_text(request.body)
 
 
 def _excerpt(text: str | None) -> str | None:

@@ -14,6 +14,8 @@ from kvproxy.journal.token_estimates import weighted_size
 DIGEST_BYTES = 8
 _LISTS = ("messages", "input")
 QUESTIONS = ("messages", "input", "prompt")
+PASSAGES = "passages"
+"""Name of the texts beside a question in its message, if only they differ."""
 _LAST = ("tools", "system", "instructions", *QUESTIONS)
 _LAST_FIELDS = frozenset(_LAST)
 _WITH_FILES = ("system", *_LISTS)

@@ -44,8 +44,8 @@ class Saving:
         least_seconds, most_seconds: bounds of `seconds`.
         unmeasured_tokens: reused tokens whose prefill time is unknown; `seconds` does not include it.
         spent: price of the requests that reached the provider; None if no model has a price.
-        unpriced_requests, unreported_requests: such requests of models without a price, and without reported or estimated
-            tokens; `spent` excludes them.
+        unpriced_requests, unreported_requests: requests that a model without a price answered, and answered ones without
+            reported or estimated tokens; `spent` excludes them.
         estimated_requests: such requests without reported tokens, which `spent` counts by estimated tokens.
         standard_priced_requests: requests of service tiers at the price of the standard tier, because that of theirs is
             unknown, or their records were deleted.
@@ -219,7 +219,7 @@ def savings(
             unknown = row.unreported - row.estimated
             saving.unreported_requests += unknown
             saving.estimated_requests += 0 if price is None else row.estimated
-            saving.unpriced_requests += row.requests - unknown if price is None else 0
+            saving.unpriced_requests += row.requests - unknown - row.unpaid if price is None else 0
         if is_hit and row.unreported == row.requests:
             # Nothing is known about their money.
             continue

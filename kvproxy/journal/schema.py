@@ -24,6 +24,7 @@ _TOTALS = (
     " reused_tokens integer not null, saved_seconds float not null, unreported integer not null default 0,"
     " estimated integer not null default 0, estimated_prompt_tokens integer not null default 0,"
     " estimated_completion_tokens integer not null default 0, tiered integer not null default 0,"
+    " unpaid integer not null default 0,"
     " primary key (day, tenant, model, layer, tag)) without rowid"
 )
 _PROMPT_TOKENS = (
@@ -86,6 +87,7 @@ ADDED_COLUMNS = (
     ("totals", "estimated_prompt_tokens integer not null default 0"),
     ("totals", "estimated_completion_tokens integer not null default 0"),
     ("totals", "tiered integer not null default 0"),
+    ("totals", "unpaid integer not null default 0"),
     ("turns", "diagnosis integer"),
     ("turns", "agrees integer"),
     ("turns", "keep_warm integer"),

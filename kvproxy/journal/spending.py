@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TypeAlias
 
 from kvproxy.apis.request_directives import project_of
-from kvproxy.journal.groups import Group, SpendingGroup
+from kvproxy.journal.groups import Group, RequestGroup, SpendingGroup
 from kvproxy.journal.reader import (
     CACHES,
     OF_PROXY,
@@ -17,16 +17,14 @@ from kvproxy.journal.reader import (
     PAID_PROMPT,
     JournalReader,
     RecordFilter,
-    RequestGroup,
 )
 from kvproxy.journal.record import OF_TENANT, Record
 from kvproxy.journal.saving_groups import counted_tags
-from kvproxy.journal.sessions.ledger import CAUSES
+from kvproxy.journal.sessions.ledger import CAUSES, WITHOUT_COST
 from kvproxy.providers.prices import has_tier_price, is_dated, price_at
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_lost_per_token, storage_price
 from kvproxy.units import tenant_name
 
-_FREE = ("new", "unreported")
 _REQUESTS = (
     f"select r.time, r.model, r.tenant, r.client, r.tags, r.team, r.reused_tokens, {PAID_PROMPT}, {PAID_COMPLETION},"
     " coalesce(r.estimated_prompt_tokens, r.estimated_completion_tokens),"
@@ -136,12 +134,12 @@ class PaidRequest:
             return None
         return self.input_cost(price) + self.output_cost(price)
 
-    def lost_cost(self, price: PriceSettings) -> float | None:
-        """Return the money that reuse of the lost tokens would have saved; None if unknown."""
+    def lost_costs(self, price: PriceSettings) -> dict[str, float] | None:
+        """Return the money that reuse of the lost tokens would have saved, by cause; None if unknown."""
         if self.lost is None:
             return None
         above = price_lost_per_token(price, self.prompt_tokens or 0, self.reused, *self.written)
-        return above * sum(count for cause, count in self.lost.items() if cause not in _FREE)
+        return {cause: above * count for cause, count in self.lost.items() if cause not in WITHOUT_COST}
 
 
 @dataclass(slots=True)
@@ -154,8 +152,9 @@ class Spending:
         input_tokens: all prompt tokens, including `reused_tokens` and `written_tokens` of the provider's cache.
         reused_tokens, written_tokens, output_tokens: None if no request reports them.
         lost: prompt tokens that were not reused, by cause; see `CAUSES`.
+        lost_costs: the money that their reuse would have saved, by cause. `lost_cost` is the sum.
         cost: money; None if no model has a price. The sum of `input_cost`, of which `lost_cost` is a part, and `output_cost`.
-        unpriced: number of requests of models without a price, which the money excludes.
+        unpriced: number of requests that a model without a price answered, which the money excludes.
         unreported: number of requests without reported or estimated usage, which tokens and money exclude.
         incomplete: number of requests of which only input or only output is known; tokens and money exclude the other.
         estimated: number of requests whose tokens and money are estimates, in whole or in part.
@@ -169,6 +168,7 @@ class Spending:
     written_tokens: int | None = None
     output_tokens: int | None = None
     lost: dict[str, int] = field(default_factory=dict)
+    lost_costs: dict[str, float] = field(default_factory=dict)
     cost: float | None = None
     input_cost: float | None = None
     output_cost: float | None = None
@@ -193,8 +193,10 @@ class Spending:
         self.input_cost = (self.input_cost or 0.0) + request.input_cost(price)
         if request.completion_tokens is not None:
             self.output_cost = (self.output_cost or 0.0) + request.output_cost(price)
-        if count and (lost_cost := request.lost_cost(price)) is not None:
-            self.lost_cost = (self.lost_cost or 0.0) + lost_cost
+        if count and (lost_costs := request.lost_costs(price)) is not None:
+            self.lost_cost = (self.lost_cost or 0.0) + sum(lost_costs.values())
+            for cause, lost_cost in lost_costs.items():
+                self.lost_costs[cause] = self.lost_costs.get(cause, 0.0) + lost_cost
         self.cost = self.input_cost + (self.output_cost or 0.0)
 
     def _add_tokens(self, request: PaidRequest) -> None:
@@ -335,7 +337,7 @@ def with_costs(
 ) -> list[RequestGroup]:
     """Return the groups of `JournalReader.groups` with the cost of their requests."""
     costs: defaultdict[str | int, float] = defaultdict(float)
-    unpriced = Counter[str | int]()
+    unpriced, unreported = Counter[str | int](), Counter[str | int]()
     priced = set[str | int]()
     for key, time, model, prompt, completion, reused, short, long, pause, tier in reader.paid_rows(
         query, by, [group.key for group in groups]
@@ -343,13 +345,18 @@ def with_costs(
         paid = PaidRequest(time, model, "", "", prompt, completion, reused, short, long, pause, service_tier=tier)
         cost = paid.cost(prices)
         if cost is None:
-            unpriced[key] += 1
+            (unreported if prompt is None and completion is None else unpriced)[key] += 1
         else:
             priced.add(key)
             costs[key] += cost
-    known = {group.key for group in groups if group.key in priced or (group.cached and not unpriced[group.key])}
+    known = priced | {group.key for group in groups if group.cached} - {*unpriced, *unreported}
     return [
-        replace(group, cost=costs[group.key] if group.key in known else None, unpriced=unpriced[group.key])
+        replace(
+            group,
+            cost=costs[group.key] if group.key in known else None,
+            unpriced=unpriced[group.key],
+            unreported=unreported[group.key],
+        )
         for group in groups
     ]
 

@@ -15,8 +15,8 @@ from kvproxy.index.store_location import is_url
 from kvproxy.installation.checks.configured_store import open_configured_store, store_exists
 from kvproxy.installation.data_folder import running_proxy
 from kvproxy.journal.daily_sums import table_of_teams
-from kvproxy.journal.groups import Group
-from kvproxy.journal.reader import JournalReader, PromptCount, RequestGroup
+from kvproxy.journal.groups import Group, RequestGroup
+from kvproxy.journal.reader import JournalReader, PromptCount
 from kvproxy.journal.record import Record, RecordWithQuestions
 from kvproxy.journal.request_regions import request_body_of
 from kvproxy.journal.spending import record_costs, recorded_writes, with_costs

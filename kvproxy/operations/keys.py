@@ -57,8 +57,8 @@ class ListedClient(LimitedClient):
         previous_key_expires: end of its previous key's validity in seconds since the epoch; None after it.
         spent_today, left_today, spent_this_month, left_this_month: what counts for its budget in this UTC day or month, and what
             is left, in `journal.currency`; None without such a budget.
-        requests: number of its requests, also of those that a cache answered, and of `refused` ones. A team has the requests,
-            tokens, and money of clients while they had the team, too.
+        requests: number of its requests, also of those that a cache answered, and of `refused` ones, without those that warmed
+            the cache. A team has the requests, tokens, and money of clients while they had the team, too.
         tokens: tokens that quotas count: of prompts, also reused ones, and of responses; estimated if not reported.
         refused: number of its requests that the proxy refused.
         unpriced, estimated, unreported: see `BillRow`.
@@ -217,7 +217,7 @@ def _add_usage(
         if (name := client_of(row.name)) is None:
             continue
         usage = usages[name]
-        usage["requests"] += row.requests
+        usage["requests"] += 0 if row.layer == "warming" else row.requests
         usage["refused"] += row.requests if row.layer == "refused" else 0
         if row.layer not in CACHES:
             usage["tokens"] += row.prompt_tokens + row.completion_tokens

@@ -227,9 +227,7 @@ class Fleet:
         up = up or [engine for engine in engines if not engine.health.draining]
         if not up:
             which = "all upstreams" if route is None else f"all upstreams of the model {route.model}"
-            raise UpstreamsDraining(
-                f"{which} are draining: restore one with kvproxy upstreams undrain", retry_after=1.0
-            )
+            raise UpstreamsDraining(f"{which} are draining")
         return up
 
     def mirrored_engines(self) -> "list[tuple[FleetEngine, Mirror]]":

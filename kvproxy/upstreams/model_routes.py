@@ -156,6 +156,9 @@ class ModelRoutes:
                     f"no upstream takes requests for {request.model} ({cause}), and all of its fallback {attempt.model} are"
                     " draining: restore one with kvproxy upstreams undrain"
                 )
+                # The cause may name the address of an upstream.
+                model, fallback = request.model, attempt.model
+                error.cause = f"no upstream takes requests for {model}, and all of its fallback {fallback} are draining"
             raise
         return self._name_fallback(reply, attempt, request)
 

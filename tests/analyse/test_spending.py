@@ -96,6 +96,7 @@ def test_days_projects_and_models_cost_what_ccusage_reports(tmp_path: Path) -> N
         # The most expensive first, and the losses beside it.
         assert [row["name"] for row in rows] == sorted(expected, key=lambda name: -expected[name])
         assert all(0 <= row["lost_cost"] <= row["input_cost"] for row in rows)
+        assert all(sum(row["lost_costs"].values()) == pytest.approx(row["lost_cost"]) for row in rows)
     (client,) = spending(tmp_path, "--by", "client")["rows"]
     assert client["name"] == "Claude Code"
 
@@ -110,6 +111,13 @@ def test_the_bill_is_csv_or_json_lines(tmp_path: Path) -> None:
     ]
     done = kvproxy("estimate", tmp_path, "--by", "day", "--jsonl")
     assert [json.loads(line) for line in done.stdout.splitlines()] == rows
+    done = kvproxy("estimate", tmp_path, "--by", "day")
+    for row, printed in zip(rows, csv.DictReader(done.stdout.splitlines(), delimiter="\t"), strict=False):
+        cause = printed["lost_most_to"]
+        # The money beside the cause is that of the cause, and not the sum.
+        assert float(printed["lost_most_cost"]) == pytest.approx(row["lost_costs"][cause], rel=1e-4)
+        assert float(printed["lost_cost"]) == pytest.approx(row["lost_cost"], rel=1e-4)
+    assert any(0 < max(row["lost_costs"].values()) < row["lost_cost"] for row in rows)
     done = kvproxy("estimate", tmp_path, "--csv")
     assert (done.returncode, "for the rows of --by" in done.stderr) == (2, True)
 

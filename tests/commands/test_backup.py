@@ -156,6 +156,10 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         restore_backup(settings(tmp_path / "b"), tmp_path / "y.tar")
     with pytest.raises(NotFound, match="nothing to save"):
         write_backup(settings(tmp_path / "c"), tmp_path / "c.tar")
+    shared = load_settings(data=tmp_path / "c", upstream="http://127.0.0.1:9", store="postgresql://user:SECRET@h/db")
+    with pytest.raises(NotFound, match="are in PostgreSQL: pg_dump -n kvproxy -n kvproxy_journal") as refused:
+        write_backup(shared, tmp_path / "c.tar")
+    assert "SECRET" not in refused.value.message
     with pytest.raises(InvalidRequest, match=r"its name must end in \.tar, \.tar\.gz or \.tgz"):
         write_backup(with_client, tmp_path / "c.zip")
     with pytest.raises(InvalidRequest, match="name a file in a writable folder"):

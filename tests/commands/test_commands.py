@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -302,6 +303,19 @@ def test_an_unknown_value_of_a_filter_is_named_beside_similar_ones(tmp_path: Pat
             told = f"no request has the {option[2:]} {value!r}: there are {known}\n"
             assert (done.returncode, done.stdout, done.stderr) == (0, "", told)
     assert kvproxy("log", "--model", "m", "--layer", "exact", "--data", tmp_path).stderr == "no request matches\n"
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdout"])
+def test_an_export_into_a_closed_pipe_has_no_message(name: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    script = (
+        "import sys; from pathlib import Path; from kvproxy import commands; from kvproxy.commands.files import write_chunks;"
+        "commands.app = lambda **_: write_chunks(Path(sys.argv[1]), [b'line']); commands.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script, name], stdout=writing, stderr=subprocess.PIPE, cwd=ROOT)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_a_closed_pipe_ends_a_command_as_sigpipe_does(tmp_path: Path) -> None:

@@ -141,6 +141,12 @@ def test_the_question_beside_passages_is_named(demo: Demo) -> None:
     shown = " ".join(kvproxy(*given, url=url).stdout.split())
     assert "question How long do letters take? The other text of the message must be equal." in shown
     assert "In this namespace, with all passages, 0 verdicts" in shown
+    changed = form.replace("two days", "five days").format("How long does a parcel take?")
+    shown = " ".join(kvproxy("explain", changed, *given[2:], url=url).stdout.split())
+    assert "has the same question, and differs in messages[0] user (stored" in shown
+    assert '(stored "… two days, and both are insured.' in shown
+    assert 'request "… five days, and both are insured.' in shown
+    assert "no stored question of the same tenant, model, system prompt, passages, settings" in shown
 
 
 def test_the_api_key_selects_the_tenant(demo: Demo) -> None:

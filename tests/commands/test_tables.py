@@ -289,6 +289,7 @@ def test_only_similar_options_are_suggested(tmp_path: Path) -> None:
             done.stderr
         )
     assert "Did you mean --url http://HOST:PORT?" in kvproxy("ask", "--port", "7200", "What is a block?").stderr
+    assert "start several proxies with the setting shared_port" in kvproxy("serve", "--workers", "2").stderr
     assert "Did you mean --budget-per-day or --budget-per-month?" in kvproxy("keys", "add", "a", "--budget", "5").stderr
 
 

@@ -678,3 +678,29 @@ def test_a_proxy_renews_its_reservations_and_those_of_a_killed_one_expire(
 
     asyncio.run(spend())
     file.close()
+
+
+def test_the_metric_counts_a_paid_fallback_of_a_model_without_a_price(tmp_path: Path) -> None:
+    """Also of a request that its client aborts. A client with a budget may not send it."""
+    upstream = Upstream()
+    with run_upstream(upstream.answer) as paid:
+        servers = [{"url": "http://127.0.0.1:9", "models": ["unpriced"]}, {"url": paid, "models": ["m"]}]
+        routing = {"fallbacks": {"unpriced": ["m"]}}
+        settings = load_settings(data=tmp_path, upstreams=servers, routing=routing, journal={"prices": PRICES})
+        with run_proxy(settings) as (url, services):
+            proxy = Proxy(url, services, upstream)
+            key, limited = add_client(services.settings, "one"), add_client(services.settings, "two", budget_per_day=1)
+            proxy.services.clients.reload()
+            assert proxy.ask(key, model="unpriced").status_code == 200
+
+            def spent() -> float:
+                found = re.findall(
+                    r'client_spent_total{client="one",model="m"} (.*)', services.metrics.render().decode()
+                )
+                return float(found[0]) if found else 0.0
+
+            until(lambda: spent() == pytest.approx(COST))
+            abort(proxy, "/v1/chat/completions", key, chat("wait", model="unpriced"))
+            until(lambda: spent() > COST * 1.001)
+            upstream.gate.set()
+            assert "has no price" in proxy.ask(limited, model="unpriced").json()["error"]["message"]

@@ -283,9 +283,11 @@ def expire(world: World) -> None:
 
 async def removed(world: World) -> Cause:
     body = fresh(world)
-    await world.ask(body, **{"x-kvproxy-tags": "doomed"})
+    # One field more is a similar request, and the equal one explains the miss.
+    await world.ask(body | {"seed": 8})
+    equal = await world.ask(body, **{"x-kvproxy-tags": "doomed"})
     await world.cache.remove([entry.id for entry in world.store.list_entries() if "doomed" in entry.tags])
-    return await world.ask(body), "removed", "was removed"
+    return await world.ask(body), "removed", f"The last equal request is {equal},"
 
 
 SHORT = {"x-kvproxy-ttl": "60"}
@@ -309,7 +311,10 @@ INJECT: dict[str, tuple[int, Injected]] = {
         repeated("old", "older than the request's `max-age`", then={"cache-control": "max-age=60"}, between=wait),
     ),
     "fresh": (2, repeated("asked-fresh", "demanded a fresh response", then={"cache-control": "no-cache"})),
-    "unstored": (2, repeated("unstored", "its response was not stored", {"cache-control": "no-store"})),
+    "unstored": (
+        2,
+        repeated("unstored", "its response was not stored (request-no-store)", {"cache-control": "no-store"}),
+    ),
     "uncacheable": (1, uncacheable),
     "new": (1, nothing_like_it),
 }

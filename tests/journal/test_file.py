@@ -15,6 +15,7 @@ import pytest
 
 from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.backends.protocol import ServingUpstream
+from kvproxy.clients import client_keys
 from kvproxy.commands.formatting import local_time
 from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.exchange import CacheHit, Exchange, ResponseFacts
@@ -31,8 +32,10 @@ from kvproxy.journal.schema import ADDED_COLUMNS, FILE
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.journal.spending import recorded_requests, spending_report, with_costs
 from kvproxy.journal.sums_filter import SumsFilter, sums_filter
+from kvproxy.operations.keys import list_clients
 from kvproxy.operations.record_query import RecordQuery
 from kvproxy.providers.prices import ModelPrices
+from kvproxy.settings import Settings
 from kvproxy.settings.journal import JournalSettings, PriceSettings
 from kvproxy.units import start_of_utc_day, utc_day
 from tests.commands.run import kvproxy, result
@@ -241,6 +244,37 @@ def test_a_bill_says_what_it_does_not_count(tmp_path: Path) -> None:
     unpriced = kvproxy(*arguments, "--csv")
     assert [row["unpriced"] for row in csv.DictReader(unpriced.stdout.splitlines())] == ["1", "1"]
     assert "not in the money: 2 requests of models without a price" in unpriced.stderr
+
+
+def test_unpriced_are_requests_that_a_model_without_a_price_answered(tmp_path: Path) -> None:
+    """Neither failed requests, which cost nothing, nor hits."""
+    settings = Settings(data=tmp_path)
+    client_keys.add_client(settings, "ann")
+    with closing(open_stored_journal(tmp_path / "journal.db", settings.journal)) as journal:
+        failed = {"status": 400, "usage": (None, None), "prefix": None}
+        for number, fields in enumerate(({}, {"hit": True}, failed, {"failure": "error-upstream", **failed})):
+            journal.add(finished("a", f"{number}", tenant="client:ann", arrived=time.time(), **fields))
+        # It is no request of the bill.
+        warms = finished("b", "warms", tenant="client:ann", arrived=time.time(), warming=True)
+        journal.add(warms)
+        journal.flush()
+        with closing(journal.reader()) as reader:
+            (row,) = bill(reader, {})
+            (group,) = with_costs(
+                reader,
+                RecordQuery(),
+                "client",
+                reader.groups(RecordQuery(), "client", order="requests", limit=None),
+                {},
+            )
+    (listed,) = list_clients(settings)
+    assert (row.requests, row.unpriced, row.unpriced_hits, listed.requests) == (4, 1, 1, 4)
+    assert (listed.unpriced, group.unpriced, group.unreported) == (1, 1, 0)
+    note = kvproxy("savings", "--bill", "--data", tmp_path).stderr
+    assert note.splitlines() == [
+        'not in the money: 1 request of models without a price; set [journal.prices."MODEL"]',
+        "not in the saved money: 1 hit on models without a price",
+    ]
 
 
 def test_requests_keep_the_price_of_the_settings_on_their_day(journal: StoredJournal) -> None:
@@ -483,6 +517,7 @@ def test_the_reuse_of_a_shared_response_counts_once(journal: StoredJournal) -> N
     journal.add(finished("a", "second", was_collapsed=True))
     rows = rows_of(journal, "layer", PRICES)
     assert (rows["prefix"].reused_tokens, rows["shared"].reused_tokens) == (40, 0)
+    assert [record.reused_tokens for record in journal.latest(2)] == [None, 40]
     assert rows["shared"].money == pytest.approx(HIT)
 
 

@@ -18,7 +18,7 @@ from kvproxy.index.search.lookup_result import Candidate, Lookup
 from kvproxy.journal.journal import StoredJournal, open_stored_journal
 from kvproxy.operations.record_query import RecordQuery
 from kvproxy.settings.journal import JournalSettings
-from tests.flow.proxies import CLOSE, QUESTION, ask, checked, proxy
+from tests.flow.proxies import CLOSE, FAR, QUESTION, ask, checked, proxy
 from tests.journal.sessions.requests import START
 from tests.journal.test_file import finished
 from tests.polling import until
@@ -76,6 +76,51 @@ def test_the_questions_of_a_hit_outlive_the_entries(tmp_path: Path, end: str, sh
         rows = httpx.get(f"{url}/admin/log").json()
         hits = [row for row in rows if row["reason"] == ("shadow" if shadow else "hit-semantic")]
     assert [(row["question"], row["stored_question"]) for row in hits] == [(CLOSE, QUESTION)]
+
+
+RAG_PROMPT = (
+    "You are an assistant for question-answering tasks. Use the following pieces of retrieved context to answer the"
+    " question. If you don't know the answer, just say that you don't know.\nQuestion: {} \nContext: {} \nAnswer:"
+)
+"""LangChain's `rlm/rag-prompt`."""
+
+
+@pytest.mark.parametrize("shadow", [False, True])
+@pytest.mark.parametrize("rule", [{}, {"journal_text": "beginning"}, {"journal_text": "all"}])
+def test_the_question_of_a_hit_beside_passages_is_the_compared_one(
+    tmp_path: Path, shadow: bool, rule: dict[str, str]
+) -> None:
+    passages = "The treaty was signed in the year 1492, after nine months of negotiations. " * 9
+    rules = [{"name": "all", **rule}] if rule else []
+    with proxy(tmp_path, ThresholdPolicy(0.8, guards=()), shadow=shadow, rules=rules) as (url, services, _):
+        for question in (QUESTION, CLOSE):
+            ask(url, RAG_PROMPT.format(question, passages), "confirm")
+            until_stored(services)
+        journal = services.journal
+        assert isinstance(journal, StoredJournal)
+        until(lambda: len(journal.latest(9)) == 2)
+        newest = httpx.get(f"{url}/admin/log").json()[0]
+    assert newest["reason"] == ("shadow" if shadow else "hit-semantic")
+    assert (newest["question"], newest["stored_question"]) == (CLOSE, QUESTION)
+
+
+def test_a_miss_after_other_passages_names_them(tmp_path: Path) -> None:
+    pages = [f"The document {year} was signed after nine months of negotiations. " * 3 for year in (1492, 1493)]
+    with proxy(tmp_path, ThresholdPolicy(0.8, guards=())) as (url, services, _):
+        for question, page in ((QUESTION, pages[0]), (QUESTION, pages[1]), (FAR, pages[1])):
+            ask(url, RAG_PROMPT.format(question, page), "confirm")
+        journal = services.journal
+        assert isinstance(journal, StoredJournal)
+        until(lambda: len(journal.latest(9)) == 3)
+        other, changed, first = httpx.get(f"{url}/admin/log").json()
+        why = httpx.get(f"{url}/admin/log/{changed['request_id']}").json()
+    assert (first["reason"], changed["reason"], changed["changed"]) == ("miss-new", "miss-changed", "passages")
+    assert changed["against"] == first["prompt"]
+    assert (other["changed"], other["against"]) == (None, None)
+    sentences = " ".join(why["sentences"])
+    assert "passages beside the question differ" in sentences
+    assert f"{first['request_id']}," in sentences
+    assert "1492" in sentences
 
 
 @pytest.mark.parametrize("layer", ["semantic", "forward"])

@@ -111,13 +111,24 @@ def test_the_error_names_the_requested_model_if_its_fallback_drains_too(tmp_path
     with running(tmp_path) as proxy:
         for number in (1, 2, 3):
             assert httpx.post(f"{proxy.url}/admin/upstreams/drain", params={"name": number}).is_success
-        body = {"model": LARGE, "messages": [{"role": "user", "content": "x"}]}
+        body: dict[str, object] = {"model": LARGE, "messages": [{"role": "user", "content": "x"}]}
         refused = httpx.post(f"{proxy.url}/v1/chat/completions", json=body)
         assert (refused.status_code, refused.json()["error"]["message"]) == (
             503,
             "no upstream takes requests for large (all its upstreams are draining), and all of its fallback small are"
             " draining: restore one with kvproxy upstreams undrain",
         )
+        # A reverse proxy forwards requests of clients, who get no commands.
+        for model, cause in (
+            (LARGE, "no upstream takes requests for large, and all of its fallback small are draining"),
+            (SMALL, "all upstreams of the model small are draining"),
+        ):
+            body["model"], forwarded = model, {"x-forwarded-for": "192.0.2.1"}
+            error = httpx.post(f"{proxy.url}/v1/chat/completions", json=body, headers=forwarded).json()["error"]
+            assert (error["code"], error["message"]) == (
+                "overloaded",
+                f"{cause}: send the request again later, or ask the operator",
+            )
 
 
 def test_the_hand_over_to_a_fallback_counts_as_a_retry(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def check_upstream(server: "UpstreamServer", settings: "Settings") -> UpstreamCh
     """Check that an upstream answers within `routing.health_timeout`. Raises KvproxyError."""
     response = _get(f"{server.url}/v1/models", settings.routing.health_timeout, _credential_headers(server))
     if response is None:
-        raise KvproxyError(f"nothing answers at {server.url}: start the server, or correct --upstream")
+        raise KvproxyError(f"nothing answers at {server.url}: start the server, or correct the URL of this upstream")
     if response.status in (401, 403):
         # The proxy needs no key if clients send their own.
         if _credential_headers(server):

@@ -18,6 +18,8 @@ CAUSES = {
     "unreported": "The backend did not report its reuse.",
 }
 """Causes why prompt tokens were not reused ("lost"), and their meanings."""
+WITHOUT_COST = "new", "unreported"
+"""Causes whose tokens have no cost of lost reuse: no cache could have had them, or it is unknown whether one had."""
 LOSSES = ("any", *CAUSES)
 """Causes by which records are selected. `any` leaves out `new` text, which no cache could have had."""
 REPEATED = "repeated_"

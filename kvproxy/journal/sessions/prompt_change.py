@@ -57,7 +57,10 @@ class PromptChanges:
         self._history = history
         self._contents = contents
 
-    def change_since(self, earlier: KnownTurn | None, chain: PromptChain, prompt_tokens: int | None) -> PromptChange:
+    def change_since(
+        self, earlier: KnownTurn | None, chain: PromptChain, prompt_tokens: int | None, known: int = 0
+    ) -> PromptChange:
+        """Compare a prompt with an earlier one. The text of its first `known` regions does not count as repeated."""
         regions = None if earlier is None else self._history.regions(earlier.prompt)
         if earlier is None or regions is None or prompt_tokens is None:
             return PromptChange(is_known=False)
@@ -68,19 +71,26 @@ class PromptChanges:
         if shared in (len(chain.names), len(names)):
             return PromptChange()
         sent, path, place, region, beginning = set(digests[shared:]), "", None, chain.names[shared], 0.0
-        later = [index for index in texts if index >= shared and chain.digests[index] in sent]
-        repeated: float = sum(chain.sizes[index] for index in later)
+        later = [index for index in texts if index >= max(shared, known)]
+        repeated: float = sum(chain.sizes[index] for index in later if chain.digests[index] in sent)
+        before = dict(zip(names, digests, strict=True))
+        repeated += sum(
+            self._repeated_share(before.get(chain.names[index]), chain.digests[index]) * chain.sizes[index]
+            for index in later
+            if shared < index < chain.first and chain.digests[index] not in sent
+        )
         if names[shared] not in chain.names and chain.digests[shared] in sent:
             # The request lacks a region before an equal one, such as the tools.
             region = names[shared]
         elif region in names and chain.digests[shared] not in sent:
-            shares = self._equal_shares(digests[names.index(region)], chain.digests[shared])
+            shares = self._equal_shares(before[region], chain.digests[shared])
             path, place = (shares.path, shares.place) if shared in texts else ("", None)
             if shared == len(names) - 1 and earlier.question in (chain.digests[shared], chain.question):
                 path, place = (MOVED_TEXT, None) if earlier.question is not None else (path, place)
-            beginning = shares.beginning * chain.sizes[shared]
-            is_last = shared == len(chain.names) - 1
-            repeated += (0.0 if is_last else shares.repeated) * chain.sizes[shared]
+            if shared >= known:
+                beginning = shares.beginning * chain.sizes[shared]
+                is_last = shared == len(chain.names) - 1
+                repeated += (0.0 if is_last else shares.repeated) * chain.sizes[shared]
         # The bytes of a transcript lack tools and system prompt, so a whole repeated prompt has the tokens that it had before.
         before_sizes = [regions.sizes[index] for index in before_shape.order] if regions.sizes else []
         tokens = earlier.prompt_tokens if before_sizes else prompt_tokens
@@ -93,6 +103,13 @@ class PromptChanges:
             tokens -= hidden_tokens(tokens, whole)
         repeated_tokens, equal = (round(tokens * min(1.0, size / max(1, whole))) for size in (repeated, beginning))
         return PromptChange(region, place, repeated_tokens, equal, path=path, hidden=hidden)
+
+    def _repeated_share(self, before: bytes | None, after: bytes) -> float:
+        """Return the share of the later instructions or tools that the earlier version also has; 0 without their contents."""
+        if before is None or self._contents.content(before) is None or self._contents.content(after) is None:
+            return 0.0
+        shares = self._equal_shares(before, after)
+        return shares.beginning + shares.repeated
 
     def _equal_shares(self, before: bytes, after: bytes) -> _EqualShares:
         """Compare two versions of a region. Without their contents, the beginning is at most all of it."""

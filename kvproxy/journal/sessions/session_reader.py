@@ -10,7 +10,7 @@ from typing import Any
 from kvproxy.apis.agent_requests import HEADLESS_TAG
 from kvproxy.errors import NotFound
 from kvproxy.journal.reader import JournalReader
-from kvproxy.journal.sessions.ledger import CAUSES, STORED_TOKEN_HOURS, UNREAD_WRITES, WARMING
+from kvproxy.journal.sessions.ledger import CAUSES, STORED_TOKEN_HOURS, UNREAD_WRITES, WARMING, WITHOUT_COST
 from kvproxy.journal.sessions.ledger_report import DiagnosisRow, LedgerReport, RecordedLoss, ledger_of
 from kvproxy.journal.sums_filter import SumsFilter
 from kvproxy.providers.prices import price_at, price_on
@@ -70,7 +70,7 @@ class Turn:
         keep_warm: what became of the keep-warm requests after the turn; None if none were planned, or before their end.
         lost: prompt tokens that were not reused, by cause (see `CAUSES`).
         cost: price of prompt and response; None if the model has no price.
-        lost_cost: money that reuse of the lost tokens would have saved, without those that are `new`; None without a price.
+        lost_cost: money that reuse of the lost tokens would have saved, without those of `WITHOUT_COST`; None without a price.
         is_warming: it repeated a turn of the session to keep its prefix cached, or to compute it.
         service_tier: see `apis/service_tiers.py`; None for the standard tier.
         saved: money that reuse saved, less writes and storage; negative for a request that warmed the cache. None if unknown.
@@ -114,13 +114,24 @@ class Turn:
         paid += storage_price(price, (self.reused_tokens or 0) * (self.pause or 0.0) / 3_600)
         cost = paid + (self.completion_tokens or 0) * price.output / MILLION
         saved = -cost if self.is_warming else self.prompt_tokens * price.input / MILLION - paid
-        lost = sum(tokens for cause, tokens in self.lost.items() if cause != "new")
+        lost = _tokens_with_cost(self.lost)
         return replace(
             self,
             cost=cost,
             saved=None if self.reused_tokens is None else saved,
             lost_cost=lost * price_lost_per_token(price, self.prompt_tokens, self.reused_tokens or 0, *written),
         )
+
+    def lost_cost_of(self, cause: str) -> float | None:
+        """Return the part of `lost_cost` of one cause."""
+        tokens = _tokens_with_cost(self.lost)
+        if self.lost_cost is None or not tokens or cause in WITHOUT_COST:
+            return None if self.lost_cost is None else 0.0
+        return self.lost_cost * self.lost[cause] / tokens
+
+
+def _tokens_with_cost(lost: Mapping[str, int]) -> int:
+    return sum(tokens for cause, tokens in lost.items() if cause not in WITHOUT_COST)
 
 
 @dataclass(frozen=True, slots=True)

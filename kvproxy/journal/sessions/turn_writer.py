@@ -135,13 +135,16 @@ class TurnWriter:
         known = self._index.find_longest_prefix(chain, prompt_tokens)
         is_keep_warm = KEEP_WARM_TAG in (record.tags or "").split(",")
         closest = self._index.compared_turn(parent, chain, tenant, name)
+        has_switched = closest is not None and closest is parent and closest.model != chain.model
         if (
             known is not None
+            and not has_switched
             and known.regions > (0 if parent is None else chain.first)
             and chain.shape.has_text(known.regions)
         ):
             closest = known.turn
-        change = self._changes.change_since(closest, chain, record.prompt_tokens)
+        shared = known.regions if known is not None and chain.shape.has_text(known.regions) else 0
+        change = self._changes.change_since(closest, chain, record.prompt_tokens, shared)
         diagnosis = exchange.facts.diagnosis
         agrees = agrees_with(diagnosis, change.region) if diagnosis is not None and change.is_known else None
         marked = marked_regions(exchange.request, chain)

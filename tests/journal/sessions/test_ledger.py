@@ -357,6 +357,31 @@ def test_a_named_session_may_change_its_history_and_its_model(sessions: Sessions
     assert (main_cause(sessions.last().lost), sessions.last().region) == ("changed", "model")
 
 
+def test_the_return_to_the_first_model_is_a_change(sessions: Sessions) -> None:
+    # The text that only the other model got is changed, and the earlier prompt is not.
+    long = [*SECOND, assistant("Blocks have tokens. " * 99), user("How many?")]
+    whole = [*long, assistant("Sixteen."), user("Always?")]
+    sessions.add(
+        request(FIRST, 200, 0, 0, **provider()),
+        request(long, 800, 0, 9, body={"model": "n"}, **provider()),
+        request(whole, 820, 200, 18, **provider()),
+    )
+    turn = sessions.last()
+    assert turn.region == "model"
+    assert turn.lost == {"changed": pytest.approx(600, rel=0.05), "new": pytest.approx(20, abs=15)}
+
+
+def test_tools_in_another_order_for_another_model_are_no_new_text(sessions: Sessions) -> None:
+    tools: list[Json] = [{"name": name, "description": f"{name}s a file. " * 99} for name in ("Read", "Write")]
+    sessions.add(
+        request(FIRST, 1_000, 0, 0, body={"tools": tools}),
+        request(SECOND, 1_060, 0, 9, body={"tools": tools[::-1], "model": "n"}),
+    )
+    turn = sessions.last()
+    assert turn.region == "model"
+    assert turn.lost["changed"] == pytest.approx(1_000, rel=0.05)
+
+
 def test_a_prefix_that_was_written_for_an_hour_lasts(sessions: Sessions) -> None:
     sessions.add(
         request(FIRST, 10_000, 0, 0, written=(0, 9_990), **provider()),

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument
+from typer import Argument, BadParameter, Option
 
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.formatting import Formatted, format_age, format_size, local_time, money, table_time
@@ -15,7 +15,7 @@ from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.commands.tables import Column, ListLayout, Row, default_limit, number_column, table_output, text_column
 from kvproxy.errors import SettingsError
 from kvproxy.index.store_location import is_url
-from kvproxy.operations.client import used_data_folder
+from kvproxy.operations.client import ProxyClient, configured_token, used_data_folder
 from kvproxy.operations.keys_parameters import ClientChange, ClientName, ClientUsageQuery, KeyRotation, NewClient
 from kvproxy.operations.operation import field_names
 
@@ -104,7 +104,17 @@ def _exceptions(client: "ListedClient") -> Row:
 
 
 @app.subcommand
-def ls(query: ClientUsageQuery, *, layout: ListLayout, store: SharedStore = None, data: Data = None) -> Output:
+def ls(
+    query: ClientUsageQuery,
+    *,
+    layout: ListLayout,
+    url: Annotated[str | None, Option("--url", help="List the clients of the proxy at this URL instead.")] = None,
+    token: Annotated[
+        str | None, Option("--token", envvar="KVPROXY_ADMIN_TOKEN", help="Admin token of the proxy at --url.")
+    ] = None,
+    store: SharedStore = None,
+    data: Data = None,
+) -> Output:
     """List clients with their usage, limits, and last use.
 
     The journal gives the usage of the last 30 UTC days, or since --since. Requests are those of kvproxy savings and refused
@@ -114,12 +124,17 @@ def ls(query: ClientUsageQuery, *, layout: ListLayout, store: SharedStore = None
     """
     from kvproxy.operations.keys import ListedClient, list_keys
 
-    settings = _load_settings(data, store)
-    listed = list_keys(settings, query)
+    if url is not None:
+        if data is not None or store is not None:
+            raise BadParameter("give one of --url, --data, and --store")
+        listed, place = ProxyClient(url, token or configured_token(url)).perform(list_keys, query), url
+    else:
+        settings = _load_settings(data, store)
+        listed, place = list_keys(settings, query), str(settings.data)
     clients = listed.clients
     if listed.problem is not None:
         print_note(f"the usage is unknown: {listed.problem}")
-    spent = f"Spent {settings.journal.currency}"
+    spent = f"Spent {listed.currency}"
     rows: list[Row] = [
         {
             "Name": client.name,
@@ -150,7 +165,7 @@ def ls(query: ClientUsageQuery, *, layout: ListLayout, store: SharedStore = None
         }
         for client in clients
     ]
-    empty = f"no clients in {settings.data}: a proxy of this folder accepts requests without a key"
+    empty = f"no clients in {place}: its proxy accepts requests without a key"
     return table_output(clients, rows, empty=empty, layout=layout, fields=field_names(ListedClient))
 
 

@@ -46,6 +46,8 @@ def test_keys_and_doctor_follow_the_running_proxy_or_name_its_folder(tmp_path: P
             assert f"data folder of the running proxy: {used}\n" in added.stderr
             assert f"a proxy of {used} rejects requests without a key" in added.stderr
             assert [each["name"] for each in result("keys", "ls", url=url)] == ["ann"]
+            assert [each["name"] for each in result("keys", "ls", "--url", url)] == ["ann"]
+            assert "give one of --url" in kvproxy("keys", "ls", "--url", url, "--data", tmp_path).stderr
             assert kvproxy("keys", "rm", "ann", url=url).stdout == f"removed ann from the clients of {used}\n"
             assert result("keys", "add", "bob", "--data", other, url=url)["name"] == "bob"
         checked = kvproxy("doctor", "--data", other, url=url).stdout

@@ -275,6 +275,8 @@ def test_unpriced_are_requests_that_a_model_without_a_price_answered(tmp_path: P
         'not in the money: 1 request of models without a price; set [journal.prices."MODEL"]',
         "not in the saved money: 1 hit on models without a price",
     ]
+    unknown = kvproxy("log", "--client", "nobody", "--data", tmp_path, columns=120)
+    assert "no request has the client or tenant 'nobody': there are ann" in unknown.stderr
 
 
 def test_requests_keep_the_price_of_the_settings_on_their_day(journal: StoredJournal) -> None:

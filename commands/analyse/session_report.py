@@ -10,7 +10,7 @@ from typer import Option
 from kvproxy.commands.analyse.options import print_left_out, read_requests
 from kvproxy.commands.formatting import change_place, format_duration, money, percent, table_time
 from kvproxy.commands.journal.savings import ledger_rows
-from kvproxy.commands.journal.spending import unpriced_note
+from kvproxy.commands.journal.spending import session_cost, unpriced_note
 from kvproxy.commands.options import load_settings
 from kvproxy.commands.output import print_note, print_text, progress_bar
 from kvproxy.commands.tables import Column, Row, print_table, text_column
@@ -136,7 +136,7 @@ def print_losses(report: "SessionReport", top: int) -> None:
             "Reused#": percent((session.reused_tokens or 0) / max(1, session.prompt_tokens)),
             "Lost most to": main_cause(session.lost, session.reused_tokens),
             "Longest pause#?": format_duration(round(session.longest_pause)),
-            f"{report.ledger.currency}#": money(session.cost, leaves_out_models=session.unpriced_turns > 0),
+            f"{report.ledger.currency}#": session_cost(session),
         }
         for session in shown
     )

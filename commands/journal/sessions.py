@@ -10,7 +10,7 @@ from typer import Argument, Option
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.formatting import Formatted, change_place, format_duration, money, percent, table_time
 from kvproxy.commands.journal.log import no_match
-from kvproxy.commands.journal.spending import NO_BILL, spending_output
+from kvproxy.commands.journal.spending import NO_BILL, session_cost, spending_output
 from kvproxy.commands.options import JournalOptions, LimitOrAll, completion_of
 from kvproxy.commands.output import Output, print_facts
 from kvproxy.commands.tables import (
@@ -156,7 +156,7 @@ def _named_request(name: str, rows: "Sequence[TreeRow]", session: "Session") -> 
 
 def _cost_facts(rows: "Sequence[TreeRow]", session: "Session") -> list[tuple[str, object]]:
     """Return the cost of a session, and its cost with sub-agents if it has some."""
-    cost = money(session.cost, leaves_out_models=session.unpriced_turns > 0)
+    cost = session_cost(session)
     if all(row.turn.session == session.id for row in rows):
         return [("cost", cost)]
     costs = [row.turn.cost for row in rows if row.turn.cost is not None]
@@ -180,7 +180,7 @@ def _session_row(session: "Session") -> Row:
         "Share#": _reused_share(session),
         "Lost most to": main_cause(session.lost, session.reused_tokens),
         "Longest pause#?": format_duration(round(session.longest_pause)),
-        "Cost#": money(session.cost, leaves_out_models=session.unpriced_turns > 0),
+        "Cost#": session_cost(session),
         "Saved#?": money(session.saved, leaves_out_models=session.unpriced_turns > 0),
         _UNPRICED: session.unpriced_turns or Formatted("", 0),
         "Last": table_time(session.last),

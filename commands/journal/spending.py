@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from kvproxy.commands.formatting import local_time, money, percent
+from kvproxy.commands.formatting import Formatted, local_time, money, percent
 from kvproxy.commands.output import Output
 from kvproxy.commands.tables import ListLayout, Row, digest_column, number_column, print_table
 from kvproxy.journal.sessions.ledger import main_cause
@@ -12,6 +12,7 @@ from kvproxy.settings.journal import LIST_CURRENCY
 from kvproxy.units import plural
 
 if TYPE_CHECKING:
+    from kvproxy.journal.sessions.session_reader import Session
     from kvproxy.journal.spending import Spending, SpendingReport
 
 SET_TIERS = 'set service_tiers in [journal.prices."MODEL"]'
@@ -36,6 +37,10 @@ def spending_output(report: "SpendingReport", layout: ListLayout, empty: str = N
 def group_name(name: str, by: str) -> str:
     """Return the name of a group at a terminal, such as `(no team)` for requests without one."""
     return name or f"(no {by})"
+
+
+def session_cost(session: "Session") -> Formatted | None:
+    return money(session.cost, leaves_out_models=session.unpriced_turns + session.incomplete_turns > 0)
 
 
 def removed_note(oldest: float) -> str:

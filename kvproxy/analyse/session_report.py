@@ -144,7 +144,7 @@ def report_sessions(
         _pause_costs(list(by_session.values()), prices),
         without_usage,
         is_relative,
-        sum(turn.cost is None for turn in turns),
+        sum(not turn.has_price for turn in turns),
         losses=sorted(turn_losses(turns), key=lambda loss: (-(loss.lost_cost or 0.0), -loss.tokens)),
     )
 

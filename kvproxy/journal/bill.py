@@ -18,7 +18,7 @@ class BillRow:
         client: the name of the key, or else the tenant.
         requests: requests of clients, also failed ones, that were not refused; caches answered `hits` of them.
         input_tokens, cached_tokens, output_tokens: of the requests that the provider answered, reported or else estimated;
-            `cached_tokens` is the part of the input that it reused.
+            `cached_tokens` is the part of the input that it reused. None if they are unknown for all these requests.
         cost: their price in `journal.currency`; None if it is unknown.
         saved: see `Saving.money`; None if it is unknown.
         refused: number of requests that the proxy refused.
@@ -34,9 +34,9 @@ class BillRow:
     model: str
     requests: int = 0
     hits: int = 0
-    input_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
+    input_tokens: int | None = 0
+    cached_tokens: int | None = 0
+    output_tokens: int | None = 0
     cost: float | None = None
     saved: float | None = None
     refused: int = 0
@@ -71,12 +71,16 @@ def bill(
         if total.layer in CACHES:
             row.hits += total.requests
             continue
-        row.input_tokens += total.prompt_tokens + total.estimated_prompt_tokens
-        row.cached_tokens += total.reused_tokens
-        row.output_tokens += total.completion_tokens + total.estimated_completion_tokens
+        row.input_tokens = (row.input_tokens or 0) + total.prompt_tokens + total.estimated_prompt_tokens
+        row.cached_tokens = (row.cached_tokens or 0) + total.reused_tokens
+        row.output_tokens = (row.output_tokens or 0) + total.completion_tokens + total.estimated_completion_tokens
     for saving in savings(reader, "bill", prices, selection=selection, rejected=rejected):
         row = rows.setdefault(saving.name, BillRow(*split_bill_name(saving.name)))
         row.cost, row.saved = saving.spent, saving.money
         row.unpriced, row.unpriced_hits = saving.unpriced_requests, saving.unpriced_hits
         row.estimated, row.unreported = saving.estimated_requests, saving.unreported_requests + saving.unreported_hits
+        if saving.unreported_requests:
+            row.output_tokens = row.output_tokens or None
+            row.cached_tokens = row.cached_tokens if row.input_tokens else None
+            row.input_tokens = row.input_tokens or None
     return [rows[name] for name in sorted(rows)]

@@ -128,9 +128,9 @@ class PaidRequest:
         return (self.completion_tokens or 0) * price.output / MILLION
 
     def cost(self, prices: Mapping[str, PriceSettings]) -> float | None:
-        """Return the price of prompt and response; None if the model has no price, or the usage is unknown."""
+        """Return the price of prompt and response; None if the model has no price, or one of their lengths is unknown."""
         price = self.price(prices)
-        if price is None or (self.prompt_tokens is None and self.completion_tokens is None):
+        if price is None or self.prompt_tokens is None or self.completion_tokens is None:
             return None
         return self.input_cost(price) + self.output_cost(price)
 
@@ -150,7 +150,7 @@ class Spending:
         requests: requests of clients; the tokens and counts are theirs. Only the money includes requests of the proxy itself.
             None if a report of usage does not state their number; then the other counts are the least possible ones.
         input_tokens: all prompt tokens, including `reused_tokens` and `written_tokens` of the provider's cache.
-        reused_tokens, written_tokens, output_tokens: None if no request reports them.
+        reused_tokens, written_tokens, output_tokens: None if no request reports them; as is `input_tokens`.
         lost: prompt tokens that were not reused, by cause; see `CAUSES`.
         lost_costs: the money that their reuse would have saved, by cause. `lost_cost` is the sum.
         cost: money; None if no model has a price. The sum of `input_cost`, of which `lost_cost` is a part, and `output_cost`.
@@ -163,7 +163,7 @@ class Spending:
 
     name: str
     requests: int | None = 0
-    input_tokens: int = 0
+    input_tokens: int | None = None
     reused_tokens: int | None = None
     written_tokens: int | None = None
     output_tokens: int | None = None
@@ -201,7 +201,7 @@ class Spending:
 
     def _add_tokens(self, request: PaidRequest) -> None:
         self.estimated += request.is_estimated
-        self.input_tokens += request.prompt_tokens or 0
+        self.input_tokens = _add(self.input_tokens, request.prompt_tokens)
         if request.prompt_tokens is None or request.completion_tokens is None:
             self.incomplete += request.least_count
         self.reused_tokens = _add(self.reused_tokens, request.reused_tokens)
@@ -259,7 +259,7 @@ def spending_report(
             row.add(request, price)
     ordered = sorted(rows.values(), key=lambda row: row.name)
     if by != "day":
-        ordered.sort(key=lambda row: (row.cost or 0.0, row.input_tokens), reverse=True)
+        ordered.sort(key=lambda row: (row.cost or 0.0, row.input_tokens or 0), reverse=True)
     return SpendingReport(
         by,
         ordered,

@@ -17,6 +17,8 @@ from kvproxy.analyse.session_report import report_spending
 from kvproxy.analyse.transcripts import read_transcripts
 from kvproxy.apis import APIS
 from kvproxy.journal.sessions import session_matching
+from kvproxy.journal.spending import PaidRequest, spending_report
+from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings.journal import JournalSettings
 from tests.commands.run import kvproxy
 
@@ -192,6 +194,24 @@ def test_unknown_tokens_are_no_zero(tmp_path: Path) -> None:
     # Cached and output tokens are empty in the table, too.
     (first,) = (line.split("\t") for line in done.stdout.splitlines() if line.startswith("p1\t"))
     assert first[:6] == ["p1", "20", "84000", "", "", ""]
+
+
+def test_an_unknown_output_is_no_free_output(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    body = {"model": "gpt-5", "messages": TURNS[:1], "max_tokens": 9}
+    usages: list[dict[str, int]] = [{"prompt_tokens": 3_000}, {"prompt_tokens": 2_000, "completion_tokens": 10}]
+    rows = [{"body": body | {"user": f"{at}"}, "response": {"usage": usage}} for at, usage in enumerate(usages)]
+    log.write_text("\n".join(map(json.dumps, rows)))
+    sessions = spending(log, "--sessions")["sessions"]
+    names = ("completion_tokens", "cost", "unpriced_turns", "incomplete_turns")
+    known = (2_000 * GPT_5[0] + 10 * GPT_5[2]) / 1e6
+    found = {session["prompt_tokens"]: [session[name] for name in names] for session in sessions}
+    assert found == {3_000: [None, None, 0, 1], 2_000: [10, pytest.approx(known), 0, 0]}
+    prices = ModelPrices(JournalSettings())
+    assert PaidRequest(0.0, "gpt-5", "", "", 3_000, None).cost(prices) is None
+    # Nothing is known about the requests of a group.
+    unknown = spending_report([PaidRequest(0.0, "gpt-5", "", "", None, None)], "model", prices, "USD").total
+    assert (unknown.unreported, unknown.input_tokens, unknown.output_tokens, unknown.cost) == (1, None, None, None)
 
 
 OPENAI_BUCKET = {

@@ -36,6 +36,7 @@ class Claude:
     def answer(self, seconds: float, new: int, read: int, written: int, *blocks: dict[str, Any], **more: Any) -> None:
         """Each block has a line of its own, with the same id and usage."""
         usage = {"input_tokens": new, "cache_read_input_tokens": read, "cache_creation_input_tokens": written}
+        usage["output_tokens"] = 1
         answer = {"role": "assistant", "id": f"msg{seconds}", "model": "claude-opus", "usage": usage}
         for block in blocks or ({"type": "text", "text": f"answer at {seconds}"},):
             self._add(seconds, "assistant", answer | {"content": [block]}, **more)

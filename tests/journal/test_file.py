@@ -21,7 +21,7 @@ from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.exchange import CacheHit, Exchange, ResponseFacts
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.index.policies.policy import checked_interval
-from kvproxy.journal.bill import BillRow, bill
+from kvproxy.journal.bill import BillRow, bill, sum_bill
 from kvproxy.journal.cache_history import ResponseRemoved
 from kvproxy.journal.completeness import complete_since
 from kvproxy.journal.databases.sqlite import open_file, open_to_read
@@ -176,7 +176,7 @@ def test_savings_select_days_and_a_client_by_each_group(journal: StoredJournal) 
                 assert sum(row.requests for row in rows) == count, (selection, by)
             tokens = SessionReader(reader, PRICES).ledger("USD", selection).prompt_tokens
             assert tokens == 100 * count
-            assert sum(row.input_tokens for row in bill(reader, PRICES, selection)) == 100 * count
+            assert sum(row.input_tokens or 0 for row in bill(reader, PRICES, selection)) == 100 * count
 
 
 def test_what_a_team_wrote_to_the_providers_cache_is_in_its_bill(journal: StoredJournal) -> None:
@@ -202,6 +202,25 @@ def test_what_a_team_wrote_to_the_providers_cache_is_in_its_bill(journal: Stored
         BillRow(day, "red", "ann", "m", 1, 0, 100, 0, 10, pytest.approx(wrote), lost),
         BillRow(day, "red", "ben", "m", 1, 0, 100, 0, 10, pytest.approx(wrote), lost),
     ]
+
+
+def test_a_bill_without_reported_tokens_has_no_zero(journal: StoredJournal) -> None:
+    noon = datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()
+    for tenant, usage in (("ann", (None, None)), ("ben", (100, 10))):
+        exchange = finished("a", tenant, tenant=f"client:{tenant}", arrived=noon)
+        exchange.facts.usage = usage
+        if usage[0] is None:
+            # Nothing is estimated, either.
+            exchange.facts.prefix, exchange.facts.started = None, 0.0
+        journal.add(exchange)
+    journal.flush()
+    with closing(journal.reader()) as reader:
+        rows = bill(reader, PRICES)
+    assert [(row.client, row.unreported, row.input_tokens, row.cached_tokens, row.output_tokens) for row in rows] == [
+        ("ann", 1, None, None, None),
+        ("ben", 0, 100, 40, 10),
+    ]
+    assert sum_bill(rows).input_tokens == 100
 
 
 def test_a_long_prompt_of_an_earlier_price_is_summed_at_its_own_price(journal: StoredJournal) -> None:

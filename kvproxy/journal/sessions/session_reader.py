@@ -69,7 +69,7 @@ class Turn:
         agrees: whether the diagnosis names the part that changed by our comparison; None if the provider compared nothing.
         keep_warm: what became of the keep-warm requests after the turn; None if none were planned, or before their end.
         lost: prompt tokens that were not reused, by cause (see `CAUSES`).
-        cost: price of prompt and response; None if the model has no price.
+        cost: price of prompt and response; None if the model has no price, or the length of the response is unknown.
         lost_cost: money that reuse of the lost tokens would have saved, without those of `WITHOUT_COST`; None without a price.
         is_warming: it repeated a turn of the session to keep its prefix cached, or to compute it.
         service_tier: see `apis/service_tiers.py`; None for the standard tier.
@@ -112,15 +112,24 @@ class Turn:
         written = (self.written_5m or 0, self.written_1h or 0)
         paid = input_price(price, self.prompt_tokens, self.reused_tokens or 0, *written)
         paid += storage_price(price, (self.reused_tokens or 0) * (self.pause or 0.0) / 3_600)
-        cost = paid + (self.completion_tokens or 0) * price.output / MILLION
-        saved = -cost if self.is_warming else self.prompt_tokens * price.input / MILLION - paid
+        output = None if self.completion_tokens is None else self.completion_tokens * price.output / MILLION
+        cost = None if output is None else paid + output
         lost = _tokens_with_cost(self.lost)
         return replace(
             self,
             cost=cost,
-            saved=None if self.reused_tokens is None else saved,
+            saved=None if self.reused_tokens is None else self._saved(price, paid, cost),
             lost_cost=lost * price_lost_per_token(price, self.prompt_tokens, self.reused_tokens or 0, *written),
         )
+
+    def _saved(self, price: PriceSettings, paid: float, cost: float | None) -> float | None:
+        if not self.is_warming:
+            return self.prompt_tokens * price.input / MILLION - paid
+        return None if cost is None else -cost
+
+    @property
+    def has_price(self) -> bool:
+        return self.lost_cost is not None
 
     def lost_cost_of(self, cause: str) -> float | None:
         """Return the part of `lost_cost` of one cause."""
@@ -153,8 +162,9 @@ class Session:
         turns, prompt_tokens, completion_tokens, lost: without requests that warmed the cache.
         reused_tokens: None if the backend reported the reuse of no turn.
         longest_pause: seconds between two turns, without keep-warm requests.
-        cost: cost, also of requests that warmed the cache, without `unpriced_turns`, the turns of models without a price; None if
-            no model has a price.
+        completion_tokens: None if they are unknown for all turns.
+        cost: cost, also of requests that warmed the cache, without `unpriced_turns`, the turns of models without a price, and
+            `incomplete_turns`, those of other models whose response has an unknown length; None if it is unknown for all.
         saved: money that the reuse of prompts saved, see `Turn`; None if it is unknown for all turns. Hits belong to no session.
     """
 
@@ -169,12 +179,13 @@ class Session:
     turns: int
     prompt_tokens: int
     reused_tokens: int | None
-    completion_tokens: int
+    completion_tokens: int | None
     longest_pause: float
     cost: float | None
     lost: dict[str, int]
     unpriced_turns: int
     saved: float | None = None
+    incomplete_turns: int = 0
 
 
 class SessionReader:
@@ -389,6 +400,7 @@ def summarize_session(turns: Sequence[Turn]) -> Session:
         lost.update(turn.lost)
     costs = [turn.cost for turn in turns if turn.cost is not None]
     saved = [turn.saved for turn in turns if turn.saved is not None]
+    responses = [turn.completion_tokens for turn in of_client if turn.completion_tokens is not None]
     reported = [turn.reused_tokens for turn in of_client if turn.reused_tokens is not None]
     return Session(
         id=first.session,
@@ -402,10 +414,11 @@ def summarize_session(turns: Sequence[Turn]) -> Session:
         turns=len(of_client),
         prompt_tokens=sum(turn.prompt_tokens for turn in of_client),
         reused_tokens=sum(reported) if reported else None,
-        completion_tokens=sum(turn.completion_tokens or 0 for turn in of_client),
+        completion_tokens=sum(responses) if responses else None,
         longest_pause=max((turn.pause or 0.0 for turn in of_client), default=0.0),
         cost=sum(costs) if costs else None,
         lost={cause: lost[cause] for cause in CAUSES if lost[cause]},
-        unpriced_turns=sum(turn.cost is None for turn in of_client),
+        unpriced_turns=sum(not turn.has_price for turn in of_client),
         saved=sum(saved) if saved else None,
+        incomplete_turns=sum(turn.has_price and turn.cost is None for turn in of_client),
     )

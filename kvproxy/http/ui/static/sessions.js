@@ -67,7 +67,7 @@ function listOf(found, choose, chosen) {
   const shown = found.map((each) => [
     button(each.name ? digest(each.name, 16) : String(each.id), () => choose(each.id), { "aria-pressed": String(String(each.id) === chosen) }),
     digest(tenantName(each.tenant), 16), each.models.join(", "), count(each.turns), count(each.prompt_tokens), each.reused_tokens === null ? "–" : percent(each.reused_tokens / Math.max(1, each.prompt_tokens)),
-    lost(each.lost), duration(each.longest_pause), money(each.cost) + (each.cost !== null && each.unpriced_turns ? " (priced)" : ""), each.upstreams.join(", ") || "–", clock(each.last),
+    lost(each.lost), duration(each.longest_pause), money(each.cost) + (each.cost !== null && (each.unpriced_turns || each.incomplete_turns) ? " (priced)" : ""), each.upstreams.join(", ") || "–", clock(each.last),
   ]);
   return table("Sessions", [
     ["session", ""], ["tenant", ""], ["model", ""], ["turns", "number"], ["input", "number"], ["reused", "number"], ["lost", ""],

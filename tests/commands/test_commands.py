@@ -290,7 +290,8 @@ def test_an_unknown_value_of_a_filter_is_named_beside_similar_ones(tmp_path: Pat
     journal.close()
     for name in (("sessions",), ("sessions", "--by", "client")):
         for option, value, known in (("--tenant", "serch-team", "search-team"), ("--model", "gpt-unknown", "m")):
-            told = f"no request has the {option[2:]} {value!r}: there are {known}\n"
+            named = "client or tenant" if option == "--tenant" else option[2:]
+            told = f"no request has the {named} {value!r}: there are {known}\n"
             done = kvproxy(*name, option, value, "--data", tmp_path)
             assert (done.returncode, done.stdout, done.stderr) == (0, "", told)
     for option, value, known in (
@@ -300,7 +301,8 @@ def test_an_unknown_value_of_a_filter_is_named_beside_similar_ones(tmp_path: Pat
     ):
         for name in (("log",), ("log", "top"), ("log", "top", "--by", "client")):
             done = kvproxy(*name, option, value, "--data", tmp_path)
-            told = f"no request has the {option[2:]} {value!r}: there are {known}\n"
+            named = "client or tenant" if option == "--tenant" else option[2:]
+            told = f"no request has the {named} {value!r}: there are {known}\n"
             assert (done.returncode, done.stdout, done.stderr) == (0, "", told)
     assert kvproxy("log", "--model", "m", "--layer", "exact", "--data", tmp_path).stderr == "no request matches\n"
 

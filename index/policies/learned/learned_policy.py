@@ -34,7 +34,7 @@ _READ_BATCH = 1000
 _SNAPSHOT_INTERVAL = 200  # Observations.
 _MAX_LEARNERS = 2000
 _LIFTED_ERROR = 2.0
-# In replays, 2% of the answers that `checked` accepts are wrong if their error is at most 0.08, and 37% if it is above 0.2.
+# In replays, 2% of the answers that `checked` accepts are wrong if their error is below 0.08, and 40% if it is above 0.2.
 _DOUBTED_ERROR = 5.0
 _SURE_SHARE = 0.5
 _SURE_PROBABILITY = 0.95
@@ -217,7 +217,7 @@ class LearnedPolicy:
         result = self.checked.decide(question, [neighbours[place] for place in places], limits)
         estimate = error if learner.num_checked >= 1 and not learner.answers_vary else None
         decisions = [Decision("not compared" if allowed else "uncertain") for allowed in is_allowed]
-        for place, decision in zip(places, result.decisions, strict=False):
+        for place, decision in zip(places, result.decisions, strict=True):
             decisions[place] = decision if decision.score is None else replace(decision, error=estimate)
         if result.chosen is None:
             was_compared = record.index in places and decisions[record.index].verdict != "not compared"

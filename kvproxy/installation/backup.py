@@ -33,7 +33,7 @@ _MAX_MANIFEST_BYTES = 2**16
 # Databases of texts compress to a tenth.
 _MAX_RATIO, _FREE_BYTES = 100, 64 * 2**20
 PG_DUMP = "pg_dump -n kvproxy -n kvproxy_journal -Fc -f kvproxy.dump URL"
-"""The command that saves what a proxy has in PostgreSQL."""
+"""The command that saves the store and the journal of a proxy in PostgreSQL."""
 _SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
 

@@ -42,7 +42,10 @@ def read_page(file: str, document: JsonObject) -> Page:
 
 
 def unfinished_pages(pages: Iterable[Page]) -> Sequence[Page]:
-    """Return the pages whose next page is missing: none begins when they end, or a list without periods has no last page."""
+    """Return the pages whose next page is missing.
+
+    The next page begins when a page ends. A list without periods is complete if it has a last page.
+    """
     pages = list(pages)
     starts = {page.start for page in pages if isinstance(page.start, str | int | float)}
     has_last = any(page.start is None and not page.has_more for page in pages)

@@ -26,7 +26,7 @@ def check_access(settings: Settings) -> str:
 
 
 def check_clients_exist(settings: Settings) -> None:
-    """Raise a SettingsError if everybody in a network could use the proxy."""
+    """Raise a SettingsError if every machine that reaches the proxy could use it without a key."""
     if is_loopback(settings.host) or settings.access.open or all_clients(settings):
         return
     raise SettingsError(

@@ -134,7 +134,7 @@ class PromptChanges:
 
 
 def hidden_tokens(tokens: int, text_bytes: int) -> int:
-    """Return the tokens of a prompt that its known text cannot have: those of a system prompt and tools that it lacks."""
+    """Return how many tokens of a prompt its known text cannot contain: they belong to an unknown system prompt and tools."""
     return tokens - text_bytes // BYTES_PER_TOKEN if text_bytes < tokens else 0
 
 

@@ -98,6 +98,7 @@ def _spending_row(row: "Spending", report: "SpendingReport") -> Row:
         number_column("Written", "written_tokens", optional=True): row.written_tokens,
         number_column("Output", "output_tokens"): row.output_tokens,
         number_column(f"Input {report.currency}", "input_cost", optional=True): money(row.input_cost),
+        number_column(f"Uncached {report.currency}", "uncached_cost", optional=True): money(row.uncached_cost),
         number_column(f"Output {report.currency}", "output_cost", optional=True): money(row.output_cost),
         number_column(report.currency, "cost"): money(row.cost, leaves_out_models=is_priced_in_part),
         number_column(f"Lost {report.currency}", "lost_cost", optional=True): money(row.lost_cost),

@@ -120,6 +120,10 @@ class PaidRequest:
     def input_cost(self, price: PriceSettings) -> float:
         return input_price(price, self.prompt_tokens or 0, self.reused, *self.written) + self.storage_cost(price)
 
+    def uncached_cost(self, price: PriceSettings) -> float:
+        """Return the price of the prompt without a provider's cache."""
+        return input_price(price, self.prompt_tokens or 0, 0, 0, 0)
+
     def storage_cost(self, price: PriceSettings) -> float:
         """Return the price of storing the reused tokens during the pause, as in Gemini."""
         return storage_price(price, self.reused * (self.pause or 0.0) / _HOUR)
@@ -154,6 +158,8 @@ class Spending:
         lost: prompt tokens that were not reused, by cause; see `CAUSES`.
         lost_costs: the money that their reuse would have saved, by cause. `lost_cost` is the sum.
         cost: money; None if no model has a price. The sum of `input_cost`, of which `lost_cost` is a part, and `output_cost`.
+        uncached_cost: price of the input without a provider's cache, to compare with `input_cost`; without one, the proxy would
+            send no requests that keep prefixes cached.
         unpriced: number of requests that a model without a price answered, which the money excludes.
         unreported: number of requests without reported or estimated usage, which tokens and money exclude.
         incomplete: number of requests of which only input or only output is known; tokens and money exclude the other.
@@ -172,6 +178,7 @@ class Spending:
     cost: float | None = None
     input_cost: float | None = None
     output_cost: float | None = None
+    uncached_cost: float | None = None
     lost_cost: float | None = None
     unpriced: int = 0
     unreported: int = 0
@@ -190,14 +197,17 @@ class Spending:
         if price is None:
             self.unpriced += count
             return
-        self.input_cost = (self.input_cost or 0.0) + request.input_cost(price)
+        if request.prompt_tokens is not None:
+            self.input_cost = (self.input_cost or 0.0) + request.input_cost(price)
+            if count:
+                self.uncached_cost = (self.uncached_cost or 0.0) + request.uncached_cost(price)
         if request.completion_tokens is not None:
             self.output_cost = (self.output_cost or 0.0) + request.output_cost(price)
         if count and (lost_costs := request.lost_costs(price)) is not None:
             self.lost_cost = (self.lost_cost or 0.0) + sum(lost_costs.values())
             for cause, lost_cost in lost_costs.items():
                 self.lost_costs[cause] = self.lost_costs.get(cause, 0.0) + lost_cost
-        self.cost = self.input_cost + (self.output_cost or 0.0)
+        self.cost = (self.input_cost or 0.0) + (self.output_cost or 0.0)
 
     def _add_tokens(self, request: PaidRequest) -> None:
         self.estimated += request.is_estimated

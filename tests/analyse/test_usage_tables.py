@@ -68,6 +68,13 @@ def test_sums_of_a_day_state_their_number_of_requests_or_none(tmp_path: Path) ->
     assert (total["requests"], "UTC days" in notes) == (None, True)
 
 
+def test_a_group_of_unknown_input_has_no_money_for_it(tmp_path: Path) -> None:
+    text = "date,model,requests,input tokens,output tokens\n2026-05-01,m,4,1000,9\n2026-05-01,n,4,,9\n"
+    done = kvproxy("estimate", table(tmp_path, text), "--sessions", "--by", "model", *PRICE, "--json")
+    costs = {row["name"]: (row["input_cost"], row["uncached_cost"]) for row in json.loads(done.stdout)["rows"]}
+    assert costs == {"m": (0.002, 0.002), "n": (None, None)}
+
+
 def test_anthropic_counts_the_cache_beside_the_input(tmp_path: Path) -> None:
     head = "usage_date_utc,model_version,api_key,workspace,usage_type,context_window,usage_input_tokens_no_cache,"
     head += "usage_input_tokens_cache_write_5m,usage_input_tokens_cache_write_1h,usage_input_tokens_cache_read,"
@@ -97,6 +104,8 @@ def test_the_table_of_openai_has_empty_periods_decimals_and_large_sums(tmp_path:
     total, notes = bill(table(tmp_path, head + rows))
     assert (total["requests"], total["input_tokens"], total["unreported"]) == (25, 90_000_000, 0)
     assert total["cost"] == pytest.approx((89_998_720 * 2 + 1_280 * 1 + 5_640 * 10) / 1e6)
+    # What the provider's cache saved so far: the price of the input without it, less the price of the input.
+    assert total["uncached_cost"] - total["input_cost"] == pytest.approx(1_280 * 1 / 1e6)
     assert "skipped 1 row without a request: 1 no request\n" in notes
     done = kvproxy("estimate", table(tmp_path, head + "1,2,m,1,5,9,1\n"), "--sessions", "--by", "day")
     assert "9 cached tokens are more than the 5 input tokens" in done.stderr

@@ -341,6 +341,7 @@ def test_warming_requests_count_as_money_only(tmp_path: Path) -> None:
     assert (total["requests"], total["input_tokens"], total["reused_tokens"]) == (2, 3_000, 1_000)
     assert total["cost"] == pytest.approx(session["cost"] + 500 * written)
     assert saved["spent"] == pytest.approx(total["cost"])
+    assert total["uncached_cost"] == pytest.approx(3_000 * PRICE.input / 1e6)
 
 
 def test_a_session_shows_the_sum_of_its_costs(data: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the scripted upstream answers: the next step of an agent that looks up a word in a file.
+"""The scripted upstream's answers: the next step of an agent that looks up a word in a file.
 
 A script maps a conversation, which is the same for all APIs, to the parts of the answer.
 """

@@ -1,4 +1,4 @@
-"""Measures what a new Claude Code session reads from the cache after another: `python -m tests.clients.new_session FOLDER`.
+"""Measures the cached tokens that a new Claude Code session reads: `python -m tests.clients.new_session FOLDER`.
 
 Each session has its own project, home, and question, so that only the tools and the beginning of the system prompt are equal.
 The exit status is 1 if a session behind kvproxy does not read at least the tools. The scripted upstream bills by Anthropic's

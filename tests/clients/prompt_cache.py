@@ -138,7 +138,7 @@ class PromptCache:
         """Read the longest cached prefix, write the new ones, and return the usage.
 
         Args:
-            scope: account, model, and, where the provider requires it, the key of the cache.
+            scope: account, model, and the key of the cache if the provider requires it.
             implicit: the provider may place its implicit breakpoint (`breakpoints` only).
             lifetime: name of the lifetime of prefixes without a mark; None for the default.
 

@@ -138,7 +138,7 @@ LISTS = [path for path, command in commands() if any(option.name == "csv" for op
 def test_each_list_is_printed_as_csv_and_json_lines(data: Path, path: str) -> None:
     words = path.split()[1:]
     for form in ("--csv", "--jsonl"):
-        # The function refuses unexpected errors. A list of a proxy finds none, and one of a session requires its name.
+        # The function refuses unexpected errors. Lists of a proxy find no proxy, and lists of a session require its name.
         printed = kvproxy(*words, form, url="", KVPROXY_DATA=str(data), KVPROXY_PORT="9")
         assert printed.returncode in (0, 2, 3, 4), printed.stderr
         if printed.returncode == 0 and form == "--jsonl":

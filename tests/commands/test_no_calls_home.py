@@ -27,7 +27,7 @@ _SWITCHES = ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK"
 _MODEL_LIBRARIES = set(
     "torch transformers sentence_transformers pandas sklearn scipy matplotlib opentelemetry.sdk".split()
 )
-# `kvproxy`, which prints at its end what it loaded.
+# `kvproxy`, which prints the loaded modules at its end.
 _PROGRAM = """
 import sys
 from kvproxy import commands

@@ -130,7 +130,7 @@ def test_requests_are_billed_by_day_project_model_and_client(tmp_path: Path) -> 
 
     first, second = rows("day").values()
     assert (first["input_cost"], first["output_cost"]) == pytest.approx((written, output))
-    # What was written before, and expired, could have been read.
+    # The expired prefix could have been read.
     assert first["lost"]["expired"] == pytest.approx(PROMPT_1, abs=20)
     assert first["lost_cost"] == pytest.approx(PROMPT_1 * 3.45 / 1e6, rel=0.01)
     assert (second["requests"], second["cost"]) == (3, pytest.approx(small))

@@ -28,7 +28,7 @@ def test_wrong_hits_that_nothing_estimates_are_unknown(expected: float | None, u
     sentences = policy_sentences(learned | {"expected_wrong": expected, "unestimated": unestimated})
     assert sentences[-1].startswith(text)
     if expected is None:
-        # Metrics, which top reads, omit what is unknown.
+        # Metrics, which top reads, omit unknown values.
         assert policy_sentences(learned) == sentences
 
 

@@ -178,7 +178,7 @@ def test_doctor_warns_of_a_missing_admin_token_beyond_loopback(
     tmp_path: Path, host: str, token: str | None, is_warning: bool, detail: str
 ) -> None:
     settings = load_settings(data=tmp_path, host=host, admin_token=token, access={"open": True})
-    # A proxy may listen elsewhere than its settings say.
+    # A proxy may listen at another address than that in its settings.
     for lock in (contextlib.nullcontext(), locked_folder(tmp_path, f"http://{host}:1", None)):
         with lock, pytest.raises(CheckWarning) if is_warning else contextlib.nullcontext() as raised:
             text = check_access(settings)

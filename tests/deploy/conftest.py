@@ -1,4 +1,4 @@
-"""What is deployed beside the proxy, tried for real: collected only where KVPROXY_DEPLOY is set (`make test-deploy`)."""
+"""Tests of the deployment files with the real programs, collected only if KVPROXY_DEPLOY is set (`make test-deploy`)."""
 
 import os
 

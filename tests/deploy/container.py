@@ -45,7 +45,7 @@ class Containers:
             raise
 
     def __call__(self, *arguments: str, seconds: float = 120.0, ok: bool = True) -> str:
-        """What a command says, on both of its streams."""
+        """Return a command's output on both streams."""
         done = subprocess.run(
             [*self._begin, *arguments],
             cwd=ROOT,
@@ -90,7 +90,7 @@ class Containers:
         return _PULLED
 
     def _make_base(self) -> None:
-        """Debian with its Python, where no registry can be reached."""
+        """Debian with its Python, if no registry can be reached."""
         if shutil.which("debootstrap") is None or os.geteuid() != 0:
             pytest.skip("no registry can be reached, and only root with debootstrap can make a base image")
         system, packed = self.folder / "system", self.folder / "system.tar"

@@ -48,7 +48,7 @@ def test_it_answers_and_keeps_what_it_stored(containers: Containers, upstream: s
     assert stored(ask(f"http://127.0.0.1:{port}", QUESTION))
     assert hit(ask(f"http://127.0.0.1:{port}", QUESTION))
     assert containers("exec", "first", "id", "-u") == "8484"
-    # What is in the image cannot be changed from inside.
+    # A process inside cannot change the image.
     assert "Read-only file system" in containers("exec", "first", "sh", "-c", "echo > /opt/kvproxy/x", ok=False)
     image = containers.inspect(TAG)
     # Podman and docker keep it in different places.

@@ -35,7 +35,7 @@ pytestmark = needs_nginx
 
 
 class Upstream:
-    """Counts what it was asked."""
+    """Records its requests."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -248,7 +248,7 @@ def test_nginx_goes_on_when_one_is_killed(site: Site) -> None:
     first.process.wait()
     answers = [ask(site, site.url, f"Question {number}?") for number in range(20)]
     assert [answer.status_code for answer in answers] == [200] * 20
-    # What the dead one had stored is there, and nothing was asked twice.
+    # The responses that the killed proxy stored are served, and no request reached the upstream twice.
     assert "; hit" in ask(site, site.url, "Will it survive?").headers["cache-status"]
     assert all(site.upstream.asked.count(f"Question {number}?") == 1 for number in range(20))
     assert httpx.get(f"{second.url}/health").json()["status"] == "ok"

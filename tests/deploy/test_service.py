@@ -1,4 +1,4 @@
-"""The systemd unit: systemd finds no fault with it, and a proxy runs under what can be tried of it without systemd."""
+"""The systemd unit: systemd accepts it, and a proxy runs under those of its restrictions that work without systemd."""
 
 import re
 import shutil

@@ -66,7 +66,7 @@ ROOT_COMMAND: Any = typer.main.get_command(app)
 
 
 def wrong(arguments: list[str]) -> str | None:
-    """What a call of kvproxy names that there is not; None where all is well."""
+    """Return the unknown command or option of a call of kvproxy, or None."""
     command = ROOT_COMMAND
     path, known = ["kvproxy"], {"--help", "--version"}
     for word in arguments:

@@ -1,4 +1,4 @@
-"""The pages about control per request and RAG: their code runs with the real clients, and prints what its comments say."""
+"""The pages about control per request and RAG: their code runs with the real clients, and prints the output in its comments."""
 
 import re
 from pathlib import Path

@@ -37,7 +37,7 @@ _MAKERS: dict[str, Any] = {
 ARCHITECTURES = tuple(_MAKERS)
 _SLIDING, _FULL, _CHUNKED = "sliding_attention", "full_attention", "chunked_attention"
 _HYBRID = _SHAPE | {"num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0}
-# So wide that answers depend on what is attended to.
+# Wide enough that answers depend on the attended tokens.
 _HYBRID["initializer_range"] = 0.2
 _HYBRID_MAKERS: dict[str, Any] = {
     # Seven layers, of which two are full: the last group has a slot to spare.

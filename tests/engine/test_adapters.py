@@ -67,7 +67,7 @@ def test_each_request_gets_its_adapters_answer(fused: bool, tmp_path: Path) -> N
         cached[round] = [driven.usage[f"{round} {name} 0"].cached_tokens for name in models]
         for name in models:
             assert [driven.tokens[f"{round} {name} {number}#0"] for number in range(4)] == expected[name]
-    # The first of each adapter finds nothing, though the others have computed the same prompt.
+    # The first request of each adapter finds nothing, although the other adapters have computed the same prompt.
     assert cached["cold"] == [0, 0, 0]
     assert min(cached["warm"]) > 0
 

@@ -1,4 +1,4 @@
-"""What a sequence saves: every chunk as long as there is room, none behind a hole, and memory that is not wasted."""
+"""Saving a sequence's chunks: every chunk while there is room, no chunk behind a missing one, and no wasted memory."""
 
 import gc
 import threading
@@ -48,7 +48,7 @@ def test_a_refused_chunk_leaves_no_hole_and_comes_later(room: float) -> None:
     driven.submit("a", PROMPT, 24)
     for _ in range(6):
         driven.step()
-    # The prompt is computed; what waits is a beginning of it.
+    # The prompt is computed; the pending chunks are a prefix of it.
     gate.set()
     driven.settle()
     run, saved = prefix_saved(driven, store)

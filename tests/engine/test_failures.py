@@ -89,7 +89,7 @@ def test_a_row_that_fails_ends_its_own_request_alone(part: str, monkeypatch: pyt
     assert driven.pieces.get("bad", []) == [], "nothing is sent after the failure, of no answer"
     assert driven.engine.manager.stats().used == 0
     assert cached(driven, PROMPTS["good"]) == 8
-    # What the failed step had named for the bad one is not vouched for.
+    # The failed step's blocks of the bad request are not cached.
     assert cached(driven, PROMPTS["bad"]) == 0
 
 
@@ -169,7 +169,7 @@ async def test_failed_steps_are_told_and_forgotten_with_the_next_good_one(
             assert worker.failure is None
             with pytest.raises(Overloaded, match="failed on this request"):
                 await ask(worker, "bad", f"bad{number}")
-        # The client is told before the step's end is noted; a job comes after it.
+        # The client receives the error before the step's end is recorded; a job runs after it.
         await worker.inspect(lambda manager: None)
         assert "out of luck" in (worker.failure or "")
     assert await ask(worker, "good", "good") == good_tokens()

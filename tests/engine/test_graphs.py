@@ -1,4 +1,4 @@
-"""Decode steps made ready once and replayed: padding, fixed inputs, and what is left to run eagerly.
+"""Decode steps that are captured once and replayed: padding, fixed inputs, and the steps that run eagerly.
 
 On a CPU nothing is captured, but all else is the same: steps of fixed sizes over inputs in fixed places.
 """

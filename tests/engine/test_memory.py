@@ -1,4 +1,4 @@
-"""How many blocks fit: what a step computes with is measured before the pool takes its share."""
+"""The number of blocks that fit: the memory of a step is measured before the pool is allocated."""
 
 from dataclasses import replace
 from typing import Any

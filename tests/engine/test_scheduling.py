@@ -159,7 +159,7 @@ def test_whose_turn_it_is() -> None:
     assert order(line) == ["1", "3", "2"]
     urgent, own = sequence("5", "a", rank=-1), sequence("6", "a", own=-1)
     waiting(line, urgent, own)
-    # The urgent one before all, and what a tenant ranks first among its own.
+    # The urgent request is first, and then the request that a tenant ranks first among its own.
     assert order(line) == ["5", "6", "1", "3", "2"]
     line.remove(first)
     line.add(first)

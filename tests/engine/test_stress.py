@@ -1,5 +1,5 @@
-"""Everything at once: chunked prompts, forks, priorities, tenants, guesses, pins, log-probabilities, cancellations, a pool that
-is too small, and tiers of which one fails now and then. What is answered equals `model.generate`, and nothing stays behind."""
+"""Chunked prompts, forks, priorities, tenants, guesses, pins, log-probabilities, cancellations, a pool that
+is too small, and tiers of which one fails now and then. The answers equal `model.generate`, and no block stays allocated."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Strict mode: log-probabilities are the same bits as in a fresh engine that serves nobody else, whatever was cached."""
+"""Strict mode: log-probabilities are bitwise equal to those of a fresh engine with a single request, whatever is cached."""
 
 import random
 from functools import cache
@@ -69,7 +69,7 @@ def test_a_hit_that_is_cut_to_whole_pieces_is_bit_exact_with_windows() -> None:
     first = tokens(100)
     scores(driven, [first])
     second = first[:50] + tokens(20)
-    # What explain tells is what is reused.
+    # The engine reuses the tokens that `explain` predicts.
     assert match_prefix(driven.engine.manager, CacheRequest("explained", second)).matched_tokens == 32
     found = scores(driven, [second])
     assert driven.engine.manager.stats().hits == 32

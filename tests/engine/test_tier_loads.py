@@ -1,4 +1,4 @@
-"""Loads from a tier: who waits, who does not, and what is computed when they do not come."""
+"""Loads from a tier: which requests wait, and which tokens are computed if a load fails."""
 
 import asyncio
 import threading
@@ -58,7 +58,7 @@ def test_what_hangs_is_computed_after_the_timeout_and_later_requests_do_not_wait
     assert time.monotonic() - began < 60
     assert all(usage.tier_tokens == 0 for id, usage in driven.usage.items() if id.startswith("hung"))
     driven.forget_pool()
-    # Both readers still hang: nobody waits for a third.
+    # Both readers still hang: no request waits for a third.
     later = GenerationRequest("later", tuple(prompts[0]), SamplingParams(max_tokens=2, temperature=0.0))
     assert driven.tiers.max_matched_tokens(driven.engine.add_request(later, lambda delta: None), 0) == 0
     driven.run()

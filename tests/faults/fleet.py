@@ -99,7 +99,7 @@ class Worker(threading.Thread):
         self._urls, self._keys, self._finding = urls, keys, finding
 
     def run(self) -> None:
-        # A server that ends or reloads may close a kept connection while a request is on its way.
+        # A server that ends or reloads may close a kept connection while a request is in flight.
         limits = httpx.Limits(max_keepalive_connections=0)
         with httpx.Client(timeout=3 * _TIMEOUT + _DELIVERY_SECONDS, limits=limits) as client:
             while not self.stopped.wait(_PAUSE_SECONDS):

@@ -1,4 +1,4 @@
-"""Damaged files: what is served is what was stored, or nothing; and what is damaged does not hide the rest."""
+"""Damaged files: a served response equals the stored one, and damaged rows do not hide the intact ones."""
 
 import sqlite3
 from contextlib import closing

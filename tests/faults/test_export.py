@@ -1,4 +1,4 @@
-"""`cache export FILE`: through links, into pipes and devices, and never in their place; a client that stalls holds nobody."""
+"""`cache export FILE`: through links, into pipes and devices, and never in their place; a stalled client blocks no other."""
 
 import contextlib
 import os
@@ -113,7 +113,7 @@ def test_what_cannot_be_written_is_told(store: Path, tmp_path: Path) -> None:
 
 
 def test_who_reads_slowly_holds_a_megabyte_of_entries_and_not_all(tmp_path: Path) -> None:
-    """Five hundred entries were read at once, however large."""
+    """A batch is limited by bytes, and not only by its number of entries."""
     opened = open_store(tmp_path / "large.db")
     for number in range(10):
         opened.put(make_entry(f"long {number}", created=float(number), response=b'"' + b"x" * 400_000 + b'"'))
@@ -140,5 +140,5 @@ def test_clients_that_stall_while_they_export_hold_nobody(tmp_path: Path) -> Non
         assert stored(ask(url, "still served?"))
         assert httpx.get(f"{url}/health").status_code == 200
         assert httpx.get(f"{url}/admin/cache?limit=1").headers["x-total-count"] == "11"
-        # Nor do they hold what is deleted meanwhile, or stop the log from being put into the database.
+        # They do not block a deletion, or the checkpoint of the WAL.
         assert httpx.delete(f"{url}/admin/cache?all=true").json() == {"removed": 11}

@@ -1,4 +1,4 @@
-"""A client that leaves in the very moment in which its answer is ready, or has failed: nothing is left to nobody."""
+"""A client that disconnects at the moment when its answer is ready, or has failed: each result has an owner."""
 
 import asyncio
 import gc
@@ -14,7 +14,7 @@ from kvproxy.http.deadlines_and_disconnects import Deadline, Deadlines
 @pytest.mark.parametrize("steps", range(8))
 @pytest.mark.parametrize("fails", [True, False])
 async def test_what_is_ready_as_the_client_leaves_is_taken_or_never_finished(steps: int, fails: bool) -> None:
-    """Its error was never looked at, which asyncio tells with a traceback, and its answer was never closed."""
+    """An unread error makes asyncio log a traceback, and an unread answer stays open."""
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
     leaves, finished = asyncio.Event(), []

@@ -53,7 +53,7 @@ def test_nothing_is_called_stored_in_a_deleted_file(
         assert set(client.json()) == {"status", "version"}, "only the operator is told where the store was"
         with pytest.raises(CacheStoreError):
             services.cache.maintain()
-    # What was learned of the first answers may be too late for the file, and says so by itself.
+    # The comparisons of the first answers may be too late for the file, and log this themselves.
     expected = ("an observation was not stored", "a reverse proxy forwards requests")
     told = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
     lines = [line for line in told if not line.startswith(expected)]

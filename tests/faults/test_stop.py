@@ -1,4 +1,4 @@
-"""SIGTERM while answers stream: those that end in time end well, the others with an error, and the process with success."""
+"""SIGTERM during streams: those that end in time are complete, the rest end with an error, and the exit status is 0."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""What a path of requests keeps of clients and upstreams is filled to its bound. `docs/limits.md` lists the bounds."""
+"""The state that a path of requests keeps of clients and upstreams is filled to its bound. `docs/limits.md` lists the bounds."""
 
 import asyncio
 from dataclasses import replace

@@ -51,7 +51,7 @@ def observed(services: Services) -> Observations:
 
 
 def compared(services: Services, count: int) -> None:
-    """Wait until so many answers were compared."""
+    """Wait until this number of answers was compared."""
     comparer = services.comparer
     assert comparer is not None
     until(lambda: comparer.counts.total() >= count)

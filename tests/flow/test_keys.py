@@ -228,7 +228,7 @@ def test_what_is_never_matched_by_similarity() -> None:
 
 
 def test_markers_of_the_prefix_cache_are_no_part_of_an_answer() -> None:
-    """They say where a prefix is to be kept, wherever they stand; a tool's parameter may have the same name."""
+    """They mark the end of a cached prefix at any place; a tool's parameter may have the same name."""
     mark = {"cache_control": {"type": "ephemeral"}}
     block = {"type": "text", "text": "a question"}
     plain = {
@@ -266,7 +266,7 @@ def test_markers_of_the_prefix_cache_are_no_part_of_an_answer() -> None:
 
 
 def test_a_breakpoint_that_the_proxy_removes_is_no_part_of_a_key() -> None:
-    """A rule sends fewer marks than the client if nothing reads what it writes."""
+    """A rule sends fewer marks than the client if nothing reads the prefixes that it writes."""
     block = {"type": "text", "text": "s"}
     plain: dict[str, Any] = {"model": "a", "system": [block], "messages": [{"role": "user", "content": "x"}]}
     sent = api_request(plain | {"system": [block | {"cache_control": {"type": "ephemeral"}}]}, "messages")
@@ -326,7 +326,7 @@ def test_fields_that_a_rule_ignores_or_names() -> None:
     noisy["metadata_"]["deep"]["y"] = 3  # type: ignore[index]
     assert exact(noisy, ignore=ignored) != plain
     assert noisy["trace"] == 5
-    # What is named makes another key, wherever it stands; what is not there does not.
+    # A named field changes the key at any depth; an absent one does not.
     named = ("user.id", "user.gone", "metadata.x")
     keys = [exact({"user": {"id": id}}, key_fields=named) for id in (1, 2)]
     assert keys[0] != keys[1]

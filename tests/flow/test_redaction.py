@@ -1,4 +1,4 @@
-"""A proxy that redacts: what it stores, what it matches, and what it refuses to start with."""
+"""Redaction: stored texts, matches, and settings that stop the start."""
 
 import contextlib
 import sqlite3
@@ -43,7 +43,7 @@ def ask(url: str, question: str) -> httpx.Response:
 
 
 def wait_for(services: Services, count: int) -> None:
-    """Wait until so many answers are stored, which may be after the client has its own."""
+    """Wait until this number of answers is stored, which may be after the client has received its own."""
     until(lambda: services.cache.store.count() == count)
 
 

@@ -102,7 +102,7 @@ async def test_equal_sampled_requests_in_flight_get_a_sample_each(tmp_path: Path
 
 
 class _Samples:
-    """An upstream that answers all requests at once, when `number` of them wait."""
+    """An upstream that answers all requests together, when `number` of them wait."""
 
     def __init__(self, number: int) -> None:
         self._number = number

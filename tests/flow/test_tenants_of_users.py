@@ -1,4 +1,4 @@
-"""Cookies of the upstream and renewed tokens keep a user's tenant, and give nobody the tenant of another user."""
+"""Cookies of the upstream and renewed tokens keep a user's tenant, and give no user the tenant of another."""
 
 import base64
 import json

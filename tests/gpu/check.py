@@ -1,4 +1,4 @@
-"""What a check is, and how one is run: in a process of its own, so that a crash or a hang costs nothing but itself."""
+"""The checks, each of which runs in a process of its own, so that a crash or a hang affects no other check."""
 
 import multiprocessing
 import time

@@ -1,4 +1,4 @@
-"""What the decode kernels need of a GPU, found by compiling them: `python -m tests.gpu.compiled [NAME ...]`.
+"""Compiles the decode kernels, and reports the GPU resources that they need: `python -m tests.gpu.compiled [NAME ...]`.
 
 It needs Triton and no GPU. The shape is that of a 7B model: 32 heads over 8, 128 wide, blocks of 16.
 """

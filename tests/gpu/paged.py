@@ -1,4 +1,4 @@
-"""Random pools and tables to try attention on, and what it should give, token by token."""
+"""Random pools and block tables for attention, and the expected output, token by token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

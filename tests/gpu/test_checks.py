@@ -79,7 +79,7 @@ NAMES = ("sm_90 bf16 window cap 4", "merge sm_80 bf16 sinks")
 
 
 def test_compiles_without_spilling(tmp_path: Path) -> None:
-    # Not in this process, where the interpreter has taken the kernels' place.
+    # In another process, because Triton's interpreter replaces the kernels in this one.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.gpu.compiled", *NAMES],

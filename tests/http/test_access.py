@@ -1,4 +1,4 @@
-"""Who may use the admin routes."""
+"""Access to the admin routes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -79,7 +79,7 @@ def test_the_proxys_own_page_may_change_things_on_loopback(tmp_path: Path) -> No
     "header", ["forwarded", "via", "x-forwarded-for", "x-forwarded-proto", "x-real-ip", "x-forwarded-host"]
 )
 def test_admin_routes_are_closed_behind_a_reverse_proxy(tmp_path: Path, header: str) -> None:
-    """It makes everybody's requests come from loopback."""
+    """With it, all requests come from loopback."""
     with client_of(settings(tmp_path)) as client:
         assert status(client, {header: "203.0.113.9"}) == 403
     with client_of(settings(tmp_path, admin_token="t")) as client:

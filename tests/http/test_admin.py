@@ -1,4 +1,4 @@
-"""Admin routes: what they remove, refuse and take in. The commands' tests cover what they show."""
+"""Admin routes: removals, refusals, and imports. The commands' tests cover their output."""
 
 from collections.abc import Iterator
 from pathlib import Path

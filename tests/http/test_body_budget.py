@@ -69,7 +69,7 @@ def test_a_long_text_is_no_item(url: str) -> None:
 
 @contextlib.contextmanager
 def unfinished(url: str, size: int) -> Iterator[None]:
-    """A request that has sent so many bytes of its body, and waits."""
+    """A request that has sent this number of bytes of its body, and waits."""
     with socket.create_connection((httpx.URL(url).host, httpx.URL(url).port or 0)) as client:
         head = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: {size + 1}\r\n\r\n".encode()
         client.sendall(head + b"{" + b" " * (size - 1))

@@ -61,7 +61,7 @@ COST = (600 * 100 + 400 * 10 + 100 * 1_000) / 1e6
 
 
 class Upstream:
-    """Answers with the usage above, as a stream if the request has `stream`, and after the gate opens if it says wait."""
+    """Answers with the usage above, as a stream if the request has `stream`, and after the gate opens if its text is `wait`."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -284,7 +284,7 @@ def test_the_budget_the_list_and_the_bill_count_aborted_and_unread_responses_ali
     log = kvproxy("log", "--where", "client = 'aborting'", "--json", "--data", data, **{prices[0]: prices[2]})
     records = [json.loads(line) for line in log.stdout.splitlines()]
     assert [record["cost"] for record in records] == pytest.approx(costs, rel=1e-3)
-    # What is unknown stays unknown.
+    # Unknown values stay unknown.
     assert [record["completion_tokens"] for record in records] == [None, None, None, 100]
     assert records[0]["estimated_completion_tokens"] == 9
     bill = kvproxy("sessions", "--by", "client", "--json", "--data", data, **{prices[0]: prices[2]})

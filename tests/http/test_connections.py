@@ -1,4 +1,4 @@
-"""Connections that bring too much, or take too long: each ends alone, and says why where somebody listens."""
+"""Connections that bring too much, or take too long: each ends alone, with an error if the client still reads."""
 
 import asyncio
 import re
@@ -43,7 +43,7 @@ class Upstream:
                 while True:
                     self.parts += 1
                     yield PART
-                    # The server lets a send to a client that has gone return at once.
+                    # The server lets a send to a disconnected client return immediately.
                     await asyncio.sleep(0)
             finally:
                 self.open -= 1

@@ -25,7 +25,7 @@ EVENT = b'data: {"choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n'
 
 
 class Hanging:
-    """An upstream that never answers what says `hang`, and begins a stream that never ends for what says `stream`."""
+    """An upstream that never answers the text `hang`, and starts a stream that never ends for the text `stream`."""
 
     def __init__(self) -> None:
         self.inside = 0

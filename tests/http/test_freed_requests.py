@@ -142,7 +142,7 @@ def assert_freed(send: Callable[[str], None], *kinds: type[Any]) -> None:
 def counted_instances(*kinds: type[Any]) -> Iterator[tuple[set[type[Any]], set[int]]]:
     """The kinds of the instances that are made in the block, and the ids of those that still exist.
 
-    `gc.get_objects()` would give them, too, but its references break tuples that another thread is just building.
+    `gc.get_objects()` would return them, too, but its references break tuples that another thread is just building.
     """
     made: set[type[Any]] = set()
     alive: set[int] = set()

@@ -1,4 +1,4 @@
-"""Whatever an upstream does, the client sees what it would have seen without us, and nothing partial or open stays behind."""
+"""For any upstream, the client receives the same as without the proxy, and no partial response or open connection remains."""
 
 import asyncio
 import json
@@ -57,7 +57,7 @@ PATHS = {name: api.path for name, api in APIS.items()} | {"other": "/v1/rerank"}
 
 
 class Bench:
-    """A proxy in front of a wild upstream, with what is needed to look for leaks."""
+    """A proxy in front of a wild upstream, with the state that shows leaks."""
 
     def __init__(
         self, wild: Wild, direct: str, proxy: str, services: Services, loop: asyncio.AbstractEventLoop
@@ -121,7 +121,7 @@ def bodies(draw: st.DrawFn, name: str, stream: bool) -> tuple[bytes, bool]:
 
 @st.composite
 def scripts(draw: st.DrawFn, name: str, stream: bool) -> tuple[Script, bool]:
-    """What an upstream does, and whether its answer is one to store."""
+    """An upstream's behaviour, and whether its answer is to be stored."""
     body, good = draw(bodies(name, stream))
     broken_head = draw(
         st.sampled_from([None, None, None, None, b"", b"HTTP/1.1 200 OK\r\ncontent-", b"SSH-2.0-x\r\n\r\n"])
@@ -132,7 +132,7 @@ def scripts(draw: st.DrawFn, name: str, stream: bool) -> tuple[Script, bool]:
     framing = draw(st.sampled_from(["length", "chunked", "close", "short", "long", "bad chunk"]))
     end = draw(st.sampled_from(["close", "close", "close", "reset", "hang"]))
     if end == "reset" and len(body) > 100_000:
-        # How much of a large body a reset destroys on its way is the kernel's affair.
+        # The kernel decides which part of a large body in flight a reset discards.
         end = "close"
     # An idle connection is kept for the next request, which is no leak; here each is to be used once.
     head = b"HTTP/1.1 %d Any\r\nContent-Type: %s\r\nConnection: close\r\n" % (status, kind)
@@ -169,12 +169,12 @@ def request_of(name: str, stream: bool, number: int) -> bytes:
 
 
 def same(direct: Seen, through: Seen, script: Script, where: str) -> None:
-    """The client sees what it would have seen without us, except that documents are sandboxed."""
+    """The client receives the same as without the proxy, except that documents are sandboxed."""
     if direct.status == 0:
         assert through.status in ((0, 502) if script.end == "hang" else (502,)), where
         return
     if script.malformed and through.status == 502:
-        # HTTP that is none past some byte may be refused as a whole, as it depends on how it arrives.
+        # HTTP that becomes malformed after some bytes may be refused as a whole, depending on its segments.
         return
     assert (through.status, through.body, through.complete) == (direct.status, direct.body, direct.complete), where
     assert [pair for pair in through.headers if pair[0] not in OURS] == [

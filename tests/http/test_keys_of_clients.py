@@ -1,4 +1,4 @@
-"""Clients and their keys: who has none is turned away, each is a tenant of its own, and no key leaves the proxy."""
+"""Clients and their keys: a request without one is refused, each client is a tenant of its own, and no key leaves the proxy."""
 
 import asyncio
 import contextlib
@@ -98,7 +98,7 @@ def test_a_key_that_was_taken_back_is_noticed(
         remove_client(found, "one")
         until(lambda: post(url, x_api_key=one).status_code == 401)
         assert post(url, x_api_key=two).status_code == 200
-        # A file that cannot be read lets nobody else in.
+        # An unreadable file admits no other client.
         clients_file(tmp_path).write_text("{")
         time.sleep(0.3)
         assert post(url, x_api_key=two).status_code == 200
@@ -109,7 +109,7 @@ def test_a_key_that_was_taken_back_is_noticed(
 def test_a_proxy_whose_last_client_has_gone_stays_closed(
     tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, deleted: bool
 ) -> None:
-    """It was open to everybody, with the operator's key."""
+    """An open proxy would forward any request with the operator's key."""
     monkeypatch.setattr(client_authentication, "_CHECK_SECONDS", 0.0)
     found = settings(tmp_path, recorder.url)
     one = add_client(found, "one")
@@ -413,7 +413,7 @@ def test_no_change_is_lost_while_old_ones_are_deleted(tmp_path: Path, monkeypatc
         if not started:
             started.append(threading.Thread(target=change_log.record_change, args=(tmp_path, "me", "meanwhile")))
             started[0].start()
-            # Without a lock, it would append at once to the file that is replaced.
+            # Without a lock, it would append to the file that is being replaced.
             started[0].join(0.5)
         replace(file, content)
 

@@ -1,4 +1,4 @@
-"""The journal's routes say what the journal says; the stream goes on where it was left, and ends with the proxy."""
+"""The journal's routes return the journal's rows; the stream resumes at its last event, and ends with the proxy."""
 
 import json
 import time

@@ -44,7 +44,7 @@ STREAMS = {
 
 
 class Odd:
-    """A server that answers as its model's name says."""
+    """A server whose answer depends on the model's name."""
 
     def __init__(self) -> None:
         self.seen: list[Request] = []

@@ -172,7 +172,7 @@ def test_the_client_does_not_retry_a_refusal_that_a_retry_cannot_change(
 
 
 def last_status(response: Any) -> str:
-    """What the proxy that was asked says; one behind it comes before."""
+    """Return the status of the nearest proxy, which is the last one in the header."""
     return str(response.headers["cache-status"]).rsplit(", ", 1)[-1]
 
 

@@ -84,7 +84,7 @@ def test_the_operator_reads_it_without_a_key_and_it_names_who_may_call_each_rout
         assert [answer.status_code for answer in answers] == [200, 200, 200, 401, 401]
         found = answers[0].json()
         assert {name for each in _all_security(found) for name in each} == set(found["components"]["securitySchemes"])
-        # What the document says is true of each route without parameters.
+        # The document describes each route without parameters correctly.
         for path, methods in found["paths"].items():
             if "get" in methods and "{" not in path and "live" not in path and path != "/v1/models":
                 is_open = methods["get"]["security"] == []

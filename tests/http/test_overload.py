@@ -1,4 +1,4 @@
-"""More than can be served: what is over the bound is told to come back, and the rest is served."""
+"""Overload: requests above the bound are refused with `Retry-After`, and the rest is served."""
 
 import asyncio
 import threading
@@ -65,7 +65,7 @@ def test_hanging_requests_make_no_further_one_wait_for_ever(slow: tuple[str, Slo
             assert "hit" in known.headers["cache-status"]
             for served in ("/health", "/admin/cache"):
                 assert (await client.get(url + served)).status_code == 200
-            # The four that were let in are on their way to the upstream.
+            # The four admitted requests are in flight.
             await asyncio.to_thread(until, lambda: server.inside == 4)
             server.gate.set()
             return await asyncio.gather(*asked)

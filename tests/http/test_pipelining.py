@@ -23,7 +23,7 @@ SLOW = post(b"/v1/slow", b"abc")
 
 @dataclass
 class Upstream:
-    """Answers /v1/slow when the gate is open, streams forever at /v1/endless, and answers any other path at once."""
+    """Answers /v1/slow when the gate is open, streams forever at /v1/endless, and answers any other path immediately."""
 
     paths: list[str] = field(default_factory=list)
     streams: int = 0

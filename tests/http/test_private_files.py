@@ -1,4 +1,4 @@
-"""What a served proxy writes is for its owner alone to read."""
+"""The files of a running proxy are readable by their owner only."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from tests.ports import free_port
 
 
 def test_no_file_of_a_proxy_can_be_read_by_others(tmp_path: Path) -> None:
-    """The stored responses, with everybody's prompts, were readable by all users of the machine."""
+    """The stored responses have the prompts of all clients."""
     data, port = tmp_path / "data", free_port()
     # An earlier version left this behind.
     data.mkdir(mode=0o755)

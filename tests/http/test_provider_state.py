@@ -115,7 +115,7 @@ def test_a_deleted_response_is_not_served_again(url: str) -> None:
         client.responses.delete(first.id)
         second = client.responses.create(model="m", input="x")
         assert second.id not in (first.id, follow_up.id)
-        # The answer to the deleted response is gone, too, and the provider refuses its question.
+        # The stored answer to the deleted response is removed, too, and the provider refuses its question.
         with pytest.raises(openai.BadRequestError, match="not found"):
             client.responses.create(model="m", input="y", previous_response_id=first.id)
         assert client.responses.create(model="m", input="y", previous_response_id=second.id).id

@@ -1,4 +1,4 @@
-"""What clients may use: tokens and requests a minute, and requests at once. One client's use is none of the others' business."""
+"""Limits of clients: tokens and requests per minute, and concurrent requests. Clients do not share limits."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ USED = {"prompt_tokens": 30, "completion_tokens": 20}
 
 
 class Upstream:
-    """Answers as the question says: with its usage, without it, with an error, as a stream, or not before the gate opens."""
+    """Answers by the question: with its usage, without it, with an error, as a stream, or not before the gate opens."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -62,7 +62,7 @@ class Upstream:
 
 
 class Proxy:
-    """A proxy whose buckets do not fill, and which notices new clients at once."""
+    """A proxy whose buckets do not fill, and which finds new clients immediately."""
 
     def __init__(self, url: str, services: Services, upstream: Upstream) -> None:
         self.url, self.services, self.upstream = url, services, upstream
@@ -275,7 +275,7 @@ def test_nothing_under_the_proxys_own_paths_is_forwarded(proxy: Proxy) -> None:
 
 
 async def test_other_limits_hold_from_the_next_request_on() -> None:
-    """They are read from the file without a restart; what was used stays used."""
+    """They are read from the file without a restart, and the use so far is kept."""
     quotas = Quotas(Metrics().count_client_tokens)
     client = ClientSettings(name="one", key_sha256="0" * 64, tokens_per_minute=100, requests_per_minute=5)
     await Account(quotas.get(client)).reserve(60)

@@ -249,7 +249,7 @@ def test_expect_100_continue_is_answered_when_the_body_is_wanted(port: int, reco
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 def test_no_100_continue_without_need(port: int, recorder: Recorder, version: bytes) -> None:
-    """HTTP/1.0 has no interim responses, and a body that has arrived needs none."""
+    """HTTP/1.0 has no interim responses, and a body that has arrived needs no interim response."""
     sent = post(b"/v1/chat/completions", CHAT % 5, b"Expect: 100-continue").replace(b"HTTP/1.1", b"HTTP/" + version, 1)
     with connected(port) as client:
         client.sendall(sent[:-10] if version == b"1.0" else sent + LAST)
@@ -286,7 +286,7 @@ def test_a_connection_serves_the_next_request_after_a_response_without_body(
                 client.sendall(LAST)
                 first, _, rest = until_closed(client).partition(b"\r\n\r\n")
             assert first.startswith(b"HTTP/1.1 " + head[:3])
-            # A 304 may tell the length of the response that it stands for.
+            # A 304 may have the length of the response that it confirms.
             assert (b"content-length" in first) == (number == 0)
             assert b"transfer-encoding" not in first
             assert rest.startswith(b"HTTP/1.1 200 OK")

@@ -202,7 +202,7 @@ def test_the_file_of_init_says_every_setting_and_sets_none(tmp_path: Path) -> No
     file = Path(result("init", "--data", tmp_path)["file"])
     assert load_settings(data=tmp_path) == plain
     text, tables = file.read_text().split("# [[clients]]")
-    # What has a default is good when it is put in force, and changes nothing.
+    # Each setting with a default is valid without its comment sign, and changes nothing.
     settings = re.sub(r"^#(?=\w+ = )", "", text, flags=re.M)
     file.write_text(settings)
     assert settings.count("\nttl = ") == 1

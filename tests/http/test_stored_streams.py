@@ -46,7 +46,7 @@ HEADERS = {
 
 
 class Upstream:
-    """Answers as the model's name says. It reports the usage of a stream on request, or refuses the request for it."""
+    """Answers depending on the model's name. It reports the usage of a stream on request, or refuses the request for it."""
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""What passes through is what the client sent and what the upstream answered: both ways, as it comes, and nobody else's keys."""
+"""Requests and responses pass unchanged and without delay, and without the keys of other parties."""
 
 import asyncio
 import logging

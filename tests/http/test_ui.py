@@ -1,4 +1,4 @@
-"""The dashboard's files: open to everybody, with nothing private in them, and strict about what the page may do."""
+"""The dashboard's files: public, without private data, and with a strict content security policy."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""An upstream that does anything to a connection, and a client that writes down exactly what it sees."""
+"""An upstream that does anything to a connection, and a client that records the received bytes exactly."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ _RESET = struct.pack("ii", 1, 0)
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Script:
-    """What the upstream does after it has read a request.
+    """The upstream's behaviour after it has read a request.
 
     Attributes:
         parts: bytes written one after the other.
@@ -65,7 +65,7 @@ class Wild:
         if script.end == "hang":
             await reader.read()
         elif script.end == "reset":
-            # A reset overtakes what is still on its way, so that is given time to arrive.
+            # A reset overtakes bytes in flight, so wait until they have arrived.
             await asyncio.sleep(0.05)
             raw: socket.socket = writer.get_extra_info("socket")
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
@@ -77,11 +77,11 @@ class Wild:
 
 @dataclass(slots=True)
 class Seen:
-    """What a client saw of one response; status 0 is none.
+    """The part of a response that a client received; status 0 if there was no response.
 
     Attributes:
         body: without its framing.
-        complete: whether the framing says that nothing is missing.
+        complete: whether the response is complete by its framing.
     """
 
     status: int = 0

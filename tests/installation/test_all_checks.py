@@ -1,4 +1,4 @@
-"""What `doctor` says of keys, of what they encrypt, and of weights; and that no pickle is ever read."""
+"""The checks of `doctor` for keys, encrypted data, and weights; no pickle is ever read."""
 
 import base64
 import json
@@ -165,7 +165,7 @@ def test_doctor_shows_how_languages_are_matched(settings: dict[str, Any], shown:
 
 
 class Trap:
-    """Leaves a file behind where it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

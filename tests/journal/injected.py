@@ -111,7 +111,7 @@ class World:
         self.journal.add(exchange)
         # Nobody waits for an answer to be stored.
         await self.cache.pending_writes.wait_for_all()
-        # What is stored gets its vector behind the answer.
+        # Stored entries receive their vectors after the answer.
         await self.semantic.deferred_embeddings.wait_until_idle()
         return id
 
@@ -222,7 +222,7 @@ async def vetoed(world: World) -> Cause:
     body: dict[str, Any] = fresh(world)
     one, other = draw.choice(PAIRS)
     numbers = draw.sample(range(2, 900), 2)
-    # Words that no other case has, so that none asks the same question.
+    # Words that no other case has, so that no two cases ask the same question.
     word = "".join(draw.choices("bcdfghklmnprstvw", k=12))
     cached, asked = (text.format(*numbers, word) for text in (one, other))
     guard = next(guard.name for guard in GUARDS if guard.vetoes(asked, cached))
@@ -318,11 +318,11 @@ INJECT: dict[str, tuple[int, Injected]] = {
     "uncacheable": (1, uncacheable),
     "new": (1, nothing_like_it),
 }
-"""How often each is drawn, compared with the others."""
+"""Weight of each cause."""
 
 
 async def inject(folder: Path, count: int, seed: int, text: str = "all") -> tuple[Counter[str], list[str]]:
-    """Inject so many causes; how often each, and those that were not named."""
+    """Inject `count` causes, and return the number of each cause, and the causes that the journal did not name."""
     generator = random.Random(seed)
     world, causes, wrong = World(folder, generator, text), Counter[str](), []
     kinds, weights = list(INJECT), [weight for weight, _ in INJECT.values()]

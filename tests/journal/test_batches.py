@@ -1,4 +1,4 @@
-"""What is written many at a time leaves what each alone would have left, in whatever order it comes."""
+"""A batch of records leaves the same rows as single records in any order."""
 
 import asyncio
 from collections.abc import Iterator

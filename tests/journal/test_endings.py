@@ -101,7 +101,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Ser
 
 
 def last(services: Services, request_id: str) -> Record:
-    """The only record of a request, which may take a moment where a client has left."""
+    """Return the only record of a request, which may be delayed if the client has disconnected."""
     until(lambda: any(each.request_id == request_id for each in records(services)), interval=0.01)
     (record,) = (each for each in records(services) if each.request_id == request_id)
     return record

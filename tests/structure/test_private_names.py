@@ -23,7 +23,7 @@ from kvproxy.upstreams import connection_pool
 from kvproxy.upstreams.connection_pool import ConnectionPool
 
 DEPENDENCIES = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["dependencies"]
-# What parsed requests add to a connection, what the start adds to a server, and a variable that holds a request.
+# Attributes that parsed requests add to a connection and that the start adds to a server, and variables that hold a request.
 _LATER = {"url"}
 _AFTER_START = {"lifespan", "servers"}
 _CYCLES = {"cycle", "running", "last", "_running"}

@@ -35,11 +35,11 @@ class Locked:
 
 
 def made_from(names: Iterable[str]) -> str:
-    """Digest of what a lock of some packages is made from: a lock of another one is out of date."""
+    """Return the digest of a lock's inputs: a lock with another digest is out of date."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [project["requires-python"], *project["dependencies"]]
     wanted += [line for extra in (*EXTRAS, *ENGINE_EXTRAS) for line in project["optional-dependencies"][extra]]
-    # What only the tests need may change without it.
+    # Packages that only the tests need may change without a new lock.
     chosen = set(names)
     pins = (ROOT / "constraints.txt").read_text().splitlines()
     wanted += [pin for pin in pins if re.sub(r"[-_.]+", "-", pin.partition("==")[0]).lower() in chosen]

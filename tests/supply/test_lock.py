@@ -1,4 +1,4 @@
-"""The lock files hold what an installation needs, and are of today's dependencies; no network is needed to tell."""
+"""The lock files have all packages of an installation and match the dependencies; the check needs no network."""
 
 import re
 import tomllib
@@ -29,7 +29,7 @@ def test_every_package_has_one_version_and_hashes() -> None:
 
 
 def test_everything_that_an_installation_here_needs_is_locked_in_the_version_that_is_tested() -> None:
-    """From the metadata of what is installed: no dependency of a dependency is missing."""
+    """By the metadata of the installed packages, no dependency of a dependency is missing."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     optional = project["optional-dependencies"]
     lines = project["dependencies"] + [line for extra in (*EXTRAS, *ENGINE_EXTRAS) for line in optional[extra]]

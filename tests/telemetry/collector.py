@@ -1,4 +1,4 @@
-"""A collector that takes OTLP over HTTP, and keeps what came."""
+"""A collector that receives OTLP over HTTP, and keeps the received data."""
 
 import contextlib
 import gzip
@@ -19,7 +19,7 @@ class Span(SimpleNamespace):
 
 @dataclass(slots=True)
 class Collected:
-    """What came: spans, and of each metric the points with their attributes and counts."""
+    """The received spans, and the points of each metric with their attributes and counts."""
 
     url: str
     spans: list[Span] = field(default_factory=list)

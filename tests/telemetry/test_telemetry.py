@@ -37,7 +37,7 @@ SECRET = "the secret of the harbour"
 
 
 class Upstream:
-    """Remembers what it was told of traces; fails where it is asked to."""
+    """Records the trace headers of its requests, and fails on request."""
 
     def __init__(self) -> None:
         self.told: list[str | None] = []
@@ -143,7 +143,7 @@ def test_a_request_is_one_span_with_its_steps(collected: Collected, proxy: str, 
     for step, after in pairwise(steps):
         assert span.start <= step.start <= step.end <= after.start
     assert steps[-1].end <= span.end
-    # What was said is nobody's business.
+    # Spans have no text of the prompt.
     assert not any(SECRET in str(each.attributes.values()) for each in collected.spans)
 
     hit = ask(proxy, SECRET, temperature=0, max_tokens=50)

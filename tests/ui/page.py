@@ -29,7 +29,7 @@ class Page:
         self._visits = 0
 
     def open(self, url: str, view: str = "overview") -> None:
-        """Show a view anew. The page is loaded only if it shows another proxy: that takes a second of CPU time."""
+        """Show a view. The page is loaded only if it shows another proxy: that takes a second of CPU time."""
         if self.driver.current_url.startswith(f"{url}/ui/"):
             self._visits += 1
             address = f"#{view}{'&' if '?' in view else '?'}visit={self._visits}"

@@ -37,7 +37,7 @@ def test_the_overview_counts_what_the_journal_counts(page: Page, url: str) -> No
     page.until(lambda: figure(page.text("[data-figure=requests]")) == sum(wanted.values()))
     page.until(lambda: {group: figure(page.text(f"[data-layer={group}]")) for group in wanted} == wanted)
     total = httpx.get(f"{url}/admin/savings").json()["total"]
-    # What hits saved, and what the backend's own prefix cache reused, are apart.
+    # Savings by hits are separate from the reuse of the backend's own prefix cache.
     page.until(lambda: page.text("[data-figure=money]") == f"{amount_text(total['hit_money'])} USD")
     assert page.text("[data-figure=money] + small").startswith("at most, at model prices")
     page.until(lambda: figure(page.text("[data-figure=tokens]")) == total["prompt_tokens"] + total["completion_tokens"])

@@ -1,4 +1,4 @@
-"""What is kept of one upstream is filled to its bound. `docs/limits.md` lists the bounds."""
+"""The state of one upstream is filled to its bound. `docs/limits.md` lists the bounds."""
 
 import asyncio
 from array import array

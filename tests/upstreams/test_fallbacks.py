@@ -118,7 +118,7 @@ def test_the_error_names_the_requested_model_if_its_fallback_drains_too(tmp_path
             "no upstream takes requests for large (all its upstreams are draining), and all of its fallback small are"
             " draining: restore one with kvproxy upstreams undrain",
         )
-        # A reverse proxy forwards requests of clients, who get no commands.
+        # A reverse proxy forwards requests of clients.
         for model, cause in (
             (LARGE, "no upstream takes requests for large, and all of its fallback small are draining"),
             (SMALL, "all upstreams of the model small are draining"),

@@ -1,4 +1,4 @@
-"""Prefixes in computation: until their events should have arrived, bounded, and gone after a failure."""
+"""Prefixes in computation: kept until their events should have arrived, bounded, and removed after a failure."""
 
 import pytest
 

@@ -82,7 +82,7 @@ def test_a_cancelled_request_is_a_failure_if_its_upstream_was_silent_for_long() 
         (HANG_SECONDS, 3600.0, True),
     ):
         assert checked.record_cancelled_request(now - seconds, timeout) is is_failure, (seconds, timeout)
-    # It answers others in the meantime.
+    # It answers another request in the meantime.
     checked.record_success()
     assert not checked.record_cancelled_request(now - 2 * HANG_SECONDS, None)
     assert checked.failures == 0

@@ -44,7 +44,7 @@ def convert(folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=FILE, dtype=torch.bfloat16, **options)
     AutoTokenizer.from_pretrained(folder, gguf_file=FILE).save_pretrained(folder / "gemma")
     (folder / "gemma" / "chat_template.jinja").write_text(TEMPLATE)
-    # Last, since its weights tell the script that all is done.
+    # Last, because the script takes its weights as the sign of a complete folder.
     model.save_pretrained(folder / "gemma")
 
 

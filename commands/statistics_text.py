@@ -79,7 +79,7 @@ _DURATIONS = ("lifetime", "idle", "reuse_gap")
 
 def label_statistics(values: Mapping[str, Any], group: str) -> Iterator[tuple[str, object]]:
     """Yield the label and the text of each known statistic, except lists. `group` (`cache` or `blocks`) has the labels."""
-    # No estimate of the policy counts wrong hits of checked, for which the bound has the interval of their comparisons.
+    # The expected number leaves out undecided comparisons of checked, which the bound counts as wrong.
     hidden = ("expected_wrong",) if values.get("by_checked") else ()
     for name, value in _with_other_hits(values).items():
         path = f"{group}.{name}"
@@ -158,7 +158,9 @@ def _wrong_hits(learned: dict[str, Any]) -> Iterator[str]:
     compared = _checked_comparisons(learned)
     if unknown == served or (by_checked == served and not any(compared)):
         yield "Wrong: unknown, because no comparison estimates it."
-    elif by_checked < served:
+    elif by_checked:
+        yield f"Wrong: at most {most:,.0f}."
+    else:
         without = f", without {unknown:,} that no comparison estimates" if unknown else ""
         yield f"Wrong: {expected:,.2f} expected{without}, at most {most:,.0f} (about 90% confidence)."
     if by_checked and any(compared):

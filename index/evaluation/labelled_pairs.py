@@ -35,7 +35,7 @@ def read_json_lines(path: Path, record_type: type[Record], example: str) -> Iter
         example: a valid line, for the error message.
 
     Raises:
-        ImportFailed: a line is invalid. The message names the file and the line.
+        ImportFailed: the file cannot be read, or a line is invalid. The message names the file and the line.
     """
     adapter, number = TypeAdapter(record_type), 1
     try:
@@ -44,5 +44,10 @@ def read_json_lines(path: Path, record_type: type[Record], example: str) -> Iter
                 if line.strip():
                     yield adapter.validate_json(line)
                 number += 1
-    except (ValueError, OSError, EOFError):
+    except FileNotFoundError:
+        raise ImportFailed(f"no file {path}: check the path") from None
+    except (ValueError, OSError, EOFError) as error:
+        # Damaged gzip files have no error number.
+        if isinstance(error, OSError) and error.strerror:
+            raise ImportFailed(f"cannot read {path}: {error.strerror}") from None
         raise ImportFailed(f"{path}, line {number}: expected JSON such as {example}") from None

@@ -155,7 +155,7 @@ class Metrics:
             serving="Namespaces in which it decides without the policy checked.",
             observations="Observations.",
             served="Served responses.",
-            expected_wrong="Expected number of wrong ones among the served responses, without unestimated ones.",
+            expected_wrong="Expected number of wrong ones, without unestimated responses and undecided comparisons.",
             most_wrong="Bound of this number with about 90% confidence, also for undecided comparisons of responses of checked.",
             would_serve="Share of the recent similar questions that it would answer by its own estimate, without checked.",
             max_error="The setting cache.max_error; 0 without namespaces.",

@@ -140,6 +140,14 @@ def test_an_invalid_line_of_pairs_is_named(tmp_path: Path, name: str) -> None:
             list(read_pairs(path))
 
 
+def test_a_file_of_pairs_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for name in ("missing.jsonl", "missing.jsonl.gz"):
+        with pytest.raises(ImportFailed, match=rf"^no file {tmp_path / name}: check the path$"):
+            list(read_pairs(tmp_path / name))
+    with pytest.raises(ImportFailed, match=rf"^cannot read {tmp_path}: Is a directory$"):
+        list(read_pairs(tmp_path))
+
+
 def test_wilson_interval() -> None:
     assert wilson_interval(0, 0) == (0.0, 1.0)
     assert wilson_interval(5, 100) == pytest.approx((0.0215, 0.1118), abs=1e-3)  # The textbook's value.

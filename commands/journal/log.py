@@ -1,7 +1,6 @@
 """`kvproxy log`: the last requests, and how each was answered."""
 
 import difflib
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -95,7 +94,7 @@ def log(
         _plot(source.open_direct("--plot"), replace(query, limit=None), plot)
         return
     journal = source.open() if query.where is None else source.open_direct("--where")
-    named = [] if query.where is None else _named_fields(query.where)
+    named = _named_fields(query.where)
     records = journal.records(query)
     rows = _sort_by_arrival(records[: limit or None])
     if layout.is_data:
@@ -120,12 +119,12 @@ def log(
         print_note(note)
 
 
-def _named_fields(condition: str) -> list[str]:
-    """Return the fields of a record that an SQL condition names."""
-    from kvproxy.journal.record import Record
+def _named_fields(condition: str | None) -> list[str]:
+    if condition is None:
+        return []
+    from kvproxy.journal.databases.computed_fields import named_fields
 
-    words = set(re.findall(r"\w+", re.sub(r"'[^']*'", "", condition.lower())))
-    return [name for name in field_names(Record) if name in words]
+    return named_fields(condition)
 
 
 def no_match(journal: "JournalClient", query: object, otherwise: str = EMPTY) -> str:
@@ -154,7 +153,7 @@ def _plot(journal: "DirectJournal", query: RecordQuery, file: Path) -> None:
 
     is_file = str(file) != "-"
     checked_plot(file if is_file else None)
-    layer_counts = journal.reader.layer_counts(query)
+    layer_counts = journal.layer_counts(query)
     lines = [
         ChartLine(layer, [layer_counts.start + place * layer_counts.step for place in range(len(counts))], counts)
         for layer in get_args(Layer)

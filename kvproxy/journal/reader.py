@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.errors import InvalidRequest, NotFound, StoreUnavailable
+from kvproxy.journal.databases.computed_fields import COMPUTED_FIELDS, invalid_condition
 from kvproxy.journal.databases.database import InvalidQuery, JournalFailed
 from kvproxy.journal.databases.open_database import open_to_read
 from kvproxy.journal.groups import Group, RequestGroup, SumsGroup
@@ -398,10 +399,7 @@ class JournalReader:
         try:
             return self._database.rows(sql, values)
         except InvalidQuery as error:
-            raise InvalidRequest(
-                f"the journal cannot run this query ({error}): --where takes a condition over the columns"
-                f" {', '.join(self._database.columns)}; text is the question, and costs are no column: log --csv has them"
-            ) from None
+            raise invalid_condition(error, [*self._database.columns, *COMPUTED_FIELDS]) from None
         except JournalFailed as error:
             raise StoreUnavailable(f"cannot read the journal {self.name}: {error}") from None
 

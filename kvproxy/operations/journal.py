@@ -2,7 +2,7 @@
 
 import contextlib
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +15,9 @@ from kvproxy.index.store_location import is_url
 from kvproxy.installation.checks.configured_store import open_configured_store, store_exists
 from kvproxy.installation.data_folder import running_proxy
 from kvproxy.journal.daily_sums import table_of_teams
+from kvproxy.journal.databases.computed_fields import NumberedRecords, matching_numbers, names_computed_field
 from kvproxy.journal.groups import Group, RequestGroup
-from kvproxy.journal.reader import JournalReader, PromptCount
+from kvproxy.journal.reader import JournalReader, LayerCounts, PromptCount, RecordFilter
 from kvproxy.journal.record import Record, RecordWithQuestions
 from kvproxy.journal.request_regions import request_body_of
 from kvproxy.journal.spending import record_costs, recorded_writes, with_costs
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 ROWS = RowLimits(default=100, most=1_000)
 PAGE = 1_000
+_SCANNED = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +103,10 @@ class DirectJournal:
         return operation(self._access, parameters)
 
     def records(self, query: RecordQuery) -> list[RecordWithQuestions]:
-        records: list[RecordWithQuestions] = list_records.run(self._access, query)
-        return records
+        return self._access.with_questions(self.reader.records(self._in_sql(query)))
+
+    def layer_counts(self, query: RecordQuery) -> LayerCounts:
+        return self.reader.layer_counts(self._in_sql(query))
 
     def recorded_names(self, column: Literal["model", "tag", "team", "tenant"]) -> set[str]:
         """Return the models, tags, teams, or tenants of all requests, also of those whose records are removed."""
@@ -119,19 +123,35 @@ class DirectJournal:
 
         The name of a group of equal prompts is their question. Groups of unknown cost are the last ones in order of cost.
         """
-        prices = ModelPrices(self._settings.journal)
+        prices, chosen = ModelPrices(self._settings.journal), self._in_sql(query)
         if order == "cost":
-            every = self.reader.groups(query, by, order="backend", limit=None)
-            rows = with_costs(self.reader, query, by, every, prices)
+            every = self.reader.groups(chosen, by, order="backend", limit=None)
+            rows = with_costs(self.reader, chosen, by, every, prices)
             rows = sorted(rows, key=lambda row: -1.0 if row.cost is None else row.cost, reverse=True)[:limit]
         else:
-            rows = with_costs(self.reader, query, by, self.reader.groups(query, by, order=order, limit=limit), prices)
+            rows = with_costs(self.reader, chosen, by, self.reader.groups(chosen, by, order=order, limit=limit), prices)
         if by != "prompt":
             return rows
         prompts = self._access.stored_questions([row.entry for row in rows if row.entry is not None])
         first: dict[str, RequestGroup] = {}
         named = [replace(row, name=prompts.get(row.entry or "", row.name)) for row in rows]
         return [replace(row, differs_in=self._differing_fields(row, first.setdefault(row.name, row))) for row in named]
+
+    def _in_sql(self, query: RecordQuery) -> RecordFilter:
+        """Return a filter that the database can apply, also if the condition names computed fields."""
+        if query.where is None or not names_computed_field(query.where):
+            return query
+        numbers: list[int] = []
+        for found in matching_numbers(query.where, self._pages(replace(query, where=None))):
+            numbers += found
+            if query.limit is not None and len(numbers) >= query.limit:
+                break
+        return NumberedRecords(numbers, query.layer, query.limit)
+
+    def _pages(self, query: RecordQuery) -> Iterator[list[RecordWithQuestions]]:
+        while rows := self.records(replace(query, limit=_SCANNED)):
+            yield rows
+            query = replace(query, before=rows[-1].number)
 
     def _differing_fields(self, row: RequestGroup, other: RequestGroup) -> tuple[str, ...]:
         if row.prompt is None or other.prompt is None or row.prompt == other.prompt:

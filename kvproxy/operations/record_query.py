@@ -104,7 +104,7 @@ class RecordQuery:
     ] = None
     lost: Annotated[str | None, SqlFilter(_LOST, _parse_lost, "CAUSE", sql=_LOST_SQL, suggestions=losses)] = None
     # A condition reads any column, so only commands with access to the journal have it.
-    where: Annotated[str | None, Filter('Only this SQL condition, such as "total_ms > 500".', is_remote=False)] = None
+    where: Annotated[str | None, Filter('Only this SQL condition, such as "cost > 0.01".', is_remote=False)] = None
     after: Annotated[int | None, SqlFilter("Only records after this number.", is_option=False, sql="number > ?")] = None
     before: Annotated[int | None, SqlFilter("Only records before this number.", is_option=False, sql="number < ?")] = (
         None

@@ -207,7 +207,7 @@ def test_an_unknown_column_and_a_stopped_proxy_have_a_hint(tmp_path: Path) -> No
         client.post("/v1/chat/completions", json=said("a")).raise_for_status()
         wrong = kvproxy("log", "--where", "latency > 5", url=url)
         assert (wrong.returncode, "no such column: latency" in wrong.stderr) == (2, True)
-        assert "over the columns number, time, request_id" in wrong.stderr
+        assert "over the fields number, time, request_id" in wrong.stderr
     for arguments in (("log",), ("log", "top"), ("savings",), ("sessions",), ("explain", "--request", "x")):
         # The journal of the default data folder would be that of another proxy.
         done = kvproxy(*arguments, "--url", url, KVPROXY_DATA=str(tmp_path))

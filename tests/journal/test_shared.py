@@ -15,6 +15,7 @@ import pytest
 
 from kvproxy.errors import SettingsError, StoreUnavailable
 from kvproxy.journal.databases import postgres
+from kvproxy.journal.databases.computed_fields import NumberedRecords
 from kvproxy.journal.databases.database import JournalFailed
 from kvproxy.journal.groups import SavingsGroup
 from kvproxy.journal.journal import StoredJournal, open_stored_journal
@@ -154,6 +155,9 @@ def test_the_filters_of_reports_select_rows_of_postgresql(open_journal: Open) ->
     assert {group.name: group.requests for group in groups} == {"ann": 2, "public": 1}
     paid = journal.read(lambda reader: list(reader.paid_rows(RecordQuery(), "client", ["ann", "public"])))
     assert sorted(row[0] for row in paid) == ["ann", "ann", "public"]
+    chosen = NumberedRecords([1, 2], None, None)
+    assert [record.number for record in journal.read(lambda reader: reader.records(chosen))] == [2, 1]
+    assert journal.read(lambda reader: reader.layer_counts(chosen)).counts == {"prefix": [2]}
     for id in ("req_public", "id_public"):
         assert journal.read(lambda reader, id=id: reader.find(id)).tenant == "public"
 

@@ -11,6 +11,7 @@ import pytest
 
 from kvproxy.commands.formatting import amount_text
 from kvproxy.errors import InvalidRequest, NotFound
+from kvproxy.journal.record import RecordWithQuestions
 from kvproxy.operations import journal, journal_reports
 from kvproxy.operations.client import ProxyClient
 from kvproxy.operations.journal import DirectJournal, RemoteJournal, open_journal
@@ -68,6 +69,29 @@ def test_http_and_the_file_give_the_same_records(
     found = RemoteJournal(ProxyClient(url)).records(query)
     assert found == DirectJournal(data).records(query)
     assert len(found) == count
+
+
+def test_a_condition_may_name_costs_and_questions(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "_SCANNED", 3)
+    reader = DirectJournal(running[1])
+    every = reader.records(RecordQuery())
+    paid = [record for record in every if record.cost]
+    assert 0 < len(paid) < len(every)
+
+    def selected(where: str, **options: Any) -> list[RecordWithQuestions]:
+        return reader.records(RecordQuery(where=where, **options))
+
+    dearest = max(record.cost for record in paid if record.cost)
+    assert selected("cost > 0") == paid
+    assert selected(f"cost > {dearest} and status = 200") == []
+    assert selected("cost = 0 and layer = 'exact'", limit=1) == [r for r in every if r.layer == "exact"][:1]
+    assert {record.question for record in selected("question like 't%'")} == {"two"}
+    groups = reader.groups(RecordQuery(where="cost > 0"), "prompt", order="cost", limit=None)
+    assert sum(group.requests for group in groups) == len(paid)
+    assert sum(map(sum, reader.layer_counts(RecordQuery(where="cost > 0")).counts.values())) == len(paid)
+    for wrong in ("cost > 0 and price > 0", "price > 0", "cost >"):
+        with pytest.raises(InvalidRequest, match=r"over the fields number, .*, question, stored_question, cost"):
+            selected(wrong)
 
 
 def test_top_shows_the_money_of_the_journal(running: Running) -> None:

@@ -21,7 +21,7 @@ from kvproxy.flow.explanation import (
 )
 from kvproxy.flow.layers.cached import is_shadow
 from kvproxy.flow.path import RequestPath
-from kvproxy.index.entry import Entry, Freshness, learning_namespace
+from kvproxy.index.entry import Entry, learning_namespace
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.policy import describe_verdict
 from kvproxy.index.search.conversations import describe_match, earlier_turns, last_turn
@@ -89,7 +89,7 @@ async def explain(path: RequestPath, prefix_cache: PrefixCache, request: ApiRequ
     else:
         layer = "prefix" if prefix is not None and prefix.reusable_tokens else "none"
     is_exact = prediction is not None and prediction.layer == "exact"
-    freshness: Freshness = "expired" if stored is None else stored.freshness(path.clock())
+    freshness = None if stored is None else stored.freshness(path.clock())
     return RequestExplanation(
         layer=layer,
         api=request.api.name,

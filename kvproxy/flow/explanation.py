@@ -10,11 +10,11 @@ from kvproxy.index.policies.policy import LearningStatus, Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactExplanation:
-    """The lookup of an equal request; `id` names its stored response, which may be expired."""
+    """The lookup of an equal request; `id` names a stored response that may be served, now or after an error; or None."""
 
     hit: bool
     id: str | None
-    freshness: Freshness
+    freshness: Freshness | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from kvproxy.apis.api_request import ApiRequest
 from kvproxy.exchange import CacheKey, Exchange
 from kvproxy.index.entry import learning_namespace
 from kvproxy.index.entry_redaction import RedactionFailed, Redactor, redact_json
@@ -346,7 +345,7 @@ def _stored_texts(
     shown = matched = whole = None
     # The store has the questions of other requests, unless no-store forbids it.
     if mode != "hits" or ((has_failed or chosen is not None) and not request.control.no_store):
-        shown = _asked_question(exchange, request) or None
+        shown = last_turn(key.semantic.text or key.semantic.prompt) or None
     if chosen is not None:
         matched = last_turn(chosen.prompt)
     if mode == "all" and is_new:
@@ -366,12 +365,6 @@ def _digest_beside_passages(exchange: Exchange) -> bytes | None:
     if lookup is None or learning_namespace(lookup.namespace) == lookup.namespace:
         return None
     return digest_of_region([PASSAGES, last_turn(lookup.question)])
-
-
-def _asked_question(exchange: Exchange, request: ApiRequest) -> str:
-    """Return the question as the semantic lookup found it beside passages; without a lookup, the last message."""
-    found = "" if exchange.lookup is None else last_turn(exchange.lookup.question)
-    return found or request.api.display_text(request.body)
 
 
 def _excerpt(text: str | None) -> str | None:

@@ -104,6 +104,20 @@ def test_the_question_of_a_hit_beside_passages_is_the_compared_one(
     assert (newest["question"], newest["stored_question"]) == (CLOSE, QUESTION)
 
 
+def test_the_question_beside_passages_needs_no_lookup(tmp_path: Path) -> None:
+    message = RAG_PROMPT.format(QUESTION, "The treaty was signed in the year 1492. " * 9)
+    rules = [{"name": "all", "journal_text": "beginning"}]
+    with proxy(tmp_path, ThresholdPolicy(0.8, guards=()), rules=rules) as (url, services, _):
+        for directives in ("no-cache", "confirm"):
+            ask(url, message, directives)
+        journal = services.journal
+        assert isinstance(journal, StoredJournal)
+        until(lambda: len(journal.latest(9)) == 2)
+        rows = httpx.get(f"{url}/admin/log").json()
+    assert [row["layer"] for row in rows] == ["exact", "forward"]
+    assert {row["question"] for row in rows} == {QUESTION}
+
+
 def test_a_miss_after_other_passages_names_them(tmp_path: Path) -> None:
     pages = [f"The document {year} was signed after nine months of negotiations. " * 3 for year in (1492, 1493)]
     with proxy(tmp_path, ThresholdPolicy(0.8, guards=())) as (url, services, _):

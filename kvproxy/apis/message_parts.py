@@ -1,10 +1,9 @@
 """The parts of an assistant's message: reasoning, texts, and tool calls, in any API's format."""
 
-import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
 
-from kvproxy.apis.json import Json, JsonMap, JsonObject, field, loads, objects, to_text
+from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects, to_text
 
 _SIZE = 8
 MAX_PARTS = 1_000
@@ -69,22 +68,6 @@ def answer_digests(response: JsonMap) -> tuple[tuple[str, bytes], ...] | None:
     message = answer_message(response)
     digests = None if message is None else part_digests(message)
     return None if digests is None or len(digests) > MAX_PARTS else digests
-
-
-def call_arguments(message: Json) -> Iterator[str]:
-    """Yield the string arguments of an assistant's tool calls, such as the prompt of a sub-agent."""
-    for block in objects(field(message, "content")):
-        if block.get("type") == "tool_use" and isinstance(inputs := block.get("input"), dict):
-            yield from _string_values(inputs)
-    functions = [message, *(call.get("function") for call in objects(field(message, "tool_calls")))]
-    for function in functions:
-        if isinstance(text := field(function, "arguments"), str):
-            with contextlib.suppress(ValueError):
-                yield from _string_values(loads(text.encode("utf-8", "replace")))
-
-
-def _string_values(inputs: Json) -> list[str]:
-    return [value for value in inputs.values() if isinstance(value, str)] if isinstance(inputs, dict) else []
 
 
 def without_moved_texts(content: Json, texts: Sequence[str]) -> Json:

@@ -13,7 +13,7 @@ from kvproxy.apis.message_parts import REASONING_BLOCKS, role_of, without_moved_
 BREAKPOINT_FIELD = "cache_control"
 """Field of a content block that sets a cache breakpoint of Anthropic, see `breakpoints.py`."""
 _CALL_IDS = ("tool_use_id", "call_id")
-_SYSTEM = ("system", "developer")
+SYSTEM_ROLES = ("system", "developer")
 _SPACE = re.compile(r"\s+")
 _THINK_TAGS = re.compile(r"(?:<think>)?(.*?)</think>(.*)", re.DOTALL)
 """Splits reasoning from an answer. The opening tag may be missing, because some chat templates put it into the prompt."""
@@ -36,7 +36,7 @@ def conversation_digests(request: ApiRequest, messages: Sequence[JsonObject] | N
     digest = conversation_scope(request)
     for message in messages_of(request.body) if messages is None else messages:
         role = message.get("role")
-        if role not in _SYSTEM:
+        if role not in SYSTEM_ROLES:
             content = message.get("content")
             if role != "assistant" and request.moved_texts:
                 content = without_moved_texts(content, request.moved_texts)

@@ -7,7 +7,6 @@ from kvproxy.apis.message_parts import (
     MAX_PARTS,
     answer_digests,
     answer_message,
-    call_arguments,
     message_parts,
     part_digests,
 )
@@ -48,9 +47,3 @@ def test_an_answer_is_the_only_message_of_a_response() -> None:
     assert len(answer_digests({"type": "message", "content": many[:-1]}) or ()) == MAX_PARTS
     for several in ([choice, choice], [], [{"message": "odd"}]):
         assert answer_digests({"choices": several}) is None
-
-
-@pytest.mark.parametrize("message", [{"tool_calls": [CALL]}, {"content": [BLOCK]}])
-def test_texts_that_a_call_passes_on(message: JsonObject) -> None:
-    assert list(call_arguments(message)) == ["Go."]
-    assert list(call_arguments({"tool_calls": [{"function": {"arguments": "{no JSON"}}]})) == []

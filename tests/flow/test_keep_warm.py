@@ -485,6 +485,56 @@ def test_only_the_last_request_of_a_session_is_kept_warm(tmp_path: Path, last: t
     assert sorted(body["messages"][-1]["content"][0]["text"] for body in pings(upstream)) == ["another", last[-1]]
 
 
+TASK = "Read all files and report which of them are tests."
+
+
+def tool_use(id: str, **arguments: str) -> dict[str, Any]:
+    return {"type": "tool_use", "id": id, "name": "agent", "input": arguments}
+
+
+def tool_result(id: str) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": "three"}]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "names", "is_ended"),
+    [
+        ([{"type": "text", "text": "three"}], ("a", "a"), True),
+        ([{"type": "text", "text": "three"}], (None, "a"), True),
+        ([{"type": "text", "text": "three"}], ("b", "a"), False),
+        # In the background, the sub-agent still reads files.
+        ([tool_use("2", path="tests")], ("a", "a"), False),
+    ],
+)
+def test_a_finished_sub_agent_is_kept_warm_until_its_parent_has_the_result(
+    tmp_path: Path, answer: list[dict[str, Any]], names: tuple[str | None, str], is_ended: bool
+) -> None:
+    clock, call = Clock(), [tool_use("1", prompt=TASK)]
+    upstream = AnthropicUpstream([call, answer], clock=clock)
+    sub_agent, parent = ({} if name is None else {"x-session-id": name} for name in names)
+    with proxied(tmp_path, upstream, 400, clock=clock, breakpoints="5m", keep_warm_tokens=10**9) as (client, services):
+        reminder = [{"type": "text", "text": "<system-reminder>The project is in Python.</system-reminder>"}]
+        content = [*reminder, {"type": "text", "text": "Count the tests."}]
+        messages: list[Any] = [{"role": "user", "content": content}]
+        client.headers.update(parent)
+        ask(client, messages=messages)
+        until(lambda: len(sessions(services)) == 1)
+        client.headers.pop("x-session-id", None)
+        client.headers.update(sub_agent)
+        ask(client, messages=[{"role": "user", "content": [*reminder, {"type": "text", "text": TASK}]}])
+        until(lambda: len(sessions(services)) == 2)
+        client.headers.update(parent)
+        ask(client, messages=[*messages, {"role": "assistant", "content": call}, tool_result("1")])
+        until(lambda: len(sessions(services)) == (1 if is_ended else 2))
+        until(lambda: len(upstream.bodies) == 3 and all(session.task for session in sessions(services)))
+        if is_ended:
+            until(lambda: "none sent: the sub-agent's parent continued with its result" in outcomes(tmp_path))
+        clock.now += KEEP_WARM_SECONDS
+        until(lambda: len(pings(upstream)) == (1 if is_ended else 2))
+        prefixes = {body["messages"][0]["content"][1]["text"] for body in pings(upstream)}
+        assert prefixes == ({"Count the tests."} if is_ended else {"Count the tests.", TASK})
+
+
 def test_a_session_whose_date_an_edit_moves_is_kept_warm_once(tmp_path: Path) -> None:
     upstream, clock = AnthropicUpstream(), Clock()
     with proxied(tmp_path, upstream, 400, clock=clock, breakpoints="5m", keep_warm_tokens=10**9) as (client, services):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from kvproxy.apis.agent_requests import HEADLESS_TAG, is_headless
-from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, in_thread_if_large, session_name
+from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, in_thread_if_large
 from kvproxy.apis.json import JsonObject, as_object, dumps, field, loads
 from kvproxy.apis.request_directives import project_tags
 from kvproxy.clients.quotas import Account, TokenBucket
@@ -24,10 +24,9 @@ from kvproxy.flow.conversation_digests import (
     BREAKPOINT_FIELD,
     canonical_json,
     content_blocks,
-    conversation_digests,
-    messages_of,
     with_conversation,
 )
+from kvproxy.flow.prepare.agent_conversations import Conversation, ToolCalls
 from kvproxy.flow.prepare.breakpoints import find_last_one_hour_message
 from kvproxy.flow.single_flight import cancel_tasks
 from kvproxy.journal.exchange_record import KEEP_WARM_TAG
@@ -53,37 +52,6 @@ _FORCED_TOOLS = ("any", "tool")
 _log = logging.getLogger("kvproxy")
 
 
-@dataclass(frozen=True, slots=True)
-class _Conversation:
-    """The beginning of a conversation, without its model.
-
-    Attributes:
-        name: the client's name for the session; None without one.
-        first: digest of the tenant and the first message.
-        answered: the same with the first answer; None if the conversation has one message.
-    """
-
-    name: str | None
-    first: bytes
-    answered: bytes | None
-
-    @classmethod
-    def of(cls, request: ApiRequest) -> "_Conversation":
-        messages = messages_of(request.body)[:2]
-        unscoped = replace(request, body={"model": ""})
-        digests = list(conversation_digests(unscoped, messages))
-        return cls(session_name(request), digests[0], digests[1] if len(digests) > 1 else None)
-
-    def continues(self, earlier: "_Conversation") -> bool:
-        """Whether this is a later request of the same session, also with another model or an edited history."""
-        if self.first != earlier.first:
-            return False
-        if self.name is not None or earlier.name is not None:
-            # Sub-agents have the name of their session, and begin with another message.
-            return self.name == earlier.name
-        return self.answered is not None and earlier.answered in (None, self.answered)
-
-
 @dataclass(slots=True, eq=False)
 class _Session:
     request: ApiRequest  # The last one, without its parsed body, to save memory.
@@ -97,7 +65,8 @@ class _Session:
     is_headless: bool
     account: Account | None  # Pays for the keep-warm requests.
     team: str | None
-    conversation: _Conversation
+    conversation: Conversation
+    is_answered: bool  # Whether the last response calls no tool, so that a sub-agent has finished.
     sent: int = 0  # Keep-warm requests in this pause.
     task: "asyncio.Task[None] | None" = None
 
@@ -154,6 +123,7 @@ class KeepWarm:
 
         The number is the index of the last message to cache for one hour, or -1.
         """
+        await self._end_sub_agents(request)
         if not self._is_tracked(request):
             return request, -1
         request = await with_conversation(request)
@@ -191,7 +161,7 @@ class KeepWarm:
             elif request is not None and succeeded and (reason := self._untracked_reason(request)):
                 self._report(request.request_id, f"none sent: {reason}")
             return
-        until, conversation = find_last_one_hour_message(request.body), _Conversation.of(request)
+        until, conversation = find_last_one_hour_message(request.body), Conversation.of(request)
         self._remove_superseded(conversation, exchange.arrived, before)
         if before is not None:
             self._remove(before)
@@ -219,6 +189,7 @@ class KeepWarm:
             None if exchange.account is None else exchange.account.for_money(),
             exchange.team,
             conversation,
+            _calls_no_tool(exchange),
         )
         self._sessions[digests[-1]] = session
         self._bytes += len(request.raw)
@@ -266,7 +237,7 @@ class KeepWarm:
         if session.task is not None:
             session.task.cancel()
 
-    def _remove_superseded(self, conversation: _Conversation, arrived: float, before: _Session | None) -> None:
+    def _remove_superseded(self, conversation: Conversation, arrived: float, before: _Session | None) -> None:
         """Remove the earlier requests of a session that continued with another model or an edited history."""
         superseded = [
             session
@@ -281,6 +252,21 @@ class KeepWarm:
             self._pauses(superseded[-1].is_headless).add(
                 arrived - superseded[-1].ended, *superseded[-1].tenant_and_hour
             )
+
+    async def _end_sub_agents(self, request: ApiRequest) -> None:
+        """End the keep-warm requests of the sub-agents that have finished and whose parent sends this request."""
+        if not self._finished_sessions(request.tenant):
+            return
+        calls = await in_thread_if_large(len(request.raw), lambda: ToolCalls.of(request))
+        for session in self._finished_sessions(request.tenant) if calls.prompts else ():
+            if session.conversation.may_be_called_by(calls):
+                self._report_end(session, "the sub-agent's parent continued with its result")
+                self._remove(session)
+
+    def _finished_sessions(self, tenant: str) -> list[_Session]:
+        # The task of a session that continues was cancelled.
+        sessions = (session for session in self._sessions.values() if session.is_answered and session.task is not None)
+        return [session for session in sessions if session.request.tenant == tenant and session.conversation.prompts]
 
     async def _keep_prefix(self, session: _Session) -> None:
         if session.request.control.rule.pin_sessions:
@@ -428,6 +414,11 @@ def _keep_warm_body(raw: bytes, model: str, takes_no_output: bool) -> JsonObject
     )
     least = 0 if rule_of_marks(model).fills_cache and takes_no_output and not requires_output else 1
     return {name: value for name, value in body.items() if name != "stream"} | {"max_tokens": least}
+
+
+def _calls_no_tool(exchange: Exchange) -> bool:
+    parts = exchange.facts.answer_digests
+    return parts is not None and all(kind != "call" for kind, _ in parts)
 
 
 def _has_same_beginning(raw: bytes, body: JsonObject) -> bool:

@@ -32,6 +32,8 @@ _PAUSES = (
     " where t.pause is not null and r.api = 'messages' and ',' || coalesce(r.tags, '') || ',' not like '%,keep-warm,%'"
     f" union all select ?, max(r.tenant), max(r.time), max({_IS_HEADLESS}) from turns t join requests r on r.number = t.number"
     " where r.api = 'messages' group by t.session having max(r.time) < ?"
+    # A sub-agent that has finished does not pause.
+    " and max(case when t.number = t.session then t.parent end) is null"
     " order by 3 desc limit ?"
 )
 _MAX_PAUSES = 100_000
@@ -257,7 +259,7 @@ class SessionReader:
     def pauses(self, now: float) -> list[tuple[float, str, float, bool]]:
         """Return the latest pauses in sessions with the Anthropic API: seconds, tenant, start time, and whether headless.
 
-        A session without a request for an hour ends with an infinite pause. Times are seconds since the epoch.
+        A session without a request for an hour ends with an infinite pause, except a sub-agent's. Times are in seconds.
         """
         rows = self._reader.rows(_PAUSES, [inf, now - 3_600, _MAX_PAUSES])
         return [(seconds, tenant, start, bool(headless)) for seconds, tenant, start, headless in rows]

@@ -1,16 +1,15 @@
 """Writes a turn for each request to the backend: its session, its parent, and its lost prompt tokens."""
 
-import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
 from kvproxy.apis.api_request import session_name
 from kvproxy.apis.cache_diagnoses import agrees_with
-from kvproxy.apis.json import Json, field, objects
-from kvproxy.apis.message_parts import call_arguments, part_digests, without_moved_texts
+from kvproxy.apis.message_parts import part_digests, without_moved_texts
 from kvproxy.apis.reported_usage import PrefixReuse
+from kvproxy.apis.sub_agents import called_digests, prompt_digests
 from kvproxy.blocks.divergence import reusable_tokens
 from kvproxy.blocks.reuse_distance import LiveHitCurve
 from kvproxy.exchange import Exchange
@@ -53,7 +52,6 @@ _MAX_ROOTS = 4_096
 _MAX_CURVES = 64
 _MAX_MODELS = 1_024
 _MAX_REQUEST_IDS = 4_096
-_MIN_PROMPT = 20
 _COLUMNS = (
     *("number", "session", "turn", "parent", "name", "pause", "written_5m", "written_1h", "region", "place"),
     *("diagnosis", "agrees", "question", *CAUSES),
@@ -87,7 +85,7 @@ class TurnWriter:
         self._changes = PromptChanges(history, self.contents)
         self._prices = prices
         self._index = SessionIndex()
-        self._roots: OrderedDict[bytes, int] = OrderedDict()  # By the digest of a first message.
+        self._roots: OrderedDict[bytes, int] = OrderedDict()  # By the digest of a text of a first message.
         self.reuse_curves: dict[str, LiveHitCurve] = {}
         """Reuse by pool size for the prompts of each upstream; a size is in bytes of prompts."""
         self._tokens = DailySumsWithTeams(database, "prompt_tokens", ("tenant", "model", "result"), ("tokens",))
@@ -342,15 +340,15 @@ class TurnWriter:
     def _link_sub_agents(self, chain: PromptChain, turn: KnownTurn, common_prefix: CommonPrefix | None) -> None:
         if turn.parent is None:
             first = self.contents.content(chain.digests[chain.first]) if chain.first < len(chain.names) else None
-            for text in _message_texts(first):
-                self._roots[_digest(text)] = turn.number
+            for prompt in prompt_digests(first):
+                self._roots[prompt] = turn.number
                 if len(self._roots) > _MAX_ROOTS:
                     self._roots.popitem(last=False)
             return
         start = 0 if common_prefix is None else common_prefix.regions
         for index in chain.shape.assistants:
-            for text in call_arguments(self.contents.content(chain.digests[index])) if index >= start else ():
-                root = self._roots.pop(_digest(text.strip()), None)
+            for prompt in called_digests(self.contents.content(chain.digests[index])) if index >= start else ():
+                root = self._roots.pop(prompt, None)
                 if root is not None and root != turn.session:
                     self._insert_rows()
                     sql = "update turns set parent = ? where number = ? and parent is null"
@@ -378,10 +376,6 @@ class TurnWriter:
         self._database.execute("delete from turns where number < ?", [oldest_record])
 
 
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).digest()
-
-
 def _is_turn(exchange: Exchange, record: Record) -> bool:
     reached = exchange.hit is None and not exchange.was_collapsed and record.layer != "revalidated"
     return reached and record.status == 200 and bool(record.prompt_tokens)
@@ -400,11 +394,3 @@ def _prefix_ttl(use: PrefixReuse, common_prefix: CommonPrefix | None, lifetime: 
     return (
         common_prefix.turn.ttl if common_prefix is not None and use.cached_tokens and not use.written_5m else lifetime
     )
-
-
-def _message_texts(message: Json) -> Iterator[str]:
-    content = field(message, "content")
-    texts = [content] if isinstance(content, str) else [block.get("text") for block in objects(content)]
-    for text in texts:
-        if isinstance(text, str) and len(text.strip()) >= _MIN_PROMPT:
-            yield text.strip()

@@ -187,6 +187,19 @@ def test_a_sub_agent_has_the_turn_that_called_it_as_parent(sessions: Sessions) -
     assert found == [(1, 1, None), (2, 2, 1), (3, 2, 2), (4, 1, 1)]
 
 
+def test_the_end_of_a_sub_agent_is_no_pause(sessions: Sessions) -> None:
+    task = "Read all files and report which of them are tests."
+    call: JsonObject = {"type": "tool_use", "id": "1", "name": "task", "input": {"prompt": task}}
+    result: JsonObject = {"type": "tool_result", "tool_use_id": "1", "content": "three"}
+    answered = [*FIRST, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    for at, messages in enumerate((FIRST, [user(task)], answered)):
+        sessions.add(request(messages, 100 + at, 0, at, api="messages"))
+    assert [turn.parent for turn in sessions.turns()] == [None, 1, 1]
+    last = sessions.last().time
+    # The parent has paused, and does not return.
+    assert [pause for pause, *_ in sessions.reader().pauses(last + 3_601)] == [inf, pytest.approx(1)]
+
+
 def test_a_restart_continues_sessions(sessions: Sessions) -> None:
     sessions.add(request(FIRST, 100, 0, 0), request(SECOND, 120, 100, 1))
     sessions.restart()

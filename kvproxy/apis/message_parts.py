@@ -3,9 +3,10 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 
-from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects, to_text
+from kvproxy.apis.json import Json, JsonMap, JsonObject, field, loads, objects, to_text
 
 _SIZE = 8
+_SEPARATOR = "\n\n"
 MAX_PARTS = 1_000
 """Most parts of an answer that is recognised when a client sends it back."""
 REASONING_BLOCKS = ("thinking", "redacted_thinking", "reasoning")
@@ -70,6 +71,19 @@ def answer_digests(response: JsonMap) -> tuple[tuple[str, bytes], ...] | None:
     return None if digests is None or len(digests) > MAX_PARTS else digests
 
 
+def is_json(text: str) -> bool:
+    try:
+        loads(text.encode("utf-8", "replace"))
+    except ValueError:
+        return False
+    return True
+
+
+def parts_with_moved_text(content: str, text: str, kind: str) -> list[Json]:
+    """Return a text and a moved text as parts, which engines join to the same prompt as one text with both."""
+    return [{"type": kind, "text": content}, {"type": kind, "text": f"{_SEPARATOR}{text}"}]
+
+
 def without_moved_texts(content: Json, texts: Sequence[str]) -> Json:
     """Return a content without `ApiRequest.moved_texts` at its end; a message and a list of one keep their form."""
     for text in reversed(texts):
@@ -79,7 +93,7 @@ def without_moved_texts(content: Json, texts: Sequence[str]) -> Json:
 
 def _without_end(content: Json, text: str) -> Json:
     if isinstance(content, str):
-        return content.removesuffix(f"\n\n{text}")
+        return content.removesuffix(f"{_SEPARATOR}{text}")
     if isinstance(content, dict):
         place = "output" if content.get("type") in TOOL_OUTPUTS else "content"
         return {**content, place: _without_end(content[place], text)} if place in content else content
@@ -87,4 +101,6 @@ def _without_end(content: Json, text: str) -> Json:
         return content
     if field(content[-1], "text") == text:
         return content[:-1]
+    if len(content) == 2 and field(content[1], "text") == f"{_SEPARATOR}{text}":
+        return field(content[0], "text")
     return [*content[:-1], _without_end(content[-1], text)]

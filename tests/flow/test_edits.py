@@ -15,6 +15,7 @@ from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import dumps
+from kvproxy.apis.message_parts import without_moved_texts
 from kvproxy.errors import SettingsError
 from kvproxy.exchange import SemanticKey
 from kvproxy.flow.cache_keys import cache_key
@@ -81,6 +82,8 @@ def test_developers_texts_plain_prompts_and_tools() -> None:
 def test_what_cannot_be_moved_is_left_where_it_is() -> None:
     last = asked({"messages": [said("system", "Today is 2026-11-20."), said("assistant", "Yes")]})
     assert apply_edits(last, [MOVED]) is last
+    function = asked({"messages": [said("system", "Today is 2026-11-20."), {**said("function", "[3]"), "name": "f"}]})
+    assert apply_edits(function, [MOVED]) is function
     nothing = asked({"messages": [said("system", "It is late."), said("user", "Why?")]})
     assert apply_edits(nothing, [DATE, MOVED]) is nothing
 
@@ -109,11 +112,33 @@ RESULT = {"type": "function_call_output", "call_id": "c1"}
                 ],
             },
         ),
+        # A result in JSON stays JSON.
+        (
+            "chat",
+            said("tool", '{"files": 3}'),
+            said("tool", [{"type": "text", "text": text} for text in ('{"files": 3}', "\n\nToday is 2026-11-20")]),
+        ),
+        (
+            "responses",
+            {**RESULT, "output": "[3]"},
+            {**RESULT, "output": [{"type": "input_text", "text": text} for text in ("[3]", "\n\nToday is 2026-11-20")]},
+        ),
+        (
+            "messages",
+            said("user", [{"type": "tool_result", "tool_use_id": "c1", "content": "[3]"}]),
+            said(
+                "user",
+                [
+                    {"type": "tool_result", "tool_use_id": "c1", "content": "[3]"},
+                    {"type": "text", "text": "Today is 2026-11-20"},
+                ],
+            ),
+        ),
     ],
 )
 def test_a_span_moves_behind_the_result_of_a_tool(api: ApiName, last: Any, end: Any) -> None:
     """Such is most of an agent's requests. The next turn has the result without the text."""
-    name = "messages" if api == "chat" else "input"
+    name = "input" if api == "responses" else "messages"
     moved = apply_edits(
         asked({name: [said("system", "Today is 2026-11-20."), said("user", "Why?"), last]}, api), [MOVED]
     )
@@ -121,6 +146,8 @@ def test_a_span_moves_behind_the_result_of_a_tool(api: ApiName, last: Any, end: 
     assert moved.body[name] == [said("system", "Today is ."), said("user", "Why?"), end]
     plain = asked({name: [said("system", "Today is ."), said("user", "Why?"), last]}, api)
     assert list(conversation_digests(moved)) == list(conversation_digests(plain))
+    two: Any = apply_edits(moved, [MOVED.model_copy(update={"pattern": "(Why)"} | {"role": "user"})])
+    assert without_moved_texts(two.body[name][-1], two.moved_texts) == last
 
 
 def test_a_move_keeps_the_spans_of_all_messages() -> None:

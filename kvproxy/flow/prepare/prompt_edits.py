@@ -7,14 +7,15 @@ from fnmatch import fnmatchcase
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, as_object, dumps, field, loads, objects
-from kvproxy.apis.message_parts import TOOL_OUTPUTS
+from kvproxy.apis.message_parts import TOOL_OUTPUTS, is_json, parts_with_moved_text
 from kvproxy.settings.rules import EditSettings
 
 _TURNS = ("messages", "input")
 _SYSTEM_FIELDS = ("system", "instructions")
 _PLAIN = ("prompt", "input")
 _SYSTEM = ("system", "developer")
-_SPOKEN = ("user", "tool", "function")
+_RESULTS = ("tool", "function")
+_SPOKEN = ("user", *_RESULTS)
 
 
 def apply_edits(request: ApiRequest, edits: Sequence[EditSettings]) -> ApiRequest:
@@ -108,7 +109,9 @@ def _append_span(body: JsonObject, span: str) -> JsonObject | None:
 
 
 def _append_to_turn(turn: Json, span: str) -> JsonObject | None:
-    """Return the last turn with a text at its end; None for an assistant's turn, and for a result without text.
+    """Return the last turn with a text at its end; a result in JSON stays JSON, as a part of its own.
+
+    None for an assistant's turn, for a result without text, and for JSON of the role `function`, which has no parts.
 
     A user's message behind the results of tools would end the turn, so chat templates would drop its reasoning.
     """
@@ -117,7 +120,12 @@ def _append_to_turn(turn: Json, span: str) -> JsonObject | None:
     place = "content" if turn.get("role") in _SPOKEN else "output" if turn.get("type") in TOOL_OUTPUTS else ""
     if not place or not isinstance(turn.get(place) or "", str | list):
         return None
-    return {**turn, place: _append_text(turn.get(place), span, is_input=place == "output")}
+    content, is_item = turn.get(place), place == "output"
+    if isinstance(content, str) and (is_item or turn["role"] in _RESULTS) and is_json(content):
+        if turn.get("role") == "function":
+            return None
+        return {**turn, place: parts_with_moved_text(content, span, "input_text" if is_item else "text")}
+    return {**turn, place: _append_text(content, span, is_input=is_item)}
 
 
 def _append_text(content: Json, span: str, *, is_input: bool = False) -> Json:

@@ -27,11 +27,6 @@ if TYPE_CHECKING:
     from kvproxy.analyse.lint import EditSaving, FamilyReport, LintReport
 
 _HEAD_CHARACTERS = 80
-_PLACES = {
-    "order of tools": "the order of the tools",
-    "order of properties": "the order of JSON properties in the tools",
-    "dropped tools": "a request without the tools (such as a compaction)",
-}
 
 
 def lint(
@@ -133,18 +128,9 @@ def _print_family(report: "FamilyReport", block_size: int) -> None:
 
 
 def _print_saving(report: "FamilyReport", saving: "EditSaving") -> None:
-    span, first = saving.span, ""
-    if span.kind in _PLACES:
-        place = _PLACES[span.kind]
-    elif span.kind == "moving text":
-        place = f"{_shorten(span.old)!r} moves to later messages: the {span.region}"
-    else:
-        place = f"{span.kind} at character {span.at} of the {span.region}"
-        first = f"; first, {_shorten(span.old)!r} became {_shorten(span.new)!r}"
     requests = plural(saving.changed, "request")
-    print_text(
-        f"  {one_line(place)} differs from the most similar earlier prompt in {requests}{one_line(first) if first else ''}"
-    )
+    change = f"{saving.change} differs from the most similar earlier prompt in {requests}{saving.example}"
+    print_text(f"  {one_line(change)}")
     computed = f"    {report.reuse.computed_tokens:,} computed tokens;"
     stripped, moved = (
         f"{reuse.computed_tokens:,} ({percent(reuse.share)} reused)" for reuse in (saving.stripped, saving.moved)
@@ -153,10 +139,7 @@ def _print_saving(report: "FamilyReport", saving: "EditSaving") -> None:
         print_text(f"{computed} stripped: {stripped}, moved to the end: {moved}")
     else:
         print_text(f"{computed} {'sorted' if saving.edit.action == 'sort-tools' else 'the same'} tools: {stripped}")
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:40]}...{text[-12:]}"
+    print_text(f"    {saving.suggested.action}: {saving.reason}")
 
 
 def _json_document(lint_report: "LintReport") -> dict[str, Any]:
@@ -172,6 +155,7 @@ def _json_document(lint_report: "LintReport") -> dict[str, Any]:
                 | {"stripped": saving.stripped.reused, "stripped_computed": saving.stripped.computed_tokens}
                 | {"moved": saving.moved.reused, "moved_computed": saving.moved.computed_tokens}
                 | {"edit": saving.edit.model_dump(exclude_defaults=True)}
+                | {"suggested": saving.suggested.action, "reason": saving.reason}
                 for saving in report.savings
             ],
         }

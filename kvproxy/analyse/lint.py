@@ -27,11 +27,21 @@ from kvproxy.flow.prepare.prompt_edits import apply_edits, matched_spans
 from kvproxy.flow.prepare.rules import Rules
 from kvproxy.settings import Settings
 from kvproxy.settings.rules import EditSettings
+from kvproxy.units import plural
 from kvproxy.upstreams.prompt_tokenizer import prompt_input
 
 _MAX_SPANS = 3
 _COMPARED_PROMPTS = 12
 _MIN_SAVED_SHARE = 0.005
+_PLACES = {
+    "order of tools": "the order of the tools",
+    "order of properties": "the order of JSON properties in the tools",
+    "dropped tools": "a request without the tools (such as a compaction)",
+}
+_REASONS = {
+    "sort-tools": "the model reads the same tools, in one order",
+    "add-tools": "the request begins like the others, and tool_choice prevents calls",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +86,54 @@ class EditSaving:
     @property
     def suggested(self) -> EditSettings:
         """The edit to install: it keeps the text at the end of the prompt, unless that loses most of the saving."""
+        return move_edit(self.edit) if self.removes_text and self._kept_share >= 0.5 else self.edit
+
+    @property
+    def _kept_share(self) -> float:
+        """The part of the saving that remains if the span moves instead."""
         saved, kept = (self.before.computed_tokens - reuse.computed_tokens for reuse in (self.stripped, self.moved))
-        return move_edit(self.edit) if self.removes_text and 2 * kept >= saved else self.edit
+        return max(0.0, kept / saved) if saved > 0 else 1.0
+
+    @property
+    def reason(self) -> str:
+        """Why the edit is suggested, and what the model reads with it."""
+        action = self.suggested.action
+        if action not in ("move", "strip"):
+            return _REASONS[action]
+        share = f"'move' keeps {100 * self._kept_share:.0f}% of the saving of 'strip'"
+        if action == "move":
+            return f"{share}, and the model still reads the text, at the end"
+        return f"{share}, because each request has the text at its own end; with 'strip', the model no longer reads it"
+
+    @property
+    def change(self) -> str:
+        """What differs, and where."""
+        span = self.span
+        if span.kind in _PLACES:
+            return _PLACES[span.kind]
+        if span.kind == "moving text":
+            return f"{_shorten(span.old)!r} moves to later messages: the {span.region}"
+        return f"{span.kind} at character {span.at} of the {span.region}"
+
+    @property
+    def example(self) -> str:
+        """The first change of the span, for one that changes its text; else empty."""
+        has_texts = self.span.kind not in (*_PLACES, "moving text")
+        return f"; first, {_shorten(self.span.old)!r} became {_shorten(self.span.new)!r}" if has_texts else ""
+
+    def comments(self) -> list[str]:
+        """Return what changes where, why this edit, and its cost, as comments of the settings."""
+        moved, stripped = self.moved.computed_tokens, self.stripped.computed_tokens
+        with_edit = (
+            f"{moved:,} with 'move', {stripped:,} with 'strip'" if self.removes_text else f"{stripped:,} with it"
+        )
+        lines = [
+            f"{plural(self.changed, 'request')}: {self.change}{self.example}",
+            f"{self.suggested.action}: {self.reason}",
+            f"tokens to compute: {self.before.computed_tokens:,} without this edit, {with_edit}",
+        ]
+        # A role is any text of a client.
+        return [f"# {''.join(filter(str.isprintable, line))}" for line in lines]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +169,17 @@ class LintReport:
         lines = ["# Found by kvproxy lint. Check each edit: 'move' keeps the span, 'strip' removes it from the prompt."]
         savings = [(report.family.model, saving) for report in self.families for saving in report.savings]
         for number, (model, saving) in enumerate(savings, 1):
-            edit, moved, stripped = saving.edit, saving.moved.computed_tokens, saving.stripped.computed_tokens
             fields = saving.suggested.model_dump(exclude_defaults=True) | {
-                "name": f"{edit.name}-{number}",
+                "name": f"{saving.edit.name}-{number}",
                 "model": model,
             }
-            lines += ["", "[[edits]]", *(f"{name} = {json.dumps(value)}" for name, value in fields.items())]
-            if saving.removes_text:
-                lines.append(f"# tokens to compute: {moved:,} with 'move', {stripped:,} with 'strip'")
+            lines += ["", *saving.comments(), "[[edits]]"]
+            lines += (f"{name} = {json.dumps(value)}" for name, value in fields.items())
         return "\n".join(lines) + "\n"
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:40]}...{text[-12:]}"
 
 
 async def lint(

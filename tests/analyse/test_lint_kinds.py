@@ -3,6 +3,7 @@
 import base64
 import json
 import random
+import re
 from collections.abc import Callable
 from email.utils import formatdate
 from pathlib import Path
@@ -203,6 +204,12 @@ def test_a_moving_reminder_is_stripped_from_every_message_and_nothing_else(tmp_p
     kvproxy("lint", log, "--edits", tmp_path / "kvproxy.toml", "--data", tmp_path, "--block-size", 8)
     edits = load_settings(data=tmp_path).edits
     assert [edit.action for edit in edits] == ["strip"]
+    what, why, tokens = (tmp_path / "kvproxy.toml").read_text().splitlines()[2:5]
+    assert "moves to later messages: the user message" in what
+    assert re.match(
+        r"# strip: 'move' keeps \d+% of the saving of 'strip', because each request has the text at its own end;", why
+    )
+    assert re.match(r"# tokens to compute: [\d,]+ without this edit, [\d,]+ with 'move', [\d,]+ with 'strip'", tokens)
     for number, each in enumerate(lines):
         request = ApiRequest(APIS["chat"], each["body"], b"", {}, "public", "1")
         messages = apply_edits(request, edits).body["messages"]

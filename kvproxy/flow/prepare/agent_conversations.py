@@ -11,7 +11,7 @@ from kvproxy.flow.conversation_digests import SYSTEM_ROLES, conversation_digests
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class AgentConversation:
     """The beginning of a conversation, without its model.
 
     Attributes:
@@ -27,14 +27,14 @@ class Conversation:
     prompts: frozenset[bytes]
 
     @classmethod
-    def of(cls, request: ApiRequest) -> "Conversation":
+    def of(cls, request: ApiRequest) -> "AgentConversation":
         messages = messages_of(request.body)[:2]
         unscoped = replace(request, body={"model": ""})
         digests = list(conversation_digests(unscoped, messages))
         answered = digests[1] if len(digests) > 1 else None
         return cls(session_name(request), digests[0], answered, _prompts(request, messages))
 
-    def continues(self, earlier: "Conversation") -> bool:
+    def continues(self, earlier: "AgentConversation") -> bool:
         """Whether this is a later request of the same session, also with another model or an edited history."""
         if self.first != earlier.first:
             return False

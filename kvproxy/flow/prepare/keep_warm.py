@@ -26,7 +26,7 @@ from kvproxy.flow.conversation_digests import (
     content_blocks,
     with_conversation,
 )
-from kvproxy.flow.prepare.agent_conversations import Conversation, ToolCalls
+from kvproxy.flow.prepare.agent_conversations import AgentConversation, ToolCalls
 from kvproxy.flow.prepare.breakpoints import find_last_one_hour_message
 from kvproxy.flow.single_flight import cancel_tasks
 from kvproxy.journal.exchange_record import KEEP_WARM_TAG
@@ -65,7 +65,7 @@ class _Session:
     is_headless: bool
     account: Account | None  # Pays for the keep-warm requests.
     team: str | None
-    conversation: Conversation
+    conversation: AgentConversation
     is_answered: bool  # Whether the last response calls no tool, so that a sub-agent has finished.
     sent: int = 0  # Keep-warm requests in this pause.
     task: "asyncio.Task[None] | None" = None
@@ -161,7 +161,7 @@ class KeepWarm:
             elif request is not None and succeeded and (reason := self._untracked_reason(request)):
                 self._report(request.request_id, f"none sent: {reason}")
             return
-        until, conversation = find_last_one_hour_message(request.body), Conversation.of(request)
+        until, conversation = find_last_one_hour_message(request.body), AgentConversation.of(request)
         self._remove_superseded(conversation, exchange.arrived, before)
         if before is not None:
             self._remove(before)
@@ -237,7 +237,7 @@ class KeepWarm:
         if session.task is not None:
             session.task.cancel()
 
-    def _remove_superseded(self, conversation: Conversation, arrived: float, before: _Session | None) -> None:
+    def _remove_superseded(self, conversation: AgentConversation, arrived: float, before: _Session | None) -> None:
         """Remove the earlier requests of a session that continued with another model or an edited history."""
         superseded = [
             session

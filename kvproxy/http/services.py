@@ -131,6 +131,14 @@ class Services:
             self._tasks.append(asyncio.create_task(self.shared.send_heartbeats_periodically()))
         if any(rule.keeps_provider_prefixes or rule.pin_sessions for rule in self.settings.rules):
             self._tasks.append(asyncio.create_task(self._learn_pauses()))
+        if self.settings.routing.fallbacks:
+            self._tasks.append(asyncio.create_task(self._find_fallback_prices()))
+
+    async def _find_fallback_prices(self) -> None:
+        # The first search reads the price list. Later, the event loop charges the fallback that answered.
+        models = {model for others in self.settings.routing.fallbacks.values() for model in others}
+        with suppress(KvproxyError):
+            await asyncio.to_thread(lambda: [self.spent.prices.get(model) for model in models])
 
     async def _learn_pauses(self) -> None:
         try:

@@ -90,7 +90,7 @@ def label_statistics(values: Mapping[str, Any], group: str) -> Iterator[tuple[st
         elif value is not None and not isinstance(value, list | tuple) and path not in _DUPLICATES:
             data = f"{_LABELS[group]}: {one_line(name)}" if group in _LABELS else None
             label = _LABELS.get(path) or data or one_line(name).replace("_", " ").capitalize()
-            yield label, _undecided_text(values) if name == "checked_undecided" else _format_value(name, value)
+            yield label, _learned_text(name, values) or _format_value(name, value)
 
 
 def _with_other_hits(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,9 +103,14 @@ def _with_other_hits(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _undecided_text(learned: Mapping[str, Any]) -> object:
-    equal, different, undecided = _checked_comparisons(learned)
-    return f"{undecided:,}; {_MOSTLY_UNDECIDED}" if undecided > equal + different else undecided
+def _learned_text(name: str, learned: Mapping[str, Any]) -> str | None:
+    """Return the text of a statistic that depends on others; None for the value alone."""
+    if name == "most_wrong" and learned.get("served") and _is_unestimated(learned):
+        return "unknown, because no comparison estimates it"
+    if name == "checked_undecided":
+        equal, different, undecided = _checked_comparisons(learned)
+        return f"{undecided:,}; {_MOSTLY_UNDECIDED}" if undecided > equal + different else None
+    return None
 
 
 def _checked_comparisons(learned: Mapping[str, Any]) -> list[int]:
@@ -151,12 +156,21 @@ def policy_sentences(learned: dict[str, Any]) -> list[str]:
     return [*sentences, f"{answered} answered from the cache.", *_wrong_hits(learned)]
 
 
+def _num_unestimated(learned: Mapping[str, Any]) -> int:
+    return int(learned["served"] if learned.get("expected_wrong") is None else learned.get("unestimated", 0))
+
+
+def _is_unestimated(learned: Mapping[str, Any]) -> bool:
+    """Whether nothing is known about wrong hits."""
+    served, by_checked = int(learned["served"]), int(learned.get("by_checked", 0))
+    return _num_unestimated(learned) == served or (by_checked >= served and not any(_checked_comparisons(learned)))
+
+
 def _wrong_hits(learned: dict[str, Any]) -> Iterator[str]:
     expected, most, served = learned.get("expected_wrong"), learned["most_wrong"], int(learned["served"])
-    unknown = served if expected is None else int(learned.get("unestimated", 0))
-    by_checked = min(served, int(learned.get("by_checked", 0)))
+    unknown, by_checked = _num_unestimated(learned), min(served, int(learned.get("by_checked", 0)))
     compared = _checked_comparisons(learned)
-    if unknown == served or (by_checked == served and not any(compared)):
+    if _is_unestimated(learned):
         yield "Wrong: unknown, because no comparison estimates it."
     elif by_checked:
         yield f"Wrong: at most {most:,.0f}."

@@ -245,12 +245,13 @@ def _has_tokens(row: "Saving") -> bool:
 
 
 def _has_seconds(row: "Saving") -> bool:
-    return not row.unmeasured_tokens or bool(row.seconds)
+    # Imported answers have no duration, so their hits save an unknown time.
+    return bool(row.seconds) or not (row.unmeasured_tokens or row.answered)
 
 
-def _seconds_text(row: "Saving") -> Formatted:
+def _seconds_text(row: "Saving") -> Formatted | None:
     if not _has_seconds(row):
-        return Formatted("not known yet", None)
+        return Formatted("not known yet", None) if row.unmeasured_tokens else None
     least, most = f"{row.least_seconds:,.1f}", f"{row.most_seconds:,.1f}"
     interval = "" if least == most else f" ({least} to {most})"
     return Formatted(f"{row.seconds:,.1f}{interval}", row.seconds)
@@ -299,9 +300,9 @@ def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
         )
     if any(row.uncertain_tokens and not row.unreported_hits for row in report.rows):
         print_text("At most: the share of cached tokens is not reported, or the model has no price of cached tokens.")
-    if not has_price:
+    if not has_price and any(row.unpriced_requests or _has_unpriced(row) for row in report.rows):
         print_text(_NO_PRICE)
-    elif any(_has_unpriced(row) for row in report.rows):
+    elif has_price and any(_has_unpriced(row) for row in report.rows):
         print_text(f"Not in the money: {_unpriced_text(report.total)} of models without a price.")
     if report.semantic and report.wrong is None:
         least = " At least counts no semantic hit." if has_price else ""

@@ -2,9 +2,9 @@
 
 import pytest
 
-from kvproxy.commands.journal.savings import _print_notes
+from kvproxy.commands.journal.savings import _print_notes, _seconds_text
 from kvproxy.commands.statistics_text import label_statistics, policy_sentences
-from kvproxy.journal.savings import SavingsReport
+from kvproxy.journal.savings import Saving, SavingsReport
 
 
 def test_comparisons_include_verdicts_of_people() -> None:
@@ -85,3 +85,27 @@ def test_savings_tell_how_many_responses_a_person_marked_wrong(
     shown = " ".join(capsys.readouterr().out.split())
     assert ("A person marked" in shown) == bool(text)
     assert text in shown
+
+
+def test_hits_without_a_usage_save_an_unknown_amount(capsys: pytest.CaptureFixture[str]) -> None:
+    imported = Saving("exact", requests=3, answered=3, unreported_hits=3)
+    assert _seconds_text(imported) is None
+    assert _seconds_text(Saving("forward", requests=3)) is not None
+    _print_notes(SavingsReport([imported], imported, None, "USD"), has_price=False)
+    shown = capsys.readouterr().out
+    assert shown.startswith("3 hits without reported tokens")
+    assert "No price" not in shown
+    unpriced = Saving("exact", requests=1, answered=1, unpriced_hits=1)
+    _print_notes(SavingsReport([unpriced], unpriced, None, "USD"), has_price=False)
+    assert "No price is known" in capsys.readouterr().out
+
+
+def test_the_statistics_state_that_nothing_estimates_wrong_hits() -> None:
+    learning = {"served": 3, "by_checked": 3, "expected_wrong": None, "most_wrong": 3}
+    label = "Learned policy: wrong responses, at most"
+    shown = dict(label_statistics({"semantic": {"learning": learning}}, "cache"))
+    assert shown[label] == "unknown, because no comparison estimates it"
+    assert (
+        dict(label_statistics({"semantic": {"learning": learning | {"served": 0, "most_wrong": 0}}}, "cache"))[label]
+        == 0
+    )

@@ -22,9 +22,10 @@ function tokens(row, number) {
   return row.answered && row.unreported_hits === row.answered ? null : number;
 }
 
-/** The time with its range, or that it is not known yet. */
+/** The time with its range, or that it is not known. */
 function time(row) {
   if (row.unmeasured_tokens && !row.seconds) return "not known yet";
+  if (row.answered && !row.seconds) return duration(null);
   const [least, most] = [duration(row.least_seconds), duration(row.most_seconds)];
   return least === most ? duration(row.seconds) : `${duration(row.seconds)} (${least} to ${most})`;
 }
@@ -80,7 +81,8 @@ export function savings(api, signal, onTotal) {
 function sentences(found) {
   const said = [];
   if (found.rows.length > MOST) said.push(`The first ${MOST} of ${count(found.rows.length)} are shown.`);
-  if (found.rows.length && found.rows.every((row) => row.money === null)) {
+  const isUnpriced = (row) => row.unpriced_requests || hasUnpriced(row);
+  if (found.rows.every((row) => row.money === null) && found.rows.some(isUnpriced)) {
     said.push('No price is known: give some in kvproxy.toml, under [journal.prices."MODEL"].');
   } else if (found.rows.some(hasUnpriced)) {
     said.push("The money leaves out hits and reused tokens of models without a price.");

@@ -55,7 +55,8 @@ def sessions(
 ) -> Output:
     """List the last sessions: their turns, tokens, and tokens that were not reused.
 
-    A session is a conversation: requests that continue each other, or that name the same session. With --by, list the
+    A session is a conversation: requests that continue each other, or that name the same session. Its id is the number of
+    its first request in the journal, so ids have gaps, and an id does not change. With --by, list the
     prices of input and output, also for requests without a session. A day is a local day. The project is the tag
     project:NAME of a request, the client the name of its key, and the team that of this client at the time of the request.
 
@@ -170,7 +171,8 @@ def _reused_share(session: "Session") -> Formatted | None:
 
 def _session_row(session: "Session") -> Row:
     return {
-        Column("Session", field="id"): session.id,
+        # Without a thousands separator, to copy it.
+        Column("Session", field="id"): str(session.id),
         Column("Name", is_text=True, is_optional=True, hides_empty=True): session.name,
         digest_column("Tenant", 16, optional=True): tenant_name(session.tenant),
         text_column("Model"): ", ".join(session.models),

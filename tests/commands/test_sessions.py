@@ -236,6 +236,15 @@ def test_a_compacted_history_is_marked(tmp_path: Path) -> None:
     assert [(row["turn"], row["first_change"]) for row in shown] == [("1", ""), ("2", ""), ("1", "another history")]
 
 
+def test_the_listed_id_of_a_late_session_can_be_copied(data: Path) -> None:
+    with contextlib.closing(sqlite3.connect(data / "journal.db")) as journal, journal:
+        journal.execute("update records set number = number + 5000")
+        journal.execute("update turns set number = number + 5000, session = session + 5000, parent = parent + 5000")
+    *_, listed = kvproxy("sessions", "--data", data, columns=100).stdout.splitlines()
+    assert listed.split()[0] == "5001"
+    assert len(result("sessions", "show", listed.split()[0], "--data", data)) == 2
+
+
 def test_a_narrow_terminal_shows_causes_and_costs(data: Path) -> None:
     listed = kvproxy("sessions", "--data", data, columns=60).stdout
     assert re.search(r"expired +0\.1057 ", listed)

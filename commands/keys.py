@@ -2,7 +2,10 @@
 
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,18 +19,85 @@ from kvproxy.commands.tables import Column, ListLayout, Row, default_limit, numb
 from kvproxy.errors import SettingsError
 from kvproxy.index.store_location import is_url
 from kvproxy.operations.client import ProxyClient, configured_token, used_data_folder
-from kvproxy.operations.keys_parameters import ClientChange, ClientName, ClientUsageQuery, KeyRotation, NewClient
-from kvproxy.operations.operation import field_names
+from kvproxy.operations.keys_parameters import (
+    LIMITS,
+    ChangesPage,
+    ClientChange,
+    ClientName,
+    ClientUsageQuery,
+    KeyRotation,
+    NewClient,
+)
+from kvproxy.operations.operation import field_names, fields_of
 
 if TYPE_CHECKING:
     from kvproxy.operations.keys import ListedClient
+    from kvproxy.operations.open_keys import DirectKeys, KeysClient
     from kvproxy.settings import Settings
+
+
+@dataclass(frozen=True)
+class KeysPlace:
+    """Where the clients are: in a data folder, in a store of several proxies, or behind the URL of a running proxy."""
+
+    url: Annotated[
+        str | None, Option("--url", help="Ask the running proxy at this URL, instead of its files or its database.")
+    ] = None
+    token: Annotated[
+        str | None, Option("--token", envvar="KVPROXY_ADMIN_TOKEN", help="Admin token of the proxy at --url.")
+    ] = None
+    store: SharedStore = None
+    data: Data = None
+
+    def open(self) -> "KeysClient":
+        if self.url is None:
+            return self.open_direct()
+        if self.data is not None or self.store is not None:
+            raise BadParameter("give one of --url, --data, and --store")
+        return ProxyClient(self.url, self.token or configured_token(self.url))
+
+    def open_direct(self) -> "DirectKeys":
+        from kvproxy.clients.change_log import operator_name
+        from kvproxy.operations.keys import KeysAccess
+        from kvproxy.operations.open_keys import DirectKeys
+
+        return DirectKeys(KeysAccess(self._settings, operator_name()))
+
+    @property
+    def folder(self) -> str:
+        return self.url or str(self._settings.data)
+
+    @property
+    def owner(self) -> str:
+        """What holds the clients: the data folder of one proxy, or the database of all its proxies."""
+        if self.url is not None or not is_url(store := self._settings.store_location):
+            return self.folder
+        from kvproxy.index.store.postgres.database import display_name
+
+        return f"all proxies on {display_name(store)}"
+
+    @property
+    def refusal(self) -> str:
+        if self.url is not None:
+            return f"the proxy at {self.url} rejects requests"
+        is_shared = is_url(self._settings.store_location)
+        return f"{self.owner} reject requests" if is_shared else f"a proxy of {self.owner} rejects requests"
+
+    @cached_property
+    def _settings(self) -> "Settings":
+        if self.store is not None:
+            return load_settings(data=self.data, store=self.store)
+        folder = used_data_folder(self.data)
+        if folder != self.data:
+            print_note(f"data folder of the running proxy: {folder}")
+        return load_settings(data=folder)
+
 
 app = CommandGroup("keys", help="Manage clients and their API keys.")
 
 
 @app.subcommand
-def add(client: NewClient, store: SharedStore = None, data: Data = None) -> Output:
+def add(client: NewClient, place: KeysPlace) -> Output:
     """Create a client and print its API key.
 
     The key is shown only once: the proxy stores its digest. As soon as a client exists, the proxy rejects requests without a
@@ -37,11 +107,10 @@ def add(client: NewClient, store: SharedStore = None, data: Data = None) -> Outp
     """
     from kvproxy.operations.keys import add_client
 
-    settings = _load_settings(data, store)
-    created = add_client(settings, client)
+    created = place.open().perform(add_client, client)
     if created.is_first:
-        print_note(f"the first client: from now on, {_refusal(settings)} without a key")
-    _print_unknown_models(settings, {created.name})
+        print_note(f"the first client: from now on, {place.refusal} without a key")
+    _print_notes(created.notes)
     return text_output({"name": created.name, "key": created.key}, created.key)
 
 
@@ -63,21 +132,21 @@ def add_many(
     """
     from kvproxy.operations.keys import add_clients, read_clients
 
-    settings = _load_settings(data, store)
+    place = KeysPlace(store=store, data=data)
     try:
         with nullcontext(sys.stdin) if str(file) == "-" else file.open(newline="", encoding="utf-8-sig") as lines:
-            created = add_clients(settings, read_clients(lines))
+            created = add_clients(place.open_direct().access, read_clients(lines))
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
     if created and created[0].is_first:
-        print_note(f"the first clients: from now on, {_refusal(settings)} without a key")
-    _print_unknown_models(settings, {client.name for client in created})
+        print_note(f"the first clients: from now on, {place.refusal} without a key")
+    _print_notes(note for client in created for note in client.notes)
     rows = [{"name": client.name, "key": client.key} for client in created]
     return text_output(rows, "\n".join(["name,key", *(f"{client.name},{client.key}" for client in created)]))
 
 
 @app.subcommand
-def set_(change: ClientChange, store: SharedStore = None, data: Data = None) -> Output:
+def set_(change: ClientChange, place: KeysPlace) -> Output:
     """Change the limits of a client.
 
     Other limits, the key, and the counts stay. Running proxies apply this within two seconds.
@@ -87,10 +156,12 @@ def set_(change: ClientChange, store: SharedStore = None, data: Data = None) -> 
     from kvproxy.clients.client_keys import limits_text
     from kvproxy.operations.keys import set_limits
 
-    settings = _load_settings(data, store)
-    changed = set_limits(settings, change)
-    _print_unknown_models(settings, {changed.name})
-    return text_output(changed, f"{changed.name}: {limits_text(changed.limits)}")
+    changed = place.open().perform(set_limits, change)
+    _print_notes(changed.notes)
+    return text_output(
+        {name: value for name, value in fields_of(changed).items() if name in ("name", *LIMITS)},
+        f"{changed.name}: {limits_text(changed.limits)}",
+    )
 
 
 def _exceptions(client: "ListedClient") -> Row:
@@ -108,12 +179,7 @@ def ls(
     query: ClientUsageQuery,
     *,
     layout: ListLayout,
-    url: Annotated[str | None, Option("--url", help="List the clients of the proxy at this URL instead.")] = None,
-    token: Annotated[
-        str | None, Option("--token", envvar="KVPROXY_ADMIN_TOKEN", help="Admin token of the proxy at --url.")
-    ] = None,
-    store: SharedStore = None,
-    data: Data = None,
+    place: KeysPlace,
 ) -> Output:
     """List clients with their usage, limits, and last use.
 
@@ -124,13 +190,7 @@ def ls(
     """
     from kvproxy.operations.keys import ListedClient, list_keys
 
-    if url is not None:
-        if data is not None or store is not None:
-            raise BadParameter("give one of --url, --data, and --store")
-        listed, place = ProxyClient(url, token or configured_token(url)).perform(list_keys, query), url
-    else:
-        settings = _load_settings(data, store)
-        listed, place = list_keys(settings, query), str(settings.data)
+    listed = place.open().perform(list_keys, query)
     clients = listed.clients
     if listed.problem is not None:
         print_note(f"the usage is unknown: {listed.problem}")
@@ -165,12 +225,12 @@ def ls(
         }
         for client in clients
     ]
-    empty = f"no clients in {place}: its proxy accepts requests without a key"
+    empty = f"no clients in {place.folder}: its proxy accepts requests without a key"
     return table_output(clients, rows, empty=empty, layout=layout, fields=field_names(ListedClient))
 
 
 @app.subcommand
-def history(*, limit: LimitOrAll = None, layout: ListLayout, store: SharedStore = None, data: Data = None) -> Output:
+def history(*, limit: LimitOrAll = None, layout: ListLayout, place: KeysPlace) -> Output:
     """List the last changes of clients and stored responses.
 
     The responses are those that operators removed, expired, pinned, rejected, approved, or imported. The newest --limit changes
@@ -178,7 +238,7 @@ def history(*, limit: LimitOrAll = None, layout: ListLayout, store: SharedStore 
     """
     from kvproxy.operations.keys import OperatorChange, list_changes
 
-    changes = list_changes(_load_settings(data, store), default_limit(limit, 50) or None)
+    changes = place.open().perform(list_changes, ChangesPage(default_limit(limit, 50)))
     rows: list[Row] = [
         {
             Column("Time", field="changed"): table_time(change.changed),
@@ -191,7 +251,7 @@ def history(*, limit: LimitOrAll = None, layout: ListLayout, store: SharedStore 
 
 
 @app.subcommand
-def rotate(rotation: KeyRotation, store: SharedStore = None, data: Data = None) -> Output:
+def rotate(rotation: KeyRotation, place: KeysPlace) -> Output:
     """Print a new API key; the old one stays valid for a day.
 
     The old key stays valid for a day or --grace, so that applications can change at any time; 0s revokes it at once. The client
@@ -201,14 +261,14 @@ def rotate(rotation: KeyRotation, store: SharedStore = None, data: Data = None) 
     """
     from kvproxy.operations.keys import rotate_key
 
-    created = rotate_key(_load_settings(data, store), rotation)
+    created = place.open().perform(rotate_key, rotation)
     if rotation.grace:
         print_note(f"the old key is valid until {local_time(time.time() + rotation.grace)}; --grace 0s ends it now")
     return text_output({"name": created.name, "key": created.key, "grace": rotation.grace}, created.key)
 
 
 @app.subcommand
-def disable(client: ClientName, store: SharedStore = None, data: Data = None) -> Output:
+def disable(client: ClientName, place: KeysPlace) -> Output:
     """Reject the requests of a client, until it is enabled again.
 
     Its requests get 403, and streams in flight end with an error. Its key, counts, and stored responses stay. Running proxies
@@ -218,12 +278,12 @@ def disable(client: ClientName, store: SharedStore = None, data: Data = None) ->
     """
     from kvproxy.operations.keys import disable_client
 
-    disable_client(_load_settings(data, store), client)
+    place.open().perform(disable_client, client)
     return text_output({"disabled": client.name}, f"disabled {client.name}: kvproxy keys enable {client.name}")
 
 
 @app.subcommand
-def enable(client: ClientName, store: SharedStore = None, data: Data = None) -> Output:
+def enable(client: ClientName, place: KeysPlace) -> Output:
     """Accept the requests of a disabled client again.
 
     Running proxies apply this within two seconds.
@@ -232,12 +292,12 @@ def enable(client: ClientName, store: SharedStore = None, data: Data = None) -> 
     """
     from kvproxy.operations.keys import enable_client
 
-    enable_client(_load_settings(data, store), client)
+    place.open().perform(enable_client, client)
     return text_output({"enabled": client.name}, f"enabled {client.name}")
 
 
 @app.subcommand
-def reset(client: ClientName, store: SharedStore = None, data: Data = None) -> Output:
+def reset(client: ClientName, place: KeysPlace) -> Output:
     """Start the counts of a client's usage and money again.
 
     The client has its quota of requests and tokens, and its budgets of this day and this month, again. Running proxies
@@ -247,12 +307,12 @@ def reset(client: ClientName, store: SharedStore = None, data: Data = None) -> O
     """
     from kvproxy.operations.keys import reset_counts
 
-    reset_counts(_load_settings(data, store), client)
+    place.open().perform(reset_counts, client)
     return text_output({"reset": client.name}, f"the counts of {client.name} start again")
 
 
 @app.subcommand
-def rm(client: ClientName, store: SharedStore = None, data: Data = None) -> Output:
+def rm(client: ClientName, place: KeysPlace) -> Output:
     """Remove a client with its counts, and revoke its key.
 
     Running proxies apply this within two seconds.
@@ -261,43 +321,14 @@ def rm(client: ClientName, store: SharedStore = None, data: Data = None) -> Outp
     """
     from kvproxy.operations.keys import remove_client
 
-    settings = _load_settings(data, store)
-    remove_client(settings, client)
-    return text_output({"removed": client.name}, f"removed {client.name} from the clients of {_owner(settings)}")
+    place.open().perform(remove_client, client)
+    return text_output({"removed": client.name}, f"removed {client.name} from the clients of {place.owner}")
 
 
-def _print_unknown_models(settings: "Settings", names: set[str]) -> None:
-    from kvproxy.clients.client_keys import all_clients
-    from kvproxy.settings.unknown_models import unknown_models_of_client
-
-    for client in all_clients(settings):
-        for note in unknown_models_of_client(settings, client) if client.name in names else ():
-            print_note(note)
+def _print_notes(notes: Iterable[str]) -> None:
+    for note in notes:
+        print_note(note)
 
 
 def _budget(amount: float | None) -> Formatted | None:
     return None if amount is None else Formatted(f"{amount:,g}", amount)
-
-
-def _owner(settings: "Settings") -> str:
-    """Return what holds the clients: the data folder of one proxy, or the database of all its proxies."""
-    store = settings.store_location
-    if not is_url(store):
-        return str(settings.data)
-    from kvproxy.index.store.postgres.database import display_name
-
-    return f"all proxies on {display_name(store)}"
-
-
-def _refusal(settings: "Settings") -> str:
-    owner = _owner(settings)
-    return f"{owner} reject requests" if is_url(settings.store_location) else f"a proxy of {owner} rejects requests"
-
-
-def _load_settings(data: Path | None, store: str | None) -> "Settings":
-    if store is not None:
-        return load_settings(data=data, store=store)
-    folder = used_data_folder(data)
-    if folder != data:
-        print_note(f"data folder of the running proxy: {folder}")
-    return load_settings(data=folder)

@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,17 +33,56 @@ def operator_name() -> str:
     return f"{name}@{socket.gethostname()}"
 
 
+class ChangeLog:
+    """The file of changes, to which nobody else appends meanwhile."""
+
+    def __init__(self, file: Path, out: BinaryIO) -> None:
+        self._file, self._out = file, out
+
+    def record(self, operator: str, change: str) -> None:
+        """Append a change, such as `remove client a`. Raises SettingsError."""
+        line = orjson.dumps({"changed": time.time(), "operator": operator, "change": change[:1_000]}) + b"\n"
+        with _explained(self._file):
+            # A crash, or a full disk, may have cut the last line.
+            self._out.write(line if self._is_complete() else b"\n" + line)
+            self._out.flush()
+
+    def _is_complete(self) -> bool:
+        size = self._file.stat().st_size
+        return size == 0 or os.pread(self._out.fileno(), 1, size - 1) == b"\n"
+
+    def delete_oldest(self) -> None:
+        """Delete the oldest changes of a large file. If the disk is full, a later change tries it again."""
+        with suppress(OSError):
+            if self._file.stat().st_size > _MAX_BYTES:
+                newest = self._file.read_bytes().splitlines()[-MAX_CHANGES:]
+                replace_private_file(self._file, b"\n".join(newest) + b"\n")
+
+
 def record_change(data: Path, operator: str, change: str) -> None:
     """Append a change, such as `remove client a`, to the file of a data folder. Raises SettingsError."""
+    with locked_changes(data) as log:
+        log.record(operator, change)
+
+
+@contextmanager
+def locked_changes(data: Path) -> Iterator[ChangeLog]:
+    """Lock the changes of a data folder, so that no other process or thread changes what they describe.
+
+    The lock is that of the open file: it ends with the process. Raises SettingsError.
+    """
     file = changes_file(data)
-    line = orjson.dumps({"changed": time.time(), "operator": operator, "change": change[:1_000]}) + b"\n"
+    with ExitStack() as opened:
+        with _explained(file):
+            log = ChangeLog(file, opened.enter_context(_locked(file)))
+        yield log
+        log.delete_oldest()
+
+
+@contextmanager
+def _explained(file: Path) -> Iterator[None]:
     try:
-        with _locked(file) as out:
-            out.write(line)
-            out.flush()
-            if file.stat().st_size > _MAX_BYTES:
-                newest = file.read_bytes().splitlines()[-MAX_CHANGES:]
-                replace_private_file(file, b"\n".join(newest) + b"\n")
+        yield
     except OSError as error:
         raise SettingsError(f"cannot write {file}: {error.strerror}") from None
 
@@ -52,7 +91,7 @@ def record_change(data: Path, operator: str, change: str) -> None:
 def _locked(file: Path) -> Iterator[BinaryIO]:
     """Open a file to append to it. Nobody else appends, or replaces the file, until the end."""
     while True:
-        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as out:
+        with open(os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "ab") as out:
             fcntl.flock(out, fcntl.LOCK_EX)
             # While this process waited for the lock, another one may have replaced the file.
             if os.path.samestat(os.fstat(out.fileno()), file.stat()):

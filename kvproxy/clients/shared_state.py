@@ -4,11 +4,12 @@ A lease on a cache key lets one proxy compute the response for all proxies. The 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from uuid import uuid4
 
 from kvproxy.clients.spending_tables import TABLES as SPENDING_TABLES
-from kvproxy.clients.spending_tables import SpendingTables
+from kvproxy.clients.spending_tables import Query, SpendingTables
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.failure_log import FailureLog
 from kvproxy.index.store.database import Database, Row
@@ -55,6 +56,7 @@ _TAKE = f"""with {_NOT_DURABLE}, taken as (
     select true as taken, full_at - {_NOW} as seconds from taken
     union all select false, full_at - {_NOW} from quotas
     where client = :client and unit = :unit and not exists (select 1 from taken)"""
+_LAST_CHANGE = "select coalesce(max(number), 0) as change from changes"
 # If the server's clock was set back, the first heartbeat after it moves all times of quotas.
 _HEARTBEAT = f"""with last as (select seen from clock for update),
     now as (update clock set seen = {_NOW}),
@@ -64,15 +66,16 @@ _HEARTBEAT = f"""with last as (select seen from clock for update),
         on conflict (id) do update set seen = excluded.seen),
     lost as (delete from leases
         where owner = :me and abs(acquired - {_NOW}) > {LEASE_SECONDS} and not (key = any(:held)))
-    select count(*) as others, (select coalesce(max(number), 0) from changes) as change
+    select count(*) as others, ({_LAST_CHANGE}) as change
     from proxies where id <> :me and {_ALIVE}"""
-_CHANGE = f"insert into changes (changed, operator, change) values ({_NOW}, :operator, :change)"
-_SET_CLIENT = f"""with reset as (delete from quotas where client = :name and :reset),
-    spent as (delete from spending where client = :name and :reset),
-    client as (insert into clients (name, settings) values (:name, :settings)
-    on conflict (name) do update set settings = excluded.settings) {_CHANGE}"""
-_RESET = f"""with reset as (delete from quotas where client = :name),
-    spent as (delete from spending where client = :name) {_CHANGE}"""
+# With the lock, numbers are committed in order: a proxy that has read the last one has read all earlier changes.
+_CHANGE = f"""with locked as (select pg_advisory_xact_lock({0x6B76636F756E74}))
+    insert into changes (changed, operator, change) select {_NOW}, :operator, :change from locked"""
+_SET_CLIENT = """insert into clients (name, settings) values (:name, :settings)
+    on conflict (name) do update set settings = excluded.settings"""
+_RESET = """with reset as (delete from quotas where client = :name)
+    delete from spending where client = :name"""
+_CLIENTS = "select settings from clients order by name"
 _ACQUIRE = f"""with {_NOT_DURABLE} insert into leases as l (key, owner, acquired) select :key, :me, {_NOW} from fast
     on conflict (key) do update set owner = excluded.owner, acquired = excluded.acquired
     where not exists (select 1 from proxies p where p.id = l.owner and {_ALIVE})
@@ -155,26 +158,44 @@ class SharedState:
 
     def client_settings(self) -> list[str | None]:
         """Return the settings (JSON) of each client of `kvproxy keys`; None for a removed client."""
-        return [row["settings"] for row in self._database.query("select settings from clients order by name")]
+        return SharedClients(self._database.query).settings()
 
-    def set_client(self, name: str, settings: str | None, operator: str, change: str, *, reset: bool = False) -> None:
-        """Store a client, or remove it if `settings` (JSON) is None, and record a change such as `remove client a`.
-
-        With `reset`, its counts of requests, tokens, and spent money start again.
-        """
-        values = {"name": name, "settings": settings, "operator": operator, "change": change}
-        self._database.query(_SET_CLIENT, values | {"reset": reset or settings is None})
-
-    def reset_quota(self, name: str, operator: str) -> None:
-        """Start the counts of a client again that `kvproxy.toml` defines."""
-        self._database.query(
-            _RESET, {"name": name, "operator": operator, "change": f"reset the counts of client {name}"}
-        )
+    @contextmanager
+    def changing_clients(self) -> "Iterator[SharedClients]":
+        """Open a transaction that changes clients. Only one is open at a time in all proxies and commands."""
+        with self._database.transaction() as query:
+            yield SharedClients(query)
 
     def record_change(self, operator: str, change: str) -> None:
         self._database.query(_CHANGE, {"operator": operator, "change": change})
+
+    def last_change(self) -> int:
+        """Return the number of the last change by an operator, as heartbeats have it."""
+        return int(self._database.query(_LAST_CHANGE)[0]["change"])
 
     def changes(self, limit: int | None) -> list[Row]:
         """Return the last changes by operators: `changed` (seconds since the epoch), `operator`, `change`."""
         sql = "select changed, operator, change from changes order by number desc limit :limit"
         return self._database.query(sql, {"limit": limit})
+
+
+class SharedClients:
+    """The clients of `kvproxy keys` in PostgreSQL, and their counts, as `query` reads and changes them."""
+
+    def __init__(self, query: Query) -> None:
+        self._query = query
+
+    def settings(self) -> list[str | None]:
+        """Return the settings (JSON) of each client; None for a removed client."""
+        return [row["settings"] for row in self._query(_CLIENTS, {})]
+
+    def set(self, name: str, settings: str | None) -> None:
+        """Store a client, or remove it if `settings` (JSON) is None."""
+        self._query(_SET_CLIENT, {"name": name, "settings": settings})
+
+    def reset_counts(self, name: str) -> None:
+        """Start a client's counts of requests, tokens, and spent money again."""
+        self._query(_RESET, {"name": name})
+
+    def record(self, operator: str, change: str) -> None:
+        self._query(_CHANGE, {"operator": operator, "change": change})

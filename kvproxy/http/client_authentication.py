@@ -9,8 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvproxy.clients.client_keys import all_clients, check_budgets, clients_file, key_digest, requires_client_key
+from kvproxy.clients.client_keys import all_clients, check_budgets, key_digest, requires_client_key
 from kvproxy.clients.quotas import Quotas
+from kvproxy.clients.stored_clients import clients_file
 from kvproxy.errors import (
     KeyDisabled,
     KeyDisabledInFlight,

@@ -176,9 +176,18 @@ class Services:
         except CacheStoreError:
             self.metrics.budgets.clear()
 
+    def reload_clients(self) -> None:
+        """Apply a change of the clients at once. If PostgreSQL fails, a later heartbeat applies it."""
+        with suppress(CacheStoreError):
+            self.clients.reload(0 if self.shared is None else self.shared.last_change())
+
+    def operator(self, request: Request) -> str:
+        """Return the name of the operator who sent an admin request, for the history of changes."""
+        return f"admin at {request.client.host if request.client is not None else 'a socket'}"
+
     async def record_change(self, request: Request, change: str) -> None:
         """Log a change by the operator, and record it in PostgreSQL if proxies share a store there, or else in the folder."""
-        operator = f"admin at {request.client.host if request.client is not None else 'a socket'}"
+        operator = self.operator(request)
         _log.info("%s: %s", operator, change)
         if self.shared is not None:
             await asyncio.to_thread(self.shared.record_change, operator, change)

@@ -1,4 +1,4 @@
-"""The operations on clients and their API keys. Commands work beside the files of a proxy: no route creates a key."""
+"""The operations on clients and their API keys: beside the files of a proxy, in PostgreSQL, or over HTTP."""
 
 import csv
 import time
@@ -18,6 +18,7 @@ from kvproxy.journal.savings import savings
 from kvproxy.journal.sums_filter import SumsFilter, sums_filter
 from kvproxy.operations.keys_parameters import (
     LIMITS,
+    ChangesPage,
     ClientChange,
     ClientLimits,
     ClientName,
@@ -25,27 +26,50 @@ from kvproxy.operations.keys_parameters import (
     KeyRotation,
     NewClient,
 )
-from kvproxy.operations.operation import operation
+from kvproxy.operations.operation import RowLimits, operation
 from kvproxy.operations.parameters import declared_parameters
 from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings import Settings
 from kvproxy.settings.access import ClientSettings
+from kvproxy.settings.unknown_models import unknown_models_of_client
 
 _COUNTS = ("requests", "refused", "unpriced", "estimated", "unreported", "tokens")
 
 
 @dataclass(frozen=True, slots=True)
+class KeysAccess:
+    """The clients of a proxy with these settings, and the name of the operator who changes them."""
+
+    settings: Settings
+    operator: str
+
+
+@dataclass(frozen=True, slots=True)
 class CreatedKey:
-    """A new API key. `is_first`: the client is the first one, so the proxy rejects requests without a key from now on."""
+    """A new API key.
+
+    Attributes:
+        is_first: the client is the first one, so the proxy rejects requests without a key from now on.
+        notes: sentences about limits without effect.
+    """
 
     name: str
     key: str
     is_first: bool = False
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class LimitedClient(ClientLimits, ClientName):
-    """A client with its limits."""
+    """A client with its limits. `expires` is in seconds since the epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangedClient(LimitedClient):
+    """A client with its new limits. `disabled`: whether its requests get 403. `notes` are about limits without effect."""
+
+    disabled: bool
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,16 +124,26 @@ class OperatorChange:
     change: str
 
 
-def add_client(settings: Settings, client: NewClient) -> CreatedKey:
-    key = client_keys.add_client(settings, client.name, **client.limits)
-    return CreatedKey(client.name, key, len(client_keys.all_clients(settings)) == 1)
+@operation("POST", "/keys")
+def add_client(access: KeysAccess, client: NewClient) -> CreatedKey:
+    """Create a client. The response has its key, which the proxy does not store."""
+    return add_clients(access, [client])[0]
 
 
-def add_clients(settings: Settings, clients: Sequence[NewClient]) -> list[CreatedKey]:
+def add_clients(access: KeysAccess, clients: Sequence[NewClient]) -> list[CreatedKey]:
     """Create clients. If one is invalid, create no client."""
-    keys = client_keys.add_clients(settings, [(client.name, client.limits) for client in clients])
-    is_first = len(client_keys.all_clients(settings)) == len(clients)
-    return [CreatedKey(client.name, key, is_first) for client, key in zip(clients, keys, strict=True)]
+    settings = access.settings
+    keys = client_keys.add_clients(settings, [(client.name, client.limits) for client in clients], access.operator)
+    stored = {client.name: client for client in client_keys.all_clients(settings)}
+
+    def notes(name: str) -> Sequence[str]:
+        # Another operator may have removed the client already.
+        return unknown_models_of_client(settings, stored[name]) if name in stored else ()
+
+    return [
+        CreatedKey(client.name, key, len(stored) == len(clients), notes(client.name))
+        for client, key in zip(clients, keys, strict=True)
+    ]
 
 
 def read_clients(lines: Iterable[str]) -> list[NewClient]:
@@ -159,14 +193,12 @@ def list_clients(settings: Settings, query: ClientUsageQuery = ClientUsageQuery(
 
 
 @operation("GET", "/keys")
-def list_keys(settings: Settings, query: ClientUsageQuery) -> ClientList:
+def list_keys(access: KeysAccess, query: ClientUsageQuery) -> ClientList:
     """List the clients with their usage, budgets, and limits, without keys or digests."""
+    settings = access.settings
     clients = list_clients(settings, query)
     is_unknown = bool(clients) and clients[0].requests is None
     return ClientList(clients, settings.journal.currency, usage_problem(settings) if is_unknown else None)
-
-
-KEY_OPERATIONS = (list_keys,)
 
 
 def _listed(client: ClientSettings, spent: Spent, usage: Mapping[str, Any]) -> ListedClient:
@@ -235,7 +267,8 @@ def _add_usage(
         usages[name]["last_used"] = max(used, usages[name].get("last_used", used))
 
 
-def set_limits(settings: Settings, change: ClientChange) -> LimitedClient:
+@operation("PATCH", "/keys/{name}")
+def set_limits(access: KeysAccess, change: ClientChange) -> ChangedClient:
     """Change the limits of a client, and return it. Running proxies apply this within two seconds."""
     given = {name: value for name, value in change.limits.items() if value is not None}
     removed: dict[str, Any] = dict.fromkeys(change.unlimited.split(",") if change.unlimited else ())
@@ -243,32 +276,74 @@ def set_limits(settings: Settings, change: ClientChange) -> LimitedClient:
         raise InvalidRequest(f"{min(both)} is given and removed: give one of both")
     if not given and not removed:
         raise InvalidRequest(f"there is no limit to change: give some of {', '.join(LIMITS)}, or unlimited")
-    changed = given | removed
-    client_keys.set_limits(settings, change.name, changed | ({"models": ()} if "models" in removed else {}))
-    client = next(client for client in client_keys.all_clients(settings) if client.name == change.name)
-    return LimitedClient(name=client.name, **_limits(client))
+    limits = given | removed | ({"models": ()} if "models" in removed else {})
+    return _changed(access, client_keys.set_limits(access.settings, change.name, limits, access.operator))
 
 
-def rotate_key(settings: Settings, rotation: KeyRotation) -> CreatedKey:
-    return CreatedKey(rotation.name, client_keys.rotate_key(settings, rotation.name, rotation.grace))
+def _changed(access: KeysAccess, client: ClientSettings) -> ChangedClient:
+    notes = unknown_models_of_client(access.settings, client)
+    return ChangedClient(name=client.name, **_limits(client), disabled=client.disabled, notes=notes)
 
 
-def disable_client(settings: Settings, client: ClientName) -> None:
-    client_keys.set_disabled(settings, client.name, disabled=True)
+@operation("POST", "/keys/{name}/rotate")
+def rotate_key(access: KeysAccess, rotation: KeyRotation) -> CreatedKey:
+    """Create a new key of a client. The old key stays valid for a day, or for `grace`."""
+    key = client_keys.rotate_key(access.settings, rotation.name, rotation.grace, access.operator)
+    return CreatedKey(rotation.name, key)
 
 
-def enable_client(settings: Settings, client: ClientName) -> None:
-    client_keys.set_disabled(settings, client.name, disabled=False)
+@operation("POST", "/keys/{name}/disable")
+def disable_client(access: KeysAccess, client: ClientName) -> ChangedClient:
+    """Reject the requests of a client, until it is enabled again."""
+    return _set_disabled(access, client.name, disabled=True)
 
 
-def reset_counts(settings: Settings, client: ClientName) -> None:
-    client_keys.reset_counts(settings, client.name)
+@operation("POST", "/keys/{name}/enable")
+def enable_client(access: KeysAccess, client: ClientName) -> ChangedClient:
+    """Accept the requests of a disabled client again."""
+    return _set_disabled(access, client.name, disabled=False)
 
 
-def remove_client(settings: Settings, client: ClientName) -> None:
-    client_keys.remove_client(settings, client.name)
+def _set_disabled(access: KeysAccess, name: str, *, disabled: bool) -> ChangedClient:
+    changed = client_keys.set_disabled(access.settings, name, disabled=disabled, operator=access.operator)
+    return _changed(access, changed)
 
 
-def list_changes(settings: Settings, limit: int | None) -> list[OperatorChange]:
+@dataclass(frozen=True, slots=True)
+class ResetCounts:
+    """The name of the client whose counts start again."""
+
+    reset: str
+
+
+@operation("POST", "/keys/{name}/reset")
+def reset_counts(access: KeysAccess, client: ClientName) -> ResetCounts:
+    """Start a client's counts of requests, tokens, and money again."""
+    client_keys.reset_counts(access.settings, client.name, access.operator)
+    return ResetCounts(client.name)
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedClient:
+    """The name of the removed client."""
+
+    removed: str
+
+
+@operation("DELETE", "/keys/{name}")
+def remove_client(access: KeysAccess, client: ClientName) -> RemovedClient:
+    """Remove a client with its counts, and revoke its key."""
+    client_keys.remove_client(access.settings, client.name, access.operator)
+    return RemovedClient(client.name)
+
+
+@operation("GET", "/keys/history", rows=RowLimits(50, 10_000))
+def list_changes(access: KeysAccess, page: ChangesPage) -> list[OperatorChange]:
     """List the newest changes of clients and stored responses, the last one first."""
-    return [OperatorChange(**row) for row in client_keys.operator_changes(settings, limit)]
+    return [OperatorChange(**row) for row in client_keys.operator_changes(access.settings, page.limit or None)]
+
+
+KEY_OPERATIONS = (
+    *(list_keys, list_changes, add_client, set_limits, rotate_key, disable_client, enable_client),
+    *(reset_counts, remove_client),
+)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from kvproxy.operations.parameters import Parameter, argument, declared_parameters, duration, period_start, size
 from kvproxy.operations.suggestions import client_names
-from kvproxy.units import parse_seconds, parse_time
+from kvproxy.units import parse_since
 
 _NO_MODEL = re.compile(r"[;|\s]")
 """Characters that separate names, and that no name of a model has."""
@@ -27,10 +27,9 @@ def _parse_models(text: str) -> str:
 
 
 def _parse_expiry(text: str) -> float:
-    try:
-        expiry = time.time() + parse_seconds(text)
-    except ValueError:
-        expiry = parse_time(text)
+    """Parse a duration from now, or a time; a large number is in seconds since the epoch."""
+    moment = parse_since(text)
+    expiry = moment.timestamp() if isinstance(moment, datetime) else time.time() + moment
     if expiry <= time.time():
         raise ValueError(f"{text[:40]!r} is in the past: give a duration from now such as 90d, or a later date")
     return expiry
@@ -129,3 +128,8 @@ class ClientChange(ClientLimits, ClientName):
 @dataclass(frozen=True)
 class KeyRotation(ClientName):
     grace: Annotated[float, duration("Time while the old key stays valid.", "1d", needs_unit=True)] = 86_400.0
+
+
+@dataclass(frozen=True)
+class ChangesPage:
+    limit: Annotated[int | None, Parameter("Maximum number of changes; 0 lists all.", is_option=False)] = None

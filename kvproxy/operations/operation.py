@@ -15,7 +15,7 @@ Access = TypeVar("Access", contravariant=True)
 Parameters = TypeVar("Parameters")
 Result = TypeVar("Result", covariant=True)
 Row = TypeVar("Row")
-Method = Literal["GET", "POST", "DELETE"]
+Method = Literal["GET", "POST", "PATCH", "DELETE"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import httpx
 
-from kvproxy.clients.client_keys import add_client, all_clients, clients_file, remove_client, rotate_key
+from kvproxy.clients.client_keys import add_client, all_clients, remove_client, rotate_key
 from kvproxy.clients.shared_state import HEARTBEAT_SECONDS
+from kvproxy.clients.stored_clients import clients_file
 from kvproxy.settings import load_settings
 from tests.commands.run import result
 from tests.fleet.proxies import Proxy, run_proxies

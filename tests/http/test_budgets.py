@@ -33,7 +33,7 @@ from kvproxy.clients.client_keys import (
 )
 from kvproxy.clients.spending_tables import SpendingFile, read_spent
 from kvproxy.clients.spent_money import SpentMoney
-from kvproxy.errors import BudgetExceeded, SettingsError, TooManyRequests
+from kvproxy.errors import BudgetExceeded, InvalidRequest, SettingsError, TooManyRequests
 from kvproxy.http.client_authentication import Clients
 from kvproxy.http.services import Services
 from kvproxy.index.errors import CacheStoreError
@@ -502,10 +502,10 @@ def test_a_model_without_a_price_is_refused(proxy: Proxy) -> None:
 def test_budgets_without_any_price_are_an_error_at_the_start(tmp_path: Path) -> None:
     # The list prices are in USD.
     settings = load_settings(data=tmp_path, journal={"currency": "EUR"})
-    with pytest.raises(SettingsError, match="no model has a price in EUR"):
+    with pytest.raises(InvalidRequest, match="no model has a price in EUR"):
         add_client(settings, "team", budget_per_day=5)
     add_client(settings, "team")
-    with pytest.raises(SettingsError, match=r"remove journal\.currency"):
+    with pytest.raises(InvalidRequest, match=r"remove journal\.currency"):
         set_limits(settings, "team", {"budget_per_month": 5})
     set_limits(load_settings(data=tmp_path), "team", {"budget_per_month": 5})
     check = kvproxy("config", "check", "--data", tmp_path, KVPROXY_JOURNAL__CURRENCY="EUR")

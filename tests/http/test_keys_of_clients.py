@@ -22,13 +22,13 @@ from kvproxy.clients import change_log
 from kvproxy.clients.client_keys import (
     add_client,
     all_clients,
-    clients_file,
     key_digest,
     remove_client,
     rotate_key,
     set_disabled,
     set_limits,
 )
+from kvproxy.clients.stored_clients import clients_file
 from kvproxy.errors import InvalidRequest, NotFound, SettingsError
 from kvproxy.http import client_authentication
 from kvproxy.http.serve import serve

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from kvproxy.clients.client_keys import add_client, remove_client, set_disabled, set_limits, spent_money
-from kvproxy.errors import InvalidRequest, SettingsError
+from kvproxy.errors import InvalidRequest
 from kvproxy.http.services import Services
 from kvproxy.operations.keys import list_clients
 from kvproxy.settings import load_settings
@@ -126,12 +126,12 @@ def test_a_disabled_team_disables_its_clients(proxy: Proxy) -> None:
 
 def test_a_team_is_a_client_without_a_team(tmp_path: Path) -> None:
     settings = load_settings(data=tmp_path, upstream="http://127.0.0.1:9")
-    with pytest.raises(SettingsError, match="the team lab of the client ada is no client: kvproxy keys add lab"):
+    with pytest.raises(InvalidRequest, match="the team lab of the client ada is no client: kvproxy keys add lab"):
         add_client(settings, "ada", team="lab")
     add_client(settings, "lab")
     add_client(settings, "ada", team="lab")
     for name, team in (("lab", "ada"), ("lab", "lab")):
-        with pytest.raises(SettingsError, match="has a team itself"):
+        with pytest.raises(InvalidRequest, match="has a team itself"):
             set_limits(settings, name, {"team": team})
     with pytest.raises(InvalidRequest, match=r"have the team lab: ada; .*: kvproxy keys set ada --unlimited team"):
         remove_client(settings, "lab")

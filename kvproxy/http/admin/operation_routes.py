@@ -53,11 +53,32 @@ def async_operation_route(operation: AsyncOperationOn[Access], access: Callable[
 
 
 def _route_of(operation: AnyOperation, respond: Callable[[Request, object], Awaitable[Response]]) -> DeclaredRoute:
-    respond.__doc__ = operation.run.__doc__
-    respond.__name__ = operation.run.__name__
-    route = declared_route(operation.method, operation.path, operation.parameters, respond, operation.json_type)
+    async def respond_to_known(request: Request, parameters: object) -> Response:
+        if operation.method != "GET":
+            _check_change(request, operation)
+        return await respond(request, parameters)
+
+    respond_to_known.__doc__ = operation.run.__doc__
+    respond_to_known.__name__ = operation.run.__name__
+    route = declared_route(
+        operation.method, operation.path, operation.parameters, respond_to_known, operation.json_type
+    )
     route.body = operation.body
     return route
+
+
+def _check_change(request: Request, operation: AnyOperation) -> None:
+    """Refuse what the operation would ignore: a misspelt limit would create a key without it."""
+    names = [parameter.name for parameter in operation.remote_parameters if parameter.name not in operation.path_names]
+    known = f"its parameters are {', '.join(names)}, in the query" if names else "it has no parameters"
+    for name, value in request.query_params.multi_items():
+        if name not in names:
+            raise InvalidRequest(f"the parameter {name[:40]!r} is unknown: {known}", param=name[:40])
+        if not value:
+            raise InvalidRequest(f"the parameter {name} is empty: give a value, or leave it out", param=name)
+    has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+    if operation.body is None and has_body:
+        raise InvalidRequest(f"this route takes no body: {known}")
 
 
 def _reply(result: object) -> Response:

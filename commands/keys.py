@@ -31,8 +31,7 @@ from kvproxy.operations.keys_parameters import (
 from kvproxy.operations.operation import field_names, fields_of
 
 if TYPE_CHECKING:
-    from kvproxy.operations.keys import ListedClient
-    from kvproxy.operations.open_keys import DirectKeys, KeysClient
+    from kvproxy.operations.keys import DirectKeys, KeysClient, ListedClient
     from kvproxy.settings import Settings
 
 
@@ -58,8 +57,7 @@ class KeysPlace:
 
     def open_direct(self) -> "DirectKeys":
         from kvproxy.clients.change_log import operator_name
-        from kvproxy.operations.keys import KeysAccess
-        from kvproxy.operations.open_keys import DirectKeys
+        from kvproxy.operations.keys import DirectKeys, KeysAccess
 
         return DirectKeys(KeysAccess(self._settings, operator_name()))
 

@@ -36,7 +36,8 @@ def ls(layout: ListLayout, proxy: ProxyOptions) -> Output:
 def drain(upstream: UpstreamName, *, also: Also = None, proxy: ProxyOptions) -> Output:
     """Stop sending new requests to an upstream.
 
-    Requests in flight are completed. Each proxy of a fleet drains its upstreams itself: --also names the other ones.
+    Requests in flight are completed. All proxies on one PostgreSQL drain it, until undrain. A proxy without PostgreSQL drains it
+    until its next start; --also names further proxies.
 
     Example: kvproxy upstreams drain http://SERVER:8000 --url http://127.0.0.1:8491 --also http://127.0.0.1:8492
     """

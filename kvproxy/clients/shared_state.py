@@ -1,4 +1,4 @@
-"""State that proxies share in PostgreSQL: quotas, clients, changes by operators, and leases.
+"""State that proxies share in PostgreSQL: quotas, clients, drained upstreams, changes by operators, and leases.
 
 A lease on a cache key lets one proxy compute the response for all proxies. The tables are in the store's schema.
 """
@@ -41,6 +41,7 @@ _TABLES = f"""do $$ begin
     create table if not exists clients (name text primary key, settings text);
     create table if not exists changes (
         number bigserial primary key, changed float8 not null, operator text not null, change text not null);
+    create table if not exists drains (url text primary key);
     {"; ".join(SPENDING_TABLES)};
     create table if not exists leases (key text primary key, owner text not null, acquired float8 not null);
     delete from leases where owner not in (select id from proxies);
@@ -75,6 +76,8 @@ _SET_CLIENT = """insert into clients (name, settings) values (:name, :settings)
     on conflict (name) do update set settings = excluded.settings"""
 _RESET = """with reset as (delete from quotas where client = :name)
     delete from spending where client = :name"""
+_DRAIN = "insert into drains (url) values (:url) on conflict do nothing returning url"
+_UNDRAIN = "delete from drains where url = :url returning url"
 _CLIENTS = "select settings from clients order by name"
 _ACQUIRE = f"""with {_NOT_DURABLE} insert into leases as l (key, owner, acquired) select :key, :me, {_NOW} from fast
     on conflict (key) do update set owner = excluded.owner, acquired = excluded.acquired
@@ -165,6 +168,17 @@ class SharedState:
         """Open a transaction that changes clients. Only one is open at a time in all proxies and commands."""
         with self._database.transaction() as query:
             yield SharedClients(query)
+
+    def drained_upstreams(self) -> set[str]:
+        """Return the URLs of the upstreams that operators drain."""
+        return {row["url"] for row in self._database.query("select url from drains")}
+
+    def set_drained(self, url: str, operator: str, *, drained: bool) -> None:
+        """Drain an upstream for all proxies, or end that, and record the change, unless nothing would change."""
+        with self._database.transaction() as query:
+            if query(_DRAIN if drained else _UNDRAIN, {"url": url}):
+                verb = "drain" if drained else "undrain"
+                query(_CHANGE, {"operator": operator, "change": f"{verb} upstream {url}"})
 
     def record_change(self, operator: str, change: str) -> None:
         self._database.query(_CHANGE, {"operator": operator, "change": change})

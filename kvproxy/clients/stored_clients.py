@@ -50,7 +50,10 @@ class StoredClients:
         self._shared = shared
         self._log = log
         self._in_file = _read_clients(settings.data)
-        self.stored: list[ClientSettings] = [*self._in_file, *(() if shared is None else _parse(shared.settings()))]
+        self.stored: tuple[ClientSettings, ...] = (
+            *self._in_file,
+            *(() if shared is None else _parse(shared.settings())),
+        )
 
     @property
     def all(self) -> tuple[ClientSettings, ...]:

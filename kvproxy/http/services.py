@@ -94,6 +94,7 @@ class Services:
         self.uncached_paths: set[str] = set()
         """Paths of which `routes` has logged that they are not cached."""
         self._tasks: list[asyncio.Task[None]] = []
+        self._applied_drains: int | None = None
 
     async def forecasts(self, token_bytes: float | None = None, tier_bytes: float | None = None) -> list[PoolForecast]:
         """Forecast the hit rate of each engine's prefix cache for other pool sizes.
@@ -166,6 +167,30 @@ class Services:
         await asyncio.to_thread(self.clients.reload, change)
         await asyncio.to_thread(self.spent.write_pending_charges)
         await self.quotas.charge_debts()
+        await self._apply_drains(change)
+
+    async def _apply_drains(self, change: int) -> None:
+        """Drain the upstreams that operators drain at any proxy, if `change`, the last change in PostgreSQL, is new."""
+        fleet = self.built.fleet
+        if fleet is None or self.shared is None or change == self._applied_drains:
+            return
+        fleet.set_drained(await asyncio.to_thread(self.shared.drained_upstreams))
+        self._applied_drains = change
+
+    async def set_drained(self, request: Request, url: str, *, drained: bool) -> str | None:
+        """Drain an upstream, or end that, on all proxies of one PostgreSQL; return why other proxies do not."""
+        fleet, operator = self.built.fleet, self.operator(request)
+        assert fleet is not None
+        if self.shared is None:
+            await self.record_change(request, f"{'drain' if drained else 'undrain'} upstream {url}")
+        problem = None
+        try:
+            if self.shared is not None:
+                await asyncio.to_thread(self.shared.set_drained, url, operator, drained=drained)
+        except CacheStoreError as error:
+            problem = f"only this proxy was changed: {error}; repeat the command when the store works"
+        fleet.engines[url].health.draining = drained
+        return problem
 
     async def measure_budgets(self) -> None:
         """Set the metrics of the clients' budgets."""

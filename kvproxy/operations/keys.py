@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from kvproxy.clients import client_keys
 from kvproxy.clients.spending_tables import Spent, budgets_of
@@ -26,7 +26,7 @@ from kvproxy.operations.keys_parameters import (
     KeyRotation,
     NewClient,
 )
-from kvproxy.operations.operation import RowLimits, operation
+from kvproxy.operations.operation import Operation, Parameters, Result, RowLimits, operation
 from kvproxy.operations.parameters import declared_parameters
 from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings import Settings
@@ -42,6 +42,22 @@ class KeysAccess:
 
     settings: Settings
     operator: str
+
+
+class KeysClient(Protocol):
+    """Performs the operations of this module: a `ProxyClient`, or `DirectKeys`."""
+
+    def perform(self, operation: Operation[KeysAccess, Parameters, Result], parameters: Parameters, /) -> Result: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DirectKeys:
+    """The clients in the files, or in PostgreSQL, without a proxy."""
+
+    access: KeysAccess
+
+    def perform(self, operation: Operation[KeysAccess, Parameters, Result], parameters: Parameters, /) -> Result:
+        return operation(self.access, parameters)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,9 @@ class UpstreamsAccess(Protocol):
     @property
     def fleet(self) -> "Fleet | None": ...
 
+    async def set_drained(self, url: str, *, drained: bool) -> str | None:
+        """Drain an upstream, on all proxies of one PostgreSQL, or end that; return why other proxies do not."""
+
 
 @dataclass(frozen=True, slots=True)
 class UpstreamName:
@@ -35,27 +38,26 @@ async def list_upstreams(proxy: UpstreamsAccess, nothing: NoParameters) -> list[
 
 @async_operation("POST", "/upstreams/drain")
 async def drain_upstream(proxy: UpstreamsAccess, upstream: UpstreamName) -> EngineStatus:
-    """Drain an upstream: it finishes its requests and receives no new ones."""
-    return _set_draining(proxy, upstream.name, True)
+    """Drain an upstream on all proxies of a store: it finishes its requests and receives no new ones."""
+    return await _set_drained(proxy, upstream.name, drained=True)
 
 
 @async_operation("POST", "/upstreams/undrain")
 async def undrain_upstream(proxy: UpstreamsAccess, upstream: UpstreamName) -> EngineStatus:
-    """Send requests to an upstream again."""
-    return _set_draining(proxy, upstream.name, False)
+    """Send requests to an upstream again, from all proxies of a store."""
+    return await _set_drained(proxy, upstream.name, drained=False)
 
 
 UPSTREAM_OPERATIONS = (list_upstreams, drain_upstream, undrain_upstream)
 
 
-def _set_draining(proxy: UpstreamsAccess, name: str, draining: bool) -> EngineStatus:
+async def _set_drained(proxy: UpstreamsAccess, name: str, *, drained: bool) -> EngineStatus:
     fleet = _fleet(proxy)
     upstream = fleet.find_engine(name)
-    upstream.health.draining = draining
+    problem = await proxy.set_drained(upstream.url, drained=drained)
     status = upstream.status()
-    if draining and fleet.failure() is not None:
-        status = replace(status, notes=(*status.notes, _NO_UPSTREAM))
-    return status
+    notes = [problem, _NO_UPSTREAM if drained and fleet.failure() is not None else None]
+    return replace(status, notes=(*status.notes, *filter(None, notes)))
 
 
 def _fleet(proxy: UpstreamsAccess) -> "Fleet":

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -343,6 +343,14 @@ class Fleet:
                 if match is not None or len(start) > _MAX_START:
                     start = None
             yield chunk
+
+    def set_drained(self, urls: Collection[str]) -> None:
+        """Drain the upstreams with these URLs, and no others."""
+        for engine in self.engines.values():
+            if engine.health.draining != (engine.url in urls):
+                engine.health.draining = engine.url in urls
+                state = "is drained by an operator" if engine.health.draining else "is no longer drained"
+                _log.info("the upstream %s %s", engine.url, state)
 
     def find_engine(self, name: str) -> FleetEngine:
         """Find an engine by its URL, or by its number from 1. Raises NotFound."""

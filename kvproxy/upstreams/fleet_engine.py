@@ -330,8 +330,12 @@ class FleetEngine:
         return [] if self.health.failures else self._tokenizing.problems()
 
     def _advice(self) -> tuple[str, ...]:
-        limits = self.reuse_limits()
-        return (*self._kind.advice(), *filter(None, (limits, self._hash_advice)))
+        drained = (
+            "drained by an operator: kvproxy upstreams undrain sends it requests again"
+            if self.health.draining
+            else None
+        )
+        return (*self._kind.advice(), *filter(None, (drained, self.reuse_limits(), self._hash_advice)))
 
     def reuse_limits(self) -> str | None:
         """Return which prefixes the model cannot reuse, by its KV events and metrics; None if it can reuse most."""

@@ -26,7 +26,9 @@ class Proxy:
 
 
 @contextlib.contextmanager
-def run_proxies(folder: Path, store: str, upstream: str, count: int = 3, **settings: Any) -> Iterator[list[Proxy]]:
+def run_proxies(
+    folder: Path, store: str, upstream: str | list[str], count: int = 3, **settings: Any
+) -> Iterator[list[Proxy]]:
     """Run proxies with a data folder each, which know each other when they have started."""
     with contextlib.ExitStack() as stack:
         proxies = []
@@ -34,7 +36,7 @@ def run_proxies(folder: Path, store: str, upstream: str, count: int = 3, **setti
             options = {
                 "data": folder / f"p{number}",
                 "store": store,
-                "upstream": upstream,
+                "upstream" if isinstance(upstream, str) else "upstreams": upstream,
                 "cache": {"semantic": False},
             }
             proxies.append(Proxy(*stack.enter_context(run_proxy(load_settings(**options | settings)))))

@@ -4,12 +4,14 @@ import time
 from pathlib import Path
 
 import httpx
+import pytest
 
 from kvproxy.clients.client_keys import add_client, all_clients, remove_client, rotate_key
 from kvproxy.clients.shared_state import HEARTBEAT_SECONDS
 from kvproxy.clients.stored_clients import clients_file
+from kvproxy.index.errors import CacheStoreError
 from kvproxy.settings import load_settings
-from tests.commands.run import result
+from tests.commands.run import kvproxy, result
 from tests.fleet.proxies import Proxy, run_proxies
 from tests.plain_upstream import run_plain_upstream
 from tests.polling import until
@@ -44,6 +46,44 @@ def test_clients_are_known_and_revoked_everywhere(empty_postgres: str, tmp_path:
         "add client one: requests_per_minute 100",
     ]
     assert all("@" in each["operator"] and time.time() - each["changed"] < 60 for each in changes)
+
+
+def test_a_drained_upstream_is_drained_everywhere(empty_postgres: str, tmp_path: Path) -> None:
+    with run_plain_upstream() as one, run_plain_upstream() as two:
+
+        def states(proxies: list[Proxy]) -> list[list[str]]:
+            listed = [httpx.get(f"{proxy.url}/admin/upstreams").json() for proxy in proxies]
+            return [[upstream["state"] for upstream in found] for found in listed]
+
+        with run_proxies(tmp_path, empty_postgres, [one, two], count=2) as proxies:
+            drained = result("upstreams", "drain", one, url=proxies[1].url)[0]
+            assert (drained["state"], drained["notes"]) == ("draining", [])
+            until(lambda: states(proxies) == [["draining", "up"]] * 2)
+            doctor = kvproxy("doctor", "--url", proxies[0].url, KVPROXY_UPSTREAM=two, KVPROXY_DATA=str(tmp_path / "p0"))
+            assert f"{one}: drained by an operator" in doctor.stdout + doctor.stderr
+        # After a restart, too; and undrain at any proxy ends it everywhere.
+        with run_proxies(tmp_path, empty_postgres, [one, two], count=2) as proxies:
+            assert states(proxies) == [["draining", "up"]] * 2
+            result("upstreams", "undrain", one, url=proxies[0].url)
+            until(lambda: states(proxies) == [["up", "up"]] * 2)
+            shared = proxies[0].services.shared
+            assert shared is not None
+            changes = [each["change"] for each in shared.changes(None)]
+            assert changes == [f"undrain upstream {one}", f"drain upstream {one}"]
+
+
+def test_a_drain_without_the_database_says_so(
+    empty_postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: object, **named: object) -> None:
+        raise CacheStoreError("the store failed")
+
+    with run_plain_upstream() as upstream, run_proxies(tmp_path, empty_postgres, upstream, count=1) as (proxy,):
+        assert proxy.services.shared is not None
+        monkeypatch.setattr(proxy.services.shared, "set_drained", fail)
+        answer = httpx.post(f"{proxy.url}/admin/upstreams/drain", params={"name": "1"}).json()
+        assert answer["state"] == "draining"
+        assert answer["notes"][0].startswith("only this proxy was changed: the store failed; repeat the command")
 
 
 def test_a_team_has_one_quota_on_all_proxies(empty_postgres: str, tmp_path: Path) -> None:

@@ -69,12 +69,12 @@ def _route_of(operation: AnyOperation, respond: Callable[[Request, object], Awai
 
 def _check_change(request: Request, operation: AnyOperation) -> None:
     """Refuse what the operation would ignore: a misspelt limit would create a key without it."""
-    names = [parameter.name for parameter in operation.remote_parameters if parameter.name not in operation.path_names]
-    known = f"its parameters are {', '.join(names)}, in the query" if names else "it has no parameters"
+    parameters = {each.name: each for each in operation.remote_parameters if each.name not in operation.path_names}
+    known = f"its parameters are {', '.join(parameters)}, in the query" if parameters else "it has no parameters"
     for name, value in request.query_params.multi_items():
-        if name not in names:
+        if name not in parameters:
             raise InvalidRequest(f"the parameter {name[:40]!r} is unknown: {known}", param=name[:40])
-        if not value:
+        if not value and not parameters[name].is_required:
             raise InvalidRequest(f"the parameter {name} is empty: give a value, or leave it out", param=name)
     has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
     if operation.body is None and has_body:

@@ -69,11 +69,6 @@ def table_time(seconds: float) -> str:
     return f"{day[5:]} {time_of_day[:5]}" if day[:5] == today[:5] else day
 
 
-def change_place(region: str | None, place: int | None) -> str | None:
-    """Format the first changed text of a turn (see `Turn`), and its character."""
-    return region if region is None or place is None else f"{region}, character {place:,}"
-
-
 def percent(share: float) -> Formatted:
     """Format a share as a percentage; programs receive the share, from 0 to 1."""
     return Formatted(f"{100 * share:.1f}%", share)

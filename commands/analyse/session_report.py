@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from kvproxy.commands.analyse.options import print_left_out, read_requests
-from kvproxy.commands.formatting import change_place, format_duration, money, percent, table_time
+from kvproxy.commands.formatting import format_duration, money, percent, table_time
 from kvproxy.commands.journal.savings import ledger_rows
 from kvproxy.commands.journal.spending import session_cost, unpriced_note
 from kvproxy.commands.options import load_settings
 from kvproxy.commands.output import print_note, print_text, progress_bar
 from kvproxy.commands.tables import Column, Row, print_table, text_column
+from kvproxy.journal.sessions.changed_text import change_place
 from kvproxy.journal.sessions.ledger import main_cause
 from kvproxy.units import format_line_numbers, plural
 

@@ -32,10 +32,11 @@ from kvproxy.commands.tables import (
     table_output,
     text_column,
 )
+from kvproxy.journal.sessions.ledger import cost_of_cause
 from kvproxy.operations.operation import field_names
 from kvproxy.operations.record_query import RecordQuery
 from kvproxy.operations.suggestions import request_ids
-from kvproxy.units import format_seconds, tenant_name
+from kvproxy.units import format_seconds, plural, tenant_name
 
 if TYPE_CHECKING:
     from kvproxy.journal.record import Record, RecordWithQuestions
@@ -104,11 +105,13 @@ def log(
     else:
         print_table(
             # Later rows may have values in a column that is empty now.
-            (_listed_row(row, named, hides_empty=not follow) for row in rows),
+            (_listed_row(row, named, query.lost, hides_empty=not follow) for row in rows),
             empty=no_match(journal, query) if not rows else "",
             layout=layout,
             records=_selectable(rows, layout),
         )
+        if query.lost is not None and rows:
+            _print_lost_sum(rows, query.lost)
     if follow:
         _follow(journal, query, rows, layout, named)
     # A program that gives a limit knows that there may be more rows.
@@ -117,6 +120,24 @@ def log(
         and (note := rows_note(len(rows), len(records), is_minimum=True)) is not None
     ):
         print_note(note)
+
+
+def _lost_of(row: "RecordWithQuestions", cause: str) -> tuple[int | None, float | None]:
+    """Return the tokens that a request lost to a cause, or to any, and their money; None if unknown."""
+    if cause == "any":
+        return row.lost_tokens, row.lost_cost
+    lost = row.lost or {}
+    return lost.get(cause), cost_of_cause(row.lost_cost, lost, cause)
+
+
+def _print_lost_sum(rows: "Sequence[RecordWithQuestions]", cause: str) -> None:
+    tokens, costs = zip(*(_lost_of(row, cause) for row in rows), strict=True)
+    known = [cost for cost in costs if cost is not None]
+    saved = money(sum(known), leaves_out_models=len(known) < len(rows)) if known else "an unknown amount"
+    print_note(
+        f"{plural(len(rows), 'listed request')} lost {plural(sum(filter(None, tokens)), 'token')}"
+        f"{'' if cause == 'any' else f' to {cause}'}, whose reuse would have saved {saved}; savings --ledger sums all requests"
+    )
 
 
 def _named_fields(condition: str | None) -> list[str]:
@@ -222,7 +243,7 @@ def _follow(
         if layout.is_data:
             print_records(map(asdict, rows), layout, with_names=False)
         else:
-            listed = (_listed_row(row, named) for row in rows)
+            listed = (_listed_row(row, named, query.lost) for row in rows)
             print_rows_without_names(listed, layout, _selectable(rows, layout))
 
 
@@ -236,9 +257,13 @@ def _matched_question(row: "RecordWithQuestions") -> str | None:
     return row.stored_question if is_match else None
 
 
-def _listed_row(record: "RecordWithQuestions", named: Sequence[str], *, hides_empty: bool = False) -> Row:
-    """Return the row of a record, with a column for each of the `named` fields."""
+def _listed_row(
+    record: "RecordWithQuestions", named: Sequence[str], lost: str | None, *, hides_empty: bool = False
+) -> Row:
+    """Return the row of a record, with a column for each of the `named` fields, and its tokens lost to the cause `lost`."""
     row = _record_row(record, hides_empty=hides_empty)
+    if lost is not None:
+        row = {**_lost_cells(record, lost), **row}
     return add_fields(row, asdict(record), named) if named else row
 
 
@@ -257,6 +282,16 @@ def _record_row(record: "RecordWithQuestions", *, hides_empty: bool) -> Row:
         Column("Team", is_optional=True, hides_empty=hides_empty): record.team,
         text_column("Question"): record.question,
         text_column("Stored question", hides_empty=hides_empty): _matched_question(record),
+    }
+
+
+def _lost_cells(record: "RecordWithQuestions", cause: str) -> Row:
+    tokens, cost = _lost_of(record, cause)
+    names = ("lost_tokens", "lost_cost") if cause == "any" else (f"lost_to_{cause}", f"cost_of_{cause}")
+    return {
+        number_column("Lost" if cause == "any" else f"Lost to {cause}", names[0]): tokens,
+        number_column("Its cost", names[1]): money(cost),
+        text_column("First change", hides_empty=True): record.first_change,
     }
 
 

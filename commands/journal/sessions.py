@@ -8,7 +8,7 @@ import typer
 from typer import Argument, Option
 
 from kvproxy.commands.command import CommandGroup
-from kvproxy.commands.formatting import Formatted, change_place, format_duration, money, percent, table_time
+from kvproxy.commands.formatting import Formatted, format_duration, money, percent, table_time
 from kvproxy.commands.journal.log import no_match
 from kvproxy.commands.journal.spending import NO_BILL, session_cost, spending_output
 from kvproxy.commands.options import JournalOptions, LimitOrAll, completion_of
@@ -183,6 +183,7 @@ def _session_row(session: "Session") -> Row:
         "Lost most to": main_cause(session.lost, session.reused_tokens),
         "Longest pause#?": format_duration(round(session.longest_pause)),
         "Cost#": session_cost(session),
+        "Lost cost#?": money(session.lost_cost, leaves_out_models=session.unpriced_turns > 0),
         "Saved#?": money(session.saved, leaves_out_models=session.unpriced_turns > 0),
         _UNPRICED: session.unpriced_turns or Formatted("", 0),
         "Last": table_time(session.last),
@@ -213,7 +214,7 @@ def _turn_row(row: "TreeRow") -> Row:
         Column("Lost", is_text=True, folds=True, min_width=_LOST_WIDTH): lost,
         "Lost cost#?": money(turn.lost_cost),
         "Cost#?": money(turn.cost),
-        Column("First change", is_text=True, folds=True): change_place(turn.region, turn.place) or _new_history(turn),
+        Column("First change", is_text=True, folds=True): turn.first_change or _new_history(turn),
         **dict(zip(_PROVIDER_COLUMNS, (_diagnosis(turn), turn.keep_warm), strict=True)),
         digest_column("Request", 8, optional=True, field="request_id"): turn.request_id,
     }

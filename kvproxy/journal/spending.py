@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TypeAlias
+from typing import TYPE_CHECKING
 
 from kvproxy.apis.request_directives import project_of
 from kvproxy.journal.groups import Group, RequestGroup, SpendingGroup
@@ -25,6 +25,9 @@ from kvproxy.providers.prices import has_tier_price, is_dated, price_at
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_lost_per_token, storage_price
 from kvproxy.units import tenant_name
 
+if TYPE_CHECKING:
+    from kvproxy.journal.sessions.session_reader import Turn
+
 _REQUESTS = (
     f"select r.time, r.model, r.tenant, r.client, r.tags, r.team, r.reused_tokens, {PAID_PROMPT}, {PAID_COMPLETION},"
     " coalesce(r.estimated_prompt_tokens, r.estimated_completion_tokens),"
@@ -33,7 +36,6 @@ _REQUESTS = (
 )
 _HOUR = 3_600.0
 _DAY = 86_400.0
-_MAX_NUMBERS = 500  # SQLite limits the number of parameters.
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,22 +373,8 @@ def with_costs(
     ]
 
 
-Writes: TypeAlias = tuple[int | None, int | None, float | None]
-"""Tokens that a request wrote to the provider's cache, for five minutes and for one hour, and the pause before it in seconds."""
-
-
-def recorded_writes(reader: JournalReader, numbers: Sequence[int]) -> dict[int, Writes]:
-    """Return the writes of turns by record number."""
-    turns: dict[int, Writes] = {}
-    for start in range(0, len(numbers), _MAX_NUMBERS):
-        batch = numbers[start : start + _MAX_NUMBERS]
-        sql = f"select number, written_5m, written_1h, pause from turns where number in ({', '.join('?' * len(batch))})"
-        turns |= {number: (short, long, pause) for number, short, long, pause in reader.rows(sql, batch)}
-    return turns
-
-
 def record_costs(
-    records: Sequence[Record], turns: Mapping[int, Writes], prices: Mapping[str, PriceSettings]
+    records: Sequence[Record], turns: Mapping[int, "Turn"], prices: Mapping[str, PriceSettings]
 ) -> dict[int, float]:
     """Return costs by record number. Answers of caches and plugins cost 0. Records with an unknown price or usage are omitted."""
     costs: dict[int, float] = {}
@@ -394,7 +382,7 @@ def record_costs(
         if record.layer in (*CACHES, "plugin") or record.reason.startswith("hit-"):
             costs[record.number] = 0.0
         elif record.status == 200 or record.estimated_prompt_tokens is not None:
-            short, long, pause = turns.get(record.number, (None, None, None))
+            turn = turns.get(record.number)
             paid = PaidRequest(
                 time=record.time,
                 model=record.model,
@@ -403,9 +391,9 @@ def record_costs(
                 prompt_tokens=_first(record.prompt_tokens, record.estimated_prompt_tokens),
                 completion_tokens=_first(record.completion_tokens, record.estimated_completion_tokens),
                 reused_tokens=record.reused_tokens,
-                written_5m=short,
-                written_1h=long,
-                pause=pause,
+                written_5m=None if turn is None else turn.written_5m,
+                written_1h=None if turn is None else turn.written_1h,
+                pause=None if turn is None else turn.pause,
                 service_tier=record.service_tier,
             )
             if (cost := paid.cost(prices)) is not None:

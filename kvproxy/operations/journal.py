@@ -20,7 +20,7 @@ from kvproxy.journal.groups import Group, RequestGroup
 from kvproxy.journal.reader import JournalReader, LayerCounts, PromptCount, RecordFilter
 from kvproxy.journal.record import Record, RecordWithQuestions
 from kvproxy.journal.request_regions import request_body_of
-from kvproxy.journal.spending import record_costs, recorded_writes, with_costs
+from kvproxy.journal.spending import record_costs, with_costs
 from kvproxy.operations.client import ConfiguredUrl, ProxyClient, client_of_running_proxy, configured_url, names_folder
 from kvproxy.operations.operation import Operation, Parameters, Result, RowLimits, operation
 from kvproxy.operations.record_query import RecordQuery
@@ -64,11 +64,17 @@ class JournalAccess:
 
     def with_questions(self, records: Sequence[Record]) -> list[RecordWithQuestions]:
         rows = self.reader.with_questions(records, self.stored_questions)
-        writes = recorded_writes(self.reader, [row.number for row in rows])
-        costs = record_costs(rows, writes, ModelPrices(self.settings))
+        from kvproxy.journal.sessions.session_reader import SessionReader
+
+        prices = ModelPrices(self.settings)
+        turns = SessionReader(self.reader, prices).turns_of_records([row.number for row in rows])
+        costs = record_costs(rows, turns, prices)
         for row in rows:
             row.cost = costs.get(row.number)
-            row.written_5m, row.written_1h, _ = writes.get(row.number, (None, None, None))
+            if (turn := turns.get(row.number)) is not None:
+                row.written_5m, row.written_1h = turn.written_5m, turn.written_1h
+                row.lost, row.lost_tokens, row.lost_cost = turn.lost, turn.lost_tokens, turn.lost_cost
+                row.first_change = turn.first_change
         return rows
 
     def find(self, id_or_number: str) -> RecordWithQuestions:

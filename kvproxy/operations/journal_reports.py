@@ -63,7 +63,8 @@ class RecordExplanation:
     """A record, and the cause of its miss.
 
     Attributes:
-        question, stored_question, cost, written_5m, written_1h: see `RecordWithQuestions`.
+        question, stored_question, cost, written_5m, written_1h, lost, lost_tokens, lost_cost, first_change: see
+            `RecordWithQuestions`.
         sentences: the explanation for people; it quotes requests without escaping them.
     """
 
@@ -75,6 +76,10 @@ class RecordExplanation:
     cost: float | None = None
     written_5m: int | None = None
     written_1h: int | None = None
+    lost: dict[str, int] | None = None
+    lost_tokens: int | None = None
+    lost_cost: float | None = None
+    first_change: str | None = None
 
 
 @operation("GET", "/log/{id}")
@@ -88,7 +93,7 @@ def explain_record(journal: JournalAccess, name: RecordName) -> RecordExplanatio
         explained = explain_miss(journal.reader, record, region_loader(journal.reader, store))
     sentences = explain_in_sentences(explained, journal.format_time)
     meaning = meaning_of_reason(record.reason)
-    added = (row.cost, row.written_5m, row.written_1h)
+    added = (row.cost, row.written_5m, row.written_1h, row.lost, row.lost_tokens, row.lost_cost, row.first_change)
     return RecordExplanation(explained, row.question, row.stored_question, meaning, sentences, *added)
 
 

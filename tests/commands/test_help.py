@@ -93,7 +93,8 @@ _SERVERS = {"starlette", "fastapi", "uvicorn", "aiohttp", "httpx", "psycopg", "g
 _SETTINGS = {"pydantic", "orjson", "asyncio", "rich"}
 _NETWORK = {"asyncio", "http.client", "ssl"}
 _PROXY = {f"kvproxy.{name}" for name in ("exchange", "index.policies.guards", "flow.path")}
-_REPORTS = {f"kvproxy.journal.{name}" for name in ("savings", "miss_explanation", "sessions.session_reader")}
+_SESSIONS = "kvproxy.journal.sessions.session_reader"
+_REPORTS = {"kvproxy.journal.savings", "kvproxy.journal.miss_explanation", _SESSIONS}
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,12 @@ _REPORTS = {f"kvproxy.journal.{name}" for name in ("savings", "miss_explanation"
     [
         ("--help", "", _MODELS | _SERVERS | _SETTINGS, 240),
         ("", "kvproxy l", _MODELS | _SERVERS | _SETTINGS, 240),
-        ("log", "", _MODELS | _SERVERS | _PROXY | _REPORTS | _NETWORK | {"rich", "kvproxy.index.store"}, 405),
+        (
+            "log",
+            "",
+            _MODELS | _SERVERS | _PROXY | _REPORTS - {_SESSIONS} | _NETWORK | {"rich", "kvproxy.index.store"},
+            405,
+        ),
         ("sessions", "", _MODELS | _SERVERS | _PROXY | _NETWORK | {"rich", "kvproxy.index.store"}, 415),
         ("savings", "", _MODELS | _SERVERS | _PROXY | _NETWORK | {"rich"}, 435),
         ("cache ls", "", _MODELS | _SERVERS | _PROXY | _REPORTS | {"rich", "http.client", "kvproxy.clients"}, 420),

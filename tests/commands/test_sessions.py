@@ -44,6 +44,7 @@ def test_sessions_are_listed_with_their_losses_and_costs(data: Path) -> None:
     assert (found["turns"], found["prompt_tokens"], found["reused_tokens"]) == (2, PROMPT_1 + PROMPT_2, 0)
     assert found["cost"] == pytest.approx(cost)
     assert found["longest_pause"] == pytest.approx(599)
+    assert (found["lost_cost"], latest["lost_cost"]) == (pytest.approx(found["lost"]["expired"] * 3.45 / 1e6), 0)
     assert latest["turns"] == 1
     (top,) = result("log", "top", "--by", "model", "--data", data)
     assert top["cost"] == pytest.approx(found["cost"] + latest["cost"])
@@ -65,6 +66,19 @@ def test_the_log_selects_requests_by_the_cause_of_their_lost_tokens(data: Path) 
     assert (numbers("--lost", "expired"), numbers("--lost", "any"), numbers("--lost", "new")) == ([2], [2], [1, 2, 3])
     assert numbers("--lost", "evicted") == []
     assert [row["requests"] for row in result("log", "top", "--by", "model", "--lost", "any", "--data", data)] == [1]
+    ((row),) = map(json.loads, lines("log", "--lost", "expired"))
+    assert (row["lost"]["expired"], row["lost_cost"]) == (
+        row["lost_tokens"],
+        pytest.approx(row["lost_tokens"] * 3.45 / 1e6),
+    )
+    listed = kvproxy("log", "--lost", "expired", "--data", data)
+    head, cells = (line.split("\t") for line in listed.stdout.splitlines())
+    assert dict(zip(head, cells, strict=True))["lost_to_expired"] == str(row["lost_tokens"])
+    assert (
+        f"1 listed request lost {row['lost_tokens']:,} tokens to expired, whose reuse would have saved 0.03"
+        in listed.stderr
+    )
+    assert [row["lost_tokens"] for row in map(json.loads, lines("log", "--lost", "new"))] == [0, row["lost_tokens"], 0]
     refused = kvproxy("log", "--lost", "aged", "--data", data)
     assert (refused.returncode, "use one of any, new, changed" in refused.stderr) == (2, True)
 

@@ -279,7 +279,7 @@ def test_money_without_unpriced_models_is_marked(page: Page, tmp_path: Path) -> 
         page.open(url)
         page.until(lambda: page.text("[data-figure=money] + small") == "models with a price")
         page.open(url, "sessions")
-        page.until(lambda: [cost for cost in page.texts("tbody tr > :nth-child(9)") if cost.endswith(" (priced)")])
+        page.until(lambda: [cost for cost in page.texts("tbody tr > :nth-child(10)") if cost.endswith(" (priced)")])
 
 
 def test_sessions_show_their_turns(page: Page, url: str) -> None:

@@ -46,6 +46,11 @@ def find_changed_text(before: Json, after: Json) -> ChangedText:
             return ChangedText(_shorten(path), text_of_region(before), text_of_region(after))
 
 
+def change_place(region: str | None, place: int | None) -> str | None:
+    """Format the first changed text of a turn (see `Turn`), and its character."""
+    return region if region is None or place is None else f"{region}, character {place:,}"
+
+
 def split_region(label: str) -> tuple[str, str]:
     """Split the name of a region with a path into both."""
     match = _REGION.match(label)

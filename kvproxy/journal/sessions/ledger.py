@@ -151,6 +151,17 @@ def _add_changed_and_new(lost: dict[str, int], tokens: int, repeated: int) -> di
     return lost | {name: count for name, count in added.items() if count}
 
 
+def cost_of_cause(lost_cost: float | None, lost: Mapping[str, int], cause: str) -> float | None:
+    """Return the part of the money of all lost tokens that is of one cause; None if it is unknown."""
+    if lost_cost is None or cause in WITHOUT_COST or not lost.get(cause):
+        return None if lost_cost is None else 0.0
+    return lost_cost * lost[cause] / tokens_with_cost(lost)
+
+
+def tokens_with_cost(lost: Mapping[str, int]) -> int:
+    return sum(tokens for cause, tokens in lost.items() if cause not in WITHOUT_COST)
+
+
 def main_cause(lost: Mapping[str, int], reused_tokens: int | None = None) -> str | None:
     """Return the cause with the most lost tokens, except `new`; None if no cause lost a block of tokens.
 

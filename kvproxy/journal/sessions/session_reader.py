@@ -10,7 +10,15 @@ from typing import Any
 from kvproxy.apis.agent_requests import HEADLESS_TAG
 from kvproxy.errors import NotFound
 from kvproxy.journal.reader import JournalReader
-from kvproxy.journal.sessions.ledger import CAUSES, STORED_TOKEN_HOURS, UNREAD_WRITES, WARMING, WITHOUT_COST
+from kvproxy.journal.sessions.changed_text import change_place
+from kvproxy.journal.sessions.ledger import (
+    CAUSES,
+    STORED_TOKEN_HOURS,
+    UNREAD_WRITES,
+    WARMING,
+    cost_of_cause,
+    tokens_with_cost,
+)
 from kvproxy.journal.sessions.ledger_report import DiagnosisRow, LedgerReport, RecordedLoss, ledger_of
 from kvproxy.journal.sums_filter import SumsFilter
 from kvproxy.providers.prices import price_at, price_on
@@ -44,7 +52,7 @@ _WITH_MODEL = (
     " where q.model = (select number from names where name = ?))"
 )
 _BATCH = 1_000
-"""Sessions per query; SQLite limits the number of parameters."""
+"""Sessions or records per query; SQLite limits the number of parameters."""
 # A session and its sub-agents, whose first turns have a turn of the session as their parent.
 _WITH_AGENTS = (
     "with recursive family(id) as (select cast(? as bigint) union select t.number from family, turns t where t.session = t.number"
@@ -116,7 +124,7 @@ class Turn:
         paid += storage_price(price, (self.reused_tokens or 0) * (self.pause or 0.0) / 3_600)
         output = None if self.completion_tokens is None else self.completion_tokens * price.output / MILLION
         cost = None if output is None else paid + output
-        lost = _tokens_with_cost(self.lost)
+        lost = tokens_with_cost(self.lost)
         return replace(
             self,
             cost=cost,
@@ -133,16 +141,19 @@ class Turn:
     def has_price(self) -> bool:
         return self.lost_cost is not None
 
+    @property
+    def lost_tokens(self) -> int | None:
+        """Lost tokens that a cache could have had; None if the backend did not report its reuse."""
+        return None if self.reused_tokens is None else tokens_with_cost(self.lost)
+
+    @property
+    def first_change(self) -> str | None:
+        """The first changed text and its character, for people."""
+        return change_place(self.region, self.place)
+
     def lost_cost_of(self, cause: str) -> float | None:
         """Return the part of `lost_cost` of one cause."""
-        tokens = _tokens_with_cost(self.lost)
-        if self.lost_cost is None or not tokens or cause in WITHOUT_COST:
-            return None if self.lost_cost is None else 0.0
-        return self.lost_cost * self.lost[cause] / tokens
-
-
-def _tokens_with_cost(lost: Mapping[str, int]) -> int:
-    return sum(tokens for cause, tokens in lost.items() if cause not in WITHOUT_COST)
+        return cost_of_cause(self.lost_cost, self.lost, cause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +179,7 @@ class Session:
         cost: cost, also of requests that warmed the cache, without `unpriced_turns`, the turns of models without a price, and
             `incomplete_turns`, those of other models whose response has an unknown length; None if it is unknown for all.
         saved: money that the reuse of prompts saved, see `Turn`; None if it is unknown for all turns. Hits belong to no session.
+        lost_cost: money that reuse of the lost tokens would have saved, see `Turn`; None if no turn has a price.
     """
 
     id: int
@@ -188,6 +200,7 @@ class Session:
     unpriced_turns: int
     saved: float | None = None
     incomplete_turns: int = 0
+    lost_cost: float | None = None
 
 
 class SessionReader:
@@ -252,6 +265,15 @@ class SessionReader:
         if not rows:
             raise NotFound(f"no session {session[:80]!r} in {self._reader.name}: kvproxy sessions lists them")
         return self._turns(f"t.session in ({_WITH_AGENTS})", rows[0])
+
+    def turns_of_records(self, numbers: Sequence[int]) -> dict[int, Turn]:
+        """Return the turns of records by their number; not each record has one."""
+        turns: dict[int, Turn] = {}
+        for start in range(0, len(numbers), _BATCH):
+            batch = numbers[start : start + _BATCH]
+            found = self._turns(f"t.number in ({', '.join('?' * len(batch))})", batch)
+            turns |= {turn.number: turn for turn in found}
+        return turns
 
     def all_turns(self) -> list[Turn]:
         return self._turns("?", [True])
@@ -402,6 +424,7 @@ def summarize_session(turns: Sequence[Turn]) -> Session:
         lost.update(turn.lost)
     costs = [turn.cost for turn in turns if turn.cost is not None]
     saved = [turn.saved for turn in turns if turn.saved is not None]
+    lost_costs = [turn.lost_cost for turn in of_client if turn.lost_cost is not None]
     responses = [turn.completion_tokens for turn in of_client if turn.completion_tokens is not None]
     reported = [turn.reused_tokens for turn in of_client if turn.reused_tokens is not None]
     return Session(
@@ -423,4 +446,5 @@ def summarize_session(turns: Sequence[Turn]) -> Session:
         unpriced_turns=sum(not turn.has_price for turn in of_client),
         saved=sum(saved) if saved else None,
         incomplete_turns=sum(turn.has_price and turn.cost is None for turn in of_client),
+        lost_cost=sum(lost_costs) if lost_costs else None,
     )

@@ -12,6 +12,8 @@ const scroll = (label, ...children) => h("div", { class: "scroll", tabindex: 0, 
 
 const lost = (found) => Object.entries(found).map(([cause, tokens]) => `${cause} ${count(tokens)}`).join(", ") || "–";
 
+const priced = (amount, leavesOut) => money(amount) + (amount !== null && leavesOut ? " (priced)" : "");
+
 /** The view. */
 export function sessions(root, params, { api, signal, remember }) {
   let chosen = params.get("session") ?? "";
@@ -67,24 +69,24 @@ function listOf(found, choose, chosen) {
   const shown = found.map((each) => [
     button(each.name ? digest(each.name, 16) : String(each.id), () => choose(each.id), { "aria-pressed": String(String(each.id) === chosen) }),
     digest(tenantName(each.tenant), 16), each.models.join(", "), count(each.turns), count(each.prompt_tokens), each.reused_tokens === null ? "–" : percent(each.reused_tokens / Math.max(1, each.prompt_tokens)),
-    lost(each.lost), duration(each.longest_pause), money(each.cost) + (each.cost !== null && (each.unpriced_turns || each.incomplete_turns) ? " (priced)" : ""), each.upstreams.join(", ") || "–", clock(each.last),
+    lost(each.lost), priced(each.lost_cost, each.unpriced_turns), duration(each.longest_pause), priced(each.cost, each.unpriced_turns || each.incomplete_turns), each.upstreams.join(", ") || "–", clock(each.last),
   ]);
   return table("Sessions", [
     ["session", ""], ["tenant", ""], ["model", ""], ["turns", "number"], ["input", "number"], ["reused", "number"], ["lost", ""],
-    ["longest pause", "number"], ["cost", "number"], ["upstream", ""], ["last", ""],
+    ["lost cost", "number"], ["longest pause", "number"], ["cost", "number"], ["upstream", ""], ["last", ""],
   ], shown);
 }
 
 function treeOf(turns) {
   const first = turns[0].turn;
   const shown = turns.map(({ depth, turn }) => [
-    `${"·".repeat(depth)}${turn.is_warming ? "warming" : turn.turn}`, clock(turn.time), duration(turn.pause), count(turn.prompt_tokens), count(turn.reused_tokens), lost(turn.lost),
+    `${"·".repeat(depth)}${turn.is_warming ? "warming" : turn.turn}`, clock(turn.time), duration(turn.pause), count(turn.prompt_tokens), count(turn.reused_tokens), lost(turn.lost), money(turn.lost_cost),
     turn.region === null ? "–" : `${turn.region}${turn.place === null ? "" : `, character ${count(turn.place)}`}`, money(turn.cost),
     h("a", { href: `#journal?request=${turn.number}` }, digest(turn.request_id, 8)),
   ]);
   return section(`Session ${first.session}`, facts([["name", first.name], ["tenant", tenantName(first.tenant)], ["turns", count(turns.length)]]),
     scroll("Turns", table("Turns", [
-      ["turn", ""], ["time", ""], ["pause", "number"], ["input", "number"], ["reused", "number"], ["lost", ""], ["first change", ""], ["cost", "number"],
+      ["turn", ""], ["time", ""], ["pause", "number"], ["input", "number"], ["reused", "number"], ["lost", ""], ["lost cost", "number"], ["first change", ""], ["cost", "number"],
       ["request", ""],
     ], shown)));
 }

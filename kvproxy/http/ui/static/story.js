@@ -1,7 +1,7 @@
 // One request's story: what became of it, why, how long each step took, and the similar question that was judged.
 
 import { button, facts, fill, h, sentenceNodes } from "./dom.js";
-import { clock, count, decimal, digest, ms, percent, tenantName } from "./format.js";
+import { clock, count, decimal, digest, money, ms, percent, tenantName } from "./format.js";
 import { layerName, reason } from "./layers.js";
 import { match } from "./match.js";
 
@@ -38,6 +38,7 @@ export async function story(node, name, { api, signal, close }) {
       ["tenant", tenantName(record.tenant)], ["API", record.api], ["model", record.model], ["upstream", record.upstream],
       ["status", String(record.status)], ["prompt tokens", known(record.prompt_tokens)], ["answer tokens", known(record.completion_tokens)],
       ["reused tokens", reused(record)], ["predicted tokens", known(record.predicted_tokens)],
+      ["lost tokens", lost(details)], ["first change", details.first_change],
       ["expected error", record.error === null ? null : decimal(record.error)], ["tags", record.tags], ["key", record.key],
       ["stored response", record.entry ? h("a", { href: `#stored?id=${encodeURIComponent(record.entry)}` }, digest(record.entry)) : null],
     ]));
@@ -49,6 +50,11 @@ function reused(record) {
   if (record.reused_tokens === null) return null;
   const share = record.prompt_tokens ? ` (${percent(record.reused_tokens / record.prompt_tokens)})` : "";
   return count(record.reused_tokens) + share;
+}
+
+function lost(details) {
+  if (details.lost_tokens === null) return null;
+  return count(details.lost_tokens) + (details.lost_cost === null ? "" : ` (${money(details.lost_cost)})`);
 }
 
 /** The words that became others since the earlier request most like it. */

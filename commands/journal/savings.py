@@ -134,6 +134,8 @@ def _bill_notes(total: "BillRow") -> Iterator[str]:
     yield from count_notes(total.unpriced, total.estimated, total.unreported)
     if total.unpriced_hits:
         yield f"not in the saved money: {plural(total.unpriced_hits, 'hit')} on models without a price"
+    if total.unreported_hits:
+        yield f"not in the saved money: {plural(total.unreported_hits, 'hit')} without reported tokens"
 
 
 def _empty(selection: "SumsFilter") -> str:

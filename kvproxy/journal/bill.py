@@ -24,8 +24,9 @@ class BillRow:
         refused: number of requests that the proxy refused.
         unpriced: number of requests that a model without a price answered, which `cost` and `saved` exclude.
         estimated: number of requests without reported tokens, whose tokens and cost are estimates.
-        unreported: number of requests without reported or estimated tokens, which tokens and money exclude.
-        unpriced_hits: number of hits on models without a price, which `saved` excludes.
+        unreported: number of requests to the provider without reported or estimated tokens, which tokens and money exclude.
+        unpriced_hits, unreported_hits: numbers of hits on models without a price, and without reported tokens, which `saved`
+            excludes.
     """
 
     day: str
@@ -44,6 +45,7 @@ class BillRow:
     estimated: int = 0
     unreported: int = 0
     unpriced_hits: int = 0
+    unreported_hits: int = 0
 
 
 def sum_bill(rows: Sequence[BillRow]) -> BillRow:
@@ -78,7 +80,8 @@ def bill(
         row = rows.setdefault(saving.name, BillRow(*split_bill_name(saving.name)))
         row.cost, row.saved = saving.spent, saving.money
         row.unpriced, row.unpriced_hits = saving.unpriced_requests, saving.unpriced_hits
-        row.estimated, row.unreported = saving.estimated_requests, saving.unreported_requests + saving.unreported_hits
+        row.unreported, row.unreported_hits = saving.unreported_requests, saving.unreported_hits
+        row.estimated = saving.estimated_requests
         if saving.unreported_requests:
             row.output_tokens = row.output_tokens or None
             row.cached_tokens = row.cached_tokens if row.input_tokens else None

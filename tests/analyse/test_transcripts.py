@@ -217,7 +217,7 @@ def test_a_log_with_usage_has_sessions() -> None:
     requests = read_log(Path("log"), "\n".join(lines), "m").requests
     found = report_sessions(requests, [], JournalSettings())
     (session,) = found.sessions
-    assert session.lost == {"evicted": 2_000, "new": 2_000 + 200 + 224}
+    assert session.lost == {"evicted": 1_920, "new": 2_000 + 80 + 200 + 224}
     assert found.is_relative
 
 

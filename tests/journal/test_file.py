@@ -409,6 +409,9 @@ def test_hits_without_reported_tokens_are_counted_and_not_priced(journal: Stored
     journal.add(finished("a", "another hit", hit=True))
     row = rows_of(journal, "layer", PRICES)["exact"]
     assert (row.answered, row.unreported_hits, row.prompt_tokens) == (2, 1, 100)
+    with closing(journal.reader()) as reader:
+        total = sum_bill(bill(reader, PRICES))
+    assert (total.requests, total.unreported, total.unreported_hits) == (3, 0, 1)
 
 
 def test_a_journal_of_an_older_version_gets_new_columns(tmp_path: Path) -> None:

@@ -53,7 +53,8 @@ class ExpectedReuse:
         unmarked: the request had no breakpoint, so the provider looked nothing up.
         moved: the earlier prompt was sent to another upstream.
         expired: the prefix was unused for longer than the provider stores it.
-        is_cut: the session's previous prompt was long enough to be stored, and the prefix is shorter because of a change.
+        is_cut: the session's previous prompt and this one are long enough to be stored, and the prefix is shorter because of a
+            change.
         diverges: the earlier prompt's first `cache_control` breakpoint after the common prefix is after the change, so the
             provider stored no prefix that ends at the change.
         minimum: tokens of the shortest prefix that the provider stores; 0 for an engine.
@@ -95,6 +96,9 @@ def lost_tokens(prompt_tokens: int, reused_tokens: int | None, expected: Expecte
         if expected.block:
             # An engine reuses whole blocks.
             lost_end = reusable_tokens(lost_end, prompt_tokens, expected.block)
+        elif known >= expected.minimum and expected.stored is None:
+            # Without known writes, the provider cached whole steps of the prefix.
+            lost_end -= lost_end % _step(reused, expected)
         lost = _lost_prefix(reused, lost_end, tolerance, expected)
         covered = reused + sum(lost.values())
     if expected.answer and end - covered > tolerance:
@@ -117,9 +121,13 @@ def lost_tokens(prompt_tokens: int, reused_tokens: int | None, expected: Expecte
 def _reuse_tolerance(reused_tokens: int, prefix_tokens: int, expected: ExpectedReuse) -> int:
     if _is_below_minimum(reused_tokens, prefix_tokens, expected):
         return BLOCK - 1
-    is_stepped = bool(expected.minimum) and reused_tokens % expected.step == 0
-    block = max(BLOCK, expected.block, expected.step if is_stepped else 0)
+    block = max(BLOCK, expected.block, _step(reused_tokens, expected))
     return block if expected.is_exact else block + round(ESTIMATE_ERROR * prefix_tokens)
+
+
+def _step(reused_tokens: int, expected: ExpectedReuse) -> int:
+    """Return the tokens of which a provider's cached prefixes are multiples; 1 if its report contradicts its rule."""
+    return expected.step if expected.minimum and reused_tokens % expected.step == 0 else 1
 
 
 def _lost_prefix(reused_tokens: int, prefix_tokens: int, tolerance: int, expected: ExpectedReuse) -> dict[str, int]:

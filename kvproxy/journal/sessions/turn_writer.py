@@ -327,7 +327,9 @@ class TurnWriter:
             stored=None if exchange.facts.is_engine else stored,
             moved=turn.upstream != record.upstream,
             expired=not exchange.facts.is_engine and record.time - turn.time > turn.ttl,
-            is_cut=parent is not None and change.region is not None and parent.prompt_tokens >= minimum,
+            is_cut=parent is not None
+            and change.region is not None
+            and min(parent.prompt_tokens, record.prompt_tokens or 0) >= minimum,
             diverges=not exchange.facts.is_engine and turn.stored is not None and not is_whole_turn,
             minimum=minimum,
             block=exchange.facts.block_size,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from kvproxy.commands.formatting import Formatted, local_time, money, percent
+from kvproxy.commands.formatting import Formatted, amount_text, local_time, money, percent
 from kvproxy.commands.output import Output
 from kvproxy.commands.tables import ListLayout, Row, digest_column, number_column, print_table
 from kvproxy.journal.sessions.ledger import main_cause
@@ -70,9 +70,21 @@ def _notes(report: "SpendingReport") -> Iterator[str]:
             f" {', '.join(report.tiers_without_price)}; {SET_TIERS}"
         )
     yield from count_notes(total.unpriced, total.estimated, total.unreported, is_bound=total.requests is None)
+    if total.logged_cost is not None:
+        yield _logged_note(total.logged_cost, total.logged_difference, report.currency)
     if total.incomplete:
         least = "at least " if total.requests is None else ""
         yield f"not in the tokens and the money: the unknown input or output of {least}{plural(total.incomplete, 'request')}"
+
+
+def _logged_note(logged: float, difference: float | None, currency: str) -> str:
+    if difference is None:
+        return f"the logs state {amount_text(logged)} {currency}, for requests without a price here"
+    more = "more" if difference >= 0 else "less"
+    return (
+        f"the logs state {amount_text(logged)} {currency}; for requests with both figures, {amount_text(abs(difference))}"
+        f" {currency} {more} than the prices here, as with discounts, other prices, or hits of a gateway's cache"
+    )
 
 
 def count_notes(unpriced: int, estimated: int, unreported: int, *, is_bound: bool = False) -> Iterator[str]:
@@ -101,6 +113,10 @@ def _spending_row(row: "Spending", report: "SpendingReport") -> Row:
         number_column(f"Uncached {report.currency}", "uncached_cost", optional=True): money(row.uncached_cost),
         number_column(f"Output {report.currency}", "output_cost", optional=True): money(row.output_cost),
         number_column(report.currency, "cost"): money(row.cost, leaves_out_models=is_priced_in_part),
+        number_column(f"Logged {report.currency}", "logged_cost", optional=True, hides_empty=True): money(
+            row.logged_cost
+        ),
+        number_column("Difference", "logged_difference", optional=True, hides_empty=True): money(row.logged_difference),
         number_column(f"Lost {report.currency}", "lost_cost", optional=True): money(row.lost_cost),
         "Lost most to?": cause,
         number_column(f"Its {report.currency}", "lost_most_cost", optional=True): money(

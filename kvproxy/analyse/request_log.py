@@ -8,9 +8,17 @@ from functools import cached_property
 from pathlib import Path
 
 from kvproxy.analyse.log_formats.cost_reports import describe_costs
-from kvproxy.analyse.log_formats.fact_columns import REQUESTS, fact_headings, facts_of, unreadable_columns, with_facts
+from kvproxy.analyse.log_formats.fact_columns import (
+    COSTS,
+    REQUESTS,
+    fact_headings,
+    facts_of,
+    unreadable_columns,
+    with_facts,
+)
 from kvproxy.analyse.log_formats.json_texts import decoded
 from kvproxy.analyse.log_formats.log_format import LogFormat, LoggedRequest, Row, SkipRow, api_of_response
+from kvproxy.analyse.log_formats.logged_costs import logged_cost
 from kvproxy.analyse.log_formats.pages import Page, read_page
 from kvproxy.analyse.log_formats.registry import PROMPTS, format_names, log_formats
 from kvproxy.analyse.log_formats.requests import BODY_FIELDS, read_fields
@@ -276,6 +284,8 @@ def _read_rows(
                     log.skipped[_REPEATED].append(number)
                     continue
                 known_rows.add(row)
+            if len(requests) == 1 and requests[0].cost is None:
+                requests = [replace(requests[0], cost=logged_cost(value, own.costs, requests[0].response))]
             log.requests += requests
             num_others[own.title] += own is not chosen
             if not requests:
@@ -325,7 +335,7 @@ def _read_columns(
         if column not in names:
             raise InvalidRequest(f"{file} has no column {column!r}: it has {', '.join(names)}")
     headings = fact_headings(name for name in names if reads_facts and name not in columns)
-    facts = {name: fact for name, fact in headings.items() if fact not in REQUESTS}
+    facts = {name: fact for name, fact in headings.items() if fact not in (*REQUESTS, *COSTS)}
     used = f", with {', '.join(facts)}" if facts else ""
     title = f"the {'columns' if answer else 'column'} {' and '.join(columns)}{used}"
     log = RequestLog(title, content.num_rows, skipped=content.skipped, errors=_line_errors(content))

@@ -38,7 +38,14 @@ from kvproxy.journal.spending import PaidRequest, SpendingReport, spending_repor
 from kvproxy.providers.cache_policy import PauseTimes
 from kvproxy.providers.cache_rules import cache_rule
 from kvproxy.providers.prices import ModelPrices, RelativePrices, cache_limits, price_at
-from kvproxy.settings.journal import JournalSettings, PriceSettings, input_price, price_lost_per_token, price_of
+from kvproxy.settings.journal import (
+    LIST_CURRENCY,
+    JournalSettings,
+    PriceSettings,
+    input_price,
+    price_lost_per_token,
+    price_of,
+)
 
 _BATCH = 64
 _FIRST_TRACE_NUMBER = 10_000_000
@@ -160,19 +167,25 @@ def report_spending(
     prices = ModelPrices(settings)
     prompted = [request for request in requests if request.has_prompt]
     turns, without_usage = _turns_of_requests(prompted, prices, progress)
-    paid = [_paid_request(turn, prompted[int(turn.request_id) - 1]) for turn in turns]
-    paid += [_reported_request(request) for request in requests if not request.has_prompt]
+    rate = 1.0 if settings.currency == LIST_CURRENCY else settings.usd_rate
+    paid = [_paid_request(turn, prompted[int(turn.request_id) - 1], rate) for turn in turns]
+    paid += [_reported_request(request, rate) for request in requests if not request.has_prompt]
     for number, trace in enumerate(traces):
         progress(number / len(traces))
         trace_turns = _trace_turns(trace, _FIRST_TRACE_NUMBER + len(turns), prices)
         turns += trace_turns
-        paid += [_paid_request(turn, None) for turn in trace_turns]
+        paid += [_paid_request(turn, None, rate) for turn in trace_turns]
     report = spending_report(paid, by, prices, settings.currency)
     report.total.unreported += without_usage
     return report
 
 
-def _paid_request(turn: Turn, request: LoggedRequest | None) -> PaidRequest:
+def _logged_cost(request: LoggedRequest | None, rate: float | None) -> float | None:
+    """Return the logged money in the currency of the settings; `rate` is its price of one US dollar, None if unknown."""
+    return None if request is None or request.cost is None or rate is None else request.cost * rate
+
+
+def _paid_request(turn: Turn, request: LoggedRequest | None, rate: float | None) -> PaidRequest:
     return PaidRequest(
         time=turn.time,
         model=turn.model,
@@ -187,10 +200,11 @@ def _paid_request(turn: Turn, request: LoggedRequest | None) -> PaidRequest:
         pause=turn.pause,
         lost=turn.lost,
         service_tier=turn.service_tier,
+        logged_cost=_logged_cost(request, rate),
     )
 
 
-def _reported_request(request: LoggedRequest) -> PaidRequest:
+def _reported_request(request: LoggedRequest, rate: float | None) -> PaidRequest:
     """Return the usage of a request whose prompt is unknown, as are the causes of its lost tokens."""
     summed = request.summed or _usage_of_response(request)
     return PaidRequest(
@@ -209,6 +223,7 @@ def _reported_request(request: LoggedRequest) -> PaidRequest:
         count=summed.requests,
         period=summed.seconds,
         priced_length=summed.priced_length,
+        logged_cost=_logged_cost(request, rate),
     )
 
 

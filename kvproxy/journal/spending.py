@@ -54,6 +54,7 @@ class PaidRequest:
         count: number of clients' requests; 0 for a request of the proxy itself, None if a report does not state it.
         period: seconds in which several requests arrived; 0 for one request.
         priced_length: prompt tokens that decide the price; None for the mean of the requests.
+        logged_cost: money that a log states for them; None if it states none.
     """
 
     time: float
@@ -74,6 +75,7 @@ class PaidRequest:
     count: int | None = 1
     period: float = 0.0
     priced_length: int | None = None
+    logged_cost: float | None = None
 
     @property
     def reused(self) -> int:
@@ -136,7 +138,10 @@ class PaidRequest:
     def cost(self, prices: Mapping[str, PriceSettings]) -> float | None:
         """Return the price of prompt and response; None if the model has no price, or one of their lengths is unknown."""
         price = self.price(prices)
-        if price is None or self.prompt_tokens is None or self.completion_tokens is None:
+        return None if price is None else self.cost_at(price)
+
+    def cost_at(self, price: PriceSettings) -> float | None:
+        if self.prompt_tokens is None or self.completion_tokens is None:
             return None
         return self.input_cost(price) + self.output_cost(price)
 
@@ -167,6 +172,8 @@ class Spending:
         incomplete: number of requests of which only input or only output is known; tokens and money exclude the other.
         estimated: number of requests whose tokens and money are estimates, in whole or in part.
         standard_priced: of the total, requests of service tiers without a known price, at the price of the standard tier.
+        logged_cost: money that a log states for its requests; None if it states none.
+        logged_difference: this money, less the money here, of the requests with both; None without such requests.
     """
 
     name: str
@@ -187,10 +194,14 @@ class Spending:
     incomplete: int = 0
     estimated: int = 0
     standard_priced: int = 0
+    logged_cost: float | None = None
+    logged_difference: float | None = None
 
     def add(self, request: PaidRequest, price: PriceSettings | None) -> None:
         count = request.least_count
         self.requests = None if self.requests is None or request.count is None else self.requests + count
+        if request.logged_cost is not None:
+            self._add_logged(request.logged_cost, None if price is None else request.cost_at(price))
         if request.prompt_tokens is None and request.completion_tokens is None:
             self.unreported += count
             return
@@ -210,6 +221,11 @@ class Spending:
             for cause, lost_cost in lost_costs.items():
                 self.lost_costs[cause] = self.lost_costs.get(cause, 0.0) + lost_cost
         self.cost = (self.input_cost or 0.0) + (self.output_cost or 0.0)
+
+    def _add_logged(self, logged: float, cost: float | None) -> None:
+        self.logged_cost = (self.logged_cost or 0.0) + logged
+        if cost is not None:
+            self.logged_difference = (self.logged_difference or 0.0) + logged - cost
 
     def _add_tokens(self, request: PaidRequest) -> None:
         self.estimated += request.is_estimated

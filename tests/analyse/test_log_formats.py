@@ -866,3 +866,27 @@ def test_spend_logs_of_litellm_have_written_tokens_and_the_model(tmp_path: Path)
     (model,) = report["rows"]
     assert (model["name"], model["unpriced"]) == ("claude-sonnet-4-5", 0)
     assert (model["input_tokens"], model["reused_tokens"], model["written_tokens"]) == (10_020, 2_000, 8_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "money"),
+    [
+        ("litellm", {"response_cost": 0.25, "spend": 0.5}),
+        ("litellm", {"spend": "0.25"}),
+        ("helicone", {"cost": 0.25}),
+        ("langfuse", {"costDetails": {"input": 0.2, "total": 0.25}}),
+        ("langfuse", {"cost_details": '{"total": 0.25}'}),
+        ("requests", {"response": ANSWER | {"usage": {"prompt_tokens": 3, "completion_tokens": 1, "cost": 0.25}}}),
+        ("requests", {}),
+        ("helicone", {"cost": 0}),
+    ],
+)
+def test_the_money_of_a_log_is_read(name: str, money: dict[str, Any]) -> None:
+    rows: dict[str, dict[str, Any]] = {
+        "litellm": {"call_type": "completion", "startTime": TIME, "model_parameters": {}} | CHAT,
+        "helicone": {"request_created_at": TIME, "request_body": CHAT, "response_status": 200},
+        "langfuse": {"traceId": "t", "startTime": TIME, "model": "m", "input": CHAT, "output": "a"},
+        "requests": CHAT,
+    }
+    (request,) = read_log(Path("log"), json.dumps(rows[name] | money), "m").requests
+    assert request.cost == (0.25 if any(money.values()) else None)

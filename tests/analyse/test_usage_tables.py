@@ -44,7 +44,9 @@ def test_the_headings_of_a_spreadsheet(tmp_path: Path) -> None:
     assert "read as usage without prompts in a table: 3 rows, 3 requests\n" in notes
     assert "1 row with unreadable Output-Tokens (line 3): it counts as unknown\n" in notes
     assert "1 row with unreadable Input Tokens (line 4): it counts as unknown\n" in notes
-    assert "not read: Total Cost (USD)\n" in notes
+    assert "not read" not in notes
+    # Only the first row has both numbers of tokens.
+    assert (total["logged_cost"], total["logged_difference"]) == pytest.approx((0.3, 0.1 - 0.0032))
 
 
 def test_a_question_with_the_headings_of_a_spreadsheet(tmp_path: Path) -> None:
@@ -119,6 +121,7 @@ def test_the_activity_of_openrouter(tmp_path: Path) -> None:
     )
     total, _ = bill(table(tmp_path, text))
     assert (total["requests"], total["cost"]) == (1, pytest.approx((9_389 * 2 + 1_000 + 137 * 10) / 1e6))
+    assert (total["logged_cost"], total["logged_difference"]) == (0.0123, pytest.approx(0.0123 - total["cost"]))
     # A free variant does not have the list price of the model.
     file = table(tmp_path, text.replace("anthropic/claude-4.5-sonnet-20250929,standard", "google/gemini-2.5-pro,free"))
     (row,) = json.loads(kvproxy("estimate", file, "--sessions", "--by", "model", "--json").stdout)["rows"]
@@ -135,9 +138,11 @@ def test_spend_logs_of_litellm_without_prompts(tmp_path: Path) -> None:
         "r2,aembedding,88dc28aa,0.01,500,0,2026-11-01 10:00:00.000,2026-11-01 10:00:02.000,openai/e,{},red,{}\n"
     )
     file = table(tmp_path, head + rows)
-    total, _ = bill(file)
+    total, notes = bill(file)
     assert (total["requests"], total["output_tokens"], total["incomplete"]) == (2, 200, 0)
     assert total["cost"] == pytest.approx((1_500 * 2 + 200 * 10) / 1e6)
+    assert (total["logged_cost"], total["logged_difference"]) == pytest.approx((0.02, 0.015))
+    assert "the logs state 0.0200 USD; for requests with both figures, 0.0150 USD more than the prices here" in notes
     done = kvproxy("estimate", file)
     assert "estimate --sessions --by reads it for a bill" in done.stderr
 

@@ -2,8 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from math import isfinite
 
+from kvproxy.analyse.log_formats.counts import read_amount
 from kvproxy.analyse.log_formats.fact_columns import INPUT, fact_headings
 from kvproxy.apis.json import Json, JsonObject, field, objects
 
@@ -47,7 +47,7 @@ def _openai_amount(result: JsonObject) -> tuple[Json, str]:
 
 def _anthropic_amount(result: JsonObject) -> tuple[Json, str]:
     """The API states hundredths of the currency."""
-    number = _number(result["amount"])
+    number = read_amount(result["amount"])
     return None if number is None else number / 100, str(result["currency"])
 
 
@@ -61,15 +61,7 @@ def _sum(amounts: Sequence[tuple[Json, str]]) -> str:
     """Return the sum by currency; empty if an amount is unreadable."""
     sums: defaultdict[str, float] = defaultdict(float)
     for amount, currency in amounts:
-        if (number := _number(amount)) is None:
+        if (number := read_amount(amount)) is None:
             return ""
         sums[currency.upper()] += number
     return f" ({' and '.join(f'{total:,.2f} {currency}' for currency, total in sums.items())})" if sums else ""
-
-
-def _number(amount: Json) -> float | None:
-    try:
-        number = float(str(amount).replace(",", "").replace("$", ""))
-    except ValueError:
-        return None
-    return number if isfinite(number) else None

@@ -1,6 +1,7 @@
-"""Reads numbers of tokens and of requests in the cells of tables."""
+"""Reads numbers of tokens and of requests, and amounts of money, in the cells of tables."""
 
 import re
+from math import isfinite
 
 from kvproxy.apis.json import Json
 
@@ -16,3 +17,12 @@ def read_count(cell: Json) -> int | None:
 
 def is_unreadable(cell: Json) -> bool:
     return cell is not None and str(cell).strip() != "" and read_count(cell) is None
+
+
+def read_amount(cell: Json) -> float | None:
+    """Return an amount of money such as 1.25, $1.25, or 1,200.50; None for an empty or unreadable cell."""
+    try:
+        number = float(str(cell).replace(",", "").replace("$", ""))
+    except ValueError:
+        return None
+    return number if isfinite(number) else None

@@ -16,8 +16,10 @@ _CACHED = "cached_tokens", "input_cached_tokens", "cached_input_tokens", "tokens
 _READ, _WRITTEN = ("cache_read_input_tokens",), ("cache_creation_input_tokens",)
 REQUESTS = "num_model_requests", "num_requests", "n_requests", "requests", "request_count"
 DATES = "date", "day", "usage_date"
+COSTS = "cost_total", "cost_usd", "total_cost_usd", "spend", "response_cost"
+"""Money in US dollars."""
 _COUNTS = (*INPUT, *OUTPUT, *_CACHED, *_READ, *_WRITTEN, *REQUESTS)
-_FACTS = (*MODELS, *_COUNTS, *TIME_FIELDS, *DATES, *LABEL_FIELDS)
+_FACTS = (*MODELS, *_COUNTS, *COSTS, *TIME_FIELDS, *DATES, *LABEL_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -260,13 +260,20 @@ FORMATS = (
         ("call_type", "startTime", "spend|response_cost|model_parameters"),
         _read_litellm,
         read_usage=_read_litellm_usage,
+        costs=("response_cost", "spend"),
     ),
-    LogFormat("helicone", "Helicone export", ("request_body", "request_created_at|response_status"), _read_helicone),
+    LogFormat(
+        "helicone",
+        "Helicone export",
+        ("request_body", "request_created_at|response_status"),
+        _read_helicone,
+        costs=("cost", "costUSD"),
+    ),
     LogFormat(
         "portkey",
         "Portkey export",
         ("request", "trace_id|is_success|ai_model", "ai_model|ai_org|is_success"),
         _read_portkey,
     ),
-    LogFormat("bifrost", "Bifrost log", ("input_history", "provider|object"), _read_bifrost),
+    LogFormat("bifrost", "Bifrost log", ("input_history", "provider|object"), _read_bifrost, costs=("cost",)),
 )

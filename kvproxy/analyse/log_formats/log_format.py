@@ -83,6 +83,7 @@ class LoggedRequest:
         is_transcript: it is from the transcript of an agent.
         is_engine: a self-hosted engine answered it.
         unreadable: headings of columns whose cells have no number of tokens.
+        cost: money in US dollars that the log states for the request; None if it states none.
         names_model: the logged request names its model.
         processing: service tier that the format of the log implies, such as `batch`; None if body and response decide.
         summed: the requests whose sum the usage is, in a report of usage; None for one request.
@@ -105,6 +106,7 @@ class LoggedRequest:
     is_transcript: bool = False
     is_engine: bool = False
     unreadable: tuple[str, ...] = ()
+    cost: float | None = None
 
     @property
     def has_prompt(self) -> bool:
@@ -145,6 +147,7 @@ class LogFormat:
         read: yields the requests of a row. Raises SkipRow, or InvalidRequest for a malformed row.
         has_requests: False for a known format without prompts; `read` then raises the error that names the fix.
         read_usage: yields requests without prompts, for bills; None if `read` yields all requests.
+        costs: paths of the fields with the money in US dollars that a row's request cost; the first one with an amount counts.
     """
 
     name: str
@@ -153,6 +156,7 @@ class LogFormat:
     read: Callable[[Row], Iterable[LoggedRequest]]
     has_requests: bool = True
     read_usage: Callable[[Row], Iterable[LoggedRequest]] | None = None
+    costs: tuple[str, ...] = ()
 
     def missing(self, value: JsonObject) -> list[str]:
         """Return the fields of the signature that a row lacks."""

@@ -131,7 +131,11 @@ class _OpenPipe(LogFormat):
 
 FORMATS = (
     LogFormat(
-        "langfuse", "Langfuse export", ("input", "traceId|trace_id", "startTime|start_time|type"), _read_langfuse
+        "langfuse",
+        "Langfuse export",
+        ("input", "traceId|trace_id", "startTime|start_time|type"),
+        _read_langfuse,
+        costs=("costDetails.total", "cost_details.total", "totalCost", "total_cost", "calculatedTotalCost"),
     ),
     _OpenPipe("openpipe", "OpenPipe export", ("input", "output"), _read_openpipe),
 )

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from kvproxy.analyse.log_formats.counts import is_unreadable, read_count
 from kvproxy.analyse.log_formats.fact_columns import (
+    COSTS,
     INPUT,
     MODELS,
     OUTPUT,
@@ -28,6 +29,7 @@ from kvproxy.analyse.log_formats.log_format import (
     seconds_between,
     time_field,
 )
+from kvproxy.analyse.log_formats.logged_costs import logged_cost
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import Json, JsonObject, field, objects
@@ -186,6 +188,7 @@ def _read_table_row(row: Row) -> Iterator[LoggedRequest]:
         names_model=bool(model),
         processing=_batch(value),
         unreadable=unreadable_columns(value, headings),
+        cost=logged_cost(facts, COSTS, None),
         summed=SummedUsage(
             requests,
             tokens.prompt,

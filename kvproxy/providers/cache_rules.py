@@ -9,6 +9,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal
 
+from kvproxy.providers.model_names import dashed_claude_name, split_host
+
 ANTHROPIC_DOCS = "https://platform.claude.com/docs/en/build-with-claude/prompt-caching"
 OPENAI_DOCS = "https://developers.openai.com/api/docs/guides/prompt-caching"
 GEMINI_DOCS = "https://ai.google.dev/gemini-api/docs/caching"
@@ -26,7 +28,6 @@ _OTHER_DATE = date(2026, 10, 27)
 _MAX_AGE_DAYS = 183
 _VENDOR = re.compile(r"^(?:anthropic|openai|google|deepseek|x-ai|mistralai)/")
 _BEDROCK = re.compile(r"^(?:[a-z-]+\.)?(?:anthropic|openai)\.")
-_VERSION_DOT = re.compile(r"(?<=\d)\.(?=\d)")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -215,16 +216,14 @@ ASSUMED_RULE = CacheRule(
 def cache_rule(model: str) -> CacheRule | None:
     """Return the cache rule of a model; None if no rule is known.
 
-    `model` may have the form of Bedrock (`us.anthropic.claude-opus-4-5-20251101-v1:0`), Vertex (`claude-opus-4-5@20251101`), or
-    OpenRouter (`anthropic/claude-opus-4.5`).
+    `model` may have the form of Bedrock (`us.anthropic.claude-opus-4-5-20251101-v1:0`), Vertex (`claude-opus-4-5@20251101`),
+    OpenRouter (`anthropic/claude-opus-4.5`), or LiteLLM (`vertex_ai/claude-opus-4-5`).
     """
     return _short_name_rule(model) if len(model) <= _MAX_CACHED_NAME else _find_rule(model)
 
 
 def _find_rule(model: str) -> CacheRule | None:
-    name = _BEDROCK.sub("", _VENDOR.sub("", model.lower()))
-    if name.startswith("claude-"):
-        name = _VERSION_DOT.sub("-", name)
+    name = dashed_claude_name(_BEDROCK.sub("", _VENDOR.sub("", split_host(model.lower())[1])))
     return next((rule for rule in CACHE_RULES if fnmatchcase(name, rule.models)), None)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvproxy.providers.cache_rules import cache_rule, cache_rule_or_assumption, rule_of_marks
+from kvproxy.providers.model_names import spellings, split_host
 from kvproxy.providers.price_list import load_price_list
 from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
 
@@ -206,17 +207,21 @@ def list_price(
         return None if ratio is None or uncached is None else uncached * ratio
 
     uncached = usd("input_mtok")
-    if uncached is not None and (rule is None or _embedding_provider(model) is not None):
+    if uncached is not None and _embedding_provider(model) is not None:
         return PriceSettings(input=uncached)
     output = usd("output_mtok")
-    if uncached is None or output is None or rule is None:
+    if uncached is None or output is None:
         return None
+    # Hosts of open weights publish no rule of their cache.
+    read, short, long = (
+        (None, None, None) if rule is None else (rule.read_ratio, rule.default_write_ratio, rule.write_ratios.get("1h"))
+    )
     return PriceSettings(
         input=uncached,
         output=output,
-        cached=usd("cache_read_mtok", rule.read_ratio),
-        write_5m=usd("cache_write_mtok", rule.default_write_ratio),
-        write_1h=usd("cache_write_1h_mtok", rule.write_ratios.get("1h")),
+        cached=usd("cache_read_mtok", read),
+        write_5m=usd("cache_write_mtok", short),
+        write_1h=usd("cache_write_1h_mtok", long),
     )
 
 
@@ -342,23 +347,29 @@ def _starts(listed: object) -> list[int]:
 def _provider_of(model: str) -> str | None:
     """Return the provider whose list has the model's price.
 
-    None for open weights on other servers, whose names may equal names of hosted models.
+    None for open weights without the name of their host, which may run on other servers.
     """
     rule = cache_rule(model)
-    return _embedding_provider(model) or (None if rule is None else rule.provider)
+    return split_host(model)[0] or _embedding_provider(model) or (None if rule is None else rule.provider)
 
 
 def _embedding_provider(model: str) -> str | None:
-    return next((provider for provider, start in _EMBEDDING_MODELS.items() if model.startswith(start)), None)
+    name = split_host(model)[1].rpartition("/")[2]
+    return next((provider for provider, start in _EMBEDDING_MODELS.items() if name.startswith(start)), None)
 
 
-def _gateway(model: str) -> str | None:
-    """Return the gateway whose form a name has, because gateways have prices of their own."""
+def _listed_names(model: str, provider: str) -> Iterator[tuple[str, str]]:
+    """Yield lists that may have the price of a model, and its name there; gateways have prices of their own."""
+    host, name = split_host(model)
     if "/" in model:
-        return "openrouter"
-    if "anthropic." in model:
-        return "aws"
-    return "google" if "@" in model else None
+        yield "openrouter", model
+    if "anthropic." in name:
+        yield "aws", name
+    elif "@" in name:
+        yield "google", name
+    yield provider, name
+    if host is None:
+        yield provider, name.rpartition("/")[2]
 
 
 @lru_cache(maxsize=4_096)
@@ -387,14 +398,17 @@ def _listed_model(model: str, provider: str, price_list: Path | None) -> "ModelI
     from genai_prices.data_snapshot import get_snapshot
 
     snapshot = get_snapshot() if price_list is None else load_price_list(price_list)
-    try:
-        _, listed_model = snapshot.find_provider_model(model, None, _gateway(model) or provider, None)
-    except LookupError:
-        return None
-    names = {listed_model.id, *_names(listed_model.match)}
-    # The package also matches by the beginning of a name, so a new model would get the price of an earlier one.
-    is_named = _without_revision(model) in {_without_revision(name) for name in names}
-    return listed_model if is_named else None
+    for listing, name in _listed_names(model, provider):
+        for spelling in spellings(name):
+            try:
+                _, listed_model = snapshot.find_provider_model(spelling, None, listing, None)
+            except LookupError:
+                continue
+            names = {listed_model.id, *_names(listed_model.match)}
+            # The package also matches by the beginning of a name, so a new model would get the price of an earlier one.
+            if _without_revision(spelling) in {_without_revision(name) for name in names}:
+                return listed_model
+    return None
 
 
 def relative_prices(model: str) -> PriceSettings:

@@ -55,6 +55,10 @@ def test_ratios_equal_the_list_prices_of_all_models(provider: str) -> None:
         "anthropic.claude-opus-4-5-20251101-v1:0",
         "claude-opus-4-5@20251101",
         "anthropic/claude-opus-4.5",
+        "vertex_ai/claude-opus-4-5@20251101",
+        "bedrock/converse/us.anthropic.claude-opus-4-5-20251101-v1:0",
+        "openrouter/anthropic/claude-opus-4.5",
+        "claude-4.5-opus",
     ],
 )
 def test_names_of_gateways_have_the_rule_of_the_model(model: str) -> None:

@@ -31,6 +31,20 @@ from tests.commands.run import kvproxy
         ("gpt-5.6-luna", (0.2, 0.02, 0.25, None, 1.2)),
         ("gpt-4o-2024-08-06", (2.5, 1.25, None, None, 10)),
         ("gemini-2.5-pro", (1.25, 0.125, None, None, 10)),
+        # Spellings of LiteLLM, OpenRouter, and Vertex.
+        ("vertex_ai/gemini-2.5-pro", (1.25, 0.125, None, None, 10)),
+        ("models/gemini-2.5-pro", (1.25, 0.125, None, None, 10)),
+        ("azure/gpt-4o-2024-08-06", (2.5, 1.25, None, None, 10)),
+        ("bedrock/us.anthropic.claude-opus-4-5-20251101-v1:0", (5.5, 0.55, 6.875, 11, 27.5)),
+        ("anthropic/claude-opus-4-5-20251101", (5, 0.5, 6.25, 10, 25)),
+        ("openrouter/anthropic/claude-opus-4.5", (5, 0.5, 6.25, 10, 25)),
+        ("anthropic/claude-4-sonnet-20250522", (3, 0.3, 3.75, 6, 15)),
+        ("claude-4.5-sonnet", (3, 0.3, 3.75, 6, 15)),
+        ("x-ai/grok-4-07-09", (3, 0.75, None, None, 15)),
+        # Open weights with the name of their host.
+        ("groq/openai/gpt-oss-120b", (0.15, 0.075, None, None, 0.6)),
+        ("cerebras/gpt-oss-120b", (0.35, None, None, None, 0.75)),
+        ("openai/text-embedding-3-small", (0.02, None, None, None, 0)),
         ("text-embedding-3-small", (0.02, None, None, None, 0)),
         ("gemini-embedding-001", (0.15, None, None, None, 0)),
     ],
@@ -44,7 +58,26 @@ def test_list_prices(model: str, prices: tuple[float | None, ...]) -> None:
 
 @pytest.mark.parametrize(
     "model",
-    ["m", "claude-opus-5-6", "claude-opus-6", "gpt-5.6-foo", "gemini-2.5-pro-foo", "gpt-4o-finetune", "qwen/qwen3-32b"],
+    [
+        *(
+            "m",
+            "claude-opus-5-6",
+            "claude-opus-6",
+            "gpt-5.6-foo",
+            "gemini-2.5-pro-foo",
+            "gpt-4o-finetune",
+            "qwen/qwen3-32b",
+        ),
+        *(
+            "gpt-oss-120b",
+            "openai/gpt-oss-120b",
+            "deepseek-v3.2",
+            "deepseek-ai/DeepSeek-V3.2",
+            "groq/m",
+            "claude-5-6-opus",
+        ),
+        *("google/gemini-2.5-pro:free", "gemini/gemini-2.5-pro-foo"),
+    ],
 )
 def test_an_unknown_model_has_no_price_of_its_neighbour(model: str) -> None:
     assert list_price(model) is None

@@ -30,6 +30,8 @@ from kvproxy.apis import APIS
 from kvproxy.apis.api import Api
 from kvproxy.apis.json import Json, JsonObject, field, objects
 from kvproxy.errors import InvalidRequest
+from kvproxy.providers.cache_rules import cache_rule
+from kvproxy.providers.model_names import split_host
 
 # LiteLLM's names of its functions; an `a` before them is the asynchronous one.
 _LITELLM_CALLS = {
@@ -151,12 +153,18 @@ def _litellm_labels(value: JsonObject) -> Labels:
 
 
 def _litellm_model(value: JsonObject) -> str | None:
-    """Return the model without LiteLLM's name of its provider, such as `bedrock/`; None if the row has only an alias."""
-    model = value.get("model")
+    """Return the model without LiteLLM's name of its provider, such as `bedrock/`; None if the row has only an alias.
+
+    Open weights keep the name of their host, which decides the price.
+    """
+    model, own = value.get("model"), value.get("custom_llm_provider")
     if not isinstance(model, str) or not model:
         return None
     provider, _, name = model.partition("/")
-    return name if name and provider in (*_LITELLM_PROVIDERS, value.get("custom_llm_provider")) else model
+    is_prefixed = bool(name) and provider in (*_LITELLM_PROVIDERS, own)
+    provider, name = (provider, name) if is_prefixed else (str(own or ""), model)
+    hosted = f"{provider}/{name}"
+    return hosted if cache_rule(name) is None and split_host(hosted)[0] is not None else name
 
 
 def _with_logged_usage(response: JsonObject | str | None, value: JsonObject, api: Api) -> JsonObject | str | None:

@@ -77,6 +77,18 @@ def test_a_group_of_unknown_input_has_no_money_for_it(tmp_path: Path) -> None:
     assert costs == {"m": (0.002, 0.002), "n": (None, None)}
 
 
+def test_dates_of_spreadsheets(tmp_path: Path) -> None:
+    head = "date,model,requests,input tokens,output tokens\n"
+    for date in ("2026/9/1", "2026-9-1", "2026.09.01"):
+        done = kvproxy("estimate", table(tmp_path, f"{head}{date},m,4,100,9\n"), "--sessions", "--by", "day", "--json")
+        report = json.loads(done.stdout)
+        assert ([row["name"] for row in report["rows"]], report["has_utc_days"]) == (["2026-09-01"], True), date
+    timed = table(tmp_path, "time,model,input tokens,output tokens\n2026/9/1 9:05,m,100,9\n")
+    assert bill(timed, by="day")[0]["requests"] == 1
+    _, notes = bill(table(tmp_path, f"{head}9/1/2026,m,4,100,9\n"))
+    assert "1 row with unreadable date (line 2): it counts as unknown\n" in notes
+
+
 def test_anthropic_counts_the_cache_beside_the_input(tmp_path: Path) -> None:
     head = "usage_date_utc,model_version,api_key,workspace,usage_type,context_window,usage_input_tokens_no_cache,"
     head += "usage_input_tokens_cache_write_5m,usage_input_tokens_cache_write_1h,usage_input_tokens_cache_read,"

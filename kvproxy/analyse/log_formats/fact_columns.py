@@ -50,8 +50,14 @@ def facts_of(row: JsonObject, headings: Mapping[str, str]) -> JsonObject:
 
 
 def unreadable_columns(row: JsonObject, headings: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the headings of a row's cells that should have a count, and have another text."""
-    return tuple(name for name, fact in headings.items() if fact in _COUNTS and is_unreadable(row.get(name)))
+    """Return the headings of a row's cells that should have a count or a time, and have another text."""
+    return tuple(name for name, fact in headings.items() if _is_unreadable(fact, row.get(name)))
+
+
+def _is_unreadable(fact: str, cell: Json) -> bool:
+    if fact in (*TIME_FIELDS, *DATES):
+        return cell not in (None, "") and parse_time(cell) is None
+    return fact in _COUNTS and is_unreadable(cell)
 
 
 def token_counts(facts: JsonObject) -> TokenCounts:

@@ -39,6 +39,8 @@ TIME_FIELDS = (
     "time timestamp @timestamp ts created created_at startTime start_time started_at startedDateTime request_created_at"
 ).split()
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+# Spreadsheets write 2026/9/1 9:05. With the day or the month first, the date is ambiguous.
+_YEAR_FIRST = re.compile(r"(\d{4})([/.-])(\d{1,2})\2(\d{1,2})(?:[T ]+(\d{1,2})(:.+))?")
 # Larger timestamps are in milliseconds, microseconds, or nanoseconds: in seconds they would be after the year 5138.
 _MAX_SECONDS = 1e11
 
@@ -296,7 +298,7 @@ def parse_time(time: Json) -> float | None:
     """Return seconds since the epoch; None for an invalid time. Times without a zone are in UTC."""
     if isinstance(time, str):
         try:
-            parsed = datetime.fromisoformat(time)
+            parsed = datetime.fromisoformat(_iso_text(time))
         except ValueError:
             try:
                 time = float(time)
@@ -312,7 +314,17 @@ def parse_time(time: Json) -> float | None:
 
 def is_date(time: Json) -> bool:
     """Whether a time is a day without a time of day, such as 2026-11-21."""
-    return isinstance(time, str) and _DATE.fullmatch(time.strip()) is not None
+    return isinstance(time, str) and _DATE.fullmatch(_iso_text(time)) is not None
+
+
+def _iso_text(time: str) -> str:
+    """Return a time that begins with the year in the form of ISO 8601, such as 2026-09-01 for 2026/9/1."""
+    match = _YEAR_FIRST.fullmatch(time.strip())
+    if match is None:
+        return time.strip()
+    year, _, month, day, hour, rest = match.groups()
+    date = f"{year}-{month:0>2}-{day:0>2}"
+    return date if hour is None else f"{date}T{hour:0>2}{rest}"
 
 
 def _finite(number: Json) -> float | None:

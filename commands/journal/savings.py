@@ -21,6 +21,7 @@ from kvproxy.units import plural, tenant_name
 if TYPE_CHECKING:
     from kvproxy.journal.bill import BillRow
     from kvproxy.journal.savings import Saving, SavingsReport
+    from kvproxy.journal.sessions.advice import AdviceReport
     from kvproxy.journal.sessions.ledger_report import LedgerReport
     from kvproxy.journal.sums_filter import SumsFilter
     from kvproxy.operations.journal_reports import Bill
@@ -34,6 +35,9 @@ def savings(
     query: SavingsQuery,
     ledger: Annotated[bool, Option("--ledger", help="List the reused and the lost prompt tokens instead.")] = False,
     bill: Annotated[bool, Option("--bill", help="List cost and savings by UTC day, team, client, and model.")] = False,
+    advice: Annotated[
+        bool, Option("--advice", help="List what to change first, with the money that it saves.")
+    ] = False,
     layout: ListLayout,
     plot: Plot = None,
     source: JournalOptions,
@@ -44,7 +48,8 @@ def savings(
     tokens. The layer prefix includes the provider's own cache. A hit saves the provider's price, with the discount that its own
     prefix cache would have given. The column At least subtracts the largest plausible number of wrong semantic hits. Removed
     responses stay in the sums. With --ledger, each prompt
-    token that reached the backend is reused, or lost to one cause. kvproxy sessions lists what reuse saved in each session.
+    token that reached the backend is reused, or lost to one cause. With --advice, each cause of recorded requests has its
+    remedy, the most expensive first. kvproxy sessions lists what reuse saved in each session.
 
     Example: kvproxy savings --by client
 
@@ -52,25 +57,28 @@ def savings(
 
     Example: kvproxy savings --ledger
 
+    Example: kvproxy savings --advice --since 7d
+
     Example: kvproxy savings --bill --since 30d --csv > bill.csv
     """
     from kvproxy.journal.savings import Saving
     from kvproxy.journal.sessions.ledger_report import LedgerRow
-    from kvproxy.operations.journal_reports import report_bill, report_ledger, report_savings
+    from kvproxy.operations.journal_reports import report_advice, report_bill, report_ledger, report_savings
     from kvproxy.operations.operation import field_names
 
     by, selection = query.by, query.selection()
-    if ledger or bill:
-        if by != "layer" or plot is not None or (ledger and bill):
-            option = "--by" if by != "layer" else "--plot" if plot is not None else "--ledger"
-            raise typer.BadParameter(
-                f"{'--bill' if bill else '--ledger'} has its own groups, so {option} does not apply"
-            )
+    chosen = [name for name, given in (("--bill", bill), ("--ledger", ledger), ("--advice", advice)) if given]
+    if chosen:
+        if by != "layer" or plot is not None or len(chosen) > 1:
+            option = "--by" if by != "layer" else "--plot" if plot is not None else chosen[1]
+            raise typer.BadParameter(f"{chosen[0]} has its own groups, so {option} does not apply")
         ledger_query = LedgerQuery(
             since=query.since, until=query.until, tenant=query.tenant, team=query.team, model=query.model
         )
         if bill:
             return _bill_output(source.open().perform(report_bill, ledger_query), selection, layout)
+        if advice:
+            return _advice_output(source.open().perform(report_advice, ledger_query), layout)
         ledger_report = source.open().perform(report_ledger, ledger_query)
         document = asdict(ledger_report) | _counted_days(selection)
         return Output(
@@ -126,6 +134,35 @@ def _bill_output(report: "Bill", selection: "SumsFilter", layout: ListLayout) ->
 
     fields = [*field_names(BillRow), "currency"]
     return Output(document, show, records=records, fields=fields, note="\n".join(_bill_notes(report.total)) or None)
+
+
+def _advice_output(report: "AdviceReport", layout: ListLayout) -> Output:
+    from kvproxy.journal.sessions.advice import Advice
+    from kvproxy.operations.operation import field_names
+
+    rows: list[Row] = [
+        {
+            number_column(f"Saves {report.currency}", "lost_cost"): money(row.lost_cost),
+            "Tokens#": row.tokens,
+            "Turns#": row.turns,
+            Column("Lost to", field="cause"): row.cause,
+            Column("First change", is_text=True, field="place", hides_empty=True): row.place,
+            text_column("Model"): row.model,
+            Column("Remedy", is_text=True, folds=True): row.remedy,
+        }
+        for row in report.rows
+    ]
+    document = asdict(report)
+
+    def show() -> None:
+        print_table(rows, empty="no recorded request lost reuse", layout=layout, records=document["rows"])
+        if report.one_hour_cost is not None:
+            print_text(
+                f"Writes for one hour cost {amount_text(report.one_hour_cost)} {report.currency} more than those for five"
+                f" minutes; reuse after longer pauses saved {amount_text(report.one_hour_saved or 0.0)} {report.currency}."
+            )
+
+    return Output(document, show, records=document["rows"], fields=field_names(Advice))
 
 
 def _bill_notes(total: "BillRow") -> Iterator[str]:

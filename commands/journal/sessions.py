@@ -31,7 +31,8 @@ from kvproxy.operations.suggestions import session_numbers
 from kvproxy.units import tenant_name
 
 if TYPE_CHECKING:
-    from kvproxy.journal.sessions.session_reader import Session, TreeRow, Turn
+    from kvproxy.journal.sessions.session_reader import Session, Turn
+    from kvproxy.journal.sessions.turn_tree import TreeRow
 
 # Most sessions have no diagnoses and no keep-warm requests.
 _PROVIDER_COLUMNS = (

@@ -14,8 +14,10 @@ from kvproxy.journal.reader import TimeSeries
 from kvproxy.journal.reasons import meaning_of_reason, reasons
 from kvproxy.journal.record import RecordWithQuestions
 from kvproxy.journal.savings import SavingsReport, savings_report
+from kvproxy.journal.sessions.advice import AdviceReport, advise
 from kvproxy.journal.sessions.ledger_report import LedgerReport
-from kvproxy.journal.sessions.session_reader import Session, SessionReader, TreeRow, turn_tree
+from kvproxy.journal.sessions.session_reader import Session, SessionReader
+from kvproxy.journal.sessions.turn_tree import TreeRow, turn_tree
 from kvproxy.journal.spending import SpendingReport, recorded_requests, spending_report
 from kvproxy.operations.journal import PAGE, ROWS, DirectJournal, JournalAccess, JournalClient, list_records
 from kvproxy.operations.journal_parameters import (
@@ -127,6 +129,13 @@ def report_ledger(journal: JournalAccess, query: LedgerQuery) -> LedgerReport:
     return _sessions(journal).ledger(journal.settings.currency, query.selection())
 
 
+@operation("GET", "/savings/advice")
+def report_advice(journal: JournalAccess, query: LedgerQuery) -> AdviceReport:
+    """Return what to change first, with the money that it would have saved."""
+    settings = journal.settings
+    return advise(_sessions(journal).selected_turns(query.selection()), ModelPrices(settings), settings.currency)
+
+
 @operation("GET", "/spending")
 def report_spending(journal: JournalAccess, query: SpendingQuery) -> SpendingReport:
     """Report the cost of the requests from `since` to `until`, by local day, project, model, client, or team."""
@@ -221,7 +230,16 @@ def _price_tiers(model: str, prices: ModelPrices) -> Iterator[PriceTier]:
 # Routes with names before those with a parameter.
 JOURNAL_OPERATIONS = (
     *(list_records, count_records, list_reasons, explain_record),
-    *(report_savings, report_bill, report_ledger, report_spending, list_sessions, show_session, list_prices),
+    *(
+        report_savings,
+        report_bill,
+        report_ledger,
+        report_advice,
+        report_spending,
+        list_sessions,
+        show_session,
+        list_prices,
+    ),
 )
 
 

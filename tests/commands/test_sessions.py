@@ -83,6 +83,38 @@ def test_the_log_selects_requests_by_the_cause_of_their_lost_tokens(data: Path) 
     assert (refused.returncode, "use one of any, new, changed" in refused.stderr) == (2, True)
 
 
+def test_advice_ranks_what_to_change_first(tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text(
+        "[journal.prices.m]\ninput = 3\ncached = 0.3\nwrite_5m = 3.75\nwrite_1h = 6\noutput = 15\n"
+    )
+    sessions = Sessions(str(tmp_path / "journal.db"), m=PRICE)
+    dated = [{**SYSTEM, "content": f"2026-11-30 {SYSTEM['content']}"}, *FIRST[1:]]
+    named: dict[str, Any] = {"headers": {"x-session-id": "s"}, **provider()}
+    sessions.add(
+        request(FIRST, PROMPT_1, 0, 0, written=(0, PROMPT_1), completion=0, **named),
+        request(SECOND, PROMPT_2, PROMPT_1, 900, written=(0, 200), completion=0, **named),
+        request(SECOND, PROMPT_2, 0, 6_000, written=(0, PROMPT_2), completion=0, **named),
+        request(dated, PROMPT_1, 0, 6_009, written=(PROMPT_1, 0), completion=0, **named),
+    )
+    sessions.close()
+    report = result("savings", "--advice", "--data", tmp_path)
+    expired, changed = report["rows"]
+    assert (expired["cause"], expired["turns"], expired["place"]) == ("expired", 1, None)
+    assert expired["lost_cost"] == pytest.approx(expired["tokens"] * 5.7 / 1e6)
+    assert (changed["cause"], changed["place"], changed["lost_cost"] > 0) == ("changed", "messages[0] system", True)
+    assert "kvproxy lint" in changed["remedy"]
+    ledger = {row["result"]: row["cost"] for row in result("savings", "--ledger", "--data", tmp_path)["rows"]}
+    assert {row["cause"]: row["lost_cost"] for row in report["rows"]} == pytest.approx(
+        {cause: ledger[cause] for cause in ("expired", "changed")}
+    )
+    more, saved = (2 * PROMPT_2) * 2.25 / 1e6, PROMPT_1 * 3.45 / 1e6
+    assert (report["one_hour_cost"], report["one_hour_saved"]) == (pytest.approx(more), pytest.approx(saved))
+    shown = kvproxy("savings", "--advice", "--data", tmp_path).stdout
+    assert f"saved {saved:.4f} USD" in shown
+    refused = kvproxy("savings", "--advice", "--ledger", "--data", tmp_path)
+    assert "--ledger has its own groups, so --advice does not apply" in refused.stderr
+
+
 def test_the_log_has_the_written_tokens_of_a_cost(data: Path) -> None:
     lines = kvproxy("log", "--data", data, "--columns", "prompt_tokens,written_5m,written_1h,cost").stdout.splitlines()
     first = [float(cell) for cell in lines[1].split("\t")]

@@ -32,6 +32,7 @@ DECLARED = {
     "get /admin/cache/usage": ["by"],
     "get /admin/cache/{id}": ["id"],
     "delete /admin/cache/{id}": ["id", "soft"],
+    "get /admin/savings/advice": ["since"],
     "get /admin/savings/ledger": ["since"],
     "get /admin/spending": ["by", "since"],
     "get /admin/blocks/what-if": ["tier", "bytes_per_token"],

@@ -157,14 +157,6 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class TreeRow:
-    """A turn and its indentation in the tree of a session; see `turn_tree`."""
-
-    depth: int
-    turn: Turn
-
-
-@dataclass(frozen=True, slots=True)
 class Session:
     """A summary of a conversation's turns.
 
@@ -265,6 +257,11 @@ class SessionReader:
         if not rows:
             raise NotFound(f"no session {session[:80]!r} in {self._reader.name}: kvproxy sessions lists them")
         return self._turns(f"t.session in ({_WITH_AGENTS})", rows[0])
+
+    def selected_turns(self, selection: SumsFilter) -> list[Turn]:
+        """Return the turns of the selected records, in order of arrival."""
+        condition, values = selection.records_sql()
+        return self._turns(condition, values)
 
     def turns_of_records(self, numbers: Sequence[int]) -> dict[int, Turn]:
         """Return the turns of records by their number; not each record has one."""
@@ -382,38 +379,6 @@ class SessionReader:
         return Turn(*(*values, lost, None, diagnosis, agreement, keep_warm, bool(is_warming), tier)).with_cost(
             self._prices
         )
-
-
-def turn_tree(turns: Sequence[Turn]) -> list[TreeRow]:
-    """Order turns as a tree. Of several branches, the one with the latest turn comes last, and is not indented.
-
-    A request that warmed a cache follows the turn that it repeated.
-    """
-    numbers = {turn.number for turn in turns}
-    children: dict[int | None, list[Turn]] = {}
-    repeatable: dict[tuple[int, int | None], int] = {}
-    for turn in turns:
-        place = (turn.session, turn.parent)
-        parent = turn.parent if turn.parent in numbers else None
-        if turn.is_warming:
-            parent = repeatable.get(place, parent)
-        else:
-            repeatable[place] = turn.number
-        children.setdefault(parent, []).append(turn)
-    latest: dict[int, int] = {}
-    for turn in sorted(turns, key=lambda turn: -turn.number):
-        latest[turn.number] = max([turn.number, *(latest[child.number] for child in children.get(turn.number, ()))])
-    rows = []
-    waiting = [(0, turn) for turn in reversed(children.get(None, []))]
-    while waiting:
-        depth, turn = waiting.pop()
-        rows.append(TreeRow(depth, turn))
-        following = children.get(turn.number, [])
-        own = [child for child in following if child.session == turn.session and not child.is_warming]
-        main = max(own, key=lambda child: latest[child.number], default=None)
-        waiting += [(depth, main)] if main is not None else []
-        waiting += [(depth + 1, child) for child in reversed(following) if child is not main]
-    return rows
 
 
 def summarize_session(turns: Sequence[Turn]) -> Session:

@@ -1,0 +1,108 @@
+"""Ranks changes that avoid lost reuse by the money that they would have saved."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from kvproxy.journal.sessions.ledger import WITHOUT_COST
+from kvproxy.journal.sessions.session_reader import Turn
+from kvproxy.providers.prices import price_at
+from kvproxy.settings.journal import MILLION, PriceSettings
+
+REMEDIES: Mapping[str, str] = MappingProxyType(
+    {
+        "changed": "keep the text, or move it to the end: kvproxy lint writes the edit",
+        "evicted": "enlarge the pool of the engine; a provider drops prefixes as it likes",
+        "expired": 'keep prefixes longer: the rule fields breakpoints = "auto" and keep_warm_tokens',
+        "moved": "send the requests of a session to one upstream",
+        "retokenised": "none on this engine: see docs/agent-caching.md",
+        "minimum": "begin with a longer stable text, or use a model with a smaller minimum",
+        "unmarked": 'mark prefixes: the rule field breakpoints = "auto"',
+    }
+)
+"""What avoids each cause of lost tokens, except those that no cache avoids."""
+_OTHER_MODEL = "switch the model between sessions: another one has no prefix of this session"
+_FIVE_MINUTES = 300.0
+_LATER_MESSAGE = re.compile(r"^(messages|input)\[[1-9]\d*\]")
+
+
+@dataclass(slots=True)
+class Advice:
+    """A cause of lost reuse at one place of the prompts of a model.
+
+    Attributes:
+        place: the first changed text of `changed`, or the missing field of `unmarked`; None for other causes, and if it is
+            unknown. Messages after the first one have the index `[n]`.
+        turns, tokens: number of turns, and of their prompt tokens lost to the cause.
+        lost_cost: money that their reuse would have saved; None without a price.
+        remedy: what avoids the loss.
+    """
+
+    cause: str
+    place: str | None
+    model: str
+    remedy: str
+    turns: int = 0
+    tokens: int = 0
+    lost_cost: float | None = None
+
+
+@dataclass(slots=True)
+class AdviceReport:
+    """Advice, the most expensive first.
+
+    Attributes:
+        one_hour_cost: what writing tokens for one hour cost beyond writing them for five minutes.
+        one_hour_saved: what reuse after longer pauses saved, in sessions with such writes. Both are None without them.
+    """
+
+    currency: str
+    rows: list[Advice] = field(default_factory=list)
+    one_hour_cost: float | None = None
+    one_hour_saved: float | None = None
+
+
+def advise(turns: Iterable[Turn], prices: Mapping[str, PriceSettings], currency: str) -> AdviceReport:
+    """Sum the losses of turns, which are in order of time."""
+    report, rows = AdviceReport(currency), dict[tuple[str, str | None, str], Advice]()
+    long_sessions = set[int]()
+    for turn in turns:
+        _add_one_hour_writes(report, turn, long_sessions, prices)
+        if turn.is_warming:
+            continue
+        for cause, tokens in turn.lost.items():
+            if cause not in WITHOUT_COST:
+                place = _place(turn) if cause in ("changed", "unmarked") else None
+                remedy = _OTHER_MODEL if place == "model" else REMEDIES[cause]
+                row = rows.setdefault((cause, place, turn.model), Advice(cause, place, turn.model, remedy))
+                _add(row, tokens, turn.lost_cost_of(cause))
+    report.rows = sorted(rows.values(), key=lambda row: (-(row.lost_cost or 0.0), -row.tokens))
+    return report
+
+
+def _add(row: Advice, tokens: int, lost_cost: float | None) -> None:
+    row.turns += 1
+    row.tokens += tokens
+    if lost_cost is not None:
+        row.lost_cost = (row.lost_cost or 0.0) + lost_cost
+
+
+def _place(turn: Turn) -> str | None:
+    return None if turn.region is None else _LATER_MESSAGE.sub(r"\1[n]", turn.region)
+
+
+def _add_one_hour_writes(
+    report: AdviceReport, turn: Turn, long_sessions: set[int], prices: Mapping[str, PriceSettings]
+) -> None:
+    price = price_at(turn.model, prices, turn.time, turn.prompt_tokens, turn.service_tier)
+    if price is None:
+        return
+    if turn.session in long_sessions and turn.reused_tokens and (turn.pause or 0.0) > _FIVE_MINUTES:
+        saved = turn.reused_tokens * (price.price_of_5m_write - price.price_of_reuse) / MILLION
+        report.one_hour_saved = (report.one_hour_saved or 0.0) + saved
+    if turn.written_1h:
+        long_sessions.add(turn.session)
+        more = turn.written_1h * (price.price_of_1h_write - price.price_of_5m_write) / MILLION
+        report.one_hour_cost = (report.one_hour_cost or 0.0) + more
+        report.one_hour_saved = report.one_hour_saved or 0.0

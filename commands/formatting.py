@@ -2,11 +2,12 @@
 
 import json
 import math
+import os
 import sys
 import time
 from dataclasses import is_dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TextIO
 
 from kvproxy.operations.operation import fields_of
 from kvproxy.telemetry.printable_text import escape_controls, escape_json_controls
@@ -14,6 +15,7 @@ from kvproxy.units import format_bytes, format_seconds
 
 _RAW_DIGITS = 9
 _SMALL_DIGITS = 12  # Of numbers below 1, such as the price of a token.
+_FORCED = {"FORCE_COLOR", "TTY_COMPATIBLE"}
 _SUM_ERROR = 1e-13  # Relative rounding error of a sum, such as 0.30000000000000004.
 
 
@@ -47,14 +49,20 @@ def format_size(count: float) -> Formatted:
     return Formatted(format_bytes(count), count)
 
 
+def may_be_terminal(file: TextIO) -> bool:
+    """Whether a file is a terminal, or a pipe that rich treats as one."""
+    return file.isatty() or not _FORCED.isdisjoint(os.environ)
+
+
 def local_time(seconds: float) -> str:
-    """Format seconds since the epoch as local time; if stdout is a pipe, as ISO 8601. An invalid time stays a number."""
+    """Format seconds since the epoch as local time; if stdout is no terminal, as ISO 8601. An invalid time stays a number."""
     try:
         time = datetime.fromtimestamp(seconds).astimezone()
     except (ValueError, OverflowError, OSError):
         return f"{seconds:g}"
-    is_piped = not sys.stdout.isatty()
-    return time.isoformat(timespec="seconds") if is_piped else time.replace(tzinfo=None).isoformat(" ", "seconds")
+    if not may_be_terminal(sys.stdout):
+        return time.isoformat(timespec="seconds")
+    return time.replace(tzinfo=None).isoformat(" ", "seconds")
 
 
 def table_time(seconds: float) -> str:

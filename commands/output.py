@@ -1,7 +1,6 @@
 """Prints the result of a command: as text for people, or as JSON."""
 
 import contextlib
-import os
 import re
 import sys
 import textwrap
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
-from kvproxy.commands.formatting import json_text, one_line, raw_text
+from kvproxy.commands.formatting import json_text, may_be_terminal, one_line, raw_text
 from kvproxy.telemetry.printable_text import escape_bytes
 
 if TYPE_CHECKING:
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 
     from kvproxy.analyse.charts import Chart
 
-_FORCED = {"FORCE_COLOR", "TTY_COMPATIBLE"}
-"""Variables with which rich treats a pipe as a terminal."""
 _CHART_WIDTH = 100
 
 
@@ -53,7 +50,7 @@ def _console(file: TextIO) -> "Console":
 
 def terminal(file: TextIO) -> "Console | None":
     """Return the terminal of an output; None for a pipe, which needs no import of rich."""
-    if not file.isatty() and not _FORCED & os.environ.keys():
+    if not may_be_terminal(file):
         return None
     console = _console(file)
     return console if console.is_terminal else None

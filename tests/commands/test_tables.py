@@ -30,6 +30,7 @@ from kvproxy.commands.formatting import (
     one_line,
     percent,
     raw_text,
+    table_time,
 )
 from kvproxy.commands.tables import (
     Column,
@@ -436,3 +437,11 @@ def test_sums_of_money_have_no_rounding_errors() -> None:
     }
     # The sum of a budget and the sum of a list, in another order.
     assert amount_text(0.02325) == amount_text(0.0077 + 0.01555) == amount_text(0.023250000000000003)
+
+
+def test_a_forced_terminal_has_the_times_of_a_terminal() -> None:
+    now = time.time()
+    with terminal():
+        assert "T" in local_time(now)
+    with terminal(60):
+        assert len(table_time(now)) == len("10:02:03")

@@ -260,6 +260,7 @@ def rotate(rotation: KeyRotation, place: KeysPlace) -> Output:
     from kvproxy.operations.keys import rotate_key
 
     created = place.open().perform(rotate_key, rotation)
+    _print_notes(created.notes)
     if rotation.grace:
         print_note(f"the old key is valid until {local_time(time.time() + rotation.grace)}; --grace 0s ends it now")
     return text_output({"name": created.name, "key": created.key, "grace": rotation.grace}, created.key)

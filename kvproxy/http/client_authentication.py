@@ -141,12 +141,8 @@ class Clients:
     def authentication_error(self, headers: Mapping[str, str]) -> Unauthorized:
         """Return the error of a request with an expired, an unknown, or no key."""
         keys = [headers[name] for name in KEY_HEADERS if headers.get(name)]
-        if any(map(self.knows, keys)):
-            return Unauthorized(
-                "the given API key has expired: ask the operator for another one (kvproxy keys rotate NAME), or for a later"
-                " date (kvproxy keys set NAME --expires DATE)",
-                limit="expires",
-            )
+        if (expired := self.find_expired(headers.items())) is not None:
+            return Unauthorized(_expiry_message(expired), limit="expires")
         if keys:
             return Unauthorized(
                 "this proxy does not know the given API key: check it, or ask the operator for one (kvproxy keys add)"
@@ -154,6 +150,15 @@ class Clients:
         return MissingKey(
             "no API key was given: send Authorization: Bearer KEY with a key of this proxy (kvproxy keys add)"
         )
+
+
+def _expiry_message(client: ClientSettings) -> str:
+    """Return the message for a client that has expired, or for its previous key, whose grace period is over."""
+    if client.has_expired(time.time()):
+        ask = f"ask the operator for a later date (kvproxy keys set {client.name} --expires DATE)"
+        return f"the API key of the client {client.name} has expired: {ask}"
+    ask = f"use the new key, or ask the operator for another one (kvproxy keys rotate {client.name})"
+    return f"the given API key of the client {client.name} was replaced, and has expired: {ask}"
 
 
 def _disabled_message(client: ClientSettings) -> str:

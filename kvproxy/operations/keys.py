@@ -66,7 +66,7 @@ class CreatedKey:
 
     Attributes:
         is_first: the client is the first one, so the proxy rejects requests without a key from now on.
-        notes: sentences about limits without effect.
+        notes: sentences about limits without effect, and about an expired key.
     """
 
     name: str
@@ -304,8 +304,12 @@ def _changed(access: KeysAccess, client: ClientSettings) -> ChangedClient:
 @operation("POST", "/keys/{name}/rotate")
 def rotate_key(access: KeysAccess, rotation: KeyRotation) -> CreatedKey:
     """Create a new key of a client. The old key stays valid for a day, or for `grace`."""
-    key = client_keys.rotate_key(access.settings, rotation.name, rotation.grace, access.operator)
-    return CreatedKey(rotation.name, key)
+    name = rotation.name
+    key = client_keys.rotate_key(access.settings, name, rotation.grace, access.operator)
+    clients = client_keys.all_clients(access.settings)
+    has_expired = any(client.name == name and client.has_expired(time.time()) for client in clients)
+    note = f"the client {name} has expired, so its new key is rejected: kvproxy keys set {name} --expires DATE"
+    return CreatedKey(name, key, notes=[note] if has_expired else [])
 
 
 @operation("POST", "/keys/{name}/disable")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from kvproxy.operations.parameters import Parameter, argument, declared_parameters, duration, period_start, size
 from kvproxy.operations.suggestions import client_names
-from kvproxy.units import parse_since
+from kvproxy.units import parse_since, require_unit
 
 _NO_MODEL = re.compile(r"[;|\s]")
 """Characters that separate names, and that no name of a model has."""
@@ -28,6 +28,7 @@ def _parse_models(text: str) -> str:
 
 def _parse_expiry(text: str) -> float:
     """Parse a duration from now, or a time; a large number is in seconds since the epoch."""
+    require_unit(text)
     moment = parse_since(text)
     expiry = moment.timestamp() if isinstance(moment, datetime) else time.time() + moment
     if expiry <= time.time():

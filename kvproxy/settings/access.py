@@ -130,8 +130,11 @@ class ClientSettings(Section):
         default=None, description="Start of its counts in seconds since the epoch; `kvproxy keys reset` sets it."
     )
 
+    def has_expired(self, now: float) -> bool:
+        return self.expires is not None and now >= self.expires
+
     def accepts(self, digest: str, now: float) -> bool:
-        if self.expires is not None and now >= self.expires:
+        if self.has_expired(now):
             return False
         if digest == self.previous_key_sha256:
             return self.previous_key_expires is not None and now < self.previous_key_expires

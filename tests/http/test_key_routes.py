@@ -102,6 +102,7 @@ def test_wrong_changes_have_a_clear_error_and_change_nothing(tmp_path: Path, rec
         assert "must be an amount" in refusal(name="two", budget_per_day="5 EUR")
         assert "no model has a price in EUR" in refusal(name="two", budget_per_day=5)
         assert "in the past" in refusal(name="two", expires="2020-01-01")
+        assert "'30' has no unit: use a form such as 30s, 30m, or 30d" in refusal(name="two", expires=30)
         assert "must be a number of at least 1" in refusal(name="two", requests_per_minute=0)
         assert "the team lab of the client two is no client" in refusal(name="two", team="lab")
         body = {"name": "two", "budget_per_day": 5}

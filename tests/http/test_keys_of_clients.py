@@ -159,6 +159,8 @@ def test_a_rotated_key_stays_valid_for_the_grace_period(
         assert post(url, x_api_key=old).headers["cache-status"].startswith("kvproxy; hit")
         assert not {old, new} & {value for headers in recorder.headers for value in headers.values()}
         until(lambda: post(url, x_api_key=old).status_code == 401, interval=0.3)
+        replaced = post(url, x_api_key=old).json()["error"]["message"]
+        assert "key of the client one was replaced, and has expired: use the new key" in replaced
         assert post(url, x_api_key=new).status_code == 200
         newest = rotate_key(found, "one", grace=0)
         until(lambda: post(url, x_api_key=new).status_code == 401)
@@ -309,7 +311,13 @@ def test_a_client_has_models_and_an_expiry(tmp_path: Path, recorder: Recorder, m
         until(lambda: ask("/v1/chat/completions", "large").status_code == 200)
         set_limits(found, "one", {"expires": time.time() - 1})
         until(lambda: ask("/v1/chat/completions", "large").status_code == 401)
-        assert "the given API key has expired" in ask("/v1/chat/completions", "large").json()["error"]["message"]
+        error = ask("/v1/chat/completions", "large").json()["error"]
+        assert "the API key of the client one has expired" in error["message"]
+        # A new key would be rejected, too.
+        assert "kvproxy keys set one --expires DATE" in error["message"]
+        assert "rotate" not in error["message"]
+        rotated = kvproxy("keys", "rotate", "one", "--data", tmp_path)
+        assert "one has expired, so its new key is rejected: kvproxy keys set one --expires DATE" in rotated.stderr
         unknown = httpx.get(f"{url}/v1/models", headers={"x-api-key": "unknown"})
         assert "does not know the given API key: check it" in unknown.json()["error"]["message"]
 

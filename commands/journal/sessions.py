@@ -114,14 +114,14 @@ def show(
     """Show the tree of a session with one row per turn.
 
     Branches and sub-agents are marked with dots. For tokens that were not reused, the row has the cause, and the first
-    change of the prompt.
+    change of the prompt. --wide quotes the changed words, if texts are stored (journal.text, or the response).
 
     Example: kvproxy sessions show 42
     """
     from kvproxy.journal.sessions.session_reader import summarize_session
     from kvproxy.operations.journal_reports import show_session
 
-    rows = source.open().perform(show_session, SessionName(session))
+    rows = source.open().perform(show_session, SessionName(session, quotes=True))
 
     def show() -> None:
         summary = summarize_session([row.turn for row in rows if row.turn.session == rows[0].turn.session])
@@ -144,7 +144,7 @@ def show(
         )
         print_table(map(_turn_row, rows), layout=layout, records=records)
 
-    records = [{"depth": row.depth, **asdict(row.turn)} for row in rows]
+    records = [{"depth": row.depth, **asdict(row.turn), "before": row.before, "after": row.after} for row in rows]
     return Output(records, show)
 
 
@@ -201,6 +201,15 @@ def _new_history(turn: "Turn") -> str | None:
     return "another history" if turn.turn == 1 and turn.number != turn.session else None
 
 
+def _quote(row: "TreeRow") -> str | None:
+    """Quote the words of the first change."""
+    if row.before is None and row.after is None:
+        return None
+    if row.before is None or row.after is None:
+        return f"new: {row.after!r}" if row.before is None else f"missing: {row.before!r}"
+    return f"{row.before!r} became {row.after!r}"
+
+
 def _turn_row(row: "TreeRow") -> Row:
     turn = row.turn
     # A narrow terminal truncates the end, which is new text.
@@ -216,6 +225,7 @@ def _turn_row(row: "TreeRow") -> Row:
         "Lost cost#?": money(turn.lost_cost),
         "Cost#?": money(turn.cost),
         Column("First change", is_text=True, folds=True): turn.first_change or _new_history(turn),
+        Column("Quote", is_text=True, is_optional=True, hides_empty=True): _quote(row),
         **dict(zip(_PROVIDER_COLUMNS, (_diagnosis(turn), turn.keep_warm), strict=True)),
         digest_column("Request", 8, optional=True, field="request_id"): turn.request_id,
     }

@@ -175,6 +175,19 @@ def _difference(old_name: str, name: str, before: Mapping[str, Json], after: Map
     return RegionDifference(name, start, was, now, changed.path)
 
 
+def first_change(reader: JournalReader, turn: Turn, load_regions: RegionLoader) -> RegionDifference | None:
+    """Return the first change of a turn since its parent, with its words; None if they are not stored, or it has none."""
+    if turn.parent is None or turn.region is None or "changed" not in turn.lost:
+        return None
+    prompts = reader.prompts_of([turn.parent, turn.number])
+    before, after = prompts.get(turn.parent), prompts.get(turn.number)
+    known, own = (None if prompt is None else reader.regions(prompt) for prompt in (before, after))
+    if before is None or after is None or known is None or own is None:
+        return None
+    found = _differences(own.changes_since(known), load_regions(before), load_regions(after))
+    return next((difference for difference in found if difference.place == turn.region), None)
+
+
 def common_prefix_and_suffix(old: str, new: str) -> tuple[int, int]:
     """Return the length of the common prefix, and of the common suffix of the rest."""
     start = common_prefix_length(old, new)

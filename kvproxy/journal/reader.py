@@ -334,6 +334,12 @@ class JournalReader:
         rows = self.rows("select regions, shape from prompts where number = ? and regions is not null", [prompt_number])
         return self._strings.regions(*rows[0]) if rows else None
 
+    def prompts_of(self, records: Sequence[int]) -> dict[int, int]:
+        """Return the numbers of the prompts of records by their number; not each record has a prompt."""
+        marks = ", ".join("?" * len(records))
+        sql = f"select number, prompt from records where prompt is not null and number in ({marks})"
+        return dict(self.rows(sql, records))
+
     def regions_before(self, record: Record, num_records: int) -> list[tuple[int, Regions]]:
         """Return number and regions of the other prompts of the last `num_records` records before a record, newest first."""
         sql = (

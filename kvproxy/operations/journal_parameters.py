@@ -88,6 +88,7 @@ class SessionQuery:
 @dataclass(frozen=True, slots=True)
 class SessionName:
     id: Annotated[str, Parameter("Id or name of a session, or the id of one of its requests.")]
+    quotes: Annotated[bool, Parameter("Quote the words of each first change, if they are stored.")] = False
 
     def __post_init__(self) -> None:
         check_id(self.id)

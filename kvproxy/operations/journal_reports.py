@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from kvproxy.errors import InvalidRequest
 from kvproxy.journal.bill import BillRow, bill, sum_bill
 from kvproxy.journal.completeness import complete_since
-from kvproxy.journal.miss_explanation import MissExplanation, explain_in_sentences, explain_miss
+from kvproxy.journal.miss_explanation import MissExplanation, explain_in_sentences, explain_miss, first_change
 from kvproxy.journal.period import start_time
 from kvproxy.journal.reader import TimeSeries
 from kvproxy.journal.reasons import meaning_of_reason, reasons
@@ -169,7 +169,20 @@ def list_sessions(journal: JournalAccess, query: SessionQuery) -> list[Session]:
 @operation("GET", "/sessions/{id}")
 def show_session(journal: JournalAccess, name: SessionName) -> list[TreeRow]:
     """List the turns of a session and its sub-agents as a tree, given the session's id or name, or a request's id."""
-    return turn_tree(_sessions(journal).turns(name.id))
+    rows = turn_tree(_sessions(journal).turns(name.id))
+    return _with_quotes(journal, rows) if name.quotes else rows
+
+
+def _with_quotes(journal: JournalAccess, rows: list[TreeRow]) -> list[TreeRow]:
+    with journal.open_store() as store:
+        from kvproxy.flow.explain import region_loader
+
+        load = region_loader(journal.reader, store)
+        changes = [first_change(journal.reader, row.turn, load) for row in rows]
+    return [
+        row if change is None else replace(row, before=change.before, after=change.after)
+        for row, change in zip(rows, changes, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,21 @@ def test_advice_ranks_what_to_change_first(tmp_path: Path) -> None:
     assert "--ledger has its own groups, so --advice does not apply" in refused.stderr
 
 
+def test_the_words_of_the_first_change_are_quoted(tmp_path: Path) -> None:
+    sessions = Sessions(str(tmp_path / "journal.db"), text="all", m=PRICE)
+    changed = [{**SYSTEM, "content": f"Tuesday {SYSTEM['content']}"}, *SECOND[1:]]
+    sessions.add(
+        request([{**SYSTEM, "content": f"Monday {SYSTEM['content']}"}, *FIRST[1:]], 1_000, 0, 0),
+        request(changed, 1_060, 16, 9),
+    )
+    sessions.close()
+    first, second = result("sessions", "show", 1, "--data", tmp_path)
+    assert (first["before"], first["after"]) == (None, None)
+    assert (second["region"], second["before"], second["after"]) == ("messages[0] system", "Monday", "Tuesday")
+    shown = kvproxy("sessions", "show", 1, "--data", tmp_path).stdout
+    assert "'Monday' became 'Tuesday'" in shown
+
+
 def test_the_log_has_the_written_tokens_of_a_cost(data: Path) -> None:
     lines = kvproxy("log", "--data", data, "--columns", "prompt_tokens,written_5m,written_1h,cost").stdout.splitlines()
     first = [float(cell) for cell in lines[1].split("\t")]

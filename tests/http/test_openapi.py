@@ -45,7 +45,7 @@ DECLARED = {
     "post /admin/upstreams/undrain": ["name"],
     "post /admin/explain": ["api"],
     "get /admin/sessions": ["since", "turns", "limit", "offset"],
-    "get /admin/sessions/{id}": ["id"],
+    "get /admin/sessions/{id}": ["id", "quotes"],
 }
 WHOLE = document([*routes.ROUTES, Mount("/admin", routes=ADMIN_ROUTES)])
 

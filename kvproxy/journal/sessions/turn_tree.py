@@ -8,10 +8,15 @@ from kvproxy.journal.sessions.session_reader import Turn
 
 @dataclass(frozen=True, slots=True)
 class TreeRow:
-    """A turn and its indentation in the tree of a session; see `turn_tree`."""
+    """A turn and its indentation in the tree of a session; see `turn_tree`.
+
+    `before` and `after` quote the words of its first change; None if they are not stored, or not wanted.
+    """
 
     depth: int
     turn: Turn
+    before: str | None = None
+    after: str | None = None
 
 
 def turn_tree(turns: Sequence[Turn]) -> list[TreeRow]:

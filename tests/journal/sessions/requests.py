@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from typing import Any
+from typing import Any, Literal
 
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import Json, JsonObject
@@ -74,10 +74,10 @@ def provider(url: str = "https://api.example") -> dict[str, object]:
 class Sessions:
     """A journal and its sessions."""
 
-    def __init__(self, place: str, **prices: PriceSettings) -> None:
+    def __init__(self, place: str, text: Literal["hits", "all"] = "hits", **prices: PriceSettings) -> None:
         self.prices = prices
         self.place = place
-        self.journal = open_stored_journal(place, JournalSettings(prices=prices))
+        self.journal = open_stored_journal(place, JournalSettings(text=text, prices=prices))
         self._readers = ExitStack()
 
     def add(self, *exchanges: Exchange) -> None:

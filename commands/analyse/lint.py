@@ -18,7 +18,7 @@ from kvproxy.commands.analyse.options import (
     read_requests,
 )
 from kvproxy.commands.analyse.session_report import SessionsOption, print_losses, read_session_report
-from kvproxy.commands.formatting import one_line, percent
+from kvproxy.commands.formatting import amount_text, one_line, percent
 from kvproxy.commands.options import Data, load_settings
 from kvproxy.commands.output import Output, print_note, print_text, progress_bar
 from kvproxy.units import plural
@@ -82,13 +82,14 @@ def lint(
             edits.write_text(lint_report.edits_as_toml())
 
     def show() -> None:
-        _print_report(lint_report, top)
+        _print_report(lint_report, top, settings.journal.currency)
         if edits is not None:
             print_text(f"wrote the edits to {edits}; the action 'move' keeps the text, which 'strip' removes")
         elif any(report.savings for report in lint_report.families):
             print_text("write these edits as settings with --edits FILE; kvproxy serve applies them to requests")
 
-    document = _json_document(lint_report) | {"log": log_document(content, tokenizer), "reuse": lint_report.reuse}
+    more = {"log": log_document(content, tokenizer), "reuse": lint_report.reuse, "currency": settings.journal.currency}
+    document = _json_document(lint_report) | more
     return Output(document, show, _check_reuse(lint_report.reuse, min_reuse))
 
 
@@ -100,10 +101,10 @@ def _check_reuse(reuse: float, least: float | None) -> int:
     return 1
 
 
-def _print_report(lint_report: "LintReport", top: int) -> None:
+def _print_report(lint_report: "LintReport", top: int, currency: str) -> None:
     families = [report for report in lint_report.families if len(report.family.members) > 1]
     for report in families[: top or None]:
-        _print_family(report, lint_report.block_size)
+        _print_family(report, lint_report.block_size, currency)
     alone = len(lint_report.families) - len(families)
     if alone:
         print_text(f"{alone:,} requests share their beginning with no other request")
@@ -113,7 +114,7 @@ def _print_report(lint_report: "LintReport", top: int) -> None:
         print_text(f"{lint_report.untokenized:,} prompts contain more than text and were skipped")
 
 
-def _print_family(report: "FamilyReport", block_size: int) -> None:
+def _print_family(report: "FamilyReport", block_size: int, currency: str) -> None:
     members = len(report.family.members)
     head = one_line(report.family.head)[:70]
     print_text(f'{members:,} requests to {report.family.model} that begin with "{head}"')
@@ -123,6 +124,8 @@ def _print_family(report: "FamilyReport", block_size: int) -> None:
     )
     for saving in report.savings:
         _print_saving(report, saving)
+        if (saved := saving.saved_money(report.price)) is not None:
+            print_text(f"    saves {amount_text(saved)} {currency} of the input, if the provider caches it")
     if not report.savings:
         print_text("  no changing text at the beginning")
 
@@ -156,6 +159,7 @@ def _json_document(lint_report: "LintReport") -> dict[str, Any]:
                 | {"moved": saving.moved.reused, "moved_computed": saving.moved.computed_tokens}
                 | {"edit": saving.edit.model_dump(exclude_defaults=True)}
                 | {"suggested": saving.suggested.action, "reason": saving.reason}
+                | {"saved_money": saving.saved_money(report.price)}
                 for saving in report.savings
             ],
         }

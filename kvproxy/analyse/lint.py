@@ -25,7 +25,9 @@ from kvproxy.apis.json import dumps
 from kvproxy.errors import KvproxyError
 from kvproxy.flow.prepare.prompt_edits import apply_edits, matched_spans
 from kvproxy.flow.prepare.rules import Rules
+from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings import Settings
+from kvproxy.settings.journal import PriceSettings, input_price
 from kvproxy.settings.rules import EditSettings
 from kvproxy.units import plural
 from kvproxy.upstreams.prompt_tokenizer import prompt_input
@@ -59,6 +61,9 @@ class PromptReuse:
     def share(self) -> float:
         return self.reused / self.prompt_tokens if self.prompt_tokens else 0.0
 
+    def cost(self, price: PriceSettings) -> float:
+        return input_price(price, self.prompt_tokens, self.reused, 0, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class EditSaving:
@@ -87,6 +92,13 @@ class EditSaving:
     def suggested(self) -> EditSettings:
         """The edit to install: it keeps the text at the end of the prompt, unless that loses most of the saving."""
         return move_edit(self.edit) if self.removes_text and self._kept_share >= 0.5 else self.edit
+
+    def saved_money(self, price: PriceSettings | None) -> float | None:
+        """Return what the suggested edit saves beside the edits before it; None without a price of cached tokens."""
+        if price is None or price.cached is None:
+            return None
+        after = self.moved if self.suggested.action == "move" else self.stripped
+        return self.before.cost(price) - after.cost(price)
 
     @property
     def _kept_share(self) -> float:
@@ -144,12 +156,14 @@ class FamilyReport:
         reuse: reuse without edits.
         shared_blocks: median number of reused blocks in a prompt; the first prompt does not count.
         savings: effects of the suggested edits. Each effect includes the edits before it.
+        price: present price of the model; None if it is unknown.
     """
 
     family: Family
     reuse: PromptReuse
     shared_blocks: int
     savings: tuple[EditSaving, ...]
+    price: PriceSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +204,7 @@ async def lint(
     progress: Callable[[float], None],
 ) -> LintReport:
     """Find changed spans in the prompts of a log, after the configured edits."""
-    prompts, rules = _TokenizedPrompts(tokenizer, block_size), Rules(settings)
+    prompts, rules, prices = _TokenizedPrompts(tokenizer, block_size), Rules(settings), ModelPrices(settings.journal)
     for number, logged in enumerate(requests, 1):
         # Providers and upstreams share a prefix cache between the keys of a gateway.
         original = rules.apply(to_api_request(replace(logged, key=""), settings))
@@ -202,7 +216,8 @@ async def lint(
     families = group_families(models, [prompt_regions(form) for form in prompts.forms])
     reports = []
     for number, family in enumerate(families, 1):
-        reports.append(await prompts.report(family, [other for other in families if other.model == family.model]))
+        report = await prompts.report(family, [other for other in families if other.model == family.model])
+        reports.append(replace(report, price=prices.at(family.model)))
         progress(0.5 + 0.5 * number / len(families))
     return LintReport(tuple(reports), block_size, prompts.untokenized)
 

@@ -150,6 +150,19 @@ def test_the_written_edits_compute_as_many_tokens_as_lint_reports(tmp_path: Path
     assert spans[-1]["stripped_computed"] < spans[-1]["moved_computed"]
 
 
+def test_an_edit_has_the_money_that_it_saves(tmp_path: Path) -> None:
+    log = logs.write(tmp_path / "log.jsonl", logs.agents(3, 3, head="Request {n} of 2026-01-{n:02d}. "))
+    assert found(log)["families"][0]["spans"][0]["saved_money"] is None
+    (tmp_path / "kvproxy.toml").write_text("[journal.prices.demo]\ninput = 2\ncached = 0.2\noutput = 8\n")
+    (family, *_) = found(log)["families"]
+    span = family["spans"][0]
+    computed = family["prompt_tokens"] - family["reused"]
+    saved = (computed - span["moved_computed"]) * 2 + (family["reused"] - span["moved"]) * 0.2
+    assert (span["suggested"], span["saved_money"]) == ("move", pytest.approx(saved / 1e6))
+    shown = kvproxy("lint", log, "--data", tmp_path).stdout
+    assert "USD of the input, if the provider caches it\n" in shown
+
+
 def test_suggested_edits_are_valid_settings(tmp_path: Path) -> None:
     log = logs.write(tmp_path / "log.jsonl", logs.agents(3, 3, head='Request {n} of "today". '))
     kvproxy("lint", log, "--data", tmp_path, "--edits", tmp_path / "kvproxy.toml")

@@ -83,7 +83,7 @@ def _logged_note(logged: float, difference: float | None, currency: str) -> str:
     more = "more" if difference >= 0 else "less"
     return (
         f"the logs state {amount_text(logged)} {currency}; for requests with both figures, {amount_text(abs(difference))}"
-        f" {currency} {more} than the prices here, as with discounts, other prices, or hits of a gateway's cache"
+        f" {currency} {more} than the prices here, as with discounts, other prices, or another service tier"
     )
 
 

@@ -79,6 +79,8 @@ def test_the_log_selects_requests_by_the_cause_of_their_lost_tokens(data: Path) 
         in listed.stderr
     )
     assert [row["lost_tokens"] for row in map(json.loads, lines("log", "--lost", "new"))] == [0, row["lost_tokens"], 0]
+    for condition in ("lost_cost > 0.03", "json_extract(lost, '$.expired') > 9000"):
+        assert numbers("--where", condition) == [2]
     refused = kvproxy("log", "--lost", "aged", "--data", data)
     assert (refused.returncode, "use one of any, new, changed" in refused.stderr) == (2, True)
 

@@ -43,10 +43,15 @@ def matching_numbers(condition: str, pages: Iterable[Sequence[RecordWithQuestion
             database.execute(sql)
             for rows in pages:
                 database.execute("delete from requests")
-                database.executemany(insert, [[getattr(row, name) for name in names] for row in rows])
+                database.executemany(insert, [[_sql_value(getattr(row, name)) for name in names] for row in rows])
                 yield [number for (number,) in database.execute(sql)]
         except (sqlite3.Error, sqlite3.Warning) as error:
             raise invalid_condition(error, _NAMES) from None
+
+
+def _sql_value(value: object) -> object:
+    """Return a value for SQLite: JSON for an object, such as the lost tokens by cause."""
+    return dumps(value).decode() if isinstance(value, dict) else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from kvproxy.operations.journal import DirectJournal, JournalClient
 
 EMPTY = "no request matches"
+_NO_COST = f"{EMPTY}: a cost is null if the price or the usage is unknown"
 _NO_TEAM = "no request of a team matches: kvproxy keys set NAME --team TEAM gives a client a team"
 _UTC_DAYS = "the days are UTC days"
 TopGroup = Literal["prompt", "tenant", "client", "team", "model", "tag", "reason", "layer", "upstream", "proxy", "day"]
@@ -106,7 +107,7 @@ def log(
         print_table(
             # Later rows may have values in a column that is empty now.
             (_listed_row(row, named, query.lost, hides_empty=not follow) for row in rows),
-            empty=no_match(journal, query) if not rows else "",
+            empty=no_match(journal, query, _NO_COST if "cost" in named else EMPTY) if not rows else "",
             layout=layout,
             records=_selectable(rows, layout),
         )

@@ -319,7 +319,7 @@ def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
             " backend's prefix cache would have reused them, because earlier prompts began with them."
         )
     if (total := report.total) is not None and total.answered and total.reused_tokens:
-        owed = [] if not _has_seconds(total) else [f"{total.hit_seconds:,.1f} s"]
+        owed = [] if total.unmeasured_tokens or not _has_seconds(total) else [f"{total.hit_seconds:,.1f} s"]
         owed += [f"{amount_text(total.hit_money)} {report.currency}"] if total.hit_money is not None else []
         if owed:
             print_text(f"Hits saved {' and '.join(owed)} of all; the backend's own prefix cache saved the rest.")

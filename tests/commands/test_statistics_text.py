@@ -100,6 +100,14 @@ def test_hits_without_a_usage_save_an_unknown_amount(capsys: pytest.CaptureFixtu
     assert "No price is known" in capsys.readouterr().out
 
 
+def test_the_time_of_the_prefix_cache_is_not_the_rest_while_it_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [Saving("exact", 1, 1, 90, 9, 0, 5.0, 5.0), Saving("prefix", 1, reused_tokens=60, unmeasured_tokens=60)]
+    for unmeasured, is_rest in ((60, False), (0, True)):
+        total = Saving("all", 2, 1, 90, 9, 60, 5.0, 5.0, unmeasured_tokens=unmeasured)
+        _print_notes(SavingsReport(rows, total, None, "USD"), has_price=True)
+        assert ("saved the rest" in capsys.readouterr().out) is is_rest
+
+
 def test_the_statistics_state_that_nothing_estimates_wrong_hits() -> None:
     learning = {"served": 3, "by_checked": 3, "expected_wrong": None, "most_wrong": 3}
     label = "Learned policy: wrong responses, at most"

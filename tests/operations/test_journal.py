@@ -94,6 +94,11 @@ def test_a_condition_may_name_costs_and_questions(running: Running, monkeypatch:
             selected(wrong)
 
 
+def test_a_condition_on_costs_without_a_match_explains_null(running: Running) -> None:
+    done = kvproxy("log", "--where", "cost > 1000", "--data", running[1])
+    assert (done.returncode, "a cost is null if the price or the usage is unknown" in done.stderr) == (0, True)
+
+
 def test_top_shows_the_money_of_the_journal(running: Running) -> None:
     spent = sum(row["spent"] for row in result("savings", "--data", running[1])["rows"])
     assert spent > 0

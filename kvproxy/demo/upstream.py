@@ -20,11 +20,12 @@ from kvproxy.apis.api import Api, openai_error
 from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.codecs.codec import Conversation, ResponseEncoder
-from kvproxy.apis.codecs.generation import Delta, FinishReason, SamplingParams, Usage
+from kvproxy.apis.codecs.generation import Delta, FinishReason, SamplingParams, ToolCall, Usage
 from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.apis.messages import anthropic_error
 from kvproxy.demo import DEMO, verified_model_path
 from kvproxy.demo.numpy_model import NumpyModel
+from kvproxy.demo.tool_calls import required_call
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 
 # It always returns the most probable answer, so sampling settings have no effect.
@@ -32,9 +33,9 @@ _DEFAULTS = SamplingParams(max_tokens=256)
 _APIS = ("chat", "messages", "responses")
 _FIELDS = frozenset(
     "model messages stream stream_options max_tokens max_completion_tokens temperature top_p top_k seed user metadata store"
-    " prompt_cache_key system input instructions max_output_tokens".split()
+    " prompt_cache_key system input instructions max_output_tokens tools tool_choice parallel_tool_calls".split()
 )
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "user"}
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # The tokens so far end within a character.
 
 
@@ -65,22 +66,25 @@ class DemoUpstream:
     async def _answer(self, request: Request) -> Response:
         api = next(APIS[name] for name in _APIS if APIS[name].path == request.url.path)
         asked = await _read(request, api)
-        prompt, max_tokens = self._decode(asked)
+        prompt, max_tokens, call = self._decode(asked)
         encoder = CODECS[api.name].encoder(asked, DEMO, None)
         if asked.stream:
-            return StreamingResponse(self._events(encoder, prompt, max_tokens), media_type="text/event-stream")
-        async for piece in self._generate(prompt, max_tokens):
+            return StreamingResponse(self._events(encoder, prompt, max_tokens, call), media_type="text/event-stream")
+        async for piece in self._generate(prompt, max_tokens, call):
             for _ in encoder.write(piece):
                 pass
         return JSONResponse(encoder.response())
 
     async def _count_tokens(self, request: Request) -> Response:
         asked = await _read(request, MESSAGES)
-        prompt, _ = self._decode(asked.with_body(asked.body | {"max_tokens": 1}))
+        prompt, *_ = self._decode(asked.with_body(asked.body | {"max_tokens": 1}))
         return JSONResponse({"input_tokens": len(prompt)})
 
-    def _decode(self, request: ApiRequest) -> tuple[list[int], int]:
-        """Return the tokens of the prompt, and the maximum number of tokens of the answer. Raises InvalidRequest."""
+    def _decode(self, request: ApiRequest) -> tuple[list[int], int, ToolCall | None]:
+        """Return the tokens of the prompt, the maximum number of tokens of the answer, and the required call of a tool.
+
+        The model does not read the tools. Raises InvalidRequest.
+        """
         given = request.body.items()
         if unknown := sorted(name for name, value in given if name not in _FIELDS and value is not None):
             raise InvalidRequest(
@@ -93,17 +97,24 @@ class DemoUpstream:
         prompt: list[int] = self._tokenizer.encode(f"{turns}<|assistant|>", add_special_tokens=False).ids
         if len(prompt) >= self._model.max_positions:
             raise InvalidRequest(f"the prompt has {len(prompt):,} tokens, of at most {self._model.max_positions - 1:,}")
-        return prompt, max(1, decoded.sampling.max_tokens or 0)
+        call = required_call(decoded.tools, decoded.prompt.messages)
+        return prompt, max(1, decoded.sampling.max_tokens or 0), call
 
-    async def _events(self, encoder: ResponseEncoder, prompt: Sequence[int], max_tokens: int) -> AsyncIterator[bytes]:
-        async for piece in self._generate(prompt, max_tokens):
+    async def _events(
+        self, encoder: ResponseEncoder, prompt: Sequence[int], max_tokens: int, call: ToolCall | None
+    ) -> AsyncIterator[bytes]:
+        async for piece in self._generate(prompt, max_tokens, call):
             for event in encoder.write(piece):
                 yield event
         for event in encoder.end():
             yield event
 
-    async def _generate(self, prompt: Sequence[int], max_tokens: int) -> AsyncIterator[Delta]:
-        """Yield the parts of the answer; the last one is empty, with the finish reason."""
+    async def _generate(self, prompt: Sequence[int], max_tokens: int, call: ToolCall | None) -> AsyncIterator[Delta]:
+        """Yield the parts of the answer: the call, or a text; the last one has the finish reason."""
+        if call is not None:
+            written = len(self._tokenizer.encode(f"{call.name} {call.arguments}", add_special_tokens=False).ids)
+            yield Delta(0, "", (), (), "stop", Usage(len(prompt), written, 0), calls=(call,))
+            return
         async with self._lock:
             generation = await asyncio.to_thread(self._model.generate, prompt, max_tokens)
             tokens: list[int] = []
@@ -135,7 +146,7 @@ def _turn(message: JsonObject) -> str:
     role = message.get("role")
     if role not in _ROLES:
         raise InvalidRequest(f"the demonstration has no role {str(role)[:40]!r}: use {', '.join(_ROLES)}")
-    return f"<|{_ROLES[str(role)]}|>{message['content']}<|end|>"
+    return f"<|{_ROLES[str(role)]}|>{message.get('content') or ''}<|end|>"
 
 
 async def _refuse_route(request: Request) -> Response:

@@ -1,5 +1,6 @@
 """The demonstration model without torch, and the server of `kvproxy serve --demo`."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -57,8 +58,8 @@ def test_clients_of_openai_read_its_answers() -> None:
         assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1
         short = client.chat.completions.create(model="demo", messages=messages, max_tokens=3)
         assert short.choices[0].finish_reason == "length"
-        with pytest.raises(openai.BadRequestError, match="does not support n, tools"):
-            client.chat.completions.create(model="demo", messages=messages, n=2, tools=[])
+        with pytest.raises(openai.BadRequestError, match="does not support n: send"):
+            client.chat.completions.create(model="demo", messages=messages, n=2)
         assert httpx.post(f"{url}/v1/chat/completions", content=b"[]").status_code == 400
         odd = httpx.post(
             f"{url}/v1/chat/completions", json={"model": "demo", "messages": [{"role": "x", "content": ""}]}
@@ -85,14 +86,65 @@ def test_clients_of_anthropic_read_its_answers() -> None:
             usage = stream.get_final_message().usage
         assert (usage.input_tokens, usage.output_tokens) == (1, whole.usage.output_tokens)
         assert client.messages.create(**asked | {"max_tokens": 3}).stop_reason == "max_tokens"
-        with pytest.raises(anthropic.BadRequestError, match="does not support tools: send the request without"):
-            client.messages.create(**asked, tools=[{"name": "a", "input_schema": {"type": "object"}}])
         counted = client.messages.count_tokens(**{name: asked[name] for name in ("model", "system", "messages")})
         assert counted.input_tokens == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
         with pytest.raises(
             anthropic.NotFoundError, match="answers /v1/chat/completions, /v1/messages, /v1/responses only"
         ):
             client.messages.batches.list()
+
+
+COUNT: Any = {
+    "type": "object",
+    "properties": {"folder": {"type": "string"}, "depth": {"type": "integer", "minimum": 1}},
+    "required": ["folder", "depth"],
+}
+ARGUMENTS = {"folder": "demo", "depth": 1}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_required_tool_is_called_once_by_a_loop_of_openai(stream: bool) -> None:
+    """Without a required tool, and after its result, the answer is a text."""
+    tool: Any = {"type": "function", "function": {"name": "count", "parameters": COUNT}}
+    with run_demo_upstream() as url, openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+        messages: list[Any] = [{"role": "user", "content": "What is a block?"}]
+
+        def answer(choice: Any) -> Any:
+            asked: Any = {"model": "demo", "messages": messages, "tools": [tool], "tool_choice": choice}
+            if not stream:
+                return client.chat.completions.create(**asked).choices[0]
+            with client.chat.completions.stream(**asked) as events:
+                return events.get_final_completion().choices[0]
+
+        assert answer("auto").message.content.startswith("A block is a fixed number of tokens")
+        for choice in ("required", {"type": "function", "function": {"name": "count"}}):
+            called = answer(choice)
+            (call,) = called.message.tool_calls
+            assert (called.finish_reason, call.function.name) == ("tool_calls", "count")
+            assert json.loads(call.function.arguments) == ARGUMENTS
+        messages += [
+            called.message.model_dump(exclude_none=True),
+            {"role": "tool", "tool_call_id": call.id, "content": "3"},
+        ]
+        assert answer("required").finish_reason == "stop"
+        item: Any = {"type": "function", "name": "count", "parameters": COUNT, "strict": False}
+        response = client.responses.create(model="demo", input="Hi", tools=[item], tool_choice="required")
+        assert [json.loads(each.arguments) for each in response.output if each.type == "function_call"] == [ARGUMENTS]
+
+
+def test_a_required_tool_is_called_once_by_a_loop_of_anthropic() -> None:
+    with run_demo_upstream() as url, anthropic.Anthropic(base_url=url, api_key="any", max_retries=0) as client:
+        messages: list[Any] = [{"role": "user", "content": "What is a block?"}]
+        asked: Any = {"model": "demo", "max_tokens": 100, "tools": [{"name": "count", "input_schema": COUNT}]}
+        asked |= {"tool_choice": {"type": "any"}, "messages": messages}
+        with client.messages.stream(**asked) as stream:
+            called = stream.get_final_message()
+        (block,) = called.content
+        assert block.type == "tool_use"
+        assert (called.stop_reason, block.input) == ("tool_use", ARGUMENTS)
+        result = {"type": "tool_result", "tool_use_id": block.id, "content": "3"}
+        messages += [{"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
+        assert client.messages.create(**asked).content[0].type == "text"
 
 
 def test_serve_demo_has_a_hit_without_torch(tmp_path: Path) -> None:

@@ -366,7 +366,8 @@ def test_a_hit_saves_at_most_the_whole_price_if_the_reuse_is_unknown(journal: St
         (900, None, ServingUpstream("https://api.example"), 0),
         (900, 512, ServingUpstream("https://api.example"), 896),
         (900, None, ServingUpstream("http://engine", is_engine=True), 896),
-        (1_024, None, ServingUpstream("https://api.example"), 1_008),
+        # In steps of the provider, and not of an engine's blocks.
+        (1_100, None, ServingUpstream("https://api.example"), 1_024),
     ],
 )
 def test_a_provider_reuses_no_prefix_below_its_minimum(

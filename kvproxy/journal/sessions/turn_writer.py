@@ -224,7 +224,11 @@ class TurnWriter:
             common = 0 if earlier.lacks_mark else min(common, earlier.stored or common)
         if block_size is None and common < shortest_cached_prefix(record.model, self._prices):
             return
-        reusable = reusable_tokens(common, prompt_tokens, block_size or BLOCK)
+        rule = cache_rule(record.model) if block_size is None else None
+        if rule is None:
+            reusable = reusable_tokens(common, prompt_tokens, block_size or BLOCK)
+        else:
+            reusable = min(common, prompt_tokens) // rule.step_tokens * rule.step_tokens
         self._add_tokens(record, {REUSABLE + record.layer: reusable})
 
     def _limits_of(self, model: str) -> CacheLimits:

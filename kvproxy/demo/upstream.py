@@ -86,7 +86,7 @@ class DemoUpstream:
         The model does not read the tools. Raises InvalidRequest.
         """
         given = request.body.items()
-        if unknown := sorted(name for name, value in given if name not in _FIELDS and value is not None):
+        if unknown := sorted(name for name, value in given if name not in _FIELDS and value not in (None, [], {})):
             raise InvalidRequest(
                 f"the demonstration model does not support {', '.join(unknown)}: send the request without, or serve another model"
             )

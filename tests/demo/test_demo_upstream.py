@@ -128,7 +128,7 @@ def test_a_required_tool_is_called_once_by_a_loop_of_openai(stream: bool) -> Non
         ]
         assert answer("required").finish_reason == "stop"
         item: Any = {"type": "function", "name": "count", "parameters": COUNT, "strict": False}
-        response = client.responses.create(model="demo", input="Hi", tools=[item], tool_choice="required")
+        response = client.responses.create(model="demo", input="Hi", tools=[item], tool_choice="required", include=[])
         assert [json.loads(each.arguments) for each in response.output if each.type == "function_call"] == [ARGUMENTS]
 
 

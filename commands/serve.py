@@ -74,7 +74,7 @@ def serve(
     lora: Annotated[list[str] | None, Option(help="LoRA adapter as NAME=FOLDER for model NAME; repeatable.")] = None,
     upstream: Annotated[list[str] | None, Option(help="Forward to http://HOST:PORT; repeat for several.")] = None,
     demo: Annotated[
-        bool, Option("--demo", help="Forward to a small demonstration model without torch. It calls required tools.")
+        bool, Option("--demo", help="Forward to a small demonstration model, without torch; it calls required tools.")
     ] = False,
     kv_events: Annotated[list[str] | None, Option(help="KV event address of each --upstream, in order.")] = None,
     kv_replay: Annotated[list[str] | None, Option(help="KV event replay address of each --upstream.")] = None,

@@ -104,7 +104,7 @@ def test_advice_ranks_what_to_change_first(tmp_path: Path) -> None:
     assert (expired["cause"], expired["turns"], expired["place"]) == ("expired", 1, None)
     assert expired["lost_cost"] == pytest.approx(expired["tokens"] * 5.7 / 1e6)
     assert (changed["cause"], changed["place"], changed["lost_cost"] > 0) == ("changed", "messages[0] system", True)
-    assert "kvproxy lint" in changed["remedy"]
+    assert ("breakpoints" in expired["remedy"], "kvproxy lint" in changed["remedy"]) == (True, True)
     ledger = {row["result"]: row["cost"] for row in result("savings", "--ledger", "--data", tmp_path)["rows"]}
     assert {row["cause"]: row["lost_cost"] for row in report["rows"]} == pytest.approx(
         {cause: ledger[cause] for cause in ("expired", "changed")}
@@ -115,6 +115,15 @@ def test_advice_ranks_what_to_change_first(tmp_path: Path) -> None:
     assert f"saved {saved:.4f} USD" in shown
     refused = kvproxy("savings", "--advice", "--ledger", "--data", tmp_path)
     assert "--ledger has its own groups, so --advice does not apply" in refused.stderr
+
+
+def test_advice_for_a_provider_without_breakpoints_names_none(tmp_path: Path) -> None:
+    sessions = Sessions(str(tmp_path / "journal.db"))
+    fields: dict[str, Any] = {"body": {"model": "gpt-4o"}, **provider()}
+    sessions.add(request(FIRST, 4_000, 0, 0, **fields), request(SECOND, 4_060, 0, 6_000, **fields))
+    sessions.close()
+    (row,) = result("savings", "--advice", "--data", tmp_path)["rows"]
+    assert (row["cause"], row["tokens"], "breakpoints" in row["remedy"]) == ("expired", 3_968, False)
 
 
 def test_the_words_of_the_first_change_are_quoted(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from kvproxy.journal.sessions.ledger import WITHOUT_COST
 from kvproxy.journal.sessions.session_reader import Turn
+from kvproxy.providers.cache_rules import cache_rule
 from kvproxy.providers.prices import price_at
 from kvproxy.settings.journal import MILLION, PriceSettings
 
@@ -74,11 +75,21 @@ def advise(turns: Iterable[Turn], prices: Mapping[str, PriceSettings], currency:
         for cause, tokens in turn.lost.items():
             if cause not in WITHOUT_COST:
                 place = _place(turn) if cause in ("changed", "unmarked") else None
-                remedy = _OTHER_MODEL if place == "model" else REMEDIES[cause]
+                remedy = _remedy(cause, place, turn.model)
                 row = rows.setdefault((cause, place, turn.model), Advice(cause, place, turn.model, remedy))
                 _add(row, tokens, turn.lost_cost_of(cause))
     report.rows = sorted(rows.values(), key=lambda row: (-(row.lost_cost or 0.0), -row.tokens))
     return report
+
+
+def _remedy(cause: str, place: str | None, model: str) -> str:
+    if place == "model":
+        return _OTHER_MODEL
+    rule = cache_rule(model)
+    if cause == "expired" and rule is not None and rule.mark_field != "cache_control":
+        # Rules mark and repeat prefixes for one hour with Anthropic's API only.
+        return "shorten the pauses, or ask the provider for a longer lifetime"
+    return REMEDIES[cause]
 
 
 def _add(row: Advice, tokens: int, lost_cost: float | None) -> None:

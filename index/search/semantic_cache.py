@@ -230,8 +230,8 @@ class SemanticCache:
         vectors = [await self._embed(embedded_part(text), self._response_embeddings) for text in (one, other)]
         return float(vectors[0] @ vectors[1])
 
-    async def entries(self, ids: Sequence[str]) -> dict[str, Entry]:
-        return await asyncio.to_thread(self._store.get_many, ids)
+    def entries(self, ids: Sequence[str]) -> dict[str, Entry]:
+        return self._store.get_many(ids)
 
     async def feedback(self, entry: Entry, right: bool, question: str | None = None) -> None:
         """Record a person's verdict on an entry as an answer to `question`, if known. A rejected entry has exact hits only."""

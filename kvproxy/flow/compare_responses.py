@@ -6,8 +6,9 @@ import logging
 import random
 import re
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
@@ -20,10 +21,11 @@ from kvproxy.flow.layers.cached import is_shadow, judge_of
 from kvproxy.index.entry import Entry, learning_namespace
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.policies.learned.answer_classes import text_digest
-from kvproxy.index.policies.learned.answer_facts import compare_words
+from kvproxy.index.policies.learned.answer_facts import WordVerdicts, compare_words
+from kvproxy.index.policies.learned.feedback import FeedbackRecorder
 from kvproxy.index.search.lookup_result import Lookup
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store.observations import Audit
+from kvproxy.index.store.observations import Audit, Observation
 from kvproxy.settings import CacheSettings
 
 _INSTRUCTION = (
@@ -163,6 +165,19 @@ class ComparisonQueue:
         return comparisons
 
 
+@dataclass(frozen=True, slots=True)
+class OpenPair:
+    """Two answers that their words do not decide, or that the model may judge, too."""
+
+    cached: str
+    fresh: str
+    verdicts: WordVerdicts
+
+
+_Recorded = tuple[Observation | None, str | None]
+"""The result of a comparison, and a warning about the namespace (see `LearningStatus.warning`)."""
+Step = TypeVar("Step")
+Result = TypeVar("Result")
 _VERDICTS = {"right": "equal", "wrong": "different", "undecided": "undecided"}
 
 
@@ -178,13 +193,13 @@ class ComparedAnswers:
             nearest.setdefault(candidate.answer, candidate.id)
         self._nearest_of_classes = list(nearest.values())[:_MAX_READ]
 
-    async def texts(self, *ids: str) -> list[str | None]:
+    def texts(self, *ids: str) -> list[str | None]:
         """Return the texts of entries' answers; None for an answer without text, or a removed entry."""
         unread = [id for id in ids if id not in self._texts]
         if unread and len(self._texts) > 1:
             # The first comparison did not decide, so those with the other classes follow.
             unread += [id for id in self._nearest_of_classes if id not in (*self._texts, *unread)]
-        entries = await self._semantic.entries(unread) if unread else {}
+        entries = self._semantic.entries(unread) if unread else {}
         for id in unread:
             self._texts[id] = answer_text(entries[id].response, entries[id].endpoint) if id in entries else None
         return [self._texts[id] for id in ids]
@@ -243,71 +258,97 @@ class ResponseComparer:
 
     async def _compare(self, comparison: Comparison) -> None:
         try:
-            result = await self._compare_with_candidates(comparison)
+            observation, warning = await self._record(comparison)
+            result = _result(observation)
             if comparison.lookup.observation is not None:
                 self.counts[result] += 1
             if comparison.lookup.chosen is not None:
                 self.report(comparison.request.request_id, _VERDICTS[result])
-            await self._warn(learning_namespace(comparison.lookup.namespace))
+            self._warn(learning_namespace(comparison.lookup.namespace), warning)
         except CacheStoreError as error:
             _log.error("an observation was not stored: %s", error)
         except Exception as error:
             # One failed comparison must not end the task.
             _log.error("an answer could not be compared", exc_info=error)
 
-    async def _warn(self, namespace: str) -> None:
-        learning = self._semantic.learning
-        status = await learning.status(namespace) if learning is not None and namespace not in self._warned else None
-        if status is not None and status.warning is not None:
-            if len(self._warned) >= MAX_WARNED:
-                self._warned.clear()
-            self._warned.add(namespace)
-            _log.warning("namespace %s: %s", namespace[:12], status.warning)
+    def _warn(self, namespace: str, warning: str | None) -> None:
+        if warning is None or namespace in self._warned:
+            return
+        if len(self._warned) >= MAX_WARNED:
+            self._warned.clear()
+        self._warned.add(namespace)
+        _log.warning("namespace %s: %s", namespace[:12], warning)
 
-    async def _compare_with_candidates(self, comparison: Comparison) -> str:
-        learning, fresh = self._semantic.learning, comparison.fresh
-        text = answer_text(fresh.response, fresh.endpoint)
-        if text is None or learning is None:
-            return "undecided"
+    async def _record(self, comparison: Comparison) -> _Recorded:
+        text = answer_text(comparison.fresh.response, comparison.fresh.endpoint)
+        if text is None or self._semantic.learning is None:
+            return None, None
         self._budget.add_response()
+        recording, verdict = self._recording(comparison, text, self._semantic.learning), None
+        # A thread change costs as much as a comparison of short answers.
+        while isinstance(step := await asyncio.to_thread(_send, recording, verdict), OpenPair):
+            verdict = await self._decide(comparison.request, comparison.fresh.prompt, step, comparison.audits)
+        return step
+
+    def _recording(
+        self, comparison: Comparison, text: str, learning: FeedbackRecorder
+    ) -> Generator[OpenPair, bool | None, _Recorded]:
+        """Compare a response, and store the result, on worker threads; yield the pairs that the event loop must decide."""
         answers = ComparedAnswers(self._semantic, comparison, text)
-
-        async def same(id: str, other: str) -> bool | None:
-            cached, compared = await answers.texts(id, other)
-            if cached is None or compared is None:
-                return None
-            return await self.have_same_meaning(comparison.request, fresh.prompt, cached, compared, comparison.audits)
-
-        learned = await learning.record_response(
-            comparison.lookup,
-            fresh,
-            text,
-            same,
-            was_to_be_served=is_shadow(comparison.request, self._settings),
-            audits=comparison.audits,
+        was_to_be_served = is_shadow(comparison.request, self._settings)
+        lookup, audits = comparison.lookup, comparison.audits
+        recording = learning.record_response(
+            lookup, comparison.fresh, text, was_to_be_served=was_to_be_served, audits=audits
         )
-        if learned is None or learned.source == "undecided":
-            return "undecided"
-        return "right" if learned.right else "wrong"
+        step = _send(recording, None)
+        while isinstance(step, tuple):
+            cached, fresh = answers.texts(*step)
+            verdict = (
+                None if cached is None or fresh is None else self._compare_facts(comparison.request, cached, fresh)
+            )
+            step = _send(recording, (yield verdict) if isinstance(verdict, OpenPair) else verdict)
+        status = learning.status(lookup.namespace)
+        return step, None if status is None else status.warning
 
-    async def have_same_meaning(
-        self, request: ApiRequest, question: str, cached: str, fresh: str, audits: list[Audit] | None = None
-    ) -> bool | None:
-        """Return whether two answers are equivalent according to the judge of the request; None if undecided.
+    async def have_same_meaning(self, request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
+        """Return whether two answers are equivalent according to the judge of the request; None if undecided."""
+        verdict = await asyncio.to_thread(self._compare_facts, request, cached, fresh)
+        return await self._decide(request, question, verdict, []) if isinstance(verdict, OpenPair) else verdict
 
-        A pair that facts decide and the model judges, too, is added to `audits`.
-        """
+    def _compare_facts(self, request: ApiRequest, cached: str, fresh: str) -> bool | OpenPair | None:
         judge = judge_of(request, self._settings)
         if text_digest(cached) == text_digest(fresh):
             return True
         if judge == "equality":
             return False
-        verdicts = await asyncio.to_thread(compare_words, cached, fresh, self._settings.judge_similarity)
+        verdicts = compare_words(cached, fresh, self._settings.judge_similarity)
+        is_open = judge == "model" or verdicts.need_cosine
+        return OpenPair(cached, fresh, verdicts) if is_open else verdicts.at(0.0)
+
+    async def _decide(self, request: ApiRequest, question: str, pair: OpenPair, audits: list[Audit]) -> bool | None:
+        """Return whether the answers of a pair are equivalent. If facts decide it and the model judges it, add it to `audits`."""
+        verdicts = pair.verdicts
         # The embedding of an answer takes more time than the lookup of its question.
-        equal = verdicts.at(await self._semantic.similarity(cached, fresh) if verdicts.need_cosine else 0.0)
-        if judge != "model" or not self._budget.take(is_audit=equal is not None):
+        equal = verdicts.at(await self._semantic.similarity(pair.cached, pair.fresh) if verdicts.need_cosine else 0.0)
+        is_asked = judge_of(request, self._settings) == "model" and self._budget.take(is_audit=equal is not None)
+        if not is_asked:
             return equal
-        verdict = await judge_with_model(self._backend, request, question, cached, fresh)
-        if equal is not None and verdict is not None and audits is not None:
+        verdict = await judge_with_model(self._backend, request, question, pair.cached, pair.fresh)
+        if equal is not None and verdict is not None:
             audits.append((equal, verdict))
         return equal if verdict is None else verdict
+
+
+def _send(steps: Generator[Step, bool | None, Result], verdict: bool | None) -> Step | Result:
+    """Return the generator's next step, or its result."""
+    try:
+        return steps.send(verdict)
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+
+
+def _result(observation: Observation | None) -> str:
+    if observation is None or observation.source == "undecided":
+        return "undecided"
+    return "right" if observation.right else "wrong"

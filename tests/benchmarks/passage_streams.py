@@ -20,6 +20,7 @@ from kvproxy.exchange import SemanticKey
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.index.evaluation.stream_evaluation import StreamLine, embed_texts, read_stream
 from kvproxy.index.models.embedder import load_embedder
+from kvproxy.index.policies.learned.answer_classes import run_comparisons
 from kvproxy.index.policies.policy import PolicyName
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.library.configured_cache import open_response_cache
@@ -63,10 +64,11 @@ class Replay:
         entry = make_entry(key.text, namespace=key.namespace)
         self._answered[entry.id] = question
         await self._cache.insert(entry)
-        await self._learning.record_response(lookup, entry, f"answer {len(self._answered)}", self._are_equal)
+        recording = self._learning.record_response(lookup, entry, f"answer {len(self._answered)}")
+        run_comparisons(recording, self._are_equal)
         return None
 
-    async def _are_equal(self, one: str, other: str) -> bool:
+    def _are_equal(self, one: str, other: str) -> bool:
         return _is_right(self._answered[one], self._answered[other])
 
 

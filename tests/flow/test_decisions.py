@@ -479,13 +479,13 @@ class StoredAnswers:
         self._removed = removed
         self.reads: list[list[str]] = []
 
-    async def entries(self, ids: list[str]) -> dict[str, Entry]:
+    def entries(self, ids: list[str]) -> dict[str, Entry]:
         self.reads.append(list(ids))
         choices = [{"index": 0, "message": {"content": "An answer."}}]
         return {id: make_entry(id=id, response=dumps({"choices": choices})) for id in ids if id != self._removed}
 
 
-async def test_the_answers_of_other_classes_are_read_together() -> None:
+def test_the_answers_of_other_classes_are_read_together() -> None:
     candidates = tuple(Candidate(id, "q", 0.9, id[0], "uncertain") for id in ("a1", "b1", "a2", "c1"))
     pending = PendingObservation(candidates[0], LearningRecord(0, None, 0.0), candidates, False, 1.0)
     comparison = Comparison(
@@ -495,9 +495,9 @@ async def test_the_answers_of_other_classes_are_read_together() -> None:
     )
     stored: Any = StoredAnswers(removed="c1")
     answers = ComparedAnswers(stored, comparison, "A new answer.")
-    assert await answers.texts("a1", "fresh") == ["An answer.", "A new answer."]
-    assert await answers.texts("a2", "fresh") == ["An answer.", "A new answer."]
-    assert await answers.texts("b1", "c1") == ["An answer.", None]
+    assert answers.texts("a1", "fresh") == ["An answer.", "A new answer."]
+    assert answers.texts("a2", "fresh") == ["An answer.", "A new answer."]
+    assert answers.texts("b1", "c1") == ["An answer.", None]
     assert stored.reads == [["a1"], ["a2", "b1", "c1"]]
 
 

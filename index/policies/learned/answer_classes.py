@@ -8,11 +8,15 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 from kvproxy.index.models.languages import language_of
 from kvproxy.index.models.verifier.multilingual import UNSPACED, content_words, is_surely_english, new_words
 from kvproxy.index.policies.guards import GUARDS
 
+One = TypeVar("One")
+Other = TypeVar("Other")
+Result = TypeVar("Result")
 _NOISE = re.compile(r"[\W_]+")
 _OTHER_CLASSES = 8
 
@@ -74,14 +78,17 @@ def assign_class(judged_index: int, classes: Sequence[str], num_neighbours: int 
     return ClassAssignment(right, joined, is_outlier, tuple(merged))
 
 
-def run_comparisons(comparisons: Comparisons, compare: Callable[[int, int | None], bool | None]) -> ClassAssignment:
-    pair = next(comparisons)
+def run_comparisons(
+    comparisons: Generator[tuple[One, Other], bool | None, Result], compare: Callable[[One, Other], bool | None]
+) -> Result:
+    equal: bool | None = None
     while True:
         try:
-            pair = comparisons.send(compare(*pair))
+            pair = comparisons.send(equal)
         except StopIteration as end:
-            assignment: ClassAssignment = end.value
-            return assignment
+            result: Result = end.value
+            return result
+        equal = compare(*pair)
 
 
 @lru_cache(maxsize=16)  # A fresh answer is compared with several.

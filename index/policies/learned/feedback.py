@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 
 from kvproxy.index.entry import Entry, learning_namespace
@@ -18,8 +18,11 @@ from kvproxy.index.search.lookup_result import Lookup, PendingObservation
 from kvproxy.index.store import Store
 from kvproxy.index.store.observations import Audit, Observation, Observations
 
-Compare = Callable[[str, str], Awaitable[bool | None]]
-"""Returns whether the answers of the entries with these ids are equal; None if undecided. The second may be the fresh entry."""
+Recording = Generator[tuple[str, str], bool | None, Observation | None]
+"""Yields pairs of entries' ids, of which the second may be the fresh entry, and receives whether their answers are equal.
+
+A result is None if the comparison is undecided.
+"""
 _MAX_OBSERVATIONS = 10_000
 
 
@@ -48,29 +51,27 @@ class FeedbackRecorder:
             space = learning_namespace(lookup.namespace)
             self._policy.record_served(space, record.risk, by_checked=bool(record.checked), answer_class=answer_class)
 
-    async def record_response(
+    def record_response(
         self,
         lookup: Lookup,
         fresh_entry: Entry,
         answer_text: str,
-        compare: Compare,
         *,
         was_to_be_served: bool = False,
         audits: Sequence[Audit] = (),
-    ) -> Observation | None:
+    ) -> Recording:
         """Compare a fresh response with the candidates of its lookup, and store the result; None if there was no candidate.
+
+        It reads and writes the store, so run it on worker threads.
 
         Args:
             was_to_be_served: a hit was forwarded, but not for exploration (for instance in shadow mode).
-            audits: comparisons of facts that the model judged, too; `compare` may add some.
+            audits: comparisons of facts that the model judged, too; the comparisons of this response may add some.
         """
-        pending = lookup.observation
-        assignment = (
-            None if pending is None else await self._compare(pending, fresh_entry.id, compare, lookup.namespace)
-        )
-        return await asyncio.to_thread(
-            self._store_result, lookup, fresh_entry, answer_text, assignment, was_to_be_served, audits
-        )
+        pending, assignment = lookup.observation, None
+        if pending is not None:
+            assignment = yield from self._compare(pending, fresh_entry.id, lookup.namespace)
+        return self._store_result(lookup, fresh_entry, answer_text, assignment, was_to_be_served, audits)
 
     def _store_result(
         self,
@@ -121,9 +122,9 @@ class FeedbackRecorder:
         self._add(observation)
         return observation
 
-    async def _compare(
-        self, pending: PendingObservation, fresh_id: str, compare: Compare, namespace: str
-    ) -> ClassAssignment:
+    def _compare(
+        self, pending: PendingObservation, fresh_id: str, namespace: str
+    ) -> Generator[tuple[str, str], bool | None, ClassAssignment]:
         classes, ids = (
             [candidate.answer for candidate in pending.candidates],
             [candidate.id for candidate in pending.candidates],
@@ -132,15 +133,14 @@ class FeedbackRecorder:
             suspects = self._policy.suspected_successors(learning_namespace(namespace), pending.candidate.answer)
             classes, ids = [*classes, *suspects], [*ids, *suspects]
         comparisons = assign_class(pending.record.index, classes, len(pending.candidates))
-        result: bool | None = None
-        place, other = next(comparisons)
+        equal: bool | None = None
         while True:
-            result = await compare(ids[place], fresh_id if other is None else ids[other])
             try:
-                place, other = comparisons.send(result)
+                place, other = comparisons.send(equal)
             except StopIteration as end:
                 assignment: ClassAssignment = end.value
                 return assignment
+            equal = yield ids[place], fresh_id if other is None else ids[other]
 
     async def record_verdict(self, entry: Entry, right: bool, lookup: Lookup | None) -> None:
         """Store a person's verdict on an entry. A rejected entry leaves its class of equal answers.
@@ -184,12 +184,9 @@ class FeedbackRecorder:
     def _add(self, observation: Observation) -> None:
         (self._observations.add if self._policy is None else self._policy.learn)([observation])
 
-    async def status(self, namespace: str) -> LearningStatus | None:
-        return (
-            None
-            if self._policy is None
-            else await asyncio.to_thread(self._policy.status, learning_namespace(namespace))
-        )
+    def status(self, namespace: str) -> LearningStatus | None:
+        """Return the status of a namespace. It may read the store, and waits while a comparison is stored."""
+        return None if self._policy is None else self._policy.status(learning_namespace(namespace))
 
     def summary(self) -> LearningSummary | None:
         return None if self._policy is None else LearningSummary.from_statuses(list(self._policy.statuses().values()))

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kvproxy.index.entry import Entry, namespace_with_passages
+from kvproxy.index.policies.learned.answer_classes import run_comparisons
 from kvproxy.index.policies.learned.error_model import ErrorModelPrior
 from kvproxy.index.policies.learned.feedback import FeedbackRecorder
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
@@ -45,11 +46,11 @@ class Shop:
         await self.cache.insert(fresh)
         self.answers[fresh.id] = answer
 
-        async def same(id: str, other: str) -> bool | None:
+        def same(id: str, other: str) -> bool | None:
             one, two = self.answers[id].split()[0], self.answers[other].split()[0]
             return None if "?" in (one, two) else bool(set(one.split("|")) & set(two.split("|")))
 
-        return fresh, await self.learning.record_response(lookup, fresh, answer, same)
+        return fresh, run_comparisons(self.learning.record_response(lookup, fresh, answer), same)
 
     def answer_class(self, entry: Entry) -> str:
         return self.store.questions([entry.id])[entry.id].answer
@@ -88,7 +89,7 @@ async def test_questions_about_other_passages_are_learned_together_but_not_serve
     entry, found = await shop.answer(f"{QUESTION} now", "no two", other)
     assert found is not None
     assert (found.right, found.namespace) == (True, "n")
-    statuses = [await shop.learning.status(space) for space in (one, other, "n")]
+    statuses = [shop.learning.status(space) for space in (one, other, "n")]
     assert [status and status.observations for status in statuses] == [2, 2, 2]
     lookup = await shop.cache.lookup(one, f"{QUESTION} then")
     assert entry.id not in [candidate.id for candidate in lookup.candidates]

@@ -134,15 +134,11 @@ def test_waiting_comparisons_are_kept_to_the_bound() -> None:
     assert len(queue) == compare_responses._MAX_QUEUED == 500 - sum(each is not None for each in dropped)
 
 
-async def test_namespaces_with_a_warning_are_remembered_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_namespaces_with_a_warning_are_remembered_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare_responses, "MAX_WARNED", 10)
-
-    async def status(namespace: str) -> Any:
-        return Mock(warning=f"{namespace} is odd")
-
-    comparer = ResponseComparer(Mock(learning=Mock(status=status)), Mock(), load_settings().cache)
+    comparer = ResponseComparer(Mock(), Mock(), load_settings().cache)
     for number in range(35):
-        await comparer._warn(f"namespace {number}")
+        comparer._warn(f"namespace {number}", f"{number} is odd")
     assert len(comparer._warned) == 5
 
 

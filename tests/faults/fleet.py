@@ -18,6 +18,7 @@ from kvproxy.clients.client_keys import add_client
 from kvproxy.settings import load_settings
 from tests.faults.harness import Advance, Finding
 from tests.faults.proxies import CHAT, chat, hit, stored
+from tests.faults.task_stacks import TASK_STACKS, task_stacks
 from tests.faults.upstream import answer
 from tests.polling import until
 from tests.ports import free_port
@@ -61,7 +62,7 @@ class Fleet:
         module = "kvproxy" if (code / "kvproxy/__main__.py").exists() else "kvproxy.commands"
         command = [sys.executable, "-m", module, "serve", "--port", port, "--upstream", self._upstream]
         command += ["--store", self._store, "--data", str(data), "--no-semantic"]
-        environment = os.environ | {"PYTHONPATH": str(code)}
+        environment = os.environ | {"PYTHONPATH": f"{code}{os.pathsep}{TASK_STACKS}"}
         # Python finds packages in the working directory first.
         process = serve(command, int(port), data.with_suffix(".log"), env=environment, cwd=code, health="/ready")
         self._processes[place] = self._running[place].enter_context(process)
@@ -84,6 +85,14 @@ class Fleet:
         for running in self._running:
             running.close()
 
+    def states(self) -> Iterator[str]:
+        """Yield what each proxy does: its exit code, or its tasks and the end of its log."""
+        for url, serving in zip(self.urls, self._processes, strict=True):
+            if serving is None or serving.process.poll() is not None:
+                yield f"{url} has ended: {serving and serving.process.returncode}"
+            else:
+                yield f"{url}: {task_stacks(serving.process.pid, serving.log)}"
+
 
 class Worker(threading.Thread):
     """Asks new and earlier questions as one of two tenants, and remembers which answers were stored."""
@@ -93,6 +102,8 @@ class Worker(threading.Thread):
         self.stored: set[tuple[str, int]] = set()
         self.disconnections: list[str] = []
         self.stopped = threading.Event()
+        self.asking: tuple[str, int, float] | None = None
+        """The key and the number of the request in flight, and when it began."""
         self._asked: set[tuple[str, int]] = set()
         self._next = number * 1_000_000
         self._random = random.Random(f"{seed} {number}")
@@ -120,6 +131,7 @@ class Worker(threading.Thread):
             number = self._next
         url = self._random.choice(self._urls)
         is_new = (key, number) not in self._asked
+        self.asking = key, number, time.monotonic()
         try:
             found = ask(client, url, key, number)
         except httpx.ReadTimeout:
@@ -130,6 +142,8 @@ class Worker(threading.Thread):
             self._finding.counts["disconnected"] += 1
             self._asked.add((key, number))
             return
+        finally:
+            self.asking = None
         self._asked.add((key, number))
         self._finding.counts[str(found.status_code)] += 1
         if found.status_code != 200:

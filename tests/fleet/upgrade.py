@@ -6,14 +6,16 @@ one of this checkout takes its place. No request may fail, and all proxies serve
 
 import argparse
 import contextlib
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import httpx
+import psycopg
 
 from tests.faults.fleet import ROOT, Fleet, Worker, ask
 from tests.faults.harness import Finding, passed
@@ -25,6 +27,7 @@ from tests.postgres_server import run_postgres
 from tests.processes import answers, serve
 
 _WORKERS, _KEYS = 3, ["one", "two"]
+_TABLES = "pg_stat_activity", "pg_locks", "kvproxy.proxies", "kvproxy.leases"
 
 
 def upgrade(old: Path, new: Path, seconds: float, proxies: int = 3) -> Finding:
@@ -43,7 +46,11 @@ def upgrade(old: Path, new: Path, seconds: float, proxies: int = 3) -> Finding:
         reload = stack.enter_context(run_nginx(folder, fleet_site(fleet.urls, front)))
         url = f"http://127.0.0.1:{front}"
         until(lambda: answers(f"{url}/health"))
-        with finding.timed(), _load(url, finding, seconds) as (load, workers):
+        with (
+            finding.timed(),
+            _load(url, finding, seconds) as (load, workers),
+            _explained(lambda: _states(folder, store, fleet, workers)),
+        ):
             load()
             for place in range(proxies):
                 reload(fleet_site(fleet.urls, front, left_out=place))
@@ -64,7 +71,13 @@ def _load(url: str, finding: Finding, seconds: float) -> Iterator[tuple[Callable
     def load() -> None:
         before = [len(worker.stored) for worker in workers]
         time.sleep(seconds)
-        until(lambda: all(len(worker.stored) > count for worker, count in zip(workers, before, strict=True)))
+        # The first failure ends the wait: it says more than the wait that follows from it.
+        until(
+            lambda: (
+                finding.failures
+                or all(len(worker.stored) > count for worker, count in zip(workers, before, strict=True))
+            )
+        )
 
     for worker in workers:
         worker.start()
@@ -75,6 +88,29 @@ def _load(url: str, finding: Finding, seconds: float) -> Iterator[tuple[Callable
             worker.stopped.set()
         for worker in workers:
             worker.join()
+
+
+@contextlib.contextmanager
+def _explained(explain: Callable[[], Iterable[str]]) -> Iterator[None]:
+    """Add lines to the error of a step that never ends, while the requests still wait."""
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError("\n".join([str(error), *explain()])) from None
+
+
+def _states(folder: Path, store: str, fleet: Fleet, workers: list[Worker]) -> Iterator[str]:
+    """Yield what the clients, nginx, the proxies, their sockets, and PostgreSQL do."""
+    now = time.monotonic()
+    for key, number, began in filter(None, [worker.asking for worker in workers]):
+        yield f"the client {key} has waited {now - began:.1f} s for the request {number}"
+    yield (folder / "error.log").read_text()[-2000:]
+    yield from fleet.states()
+    if shutil.which("ss") is not None:
+        yield subprocess.run(["ss", "-tnp"], capture_output=True, text=True).stdout
+    with psycopg.connect(store) as connection:
+        for table in _TABLES:
+            yield "\n".join(map(str, connection.execute(f"table {table}").fetchall()))
 
 
 def _check(urls: list[str], workers: list[Worker], finding: Finding) -> None:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -45,12 +46,11 @@ def upgrade(old: Path, new: Path, seconds: float, proxies: int = 3) -> Finding:
         front = free_port()
         reload = stack.enter_context(run_nginx(folder, fleet_site(fleet.urls, front)))
         url = f"http://127.0.0.1:{front}"
-        until(lambda: answers(f"{url}/health"))
-        with (
-            finding.timed(),
-            _load(url, finding, seconds) as (load, workers),
-            _explained(lambda: _states(folder, store, fleet, workers)),
-        ):
+        workers = [Worker(place, 0, [url], _KEYS, finding) for place in range(_WORKERS)]
+        explained = partial(_explained, lambda: _states(folder, store, fleet, workers))
+        with explained():
+            until(lambda: answers(f"{url}/health"))
+        with finding.timed(), _load(workers, finding, seconds) as load, explained():
             load()
             for place in range(proxies):
                 reload(fleet_site(fleet.urls, front, left_out=place))
@@ -64,9 +64,8 @@ def upgrade(old: Path, new: Path, seconds: float, proxies: int = 3) -> Finding:
 
 
 @contextlib.contextmanager
-def _load(url: str, finding: Finding, seconds: float) -> Iterator[tuple[Callable[[], None], list[Worker]]]:
+def _load(workers: list[Worker], finding: Finding, seconds: float) -> Iterator[Callable[[], None]]:
     """Send requests through nginx. The yielded function waits for some seconds, and for a request of each client."""
-    workers = [Worker(place, 0, [url], _KEYS, finding) for place in range(_WORKERS)]
 
     def load() -> None:
         before = [len(worker.stored) for worker in workers]
@@ -82,7 +81,7 @@ def _load(url: str, finding: Finding, seconds: float) -> Iterator[tuple[Callable
     for worker in workers:
         worker.start()
     try:
-        yield load, workers
+        yield load
     finally:
         for worker in workers:
             worker.stopped.set()

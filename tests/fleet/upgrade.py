@@ -47,7 +47,7 @@ def upgrade(old: Path, new: Path, seconds: float, proxies: int = 3) -> Finding:
         reload = stack.enter_context(run_nginx(folder, fleet_site(fleet.urls, front)))
         url = f"http://127.0.0.1:{front}"
         workers = [Worker(place, 0, [url], _KEYS, finding) for place in range(_WORKERS)]
-        explained = partial(_explained, lambda: _states(folder, store, fleet, workers))
+        explained = partial(_explained, lambda: _states(finding, folder, store, fleet, workers))
         with explained():
             until(lambda: answers(f"{url}/health"))
         with finding.timed(), _load(workers, finding, seconds) as load, explained():
@@ -98,9 +98,10 @@ def _explained(explain: Callable[[], Iterable[str]]) -> Iterator[None]:
         raise AssertionError("\n".join([str(error), *explain()])) from None
 
 
-def _states(folder: Path, store: str, fleet: Fleet, workers: list[Worker]) -> Iterator[str]:
+def _states(finding: Finding, folder: Path, store: str, fleet: Fleet, workers: list[Worker]) -> Iterator[str]:
     """Yield what the clients, nginx, the proxies, their sockets, and PostgreSQL do."""
     now = time.monotonic()
+    yield f"requests so far: {dict(finding.counts)}"
     for key, number, began in filter(None, [worker.asking for worker in workers]):
         yield f"the client {key} has waited {now - began:.1f} s for the request {number}"
     yield (folder / "error.log").read_text()[-2000:]

@@ -22,7 +22,8 @@ _OWNERS = (
     r"|latest|next|last|follow-?up|die|meine|aktuelle|ma|mi|la)"
 )
 _STRONG_NAMES = r"question|query|frage|anfrage|pregunta|consulta|domanda|vraag|pergunta|pytanie|問題|質問|问题"
-_NAMES = rf"{_STRONG_NAMES}|q|instructions?|task|request|aufgabe|user|human"
+_INSTRUCTION_NAMES = r"instructions?|task|aufgabe"
+_NAMES = rf"{_STRONG_NAMES}|{_INSTRUCTION_NAMES}|q|request|user|human"
 _QUESTION_LABEL = re.compile(
     rf"(?:^|(?<=\n)|(?<=[.!?;>)}}\]\"'] ))[ \t>]{{0,8}}(?P<open>#{{1,6}}|[*_]{{1,3}}|[-=]{{2,9}}|[<\[])?[ \t]{{0,3}}"
     rf"(?:{_OWNERS}[ _-]+){{0,2}}(?P<name>{_NAMES})(?:[ _](?:from|of|by|des|der|du|del) (?:\w+[ _]?){{1,2}})?(?: ?\d{{1,2}})?"
@@ -45,6 +46,11 @@ _STRUCTURE = re.compile(
     r"|[*_\[]{0,3}(?:[\w'’-]+[ \t]+){0,3}[\w'’-]+[\]*_]{0,3}[ \t]*[:：]|[^\n]{1,200}[:：][ \t]{0,3}\n)"
 )
 _OPENED_TAG, _CLOSED_TAG = re.compile(r"<(\w[\w-]{0,60})(?: [^<>\n]*)?>"), re.compile(r"</(\w[\w-]{0,60})>")
+# What an instruction does with the text before it, so that its wording matters.
+_USES_WORDING = re.compile(
+    r"\b(?:translat|rewrit|rephras|paraphras|reformulat|proofread|classif|categori[sz]|extract|repeat|quote|count)\w*",
+    re.IGNORECASE,
+)
 _TAG = re.compile(r"\[/?\w{1,20}\]|<[^<>]{1,40}>")
 _LINE = re.compile(r"[^\n]+")
 # Quotations, lists, tables, JSON, and labelled data, such as `Review: Is it good?`.
@@ -70,8 +76,9 @@ class SplitMessage:
 def split_message(parts: Sequence[str]) -> SplitMessage | None:
     """Return the question of a message, whose text has one or more parts; None if the message is not split.
 
-    The question is a labelled one (`Question: ..`, or a field of JSON), or the last or the first line if it is a question or a
-    request. Messages up to 800 bytes without a label, heading, tag, list, or several parts are not split.
+    The question is a labelled one (`Question: ..`, or a field of JSON), before labelled instructions, or the last or the first
+    line if it is a question or a request. Messages up to 800 bytes without a label, heading, tag, list, or several parts are not
+    split.
     """
     text = "\n\n".join(parts)
     if len(text) > _MAX_READ:
@@ -103,26 +110,55 @@ def _field_of_json(text: str) -> tuple[int, int] | None:
     return fields[0].span("value") if len(fields) == 1 else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """A labelled text, without its label."""
+
+    label: int
+    start: int
+    end: int
+    name: str
+
+    @property
+    def is_question(self) -> bool:
+        return re.fullmatch(_STRONG_NAMES, self.name, re.IGNORECASE) is not None
+
+    @property
+    def is_instruction(self) -> bool:
+        return re.fullmatch(_INSTRUCTION_NAMES, self.name, re.IGNORECASE) is not None
+
+
 def _labelled(text: str) -> tuple[int, int] | None:
-    regions = list[tuple[int, int, bool]]()
+    regions = list[_Region]()
     for match in _QUESTION_LABEL.finditer(text):
         if not match["close"] and match["open"] is None:
             continue
-        region = _until_end(text, match.end())
-        if any(map(str.isalnum, text[slice(*region)])):
-            regions.append((*region, re.fullmatch(_STRONG_NAMES, match["name"], re.IGNORECASE) is not None))
+        start, end = _until_end(text, match.end())
+        if any(map(str.isalnum, text[start:end])):
+            regions.append(_Region(match.start(), start, end, match["name"]))
         if len(regions) > _MAX_REGIONS:
             return None
-    if not regions:
+    asked, end = _without_instructions(text, regions)
+    if not asked:
         return None
-    *_, (start, end, is_strong) = regions
-    if len(regions) == 1 or not _EMPTY.sub("", text[end:]):
-        return start, end
-    strong = [(start, end) for start, end, is_strong in regions if is_strong]
+    *_, last = asked
+    if len(asked) == 1 or not _EMPTY.sub("", text[last.end : end]):
+        return last.start, last.end
+    strong = [region for region in asked if region.is_question]
     if len(strong) == 1:
-        return strong[0]
-    start, end, is_strong = regions[0]
-    return (start, end) if is_strong and not _EMPTY.sub("", _QUESTION_LABEL.sub("", text[:start])) else None
+        return strong[0].start, strong[0].end
+    first = asked[0]
+    is_alone = first.is_question and not _EMPTY.sub("", _QUESTION_LABEL.sub("", text[: first.start]))
+    return (first.start, first.end) if is_alone else None
+
+
+def _without_instructions(text: str, regions: Sequence[_Region]) -> tuple[Sequence[_Region], int]:
+    """Return the regions before instructions that follow a question, and the end of their text."""
+    kept, end = [*regions], len(text)
+    while kept and kept[-1].is_instruction:
+        end = kept.pop().label
+    is_found = bool(kept) and kept[-1].is_question and not _USES_WORDING.search(text, end)
+    return (kept, end) if is_found else (regions, len(text))
 
 
 def _until_end(text: str, start: int) -> tuple[int, int]:

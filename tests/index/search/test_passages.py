@@ -56,6 +56,28 @@ def test_a_question_is_found_beside_passages(form: str) -> None:
     assert split.before + split.question + split.after == text
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        "### Context\n- PASSAGES\n\n### Question\nQUESTION\n\n### Instructions\nAnswer in one paragraph.",
+        "## User Query\nQUESTION\n\n## Context\nPASSAGES\n\n## Instructions\nAnswer in one paragraph.",
+        "<context>PASSAGES</context>\n<question>QUESTION</question>\n<instructions>Answer in one paragraph.</instructions>",
+        "Context: PASSAGES\n\nQuestion: QUESTION\n\nTask: Answer it.\n\nInstructions: Be brief.\n",
+        "Question: Is it big?\nAnswer: no\n\nQuestion: QUESTION\nInstructions: Be brief, and answer with yes or no.",
+    ],
+)
+def test_labelled_instructions_after_the_question_are_no_question(form: str) -> None:
+    split = split_message([form.replace("PASSAGES", PASSAGES).replace("QUESTION", QUESTION)])
+    assert split is not None
+    assert split.question == QUESTION
+
+
+def test_the_wording_of_a_question_matters_to_instructions_that_use_it() -> None:
+    split = split_message([f"Context: {PASSAGES}\n\nQuestion: {QUESTION}\n\nTask: Translate the question to German."])
+    assert split is not None
+    assert split.question == "Translate the question to German."
+
+
 def test_the_last_of_two_parts_is_the_question() -> None:
     split = split_message([f"Context: {PASSAGES}", QUESTION])
     assert split is not None

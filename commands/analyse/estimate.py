@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
+from kvproxy.apis.service_tiers import BATCH
 from kvproxy.commands.analyse.options import (
     BlockSize,
     Column,
@@ -299,9 +300,11 @@ def _assumptions(estimated: "Estimate", prefill_and_decode_rate: tuple[float, fl
     if estimated.exact_savings.money is not None and estimated.reuse_discount is None:
         lines.append("no price of cached tokens is known: give --price INPUT,OUTPUT,CACHED for a million tokens")
     if estimated.service_tiers:
-        lines.append(
-            f"money: requests of the service tiers {', '.join(estimated.service_tiers)} have the prices of these"
+        names = ", ".join(estimated.service_tiers)
+        batch = (
+            "; --format requests reads lines of a batch as live requests" if BATCH in estimated.service_tiers else ""
         )
+        lines.append(f"money: {names} prices apply to the requests of the service tiers {names}{batch}")
     if estimated.tiers_without_price:
         lines.append(
             "money: requests of these service tiers have the price of the standard tier:"

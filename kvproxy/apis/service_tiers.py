@@ -4,8 +4,8 @@ from kvproxy.apis.json import Json, JsonMap, contains_any, field, loads
 from kvproxy.apis.reported_usage import usage_of
 from kvproxy.apis.sse import Event
 
-_STANDARD = frozenset(("", "auto", "default", "standard", "standard_only", "on_demand"))
-BATCH = "batch"
+BATCH, STANDARD = "batch", "standard"
+_STANDARD_NAMES = frozenset(("", "auto", "default", STANDARD, "standard_only", "on_demand"))
 _LONGEST_NAME = 32
 _MARKS = (b'"service_tier"', b'"speed"')
 
@@ -21,6 +21,11 @@ def served_tier(response: JsonMap) -> str | None:
 def requested_tier(body: JsonMap) -> str | None:
     """Return the tier that a request asks for; None for the standard tier, or if the provider chooses it."""
     return _first_tier(body.get("service_tier"), body.get("speed"))
+
+
+def named_tier(name: str) -> str | None:
+    """Return the tier with a name; None for a name of the standard tier."""
+    return _first_tier(name)
 
 
 def logged_tier(body: JsonMap, response: JsonMap) -> str | None:
@@ -56,4 +61,4 @@ def _reported_names(response: JsonMap) -> tuple[Json, ...]:
 
 def _first_tier(*values: Json) -> str | None:
     names = (value.lower()[:_LONGEST_NAME] for value in values if isinstance(value, str))
-    return next((name for name in names if name not in _STANDARD), None)
+    return next((name for name in names if name not in _STANDARD_NAMES), None)

@@ -16,7 +16,7 @@ def request_lines(journal: DirectJournal, query: RecordQuery) -> Iterator[bytes 
     """Yield a line per successful request of a client, oldest first; None for a request whose text is not stored.
 
     A line has `custom_id`, `method`, `url`, and `body`, as in a batch of OpenAI, and `time` in seconds since the epoch. Its
-    `layer`, tokens, and `cost` are those of `log --json`; null if unknown.
+    `layer`, `service_tier`, tokens, and `cost` are those of `log --json`; null if unknown.
     Tenants are numbered, and become the header `authorization`, so that tools that read the file keep them apart.
     """
     tenants: dict[str, str] = {}
@@ -41,6 +41,7 @@ def request_lines(journal: DirectJournal, query: RecordQuery) -> Iterator[bytes 
             "url": APIS[record.api].path,
             "time": record.time,
             "layer": record.layer,
+            "service_tier": record.service_tier,
             "prompt_tokens": record.prompt_tokens,
             "cached_tokens": record.reused_tokens,
             "completion_tokens": record.completion_tokens,

@@ -5,6 +5,7 @@ import gzip
 import json
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import httpx
 import pytest
@@ -310,7 +311,28 @@ def test_lines_of_a_batch_have_the_price_of_batches(tmp_path: Path) -> None:
         standard = money(plain)
         assert standard > 0
         assert [money(row) for row in batches] == pytest.approx([standard / 2] * len(batches))
-    assert "money: requests of the service tiers batch have" in kvproxy("estimate", tmp_path / "log.jsonl").stdout
+    assert "money: batch prices apply" in kvproxy("estimate", tmp_path / "log.jsonl").stdout
+
+
+@pytest.mark.parametrize(
+    ("tier", "requested", "share"),
+    [({}, None, 1), ({"service_tier": None}, "flex", 1), ({"service_tier": "flex"}, None, 0.5)],
+)
+def test_lines_of_log_export_have_the_price_of_the_recorded_tier(
+    tmp_path: Path, tier: dict[str, Any], requested: str | None, share: float
+) -> None:
+    (tmp_path / "kvproxy.toml").write_text('[journal.prices."gpt-5"]\ninput = 100\noutput = 100\n')
+    body = {"model": "gpt-5", "messages": [{"role": "user", "content": logs.words("question", 40)}]}
+    live = {"url": "/v1/chat/completions", "body": body}
+    own = live | {"custom_id": "1", "method": "POST", "layer": "forward", "cost": 0.1, **tier}
+    own["body"] = body | ({"service_tier": requested} if requested else {})
+
+    def money(row: dict[str, Any]) -> float:
+        file = logs.write(tmp_path / "log.jsonl", [row | {"time": second} for second in (1, 2)])
+        return float(result("estimate", file, "--data", tmp_path)["exact_savings"]["money"])
+
+    assert money(own) == pytest.approx(share * money(live))
+    assert money(live) > 0
 
 
 def test_the_edits_and_rules_of_the_settings_apply(tmp_path: Path) -> None:

@@ -153,6 +153,15 @@ CASES: dict[str, Callable[[], tuple[str, Sent]]] = {
         ),
         [(RESPONSES, {"model": "m", "input": text}) for text in PROMPTS],
     ),
+    "kvproxy": lambda: (
+        lines(
+            [
+                {"custom_id": str(at), "url": CHAT, "body": body, "layer": "forward", "time": TIME}
+                for at, body in enumerate(BODIES)
+            ]
+        ),
+        [(CHAT, body) for body in BODIES],
+    ),
     "anthropic-batch": lambda: (
         lines([{"custom_id": str(at), "params": messages_body(body)} for at, body in enumerate(BODIES)]),
         [(MESSAGES, messages_body(body)) for body in BODIES],

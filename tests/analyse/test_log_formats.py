@@ -42,6 +42,11 @@ CASES: list[tuple[str, list[Any], list[tuple[str, str, str | None, float | None]
         [("responses", "q", None, None)],
     ),
     (
+        "kvproxy",
+        [{"custom_id": "1", "url": "/v1/chat/completions", "body": CHAT, "layer": "forward", "time": SECONDS}],
+        [("chat", "q", None, SECONDS)],
+    ),
+    (
         "anthropic-batch",
         [{"custom_id": "1", "params": CHAT | {"max_tokens": 9}}],
         [("messages", "q", None, None)],

@@ -13,7 +13,7 @@ from kvproxy.analyse.log_formats.labels import Labels
 from kvproxy.apis import APIS
 from kvproxy.apis.api import Api, ApiName
 from kvproxy.apis.json import Json, JsonMap, JsonObject, as_list, as_object, field, objects
-from kvproxy.apis.service_tiers import logged_tier
+from kvproxy.apis.service_tiers import logged_tier, named_tier
 from kvproxy.errors import InvalidRequest
 
 PROMPT_FIELDS = ("messages", "prompt", "input")
@@ -87,7 +87,7 @@ class LoggedRequest:
         unreadable: headings of columns whose cells have no number of tokens.
         cost: money in US dollars that the log states for the request; None if it states none.
         names_model: the logged request names its model.
-        processing: service tier that the format of the log implies, such as `batch`; None if body and response decide.
+        processing: service tier that the log implies or states, such as `batch`; if empty, body and response decide.
         summed: the requests whose sum the usage is, in a report of usage; None for one request.
     """
 
@@ -117,7 +117,9 @@ class LoggedRequest:
     @property
     def service_tier(self) -> str | None:
         """The tier that decides the price; see `apis/service_tiers.py`. None for the standard tier."""
-        return self.processing or logged_tier(self.body, self.response if isinstance(self.response, dict) else {})
+        if self.processing:
+            return named_tier(self.processing)
+        return logged_tier(self.body, self.response if isinstance(self.response, dict) else {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from kvproxy.apis import APIS
 from kvproxy.apis.api import Api
 from kvproxy.apis.json import Json, JsonObject, objects
 from kvproxy.apis.request_directives import TAGS_HEADER
-from kvproxy.apis.service_tiers import BATCH
+from kvproxy.apis.service_tiers import BATCH, STANDARD
 from kvproxy.errors import InvalidRequest
 
 BODY_FIELDS = ("body", "request_body", "request", "payload", "json", "requestBody", "request_json")
@@ -128,6 +128,13 @@ def _read_batch(row: Row) -> Iterator[LoggedRequest]:
         yield replace(request, processing=BATCH)
 
 
+def _read_export(row: Row) -> Iterator[LoggedRequest]:
+    """Read a line of `kvproxy log export`. Its tier is the one that served the request, whatever its body asked for."""
+    tier = row.value.get("service_tier", "")
+    for request in _read_request(row):
+        yield replace(request, processing=STANDARD if tier is None else str(tier))
+
+
 def _refuse_batch_output(row: Row) -> Iterator[LoggedRequest]:
     raise InvalidRequest("this is the output of a batch, which has no prompts: give the input file of the batch")
 
@@ -181,6 +188,7 @@ FORMATS = (
         read_usage=_read_anthropic_batch_usage,
     ),
     LogFormat("anthropic-batch", "Anthropic batch", ("custom_id", "params"), _read_anthropic_batch),
+    LogFormat("kvproxy", "requests of kvproxy log export", ("custom_id", "url", "body", "layer", "time"), _read_export),
     LogFormat("batch", "batch lines (custom_id, url, body)", ("custom_id", "url", "body"), _read_batch),
     LogFormat("preferences", "preference data for fine-tuning", ("input", "preferred_output"), _read_preference),
     _FineTuning("fine-tuning", "fine-tuning data", ("messages",), _read_fine_tuning),

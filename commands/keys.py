@@ -13,7 +13,7 @@ from typer import Argument, BadParameter, Option
 
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.formatting import Formatted, format_age, format_size, local_time, money, table_time
-from kvproxy.commands.options import Data, LimitOrAll, SharedStore, load_settings
+from kvproxy.commands.options import PRICES_MAY_DIFFER, Data, LimitOrAll, SharedStore, load_settings
 from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.commands.tables import Column, ListLayout, Row, default_limit, number_column, table_output, text_column
 from kvproxy.errors import SettingsError
@@ -73,6 +73,12 @@ class KeysPlace:
         from kvproxy.index.store.postgres.database import display_name
 
         return f"all proxies on {display_name(store)}"
+
+    @property
+    def prices_may_differ(self) -> bool:
+        from kvproxy.operations.journal import prices_may_differ
+
+        return self.url is None and prices_may_differ(self._settings)
 
     @property
     def refusal(self) -> str:
@@ -192,6 +198,8 @@ def ls(
     clients = listed.clients
     if listed.problem is not None:
         print_note(f"the usage is unknown: {listed.problem}")
+    if place.prices_may_differ:
+        print_note(PRICES_MAY_DIFFER)
     spent = f"Spent {listed.currency}"
     rows: list[Row] = [
         {
@@ -201,6 +209,9 @@ def ls(
             number_column(spent, "spent", optional=True): money(client.spent),
             number_column("Left today", "left_today", optional=True): money(client.left_today),
             number_column("Left/month", "left_this_month", optional=True): money(client.left_this_month),
+            number_column("Reserved", "reserved", optional=True, hides_empty=True): money(client.reserved)
+            if client.reserved
+            else Formatted("", client.reserved),
             "Requests#": client.requests,
             number_column("Tokens", "tokens", optional=True): client.tokens,
             **_exceptions(client),

@@ -11,6 +11,7 @@ import typer
 from typer import Option
 
 from kvproxy.commands.formatting import local_time
+from kvproxy.commands.output import print_note
 from kvproxy.errors import KvproxyError
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.operations.parameters import Suggestions
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from kvproxy.settings import Settings
 
 DEFAULT_URL = "http://127.0.0.1:8484"
+PRICES_MAY_DIFFER = (
+    "at the list prices, because there are no settings here: --url PROXY shows the prices in the proxy's settings"
+)
 
 
 def parser_of(parse: Callable[[Any], Any], *, needs_unit: bool = False) -> Callable[[Any], Any]:
@@ -209,6 +213,15 @@ class JournalOptions(ProxyOptions):
         from kvproxy.operations.journal import open_journal
 
         return open_journal(self.url, self.token, self.data, local_time, store=self.store)
+
+    def open_for_money(self) -> "JournalClient":
+        """Open the journal, and print a note if the proxies may have other prices than these settings."""
+        from kvproxy.operations.journal import DirectJournal
+
+        journal = self.open()
+        if isinstance(journal, DirectJournal) and journal.prices_may_differ:
+            print_note(PRICES_MAY_DIFFER)
+        return journal
 
     def open_direct(self, purpose: str) -> "DirectJournal":
         from kvproxy.operations.journal import open_direct_journal

@@ -76,10 +76,10 @@ def savings(
             since=query.since, until=query.until, tenant=query.tenant, team=query.team, model=query.model
         )
         if bill:
-            return _bill_output(source.open().perform(report_bill, ledger_query), selection, layout)
+            return _bill_output(source.open_for_money().perform(report_bill, ledger_query), selection, layout)
         if advice:
-            return _advice_output(source.open().perform(report_advice, ledger_query), layout)
-        ledger_report = source.open().perform(report_ledger, ledger_query)
+            return _advice_output(source.open_for_money().perform(report_advice, ledger_query), layout)
+        ledger_report = source.open_for_money().perform(report_ledger, ledger_query)
         document = asdict(ledger_report) | _counted_days(selection)
         return Output(
             document,
@@ -87,7 +87,7 @@ def savings(
             records=document["rows"],
             fields=field_names(LedgerRow),
         )
-    report = source.open().perform(report_savings, query)
+    report = source.open_for_money().perform(report_savings, query)
     charts = _savings_charts(report, by)
     save_charts(charts, plot)
     document = asdict(report) | _counted_days(selection)

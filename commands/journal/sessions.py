@@ -76,7 +76,7 @@ def sessions(
         query = SpendingQuery(
             by, selection.since, selection.until, tenant=selection.tenant, team=selection.team, model=selection.model
         )
-        journal = source.open()
+        journal = source.open_for_money()
         report = journal.perform(report_spending, query)
         empty = "" if report.rows else no_match(journal, query, NO_BILL)
         return spending_output(report, layout, empty)

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from kvproxy.clients.change_log import operator_name, recorded_changes
-from kvproxy.clients.spending_tables import Spent, read_spent
+from kvproxy.clients.spending_tables import Spent, read_reserved, read_spent
 from kvproxy.clients.stored_clients import (
     StoredClients,
     change_clients,
@@ -248,6 +248,12 @@ def spent_money(settings: Settings) -> dict[str, Spent]:
     """Return what each client with a budget spent. Raises StoreUnavailable."""
     with open_spending(settings) as query:
         return {} if query is None else read_spent(query, time.time())
+
+
+def reserved_money(settings: Settings) -> dict[str, float]:
+    """Return the money that the requests in flight of clients with a budget reserve. Raises StoreUnavailable."""
+    with open_spending(settings) as query:
+        return {} if query is None else read_reserved(query, time.time())
 
 
 def operator_changes(settings: Settings, limit: int | None) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ TABLES = (
 )
 _SUMS = """select client, sum(case when day = :day then money else 0 end) as today, sum(money) as this_month
     from spending where day >= :month and day <= :day group by client"""
+_RESERVATIONS = "select client, sum(money) as money from reservations where expires >= :now group by client"
 _DELETE_CLIENT = "delete from spending where client = :client returning day"
 Query: TypeAlias = "Callable[[str, Mapping[str, Any]], list[Row]]"
 
@@ -134,6 +135,11 @@ class _FileTransaction:
 def read_spent(query: Query, now: float) -> dict[str, Spent]:
     """Return what each client spent on the day and in the month of `now`. Raises a CacheStoreError."""
     return {row["client"]: Spent(row["today"], row["this_month"]) for row in query(_SUMS, period_of(now))}
+
+
+def read_reserved(query: Query, now: float) -> dict[str, float]:
+    """Return the money that the requests in flight of each client reserve. Raises a CacheStoreError."""
+    return {row["client"]: row["money"] for row in query(_RESERVATIONS, {"now": now})}
 
 
 def delete_spent(query: Query, client: str) -> None:

@@ -25,8 +25,9 @@ from kvproxy.operations.client import ConfiguredUrl, ProxyClient, client_of_runn
 from kvproxy.operations.operation import Operation, Parameters, Result, RowLimits, operation
 from kvproxy.operations.record_query import RecordQuery
 from kvproxy.providers.prices import ModelPrices
-from kvproxy.settings import load_settings
+from kvproxy.settings import Settings, load_settings
 from kvproxy.settings.journal import JournalSettings
+from kvproxy.settings.tree import config_file
 
 if TYPE_CHECKING:
     from kvproxy.index.store import Store
@@ -89,6 +90,12 @@ def list_records(journal: JournalAccess, query: RecordQuery) -> list[RecordWithQ
     return journal.with_questions(journal.reader.records(query))
 
 
+def prices_may_differ(settings: Settings) -> bool:
+    """Return whether a shared journal is read with settings without a file and prices: proxies may have other prices."""
+    is_local = not is_url(settings.journal_location)
+    return not (is_local or settings.journal.prices or config_file(settings.data).is_file())
+
+
 class DirectJournal:
     """Reads the journal of a data folder, in its file or in PostgreSQL. Raises NotFound without a journal.
 
@@ -104,6 +111,10 @@ class DirectJournal:
         self._access = JournalAccess(
             self.reader, self._settings.journal, self._open_store, self._hit_verdicts, format_time
         )
+
+    @property
+    def prices_may_differ(self) -> bool:
+        return prices_may_differ(self._settings)
 
     def perform(self, operation: Operation[JournalAccess, Parameters, Result], parameters: Parameters) -> Result:
         return operation(self._access, parameters)

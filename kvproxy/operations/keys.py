@@ -97,6 +97,7 @@ class ListedClient(LimitedClient):
         previous_key_expires: end of its previous key's validity in seconds since the epoch; None after it.
         spent_today, left_today, spent_this_month, left_this_month: what counts for its budget in this UTC day or month, and what
             is left, in `journal.currency`; None without such a budget.
+        reserved: the most that its requests in flight may cost, which its budgets do not have left either; None without a budget.
         requests: number of its requests, also of those that a cache answered, and of `refused` ones, without those that warmed
             the cache. A team has the requests, tokens, and money of clients while they had the team, too.
         tokens: tokens that quotas count: of prompts, also reused ones, and of responses; estimated if not reported.
@@ -112,6 +113,7 @@ class ListedClient(LimitedClient):
     left_today: float | None = None
     spent_this_month: float | None = None
     left_this_month: float | None = None
+    reserved: float | None = None
     requests: int | None = None
     refused: int | None = None
     unpriced: int | None = None
@@ -200,10 +202,15 @@ def list_clients(settings: Settings, query: ClientUsageQuery = ClientUsageQuery(
         usage = {}
     except KvproxyError:
         usage = None
-    spent = client_keys.spent_money(settings)
+    spent, reserved = client_keys.spent_money(settings), client_keys.reserved_money(settings)
     clients, none = client_keys.all_clients(settings), dict.fromkeys(_COUNTS, 0)
     return [
-        _listed(client, spent.get(client.name, Spent()), {} if usage is None else usage.get(client.name, none))
+        _listed(
+            client,
+            spent.get(client.name, Spent()),
+            reserved.get(client.name, 0.0),
+            {} if usage is None else usage.get(client.name, none),
+        )
         for client in clients
     ]
 
@@ -217,8 +224,8 @@ def list_keys(access: KeysAccess, query: ClientUsageQuery) -> ClientList:
     return ClientList(clients, settings.journal.currency, usage_problem(settings) if is_unknown else None)
 
 
-def _listed(client: ClientSettings, spent: Spent, usage: Mapping[str, Any]) -> ListedClient:
-    budgets: dict[str, Any] = {}
+def _listed(client: ClientSettings, spent: Spent, reserved: float, usage: Mapping[str, Any]) -> ListedClient:
+    budgets: dict[str, Any] = {"reserved": reserved if client.has_budget else None}
     for budget in budgets_of(client, spent):
         period = {"day": "today", "month": "this_month"}[budget.period]
         budgets |= {f"spent_{period}": budget.spent, f"left_{period}": budget.remaining}

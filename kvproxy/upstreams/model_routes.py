@@ -153,12 +153,14 @@ class ModelRoutes:
         except UpstreamsDraining as error:
             if attempt is not request:
                 error.message = (
-                    f"no upstream takes requests for {request.model} ({cause}), and all of its fallback {attempt.model} are"
-                    " draining: restore one with kvproxy upstreams undrain"
+                    f"no upstream takes requests for {request.model} ({cause}), and all upstreams of its fallback"
+                    f" {attempt.model} are draining: restore one with kvproxy upstreams undrain"
                 )
                 # The cause may name the address of an upstream.
                 model, fallback = request.model, attempt.model
-                error.cause = f"no upstream takes requests for {model}, and all of its fallback {fallback} are draining"
+                error.cause = (
+                    f"no upstream takes requests for {model}, and all upstreams of its fallback {fallback} are draining"
+                )
             raise
         return self._name_fallback(reply, attempt, request)
 

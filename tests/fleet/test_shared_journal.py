@@ -34,7 +34,7 @@ def log_of(proxy: Proxy, **query: Any) -> list[dict[str, Any]]:
 def run(*arguments: str) -> Any:
     result = CliRunner().invoke(app, [*arguments, "--json"])
     assert result.exit_code == 0, result.output
-    return json.loads(result.output)
+    return json.loads(result.stdout)
 
 
 def test_each_proxy_shows_the_requests_of_all(proxies: list[Proxy], empty_postgres: str, tmp_path: Path) -> None:
@@ -92,6 +92,15 @@ def test_commands_read_the_journal_of_all_proxies(
     assert run("explain", "--request", rows[0]["request_id"], *data)["record"]["request_id"] == rows[0]["request_id"]
     assert run("savings", *data)["total"]["requests"] == 4
     assert len(run("sessions", *data)) == 2
+    # A machine without settings has other prices than the proxies.
+    laptop = tmp_path / "laptop"
+    commands = (("savings",), ("savings", "--bill"), ("sessions", "--by", "day"), ("keys", "ls"))
+    for command in commands:
+        assert "--url PROXY" in CliRunner().invoke(app, [*command, "--data", str(laptop)]).stderr, command
+    laptop.mkdir(exist_ok=True)
+    (laptop / "kvproxy.toml").write_text("")
+    for command in commands:
+        assert "--url PROXY" not in CliRunner().invoke(app, [*command, "--data", str(laptop)]).stderr, command
 
 
 def test_records_wait_while_the_database_is_away(

@@ -205,8 +205,13 @@ def test_requests_in_flight_reserve_their_prompt_and_the_limit_of_their_output(
         answers = [threads.submit(proxy.ask, key, f"wait {number} {'x' * 4_400}", **fields) for number in range(8)]
         until(lambda: sum(answer.done() for answer in answers) == 8 - sent)
         refused = [answer.result() for answer in answers if answer.done()]
+        # The list shows why.
+        listed = next(client for client in list_clients(proxy.settings) if client.name == name)
+        assert listed.reserved is not None
+        assert listed.reserved > 0.25 - 0.11
         proxy.upstream.gate.set()
     proxy.upstream.gate.clear()
+    until(lambda: all(client.reserved in (0.0, None) for client in list_clients(proxy.settings)))
     # The SDKs try again soon, unlike after a spent budget.
     errors = {(answer.status_code, answer.json()["error"]["code"], answer.headers["retry-after"]) for answer in refused}
     assert errors == {(429, "rate_limit_exceeded", "5")}

@@ -115,12 +115,12 @@ def test_the_error_names_the_requested_model_if_its_fallback_drains_too(tmp_path
         refused = httpx.post(f"{proxy.url}/v1/chat/completions", json=body)
         assert (refused.status_code, refused.json()["error"]["message"]) == (
             503,
-            "no upstream takes requests for large (all its upstreams are draining), and all of its fallback small are"
+            "no upstream takes requests for large (all its upstreams are draining), and all upstreams of its fallback small are"
             " draining: restore one with kvproxy upstreams undrain",
         )
         # A reverse proxy forwards requests of clients.
         for model, cause in (
-            (LARGE, "no upstream takes requests for large, and all of its fallback small are draining"),
+            (LARGE, "no upstream takes requests for large, and all upstreams of its fallback small are draining"),
             (SMALL, "all upstreams of the model small are draining"),
         ):
             body["model"], forwarded = model, {"x-forwarded-for": "192.0.2.1"}

@@ -28,7 +28,11 @@ app = CommandGroup("upstreams", help="List upstreams, and drain one for maintena
 
 @app.default
 def ls(layout: ListLayout, proxy: ProxyOptions) -> Output:
-    """List upstreams with their state, load and cache."""
+    """List upstreams with their state, load and cache.
+
+    `sent` is the number of clients' requests that an upstream received since the proxy's start, also of uncached routes such as
+    `GET /v1/models`. `errors` is the number of requests that failed there. Probes and the proxy's own requests do not count.
+    """
     return _upstreams_output(proxy.client().perform(list_upstreams, NoParameters()), layout, numbered=True)
 
 

@@ -177,7 +177,7 @@ class Metrics:
             cooldown="1 while it gets no requests because of its `Retry-After`, else 0.",
             requests="Requests in flight.",
             load="Tokens of work in flight.",
-            sent_total="Requests that it received.",
+            sent_total="Requests of clients that it received, also of uncached routes such as `/v1/models`.",
             retried_total="Requests that failed here, and were sent to another upstream, also of a fallback.",
             errors_total="Requests that failed here: no connection or response, a status of 500 or above, or a broken response.",
             ejections_total="Ejections.",

@@ -42,7 +42,7 @@ def record_of(exchange: Exchange) -> Record:
         client=client_name(exchange.tenant),
         api=exchange.api or "",
         model=model_of(exchange),
-        upstream=(upstream and upstream.url) or None,
+        upstream=(_unread_upstream(exchange) if upstream is None else upstream.url) or None,
         status=exchange.status,
         layer=layer,
         reason=reason,
@@ -201,6 +201,11 @@ def layer_of(exchange: Exchange, reason: str) -> Layer:
         if exchange.facts.prefix is not None and exchange.facts.prefix.cached_tokens:
             return "prefix"
     return exchange.layer
+
+
+def _unread_upstream(exchange: Exchange) -> str | None:
+    """Return the upstream that received a request without parsing; None for another request."""
+    return None if exchange.unread_delivery is None else exchange.unread_delivery.upstream
 
 
 def model_of(exchange: Exchange) -> str:

@@ -159,7 +159,13 @@ class Fleet:
             body, route = self.routes.resolve_body(body)
         available, stored = self.available_engines(route), self._stored.find_path(tenant, path)
         engine = next((engine for engine in available if engine.url == stored), available[0])
-        return await engine.client.forward(method, path, headers, body, delivery=delivery)
+        try:
+            reply = await engine.client.forward(method, path, headers, body, delivery=delivery)
+        except UpstreamError as error:
+            engine.record_failure(error)
+            raise
+        engine.record_response(reply)
+        return reply
 
     async def send(self, request: ApiRequest) -> RelayedResponse:
         """Send a request to the best engine, or to the next one if it fails before its first chunk.
@@ -309,16 +315,12 @@ class Fleet:
         except BaseException as error:
             computation.finish()
             if isinstance(error, UpstreamError):
-                engine.errors += 1
-                record = engine.health.record_failure if error.unsent else engine.health.record_failed_request
-                record(error.message)
+                engine.record_failure(error)
             elif isinstance(error, asyncio.CancelledError) and request.delivery.received_at is not None:
                 timeout = request.control.timeout
                 engine.errors += engine.health.record_cancelled_request(request.delivery.received_at, timeout)
             raise
-        engine.errors += reply.status >= 500
-        reply.on_broken.add(engine.record_broken_response)
-        reply.on_complete.add(engine.health.record_complete_response)
+        engine.record_response(reply)
         if reply.status in BUSY and (seconds := _retry_after(reply.headers)) is not None:
             engine.health.cool_down(seconds)
         elif reply.status < 500:

@@ -12,7 +12,7 @@ from kvproxy.backends.protocol import RelayedResponse, ServingUpstream
 from kvproxy.backends.reports import EngineMetrics
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.doors import UPSTREAMS
-from kvproxy.errors import KvproxyError, SettingsError
+from kvproxy.errors import KvproxyError, SettingsError, UpstreamError
 from kvproxy.settings import Settings, UpstreamServer
 from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.engine_metrics import read_metrics
@@ -176,6 +176,18 @@ class FleetEngine:
         placement.record_response(reply)
         reply.served_by = self.serving_upstream(placement.predicted_tokens, placement.uncached_tokens)
         return reply
+
+    def record_failure(self, error: UpstreamError) -> None:
+        """Record a request without a response."""
+        self.errors += 1
+        record = self.health.record_failure if error.unsent else self.health.record_failed_request
+        record(error.message)
+
+    def record_response(self, reply: RelayedResponse) -> None:
+        """Record the status of a response, and, at its end, whether it is complete."""
+        self.errors += reply.status >= 500
+        reply.on_broken.add(self.record_broken_response)
+        reply.on_complete.add(self.health.record_complete_response)
 
     def record_broken_response(self) -> None:
         """Record a response that broke off after it began, which no other upstream can continue."""

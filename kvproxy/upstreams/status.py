@@ -59,7 +59,9 @@ class EngineStatus:
     weight: float
     requests: int  # Number of requests in flight.
     load: int  # Load of these requests, see `EngineLoad`.
-    sent: int  # Number of requests since the proxy's start; excludes those that its queue refused.
+    sent: (
+        int  # Requests of clients that it received since the proxy's start, also of uncached routes such as /v1/models.
+    )
     failures: int  # Number of consecutive failures.
     ejections: int
     error: str | None

@@ -30,6 +30,8 @@ WHOLE = {
 
 
 SIZE = 16
+MALFORMED = b"{malformed"
+"""Body that a proxy forwards without parsing."""
 
 
 def block_hashes(tokens: list[int]) -> list[int]:
@@ -88,7 +90,10 @@ class Engine:
         return JSONResponse(answer)
 
     async def chat(self, request: Request) -> Response:
-        body = await request.json()
+        raw = await request.body()
+        if raw == MALFORMED:
+            return self.refuse_malformed()
+        body = orjson.loads(raw)
         self.got.append(body["messages"][-1]["content"])
         await until_async(lambda: self.mood != "computes")
         if self.mood == "full":
@@ -100,6 +105,11 @@ class Engine:
         if body.get("stream"):
             return StreamingResponse(self.events(), media_type="text/event-stream")
         return JSONResponse(WHOLE)
+
+    def refuse_malformed(self) -> Response:
+        if self.mood == "cut":
+            return StreamingResponse(self.events(), 400)
+        return JSONResponse({"error": {"message": "malformed"}}, 500 if self.mood == "broken" else 400)
 
     async def events(self) -> AsyncIterator[bytes]:
         chunk = {"id": "x", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": "ok"}}]}

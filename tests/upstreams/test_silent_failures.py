@@ -14,7 +14,7 @@ from kvproxy.upstreams import health
 from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.health import HANG_SECONDS, Health
 from tests.polling import until
-from tests.upstreams.fleets import Fleet, chat, fleet
+from tests.upstreams.fleets import MALFORMED, Fleet, chat, fleet
 
 
 def records(running: Fleet, count: int, **filters: str) -> list[dict[str, Any]]:
@@ -119,3 +119,27 @@ def test_responses_that_break_off_in_a_row_eject_their_upstream(
         assert "[DONE]" in running.ask("hello", stream=True).text
         metrics = httpx.get(f"{running.url}/metrics").text
         assert f'kvproxy_upstream_errors_total{{upstream="{own}"}} 5.0' in metrics
+
+
+def test_failed_requests_of_uncached_apis_are_counted_and_attributed(tmp_path: Path) -> None:
+    """Also requests to a cached API whose body is not JSON."""
+    with fleet(tmp_path, 1) as running:
+        ((url, engine),) = running.engines.items()
+
+        def ask() -> int:
+            return httpx.post(f"{running.url}/v1/chat/completions", content=MALFORMED, timeout=300).status_code
+
+        assert ask() == 400
+        assert running.status(url)["errors"] == 0
+        engine.mood = "broken"
+        assert ask() == 500
+        assert running.status(url)["errors"] == 1
+        engine.mood = "cut"
+        with pytest.raises(httpx.RemoteProtocolError):
+            ask()
+        until(lambda: running.status(url)["errors"] == 2)
+        status = running.status(url)
+        assert (status["sent"], status["failures"]) == (3, 1)
+        assert "broke off a response" in status["error"]
+        assert {row["upstream"] for row in records(running, 3)} == {url}
+        engine.mood = "well"

@@ -5,7 +5,6 @@ import os
 import sqlite3
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from kvproxy.index.errors import SchemaVersionError
@@ -56,8 +55,8 @@ def connect(path: Path, *, accepts_constant: bool = False) -> sqlite3.Connection
     is_constant = accepts_constant and cannot_change(path)
     place = file_uri(path) if is_constant else path
     connection = sqlite3.connect(place, uri=is_constant, check_same_thread=False, timeout=_BUSY_TIMEOUT)
-    # A damaged character must not fail the whole query.
-    connection.text_factory = partial(str, encoding="utf-8", errors="replace")
+    # A damaged character must not fail the whole query. A `partial` takes twice the time.
+    connection.text_factory = lambda text: text.decode("utf-8", "replace")
     if is_constant:
         return connection
     try:

@@ -189,18 +189,19 @@ class LearningStatus:
 
     @property
     def warning(self) -> str | None:
-        """A sentence with the fix if the namespace's answers are never judged equal; otherwise None."""
-        if self.contradicted >= _MIN_CONTRADICTED:
-            return (
-                f"{self.contradicted:,} fresh answers to questions that `checked` accepts differ from the cached ones, and hardly"
-                f" any are equal, so the model contradicts itself, or hits are wrong: {NEVER_EQUAL}"
-            )
-        if self.undecided < _MIN_UNDECIDED or self.equal > _MAX_EQUAL_SHARE * (self.equal + self.undecided):
-            return None
+        return learning_warning(self.contradicted, self.equal, self.undecided)
+
+
+def learning_warning(contradicted: int, equal: int, undecided: int) -> str | None:
+    """Return a sentence with the fix if answers are never judged equal; otherwise None. See `LearningStatus` for the numbers."""
+    if contradicted >= _MIN_CONTRADICTED:
         return (
-            f"of {self.equal + self.undecided:,} answers that may equal a cached one, {self.equal:,} were judged equal:"
-            f" {NEVER_EQUAL}"
+            f"{contradicted:,} fresh answers to questions that `checked` accepts differ from the cached ones, and hardly any are"
+            f" equal, so the model contradicts itself, or hits are wrong: {NEVER_EQUAL}"
         )
+    if undecided < _MIN_UNDECIDED or equal > _MAX_EQUAL_SHARE * (equal + undecided):
+        return None
+    return f"of {equal + undecided:,} answers that may equal a cached one, {equal:,} were judged equal: {NEVER_EQUAL}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -307,8 +307,7 @@ class ResponseComparer:
                 None if cached is None or fresh is None else self._compare_facts(comparison.request, cached, fresh)
             )
             step = _send(recording, (yield verdict) if isinstance(verdict, OpenPair) else verdict)
-        status = learning.status(lookup.namespace)
-        return step, None if status is None else status.warning
+        return step, learning.warning(lookup.namespace)
 
     async def have_same_meaning(self, request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
         """Return whether two answers are equivalent according to the judge of the request; None if undecided."""

@@ -188,6 +188,9 @@ class FeedbackRecorder:
         """Return the status of a namespace. It may read the store, and waits while a comparison is stored."""
         return None if self._policy is None else self._policy.status(learning_namespace(namespace))
 
+    def warning(self, namespace: str) -> str | None:
+        return None if self._policy is None else self._policy.warning(learning_namespace(namespace))
+
     def summary(self) -> LearningSummary | None:
         return None if self._policy is None else LearningSummary.from_statuses(list(self._policy.statuses().values()))
 

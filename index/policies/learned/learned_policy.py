@@ -26,6 +26,7 @@ from kvproxy.index.policies.policy import (
     Neighbour,
     PolicyResult,
     checked_interval,
+    learning_warning,
 )
 from kvproxy.index.store.observations import Observation, Observations
 
@@ -383,13 +384,18 @@ class LearnedPolicy:
             sum(odds > 0.1 for odds in learner.class_evidence.odds.values()),
             learner.num_equal,
             learner.num_undecided,
-            different if learner.answers_vary else 0,
+            learner.num_contradicted,
             by_checked,
             equal,
             different,
             undecided,
             serves_checked=self.checked is not None and learner.may_serve_checked,
         )
+
+    def warning(self, namespace: str) -> str | None:
+        """Return `LearningStatus.warning`, without the time for the rest of the status."""
+        learner = self.learner(namespace)
+        return learning_warning(learner.num_contradicted, learner.num_equal, learner.num_undecided)
 
     def statuses(self) -> dict[str, LearningStatus]:
         return {namespace: self.status(namespace) for namespace in list(self._learners)}

@@ -177,6 +177,11 @@ class Learner:
             and self.num_equal < _LEAST_EQUAL_SHARE * self.num_comparisons
         )
 
+    @property
+    def num_contradicted(self) -> int:
+        """See `LearningStatus.contradicted`."""
+        return round(self.num_checked_wrong) if self.answers_vary else 0
+
     def early_exploration_share(self, num_pending: int) -> float:
         """Return the share of hits that are forwarded while they depend on `checked`: its misses say nothing about its hits.
 

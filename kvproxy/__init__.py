@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kvproxy.index.errors import CacheStoreError, EmbedderError, PluginError
     from kvproxy.index.models.embedder import Embedder
     from kvproxy.index.policies.guards import Guard
-    from kvproxy.index.policies.policy import Decision, Neighbour, Policy, PolicyResult
+    from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Policy, PolicyResult
     from kvproxy.library import AsyncCache, Cache, CachedAnswer, open_async_cache, open_cache
     from kvproxy.library.lookup_explanation import LookupExplanation
     from kvproxy.settings.cache import CacheSettings
@@ -48,7 +48,7 @@ _MODULES = {
     "index.errors": ("CacheStoreError", "EmbedderError", "PluginError"),
     "index.models.embedder": ("Embedder",),
     "index.policies.guards": ("Guard",),
-    "index.policies.policy": ("Decision", "Neighbour", "Policy", "PolicyResult"),
+    "index.policies.policy": ("Decision", "Limits", "Neighbour", "Policy", "PolicyResult"),
     "library": ("AsyncCache", "Cache", "CachedAnswer", "open_async_cache", "open_cache"),
     "library.lookup_explanation": ("LookupExplanation",),
     "analyse.simulate.pool_simulation": ("ChainRequest", "PoolSimulation", "simulate_pool"),
@@ -83,6 +83,7 @@ __all__ = [
     "Guard",
     "KVCacheBlock",
     "KVCacheManager",
+    "Limits",
     "LookupExplanation",
     "MMItem",
     "Neighbour",

@@ -307,8 +307,8 @@ def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
     unmeasured = sum(row.unmeasured_tokens for row in report.rows)
     if unmeasured:
         print_text(
-            f"The prefill time of {unmeasured:,} reused tokens is not known yet. It requires {MIN_REQUESTS} requests per model"
-            " with different lengths, as streams if the server reports no prefill time."
+            f"The prefill time of {plural(unmeasured, 'reused token')} is not known yet. It requires {MIN_REQUESTS} requests"
+            " per model with different lengths, as streams if the server reports no prefill time."
         )
     priced = sum(row.priced_tokens for row in report.rows)
     cached = sum(row.cached_tokens for row in report.rows)

@@ -23,6 +23,7 @@ REMEDIES: Mapping[str, str] = MappingProxyType(
     }
 )
 """What avoids each cause of lost tokens, except those that no cache avoids."""
+_TOOL_ORDER = "keep the order of the tools: kvproxy lint writes the edit sort-tools"
 _OTHER_MODEL = "switch the model between sessions: another one has no prefix of this session"
 _FIVE_MINUTES = 300.0
 _LATER_MESSAGE = re.compile(r"^(messages|input)\[[1-9]\d*\]")
@@ -85,6 +86,8 @@ def advise(turns: Iterable[Turn], prices: Mapping[str, PriceSettings], currency:
 def _remedy(cause: str, place: str | None, model: str) -> str:
     if place == "model":
         return _OTHER_MODEL
+    if place is not None and place.startswith("tools (") and cause == "changed":
+        return _TOOL_ORDER
     rule = cache_rule(model)
     if cause == "expired" and rule is not None and rule.mark_field != "cache_control":
         # Rules mark and repeat prefixes for one hour with Anthropic's API only.

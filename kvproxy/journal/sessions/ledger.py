@@ -85,7 +85,7 @@ def lost_tokens(prompt_tokens: int, reused_tokens: int | None, expected: Expecte
     """Return the prompt tokens that were not reused, by cause (see `CAUSES`)."""
     known = min(expected.tokens, prompt_tokens)
     if reused_tokens is None:
-        return _add_changed_and_new({"unreported": known} if known else {}, prompt_tokens - known, expected.repeated)
+        return _add_repeated_and_new({"unreported": known} if known else {}, prompt_tokens - known, expected.repeated)
     reused = min(reused_tokens, prompt_tokens)
     lost: dict[str, int] = {}
     covered = reused
@@ -112,10 +112,9 @@ def lost_tokens(prompt_tokens: int, reused_tokens: int | None, expected: Expecte
     elif -beyond > max(tolerance, ESTIMATE_ERROR * expected.beginning):
         # No stored prefix ended between the last equal region and the difference.
         repeated -= beyond
-    if _is_below_minimum(reused, prompt_tokens, expected):
-        # The provider would have cached no prompt of this length, changed or not.
-        repeated = 0
-    return _add_changed_and_new(lost, prompt_tokens - covered, repeated)
+    # The provider would have cached no prompt below its minimum, changed or not.
+    cause = "minimum" if _is_below_minimum(reused, prompt_tokens, expected) else "changed"
+    return _add_repeated_and_new(lost, prompt_tokens - covered, repeated, cause)
 
 
 def _reuse_tolerance(reused_tokens: int, prefix_tokens: int, expected: ExpectedReuse) -> int:
@@ -150,12 +149,14 @@ def _is_below_minimum(reused_tokens: int, prefix_tokens: int, expected: Expected
     return prefix_tokens < expected.minimum and reused_tokens == 0 and not expected.stored
 
 
-def _add_changed_and_new(lost: dict[str, int], tokens: int, repeated: int) -> dict[str, int]:
-    changed = min(tokens, repeated)
-    if changed < BLOCK:
+def _add_repeated_and_new(
+    lost: dict[str, int], tokens: int, repeated: int, cause: str = "changed"
+) -> dict[str, int]:
+    repeated = min(tokens, repeated)
+    if repeated < BLOCK:
         # No cache would have reused less than a block.
-        changed = 0
-    added = {"changed": changed + lost.pop("changed", 0), "new": tokens - changed}
+        repeated = 0
+    added = {cause: repeated + lost.pop(cause, 0), "new": tokens - repeated}
     return lost | {name: count for name, count in added.items() if count}
 
 

@@ -233,6 +233,7 @@ class SessionIndex:
         self._first_turns: _RecentItems[tuple[str, bytes | None, bytes | None], KnownTurn] = _RecentItems()
         self._names: _RecentItems[str, KnownTurn] = _RecentItems()
         self._prompts: _RecentItems[int, KnownTurn] = _RecentItems()
+        self._places: _RecentItems[tuple[int, str, bytes], KnownTurn] = _RecentItems()
 
     def find_longest_prefix(self, chain: PromptChain, prompt_tokens: int) -> CommonPrefix | None:
         lengths = range(len(chain.prefixes), 0, -1)
@@ -282,6 +283,15 @@ class SessionIndex:
         """Return the last turn with a prompt, given the prompt's number in the journal."""
         return None if prompt is None else self._prompts.get(prompt)
 
+    def latest_sender(self, session: int | None, chain: PromptChain, start: int) -> KnownTurn | None:
+        """Return the session's last turn with the last message, from region `start` on, that one sent at the same place."""
+        if session is None:
+            return None
+        for index in range(len(chain.names) - 1, max(start, chain.first) - 1, -1):
+            if (turn := self._places.get((session, chain.names[index], chain.digests[index]))) is not None:
+                return turn
+        return None
+
     def compared_turn(
         self, parent: KnownTurn | None, chain: PromptChain, tenant: str, name: str | None
     ) -> KnownTurn | None:
@@ -309,6 +319,8 @@ class SessionIndex:
             if start is not None and end is not None:
                 turn.conversation_hash = end
                 self._conversations[end], self._latest[start] = turn, turn
+            for place in zip(chain.names[chain.first :], chain.digests[chain.first :], strict=True):
+                self._places[turn.session, *place] = turn
         if answers := chain.shape.assistants:
             self._answers[chain.digests[answers[-1]]] = turn
         if turn.parent is None:

@@ -143,6 +143,11 @@ class TurnWriter:
             closest = known.turn
         shared = known.regions if known is not None and chain.shape.has_text(known.regions) else 0
         change = self._changes.change_since(closest, chain, record.prompt_tokens, shared)
+        sender = self._index.latest_sender(session, chain, shared)
+        if sender is not None and sender is not closest and sender.model == chain.model:
+            # Turns with other beginnings, such as another order of the tools, may have sent more of the later text.
+            other = self._changes.change_since(sender, chain, record.prompt_tokens, shared)
+            change = max(change, other, key=lambda candidate: candidate.repeated)
         diagnosis = exchange.facts.diagnosis
         agrees = agrees_with(diagnosis, change.region) if diagnosis is not None and change.is_known else None
         marked = marked_regions(exchange.request, chain)
@@ -285,6 +290,9 @@ class TurnWriter:
         unmarked: bool,
     ) -> tuple[ExpectedReuse, str | None]:
         minimum = 0 if exchange.facts.is_engine else limits.minimum_tokens
+        if parent is not None and parent.model == chain.model and parent.stored:
+            # An upstream that stored a shorter prompt has a smaller minimum than the published one.
+            minimum = min(minimum, parent.stored)
         if common_prefix is None or not chain.shape.has_text(common_prefix.regions):
             # Within the lifetime, the hidden text may be another one.
             is_expired = common_prefix is not None and record.time - common_prefix.turn.time > common_prefix.turn.ttl

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvproxy.apis.json import Json, JsonObject
+from kvproxy.apis.json import Json, JsonObject, dumps, objects
+from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.backends.protocol import ServingUpstream
 from kvproxy.exchange import CacheHit, Exchange
 from kvproxy.journal.miss_explanation import explain_in_sentences, explain_miss
@@ -113,11 +114,25 @@ CASES: dict[str, tuple[list[Exchange], dict[str, int]]] = {
 }
 
 
-def test_a_change_of_a_prompt_that_no_provider_caches_costs_nothing(sessions: Sessions) -> None:
+def test_a_change_of_a_prompt_that_no_provider_caches_is_below_the_minimum(sessions: Sessions) -> None:
     changed: list[JsonObject] = [{**SYSTEM, "content": f"2026-11-30 {SYSTEM['content']}"}, *FIRST[1:]]
     fields: dict[str, Any] = {"body": {"model": "gpt-4o"}, "headers": {"x-session-id": "s"}, **provider()}
     sessions.add(request(FIRST, 700, 0, 0, **fields), request(changed, 705, 0, 9, **fields))
-    assert "changed" not in sessions.last().lost
+    assert sessions.last().lost.keys() == {"minimum", "new"}
+
+
+def test_a_stored_prompt_shows_a_smaller_minimum_than_the_published_one(sessions: Sessions) -> None:
+    """Claude Opus 4.5 caches no prefix below 4,096 tokens, but this upstream stored one."""
+    changed: list[JsonObject] = [{**SYSTEM, "content": f"2026-11-30 {SYSTEM['content']}"}, *SECOND[1:]]
+    fields: dict[str, Any] = {"body": {"model": "claude-opus-4-5"}, "headers": {"x-session-id": "s"}, **provider()}
+    sessions.add(
+        request(FIRST, 3_268, 0, 0, written=(3_268, 0), **fields),
+        request(changed, 3_702, 0, 9, written=(3_702, 0), **fields),
+    )
+    turn = sessions.last()
+    assert turn.region == "messages[0] system"
+    assert turn.lost["changed"] > 3_000
+    assert "minimum" not in turn.lost
 
 
 def test_a_short_prompt_after_a_longer_one_is_below_the_minimum(sessions: Sessions) -> None:
@@ -186,6 +201,43 @@ def test_reordered_tools_are_no_new_text(sessions: Sessions) -> None:
     turn = sessions.last()
     assert (turn.region, turn.place) == ("tools (the same 4, in another order)", None)
     assert turn.lost["changed"] > 950
+
+
+def _alternating_tools(turns: int, *, cleared_at: int | None = None) -> list[Exchange]:
+    """Turns of an agent that sends its tools in turn in two orders. From one turn on, it sends an earlier text shortened."""
+    listed = objects(_tools()["tools"])
+    messages, exchanges = FIRST, list[Exchange]()
+    for turn in range(turns):
+        if turn == cleared_at:
+            messages = [*messages[:3], user("[cleared]"), *messages[4:]]
+        body: JsonObject = {"tools": list[Json](listed if turn % 2 == 0 else listed[::-1]), "model": "claude-sonnet-4-5"}
+        tokens = len(dumps([body["tools"], *messages])) // 4
+        exchanges.append(
+            request(messages, tokens, 0, 9.0 * turn, body=body, headers={"x-session-id": "s"}, **provider())
+        )
+        messages = [*messages, assistant(f"Step {turn}. " * 40), user(f"Result {turn}. " * 160)]
+    return exchanges
+
+
+def test_text_that_was_sent_after_another_order_of_tools_is_changed(sessions: Sessions) -> None:
+    """The tools of the third turn have the order of the first one, and its later messages were sent in the second turn."""
+    first, second, third = _alternating_tools(3)
+    sizes = [exchange.facts.usage[0] or 0 for exchange in (first, second, third)]
+    third.facts.prefix = PrefixReuse(sizes[2], sizes[0])
+    sessions.add(first, second, third)
+    turn = sessions.last()
+    assert turn.region == "tools (the same 4, in another order)"
+    assert turn.lost["changed"] == pytest.approx(sizes[1] - sizes[0], rel=0.05)
+    assert turn.lost["new"] == pytest.approx(sizes[2] - sizes[1], rel=0.05)
+
+
+def test_text_that_only_an_older_turn_sent_is_changed(sessions: Sessions) -> None:
+    """The earlier turns with the same beginning end before the texts that a turn with other tools sent."""
+    exchanges = _alternating_tools(4, cleared_at=3)
+    sessions.add(*exchanges)
+    lost = sessions.last().lost
+    new = [user("[cleared]"), assistant("Step 2. " * 40), user("Result 2. " * 160)]
+    assert lost["new"] == pytest.approx(len(dumps(new)) // 4, rel=0.1)
 
 
 def _tools(**edited: str) -> JsonObject:

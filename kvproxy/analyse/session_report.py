@@ -316,10 +316,18 @@ def _raw_of(request: LoggedRequest) -> bytes:
     return b"{}" if request.is_transcript else b""
 
 
+@dataclass(frozen=True, slots=True)
+class _SentPrompt:
+    """A prompt of a trace that no later request of its model has continued; `used` is the arrival of its request."""
+
+    model: str
+    blocks: list[object]
+    used: float
+
+
 def _trace_turns(trace: TraceSession, first_number: int, prices: Mapping[str, PriceSettings]) -> list[Turn]:
     turns: list[Turn] = []
-    by_model: dict[str, tuple[list[object], float]] = {}  # Blocks and end of the last request; models share no prefix.
-    last: list[object] = []
+    sent: list[_SentPrompt] = []
     ended = None
     for place, row in enumerate(trace.requests):
         ids, prompt, time = row.get("hash_ids"), row.get("in"), row.get("t")
@@ -327,13 +335,17 @@ def _trace_turns(trace: TraceSession, first_number: int, prices: Mapping[str, Pr
             continue
         pause = None if ended is None else max(0.0, time - ended)
         model = str(row.get("model", ""))
-        before, used = by_model.get(model, ([], time))
-        shared, sent = (min(prompt, common_prefix_length(blocks, ids) * trace.block_size) for blocks in (before, last))
-        is_expired = time - used > cache_limits(model, prices).lifetime
-        reused = 0 if is_expired else shared
-        # Only a switch of the model has a longer common prefix with the last request.
-        repeated = max(0, sent - shared)
-        lost = lost_tokens(prompt, reused, ExpectedReuse(tokens=shared, expired=is_expired, repeated=repeated))
+        lifetime = cache_limits(model, prices).lifetime
+        common = [(common_prefix_length(earlier.blocks, ids), earlier) for earlier in sent]
+        # Models share no prefix.
+        shared = max((count for count, earlier in common if earlier.model == model), default=0)
+        live = [count for count, earlier in common if earlier.model == model and time - earlier.used <= lifetime]
+        longest = max((count for count, _ in common), default=0)
+        known, reused, repeated = (
+            min(prompt, count * trace.block_size) for count in (shared, max(live, default=0), longest)
+        )
+        expected = ExpectedReuse(tokens=known, expired=reused < known, repeated=repeated - known)
+        lost = lost_tokens(prompt, reused, expected)
         seconds, out = row.get("api_time"), row.get("out")
         duration = float(seconds) if isinstance(seconds, int | float) else 0.0
         number = first_number + place
@@ -361,8 +373,9 @@ def _trace_turns(trace: TraceSession, first_number: int, prices: Mapping[str, Pr
             cost=None,
         )
         turns.append(turn.with_cost(prices))
-        last, ended = list[object](ids), time + duration
-        by_model[model] = last, ended
+        ended = time + duration
+        open_ends = [earlier for count, earlier in common if earlier.model != model or count < len(earlier.blocks)]
+        sent = [*open_ends, _SentPrompt(model, list[object](ids), time)]
     return turns
 
 

@@ -205,6 +205,23 @@ def test_a_trace_without_reports_loses_prefixes_to_pauses(tmp_path: Path) -> Non
     assert found.repeated == (pytest.approx((640 / 768 + 704 / 800) / 2),) * 2
 
 
+@pytest.mark.parametrize(
+    ("arrival", "lost"), [(300.0, {"new": 640 + 640 + 128}), (301.0, {"new": 640 + 640 + 128, "expired": 640})]
+)
+def test_a_trace_continues_any_earlier_prompt_within_its_lifetime(
+    tmp_path: Path, arrival: float, lost: dict[str, int]
+) -> None:
+    """Another conversation stands between two turns. A lifetime begins with the arrival of a request, not with its end."""
+    prompts = [(0.0, list(range(10))), (200.0, list(range(50, 60))), (arrival, list(range(12)))]
+    rows = [
+        {"t": at, "model": "claude-x", "in": 64 * len(ids), "out": 9, "hash_ids": ids, "api_time": 150.0}
+        for at, ids in prompts
+    ]
+    (tmp_path / "t1.json").write_text(json.dumps({"id": "t1", "block_size": 64, "requests": rows}))
+    (session,) = report(tmp_path).sessions
+    assert session.lost == lost
+
+
 def test_a_log_with_usage_has_sessions() -> None:
     messages: list[dict[str, str]] = [{"role": "user", "content": "What is a block?"}]
     lines = []

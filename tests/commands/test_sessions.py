@@ -117,6 +117,17 @@ def test_advice_ranks_what_to_change_first(tmp_path: Path) -> None:
     assert "--ledger has its own groups, so --advice does not apply" in refused.stderr
 
 
+def test_advice_for_another_order_of_tools_names_the_edit(tmp_path: Path) -> None:
+    sessions = Sessions(str(tmp_path / "journal.db"))
+    tools = [{"type": "function", "function": {"name": name, "description": f"{name} files. " * 99}} for name in "ab"]
+    for at, ordered in enumerate((tools, tools[::-1])):
+        named: dict[str, Any] = {"headers": {"x-session-id": "s"}, "body": {"tools": ordered}}
+        sessions.add(request(FIRST, 4_000, 0, 9 * at, **named))
+    sessions.close()
+    (row,) = result("savings", "--advice", "--data", tmp_path)["rows"]
+    assert (row["place"], "sort-tools" in row["remedy"]) == ("tools (the same 2, in another order)", True)
+
+
 def test_advice_for_a_provider_without_breakpoints_names_none(tmp_path: Path) -> None:
     sessions = Sessions(str(tmp_path / "journal.db"))
     fields: dict[str, Any] = {"body": {"model": "gpt-4o"}, **provider()}

@@ -149,9 +149,7 @@ def _is_below_minimum(reused_tokens: int, prefix_tokens: int, expected: Expected
     return prefix_tokens < expected.minimum and reused_tokens == 0 and not expected.stored
 
 
-def _add_repeated_and_new(
-    lost: dict[str, int], tokens: int, repeated: int, cause: str = "changed"
-) -> dict[str, int]:
+def _add_repeated_and_new(lost: dict[str, int], tokens: int, repeated: int, cause: str = "changed") -> dict[str, int]:
     repeated = min(tokens, repeated)
     if repeated < BLOCK:
         # No cache would have reused less than a block.

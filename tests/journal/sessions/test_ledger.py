@@ -210,7 +210,10 @@ def _alternating_tools(turns: int, *, cleared_at: int | None = None) -> list[Exc
     for turn in range(turns):
         if turn == cleared_at:
             messages = [*messages[:3], user("[cleared]"), *messages[4:]]
-        body: JsonObject = {"tools": list[Json](listed if turn % 2 == 0 else listed[::-1]), "model": "claude-sonnet-4-5"}
+        body: JsonObject = {
+            "tools": list[Json](listed if turn % 2 == 0 else listed[::-1]),
+            "model": "claude-sonnet-4-5",
+        }
         tokens = len(dumps([body["tools"], *messages])) // 4
         exchanges.append(
             request(messages, tokens, 0, 9.0 * turn, body=body, headers={"x-session-id": "s"}, **provider())

@@ -14,19 +14,18 @@ from kvproxy.analyse.log_formats.log_format import LoggedRequest, SummedUsage
 from kvproxy.analyse.log_replay import logged_tenant
 from kvproxy.analyse.pause_costs import LongWrite, SessionStep, provider_policy_price, session_price
 from kvproxy.analyse.simulate.trace_reader import TraceSession
+from kvproxy.analyse.trace_turns import trace_turns
 from kvproxy.analyse.turn_losses import TurnLoss, turn_losses
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.message_parts import answer_digests
 from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.backends.protocol import ServingUpstream
-from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.journal.groups import SpendingGroup
 from kvproxy.journal.journal import StoredJournal, open_stored_journal
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.schema import FILE
-from kvproxy.journal.sessions.ledger import ExpectedReuse, lost_tokens
 from kvproxy.journal.sessions.ledger_report import LedgerReport, RecordedLoss, ledger_of
 from kvproxy.journal.sessions.session_reader import (
     Session,
@@ -37,7 +36,7 @@ from kvproxy.journal.sessions.session_reader import (
 from kvproxy.journal.spending import PaidRequest, SpendingReport, spending_report
 from kvproxy.providers.cache_policy import PauseTimes
 from kvproxy.providers.cache_rules import cache_rule
-from kvproxy.providers.prices import ModelPrices, RelativePrices, cache_limits, price_at
+from kvproxy.providers.prices import ModelPrices, RelativePrices, price_at
 from kvproxy.settings.journal import (
     LIST_CURRENCY,
     JournalSettings,
@@ -118,7 +117,7 @@ def report_sessions(
     turns, without_usage = _turns_of_requests(requests, prices, progress)
     for number, trace in enumerate(traces):
         progress(number / len(traces))
-        turns += _trace_turns(trace, _FIRST_TRACE_NUMBER + len(turns), prices)
+        turns += trace_turns(trace, _FIRST_TRACE_NUMBER + len(turns), prices)
     by_session: defaultdict[int, list[Turn]] = defaultdict(list)
     tokens: defaultdict[str, Counter[str]] = defaultdict(Counter)
     losses: defaultdict[str, list[RecordedLoss]] = defaultdict(list)
@@ -172,9 +171,9 @@ def report_spending(
     paid += [_reported_request(request, rate) for request in requests if not request.has_prompt]
     for number, trace in enumerate(traces):
         progress(number / len(traces))
-        trace_turns = _trace_turns(trace, _FIRST_TRACE_NUMBER + len(turns), prices)
-        turns += trace_turns
-        paid += [_paid_request(turn, None, rate) for turn in trace_turns]
+        added = trace_turns(trace, _FIRST_TRACE_NUMBER + len(turns), prices)
+        turns += added
+        paid += [_paid_request(turn, None, rate) for turn in added]
     report = spending_report(paid, by, prices, settings.currency)
     report.total.unreported += without_usage
     return report
@@ -314,69 +313,6 @@ def _raw_of(request: LoggedRequest) -> bytes:
     The messages of a transcript have no breakpoints, and keep their ids.
     """
     return b"{}" if request.is_transcript else b""
-
-
-@dataclass(frozen=True, slots=True)
-class _SentPrompt:
-    """A prompt of a trace that no later request of its model has continued; `used` is the arrival of its request."""
-
-    model: str
-    blocks: list[object]
-    used: float
-
-
-def _trace_turns(trace: TraceSession, first_number: int, prices: Mapping[str, PriceSettings]) -> list[Turn]:
-    turns: list[Turn] = []
-    sent: list[_SentPrompt] = []
-    ended = None
-    for place, row in enumerate(trace.requests):
-        ids, prompt, time = row.get("hash_ids"), row.get("in"), row.get("t")
-        if not isinstance(ids, list) or not isinstance(prompt, int) or not isinstance(time, int | float):
-            continue
-        pause = None if ended is None else max(0.0, time - ended)
-        model = str(row.get("model", ""))
-        lifetime = cache_limits(model, prices).lifetime
-        common = [(common_prefix_length(earlier.blocks, ids), earlier) for earlier in sent]
-        # Models share no prefix.
-        shared = max((count for count, earlier in common if earlier.model == model), default=0)
-        live = [count for count, earlier in common if earlier.model == model and time - earlier.used <= lifetime]
-        longest = max((count for count, _ in common), default=0)
-        known, reused, repeated = (
-            min(prompt, count * trace.block_size) for count in (shared, max(live, default=0), longest)
-        )
-        expected = ExpectedReuse(tokens=known, expired=reused < known, repeated=repeated - known)
-        lost = lost_tokens(prompt, reused, expected)
-        seconds, out = row.get("api_time"), row.get("out")
-        duration = float(seconds) if isinstance(seconds, int | float) else 0.0
-        number = first_number + place
-        turn = Turn(
-            number=number,
-            session=first_number,
-            turn=place + 1,
-            parent=number - 1 if turns else None,
-            name=trace.name,
-            request_id=f"{trace.name} {place + 1}",
-            time=float(time),
-            seconds=duration,
-            pause=pause,
-            tenant="",
-            model=model,
-            upstream=None,
-            prompt_tokens=prompt,
-            reused_tokens=reused,
-            completion_tokens=out if isinstance(out, int) else None,
-            written_5m=prompt - reused,
-            written_1h=0,
-            region="model" if "changed" in lost else None,
-            place=None,
-            lost=lost,
-            cost=None,
-        )
-        turns.append(turn.with_cost(prices))
-        ended = time + duration
-        open_ends = [earlier for count, earlier in common if earlier.model != model or count < len(earlier.blocks)]
-        sent = [*open_ends, _SentPrompt(model, list[object](ids), time)]
-    return turns
 
 
 def _common_prefix_share(turn: Turn) -> float:

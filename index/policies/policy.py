@@ -77,7 +77,7 @@ def _differences() -> dict[str, str]:
     own = {guard.name: guard.difference for guard in (*GUARDS, ADDITIONS)}
     return own | {
         "context": "the earlier turns may call for another answer",
-        "passages": "they share sentences, and the others do not mean the same",
+        "passages": "they share sentences, and the others do not mean the same, or their statements exchange words",
     }
 
 

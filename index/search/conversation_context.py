@@ -5,10 +5,11 @@ directions, because one may state a fact that the other lacks.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import lru_cache
+from itertools import product
 
 from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.guards.fillers import without_fillers
@@ -25,10 +26,11 @@ from kvproxy.index.search.earlier_statements import (
     is_own_case,
     is_pleasantry,
     is_question,
+    statements_of,
     states_facts,
 )
 from kvproxy.index.search.last_turns import asks, is_standalone
-from kvproxy.index.search.statement_roles import are_reordered, exchange_roles, subjects_differ
+from kvproxy.index.search.statement_roles import are_exchanged, are_reordered, exchange_roles, subjects_differ
 from kvproxy.index.search.turn_words import (
     content_words,
     have_equal_content,
@@ -61,8 +63,13 @@ _REPORTS = frozenset(
 )
 # An assistant's sentence may say these in passing. Words that choose among things are no courtesies.
 _COURTESIES = SMALL_TALK | frozenset("because still too either also though now current currently".split())
-_COURTESIES -= frozenset("first last one another other more today nearly exactly have do did".split())
+_COURTESIES -= frozenset(
+    "first last one another other more today nearly exactly have do did chat bot meet reading sharing telling information"
+    " everything choice general random problem morning afternoon evening night".split()
+)
+_PASSING = _COURTESIES | _REPORTS
 _THIS_DAY = re.compile(r"\bthis (?=(?:mon|tues|wednes|thurs|fri|satur|sun)day\b)", re.IGNORECASE)
+_ABOUT_USER = frozenset("you your you're you've".split())
 _COVERED, _NEARLY_COVERED, _EQUAL_SHARE = 0.5, 0.8, 0.8
 _COPY_RATIO = 0.62
 _FEW_WORDS = 4
@@ -145,6 +152,8 @@ def have_equal_facts(ours: Context, theirs: Context, are_alike: Callable[[str, s
         *(" ".join(each.user_turns[:-1]) for each in (ours, theirs))
     ):
         return False
+    if _replies_differ(ours, theirs):
+        return False
     return not any(
         _copies_differ(turn, copy, are_alike, is_strict=is_strict or is_reaction)
         for turn, copy, is_strict in _near_copies(ours, theirs)
@@ -203,13 +212,14 @@ def _repeats(ours: Context, known: frozenset[str], statement: str, *, is_by_user
     """Whether the `known` roots of our earlier turns have enough of a statement's words."""
     content = content_words(statement)
     if not is_by_user:
-        content = content - _REPORTS - _COURTESIES or content
+        content = content - _PASSING or content
     if not content:
         return text_digest(statement) in map(text_digest, ours.user_turns)
     share = 1 - len(unknown_words(content, known)) / len(content)
     if is_by_user:
         return share == 1 or (share >= _COVERED and _has_equal_case(ours, statement))
-    return share == 1 or (share >= _NEARLY_COVERED and not _replaces_words(ours, statement))
+    is_about_user = not _ABOUT_USER.isdisjoint(words(statement))
+    return share == 1 or (is_about_user and share >= _NEARLY_COVERED and not _replaces_words(ours, statement))
 
 
 def _has_equal_case(ours: Context, statement: str) -> bool:
@@ -223,7 +233,7 @@ def _has_equal_case(ours: Context, statement: str) -> bool:
 def _replaces_words(ours: Context, statement: str) -> bool:
     """Whether our assistant's most similar sentence has other words, rather than less words, than a statement."""
     nearest = _nearest(statement, ours.turns[1::2])
-    return bool(unknown_words(content_words(nearest) - _REPORTS - _COURTESIES, roots_of(statement)))
+    return bool(unknown_words(content_words(nearest) - _PASSING, roots_of(statement)))
 
 
 def _nearest(statement: str, turns: Sequence[str]) -> str:
@@ -294,19 +304,14 @@ def _near_copies(ours: Context, theirs: Context) -> Iterator[tuple[str, str, boo
     """Yield turns of one role with nearly equal words or much common content, and whether any other word is a difference."""
     settled, also_settled = _settled_questions(ours), _settled_questions(theirs)
     for first in (0, 1):
-        others = [(turn, words(turn)) for turn in theirs.turns[first:-1:2]]
+        others = {turn: words(turn) for turn in theirs.turns[first:-1:2]}
         for turn in ours.turns[first:-1:2]:
-            tokens = words(turn)
-            best, copy = _COPY_RATIO, None
-            for other, other_tokens in others:
-                matcher = SequenceMatcher(None, tokens, other_tokens, autojunk=False)
-                if matcher.real_quick_ratio() > best and matcher.quick_ratio() > best and matcher.ratio() > best:
-                    best, copy = matcher.ratio(), other
+            copy = _nearest_copy(words(turn), others)
             if copy is not None:
                 if turn != copy:
                     yield turn, copy, first == 0 and not (turn in settled and copy in also_settled)
             elif first == 0:
-                related = [other for other, _ in others if _have_common_content(turn, other)]
+                related = [other for other in others if _have_common_content(turn, other)]
                 strict = [other for other in related if not (turn in settled and other in also_settled)]
                 yield from ((turn, other, True) for other in strict if len(content_words(turn)) <= _FEW_WORDS)
                 yield from ((turn, other, False) for other in related if _are_rearranged(turn, other))
@@ -344,10 +349,56 @@ def _copies_differ(turn: str, copy: str, are_alike: Callable[[str, str], bool], 
     )
     if not is_question(turn) and subjects_differ(turn, copy):
         return True
+    statements, copied = (" ".join(statements_of(each)) for each in (turn, copy))
+    if have_equal_content(statements, copied) and are_reordered(statements, copied):
+        return True
     if not alone and not also_alone and not is_question(turn):
         return are_reordered(turn, copy)
-    if not is_question(turn) and describes_user(turn) and (alone | also_alone) - _COURTESIES - _REPORTS:
+    if not is_question(turn) and describes_user(turn) and (alone | also_alone) - _PASSING:
         return True
     if not (is_strict and alone and also_alone):
         return False
     return not (is_question(turn) and is_question(copy) and are_alike(turn, copy))
+
+
+def _replies_differ(ours: Context, theirs: Context) -> bool:
+    """Whether a statement of our assistant replaces or exchanges words of a nearly equal one.
+
+    Examples: `It is in Leeds.` and `It is in Hull.`. A word that the other conversation has elsewhere replaces none.
+    """
+    told, others = _told(theirs), _told(ours)
+    known, also_known = _known_roots(ours), _known_roots(theirs)
+    for sentence in others.keys() - told.keys():
+        copy = _nearest_copy(words(sentence), told)
+        if copy is None:
+            continue
+        alone = unknown_words(content_words(sentence), also_known) - _PASSING
+        also_alone = unknown_words(content_words(copy), known) - _PASSING
+        if (alone and also_alone) or (have_equal_content(sentence, copy) and are_exchanged(sentence, copy)):
+            return True
+    replies, copies = ours.turns[1:-1:2], theirs.turns[1:-1:2]
+    return any(
+        have_equal_content(*pair) and are_exchanged(*pair) for pair in product(replies, copies) if pair[0] not in copies
+    )
+
+
+def _known_roots(context: Context) -> frozenset[str]:
+    """Return the roots of the earlier turns' words, without those among which a question lets choose: `Leeds or Hull?`"""
+    sentences = (each for turn in context.turns[:-1] for each in SENTENCE_END.split(turn))
+    return roots_of(" ".join(each for each in sentences if "?" not in each or "or" not in words(each)))
+
+
+def _told(context: Context) -> dict[str, Sequence[str]]:
+    """Return the statements of the assistant, and their words."""
+    sentences = (each for turn in context.turns[1:-1:2] for each in SENTENCE_END.split(turn))
+    return {each: words(each) for each in sentences if has_content(each) and not is_question(each)}
+
+
+def _nearest_copy(tokens: Sequence[str], others: Mapping[str, Sequence[str]]) -> str | None:
+    """Return the text with nearly equal words whose words are the most similar ones to some words, if any."""
+    best, copy = _COPY_RATIO, None
+    for other, other_tokens in others.items():
+        matcher = SequenceMatcher(None, tokens, other_tokens, autojunk=False)
+        if matcher.real_quick_ratio() > best and matcher.quick_ratio() > best and matcher.ratio() > best:
+            best, copy = matcher.ratio(), other
+    return copy

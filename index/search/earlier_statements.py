@@ -103,6 +103,12 @@ _ANNOUNCEMENT = re.compile(
 _OWN_CASE = re.compile(r"\b(?:i|i'm|i've|i'd|my|mine|we|we're|we've)\b", re.IGNORECASE)
 _OWN_CASE_WITHOUT_I = re.compile(_LEAD + r"(?:just |already )?(?:got|need|want)\b", re.IGNORECASE)
 _ADVICE = re.compile(r"\byou (?:can|could|may|might|should)\b", re.IGNORECASE)
+_LOOKUP = re.compile(
+    r"\b(?:i|we)(?:'ve| have)? (?:looked|found|searched|checked|read|retrieved)\b[^:\n]{0,60}:\s|\baccording to\b"
+    r"|\b(?:says?|states?|shows?|reads?)\b[^:\n]{0,20}:\s"
+    r"|^\W*(?:observation|search results?|results?|context|passages?|sources?|documents?|retrieved)\b[^:\n]{0,20}:\s",
+    re.IGNORECASE,
+)
 _DATA = re.compile(r"```|[{}<>\[\]|=]|\w\(|^\W*[\w ]{1,20}:\s|[\"“”«»]|\n")
 _NAME = re.compile(r"(?<=\s)[A-Z]\w+")
 _VAGUE = frozenset("use get make need want take put long offer change".split())
@@ -144,7 +150,7 @@ def earlier_statements(turns: Sequence[str], *, lasting: bool = False) -> list[s
             by_user = [*_statements_of_user(turn, "" if lasting else question, is_explained=is_explained)]
         # A reply to small talk continues an earlier answer. A command, such as a search, returns new facts.
         is_caused = not any(map(_INSTRUCTION.search, by_user)) and (
-            _asks(turn) or (not by_user and (is_caused or bool(_statements(turn))))
+            _asks(turn) or (not by_user and (is_caused or bool(statements_of(turn))))
         )
         by_assistant = [*_statements_of_assistant(reply, question, is_caused=is_caused)]
         is_caused = is_caused and not by_assistant
@@ -174,7 +180,7 @@ def _statements_of_user(turn: str, question: str, *, is_explained: bool) -> Iter
         yield turn
         return
     is_explained = is_explained and len(turn.encode("utf-8", "replace")) <= _MAX_BYTES_OF_CASE
-    yield from (each for each in _statements(turn) if not is_explained or _may_matter(each, question))
+    yield from (each for each in statements_of(turn) if not is_explained or _may_matter(each, question))
     yield from (each for each in _sentences(turn) if is_question(each) and (_instructs(each) or _presupposes(each)))
 
 
@@ -197,9 +203,12 @@ def _presupposes(question: str) -> bool:
 
 
 def _statements_of_assistant(reply: str, question: str, *, is_caused: bool) -> Iterator[str]:
-    """Yield sentences of a reply that no question caused, that describe the user, or that may answer the later question."""
+    """Yield sentences of a reply that no question caused, or that describe the user, quote, or may answer the later question."""
+    is_looked_up = False
     for sentence in _sentences(reply):
+        is_looked_up = is_looked_up or looks_up(sentence)
         is_answer = is_caused or "?" in sentence or _ADVICE.search(sentence) is not None
+        is_answer = is_answer and not is_looked_up
         if has_content(sentence) and (not is_answer or _STATE_OF_USER.search(sentence) or _covers(sentence, question)):
             yield sentence
 
@@ -207,6 +216,11 @@ def _statements_of_assistant(reply: str, question: str, *, is_caused: bool) -> I
 def describes_user(sentence: str) -> bool:
     """Whether a sentence of the assistant is about the user's case: `Your booking includes breakfast.`"""
     return _DESCRIPTION.search(sentence) is not None
+
+
+def looks_up(sentence: str) -> bool:
+    """Whether the assistant begins to quote what it found: `I looked this up: refunds take 14 days.`"""
+    return _LOOKUP.search(sentence) is not None
 
 
 def states_facts(turn: str) -> bool:
@@ -258,7 +272,7 @@ def _sentences(turn: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _statements(turn: str) -> tuple[str, ...]:
+def statements_of(turn: str) -> tuple[str, ...]:
     """Return the sentences of a turn, or their clauses before a question, that have more than small talk."""
     parts = (_before_question(without_fillers(sentence)) for sentence in _sentences(turn))
     return tuple(part for part in parts if part and has_content(part) and not _INTENTION.search(part))

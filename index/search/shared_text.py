@@ -14,9 +14,11 @@ import numpy as np
 from kvproxy.index.policies.guards.fillers import without_fillers
 from kvproxy.index.policies.policy import Limits, Neighbour, Policy
 from kvproxy.index.policies.wording import are_equal_wordings
-from kvproxy.index.search.earlier_statements import has_content, states_facts
+from kvproxy.index.search.earlier_statements import has_content, is_question, statements_of, states_facts
+from kvproxy.index.search.statement_roles import exchange_order
 
 _UNIT_END = re.compile(r"(?<=[.?!;:。？！：])[\"'”’)\]}]*,?\s+|\n+|(?<=>)(?=\w)|(?=</)|(?<=\",) ")
+_LABEL = re.compile(r"\W*[\w ]{1,20}:\s")
 _MIN_SHARED_BYTES = 40
 _MAX_DECISIONS = 3
 
@@ -33,13 +35,19 @@ class SharedText:
         self, message: str, policy: Policy | None, limits: Limits, embed: Callable[[str], np.ndarray | None]
     ) -> None:
         self._units = _units(message)
+        self._statements = _statements(message)
         self._policy = policy
         self._limits = limits
         self._embed = embed
         self._num_decisions = 0
 
     def allows(self, stored: str) -> bool:
-        """Whether the stored message shares too little to hide a difference, or its differing sentences mean the same."""
+        """Whether the stored message shares too little to hide a difference, or its differing sentences mean the same.
+
+        Statements beside the questions must not exchange words.
+        """
+        if exchange_order(self._statements, _statements(stored)):
+            return False
         stored_units = _units(stored)
         if max(len(self._units), len(stored_units)) == 1:
             return True
@@ -74,6 +82,13 @@ def differing_sentences(units: Sequence[str], others: Sequence[str]) -> tuple[st
     if len(changes) > 1:
         return "", " ".join(other for _, other in changes) or " ".join(one for one, _ in changes)
     return changes[0] if changes else ("", "")
+
+
+@lru_cache(maxsize=512)
+def _statements(message: str) -> str:
+    """Return the statements beside a question or after a label; empty for others, because they may ask by a statement."""
+    tells = _LABEL.match(message) is not None or any(map(is_question, _units(message)))
+    return "\n".join(statements_of(message)) if tells else ""
 
 
 @lru_cache(maxsize=512)

@@ -7,7 +7,7 @@ from itertools import pairwise, permutations
 
 from kvproxy.index.policies.guards.tenses import ADVERBS
 from kvproxy.index.policies.guards.word_order import has_exchanged_words
-from kvproxy.index.policies.guards.words import FUNCTION_WORDS, NUMBER, WORD, roots, words
+from kvproxy.index.policies.guards.words import FUNCTION_WORDS, NEGATION, NUMBER, WORD, roots, words
 from kvproxy.index.search.turn_words import content_words, have_equal_content, quantities
 
 _WORD_OR_NUMBER = re.compile(rf"{WORD.pattern}|{NUMBER.pattern}")
@@ -20,6 +20,31 @@ _MIN_WORDS_OF_ORDER = 3
 def are_reordered(turn: str, other: str) -> bool:
     """Whether at least three content words or numbers have another order, so that two of them may have exchanged their roles."""
     ours, theirs = _content_in_order(turn), _content_in_order(other)
+    if max(len(ours), len(theirs)) < _MIN_WORDS_OF_ORDER:
+        return False
+    return len(ours) != len(theirs) or any(map(frozenset.isdisjoint, ours, theirs))
+
+
+def are_exchanged(sentence: str, other: str) -> bool:
+    """Whether two sentences with equal content words have another order, apart from neighbours: `a free switch`, `switch free`.
+
+    Beside a negation, neighbours matter, too: `in the shop but not online`.
+    """
+    ours, theirs = _content_in_order(sentence), _content_in_order(other)
+    moved = [place for place, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0].isdisjoint(pair[1])]
+    if not moved or len(ours) < _MIN_WORDS_OF_ORDER:
+        return False
+    return moved[-1] - moved[0] > 1 or not NEGATION.isdisjoint(words(sentence))
+
+
+def exchange_order(statements: str, others: str) -> bool:
+    """Whether at least three content words or numbers that both texts have stand in another order."""
+    ours, theirs = _content_in_order(statements), _content_in_order(others)
+    known, also_known = (
+        frozenset(root for each in words_in_order for root in each) for words_in_order in (theirs, ours)
+    )
+    ours = [each for each in ours if not known.isdisjoint(each)]
+    theirs = [each for each in theirs if not also_known.isdisjoint(each)]
     if max(len(ours), len(theirs)) < _MIN_WORDS_OF_ORDER:
         return False
     return len(ours) != len(theirs) or any(map(frozenset.isdisjoint, ours, theirs))

@@ -128,7 +128,7 @@ ADDITIONS = Guard(
 CONTEXT, PASSAGES, WORDS = "context", "passages", "words"
 DIFFERENCES = {guard.name: guard.difference for guard in (*GUARDS, ADDITIONS)} | {
     CONTEXT: "other earlier turns, or an answer that repeats facts of its own conversation",
-    PASSAGES: "both share sentences, but their other sentences differ in meaning",
+    PASSAGES: "both share sentences, but their other sentences differ in meaning, or their statements exchange words",
     WORDS: "a word that occurs in no stored question with the same answer",
 }
 """The difference for each name that a veto may have without plugins.

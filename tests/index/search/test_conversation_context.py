@@ -182,6 +182,43 @@ def test_a_report_of_the_assistant_is_no_statement_about_the_user(report: str) -
     assert may_match(one, [*one[:2], "who issues invoices"])
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("The warranty covers the frame.", "The warranty covers the fork."),
+        ("Support is reachable via chat.", "Support is reachable via phone."),
+        ("The deposit is paid by the manager.", "The deposit is paid by the tenant."),
+        ("Cards are valid in the shop but not online.", "Cards are valid online but not in the shop."),
+        ("Ann manages sales; Bob manages support.", "Bob manages sales; Ann manages support."),
+        ("Exchanges are allowed, refunds are not.", "Refunds are allowed, exchanges are not."),
+        ("The policy applies to unused items.", "The policy applies to unused items only in Germany."),
+    ],
+)
+@pytest.mark.parametrize(
+    "turns",
+    [
+        ["Can you help?", "I looked up: PASSAGE", "So what is the answer?"],
+        ["Hi, I have a question", "Sure. I found this in our handbook: PASSAGE", "How do I reach support?"],
+        ["Hello", "Here is what the handbook says: We are the help center. PASSAGE", "Can I get it?"],
+        ["Hello", "Observation: PASSAGE", "What is covered?"],
+    ],
+)
+def test_what_the_assistant_looked_up_must_be_equal(turns: list[str], one: str, other: str) -> None:
+    asked, stored = ([turn.replace("PASSAGE", passage) for turn in turns] for passage in (one, other))
+    assert not may_match(asked, stored)
+    assert not may_match(stored, asked)
+    assert may_match(asked, [*asked[:2], asked[2].lower()])
+
+
+def test_an_answer_that_replaces_a_word_is_another_answer() -> None:
+    one, other = (["Where is it?", f"The warehouse is in {place}.", "Are you sure?"] for place in ("Leeds", "Hull"))
+    assert not may_match(one, other)
+    one, other = (["Is it Leeds or Hull?", *each[1:]] for each in (one, other))
+    assert not may_match(one, other)
+    one, other = (["Is it free?", f"It is {words} in the app.", "since when?"] for words in ("free", "a free thing"))
+    assert may_match(one, other)
+
+
 def test_statements_that_exchange_words_do_not_match() -> None:
     one, other = "Ann handles refunds. Ben handles repairs.", "Ann handles repairs. Ben handles refunds."
     assert not may_match([one, "Noted.", "Who handles repairs?"], [other, "Noted.", "Who handles repairs?"])
@@ -190,6 +227,11 @@ def test_statements_that_exchange_words_do_not_match() -> None:
         "The {} cable is live and the {} one is ground.".format(*pair) for pair in (("red", "blue"), ("blue", "red"))
     )
     assert not may_match([one, "Noted.", "Is it safe?"], [other, "Noted.", "Is it safe?"])
+    one, other = (
+        f"Context: {passage}\n\nQuestion: What is in it?"
+        for passage in ("Ann manages sales; Bob manages support.", "Bob manages sales; Ann manages support.")
+    )
+    assert not may_match([one, "Rules.", "Who manages sales?"], [other, "Rules.", "Who manages sales?"])
     one, other = "They cancelled my flight.", "My flight was cancelled."
     assert may_match([one, "Noted.", "Who pays for a hotel?"], [other, "Noted.", "Who pays for a hotel?"])
 

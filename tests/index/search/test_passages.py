@@ -188,6 +188,46 @@ def test_only_differing_sentences_are_compared(message: str, stored: str, allowe
     assert shared(stored).allows(message) is allowed
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Exchanges are allowed, refunds are not.", "Refunds are allowed, exchanges are not."),
+        ("Ann manages sales; Bob manages support.", "Bob manages sales; Ann manages support."),
+        ("Cards are valid in the shop but not online.", "Cards are valid online but not in the shop."),
+        ("Plan A: 10 users, 20 GB. Plan B: 20 users, 10 GB.", "Plan A: 20 users, 10 GB. Plan B: 10 users, 20 GB."),
+        ("It covers the frame, but never the motor.", "The motor is covered, but never the frame."),
+    ],
+)
+@pytest.mark.parametrize(
+    "form",
+    [
+        "PASSAGE\nQUESTION",
+        "PASSAGE QUESTION",
+        "QUESTION\nPASSAGE",
+        "QUESTION (context: PASSAGE)",
+        "Given that PASSAGE: QUESTION",
+    ],
+)
+def test_statements_beside_a_question_do_not_exchange_words(form: str, one: str, other: str) -> None:
+    message, stored, same = (
+        form.replace("PASSAGE", passage).replace("QUESTION", question)
+        for passage, question in (
+            (one, "Who does it?"),
+            (other, "Can you tell me who does it?"),
+            (one, "Tell me who does it?"),
+        )
+    )
+    assert not shared(message).allows(stored)
+    assert not shared(stored).allows(message)
+    assert shared(message).allows(same)
+
+
+def test_what_a_label_announces_does_not_exchange_words() -> None:
+    one, other = (f"Observation: {facts}" for facts in ("Ann buys tea, Bob buys milk.", "Bob buys tea, Ann buys milk."))
+    assert not shared(one).allows(other)
+    assert shared("my card payment was declined").allows("declined: my card payment")
+
+
 def test_without_a_policy_only_equal_sentences_match() -> None:
     assert not shared(f"{FACT} How many do employees get?", None).allows(f"{FACT} How many do employees get now?")
     assert shared(f"{FACT} How  many?", None).allows(f"{FACT}\nHow many?")

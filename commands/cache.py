@@ -255,10 +255,10 @@ def usage(
     by = query.by
     rows: list[Row] = [
         {
+            text_column(by.capitalize(), field="name"): tenant_name(group.name) if by == "tenant" else group.name,
             number_column("Responses", "entries"): group.entries,
             number_column("Size", "bytes"): format_size(group.bytes),
             "Hits#": group.hits,
-            text_column(by.capitalize()): tenant_name(group.name) if by == "tenant" else group.name,
         }
         for group in groups
     ]

@@ -115,8 +115,8 @@ def number_column(
 
 
 @cache
-def text_column(name: str, *, hides_empty: bool = False) -> Column:
-    return Column(name, is_text=True, hides_empty=hides_empty)
+def text_column(name: str, *, hides_empty: bool = False, field: str | None = None) -> Column:
+    return Column(name, is_text=True, hides_empty=hides_empty, field=field)
 
 
 def print_table(

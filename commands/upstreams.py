@@ -10,7 +10,7 @@ from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.formatting import Formatted, format_size, percent
 from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output, print_note, print_text
-from kvproxy.commands.tables import Column, ListLayout, print_table
+from kvproxy.commands.tables import Column, ListLayout, number_column, print_table
 from kvproxy.errors import KvproxyError
 from kvproxy.operations.client import ProxyClient
 from kvproxy.operations.operation import AsyncOperation, NoParameters, fields_of
@@ -98,7 +98,7 @@ def _upstream_columns(upstreams: "Sequence[EngineStatus]") -> dict[Column | str,
     return {
         Column("Upstream", field="url"): [upstream.url for upstream in upstreams],
         "State": [upstream.state for upstream in upstreams],
-        "Running#": [upstream.requests for upstream in upstreams],
+        number_column("Running", "requests"): [upstream.requests for upstream in upstreams],
         "Load#?": [upstream.load for upstream in upstreams],
         "Sent#?": [upstream.sent for upstream in upstreams],
         Column("Models", hides_empty=True): [_models_text(upstream) if has_models else None for upstream in upstreams],
@@ -107,8 +107,8 @@ def _upstream_columns(upstreams: "Sequence[EngineStatus]") -> dict[Column | str,
         ],
         _figure("Retried"): _unless_all_zero([upstream.retried for upstream in upstreams]),
         _figure("Errors"): _unless_all_zero([upstream.errors for upstream in upstreams]),
-        _figure("Ejected"): _unless_all_zero([upstream.ejections for upstream in upstreams]),
-        _figure("Blocks", optional=True): [upstream.cached_blocks for upstream in upstreams],
+        _figure("Ejected", field="ejections"): _unless_all_zero([upstream.ejections for upstream in upstreams]),
+        _figure("Blocks", optional=True, field="cached_blocks"): [upstream.cached_blocks for upstream in upstreams],
         Column("Offloaded", is_optional=True, hides_empty=True): [_offloaded_text(upstream) for upstream in upstreams],
         Column("Mirror", hides_empty=True): [_mirror_state(upstream) for upstream in upstreams],
         _figure("Pool used", optional=True): [
@@ -125,8 +125,8 @@ def _upstream_columns(upstreams: "Sequence[EngineStatus]") -> dict[Column | str,
     }
 
 
-def _figure(name: str, *, optional: bool = False) -> Column:
-    return Column(name, is_number=True, is_optional=optional, hides_empty=True)
+def _figure(name: str, *, optional: bool = False, field: str | None = None) -> Column:
+    return Column(name, is_number=True, is_optional=optional, hides_empty=True, field=field)
 
 
 def _unless_all_zero(counts: Sequence[int]) -> list[Any]:

@@ -11,7 +11,15 @@ from kvproxy.commands.formatting import quoted
 from kvproxy.commands.options import LimitOrAll, ProxyOptions
 from kvproxy.commands.output import Output, print_facts, print_text
 from kvproxy.commands.statistics_text import label_statistics
-from kvproxy.commands.tables import ListLayout, Row, default_limit, digest_column, table_output, text_column
+from kvproxy.commands.tables import (
+    ListLayout,
+    Row,
+    default_limit,
+    digest_column,
+    number_column,
+    table_output,
+    text_column,
+)
 from kvproxy.operations.blocks_parameters import BlockName
 from kvproxy.operations.operation import NoParameters
 
@@ -79,10 +87,10 @@ def chains(*, limit: LimitOrAll = None, layout: ListLayout, proxy: ProxyOptions)
     rows: list[Row] = [
         {
             digest_column("Leaf"): chain.leaf,
-            "Blocks#": chain.num_blocks,
-            "Tokens#": chain.num_tokens,
+            number_column("Blocks", "num_blocks"): chain.num_blocks,
+            number_column("Tokens", "num_tokens"): chain.num_tokens,
             "In use#": chain.in_use,
-            text_column("Text"): quoted(chain.first_text),
+            text_column("Text", field="first_text"): quoted(chain.first_text),
         }
         for chain in shown
     ]
@@ -126,13 +134,13 @@ def _block_table(listed: "Sequence[ListedBlock]", limit: int | None, empty: str,
 
 def _block_row(block: "ListedBlock") -> Row:
     return {
-        "Block#": str(block.id),
+        number_column("Block", "id"): str(block.id),
         "State": block.state,
-        "References#": block.ref_count,
+        number_column("References", "ref_count"): block.ref_count,
         digest_column("Hash"): block.hash,
         digest_column("Parent", optional=True): block.parent,
         "Group#?": block.group,
-        "Last operation#?": block.last_accessed or None,
+        number_column("Last operation", "last_accessed", optional=True): block.last_accessed or None,
         text_column("Requests"): ", ".join(block.requests or ()) or None,
     }
 
@@ -141,7 +149,7 @@ def _mirrored_row(block: "ListedBlock") -> Row:
     return {
         digest_column("Hash"): block.hash,
         digest_column("Parent", optional=True): block.parent,
-        "Tokens#": block.num_tokens,
+        number_column("Tokens", "num_tokens"): block.num_tokens,
         "Copies#": block.copies,
         "Groups?": ", ".join(map(str, block.groups)) or None,
         "Rank#?": block.rank,

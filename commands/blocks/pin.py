@@ -36,11 +36,11 @@ def pins(layout: ListLayout, proxy: ProxyOptions) -> Output:
     rows: list[Row] = [
         {
             "Name": pin.name,
-            "Blocks#": len(pin.blocks),
+            number_column("Blocks", "num_blocks"): len(pin.blocks),
             number_column("Time left", "seconds_left"): Formatted("until unpin", None)
             if pin.seconds_left is None
             else format_duration(pin.seconds_left),
-            text_column("Ids"): ", ".join(map(str, pin.blocks)),
+            text_column("Ids", field="blocks"): ", ".join(map(str, pin.blocks)),
         }
         for pin in pins
     ]

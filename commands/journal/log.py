@@ -346,15 +346,17 @@ def top(
     listed = groups[: limit or None]
     rows: list[Row] = [
         {
+            text_column("Question" if by == "prompt" else by.capitalize(), field="name"): tenant_name(row.name)
+            if by == "tenant"
+            else row.name,
             "Requests#": row.requests,
-            number_column("Cached", "cached_share"): percent(row.cached / max(1, row.requests)),
+            number_column("Cached", "cached"): Formatted(percent(row.cached / max(1, row.requests)), row.cached),
             # The column of the order stays in a narrow terminal.
             number_column("Computed tokens", "computed", optional=backend): row.computed,
             number_column("Backend seconds", "seconds", optional=not backend): decimal(row.seconds),
             number_column("Response tokens", "generated", optional=True): row.generated,
             number_column("Cost", "cost", optional=not cost): money(row.cost, leaves_out_models=row.unpriced > 0),
             Column("Differs in", digits=30, is_text=True, hides_empty=True): ", ".join(row.differs_in),
-            text_column(by.capitalize()): tenant_name(row.name) if by == "tenant" else row.name,
         }
         for row in listed
     ]

@@ -239,7 +239,7 @@ def _print_savings(report: "SavingsReport", by: str, selection: "SumsFilter", la
     has_price = any(row.money is not None for row in report.rows)
     rows: list[Row] = [
         {
-            text_column(by.capitalize()): _group_name(row, by),
+            text_column(by.capitalize(), field="name"): _group_name(row, by),
             "Requests#": row.requests,
             number_column("Hits", "answered"): row.answered,
             "Prompt tokens#?": row.prompt_tokens if _has_tokens(row) else None,

@@ -176,7 +176,7 @@ def _session_row(session: "Session") -> Row:
         Column("Session", field="id"): str(session.id),
         Column("Name", is_text=True, is_optional=True, hides_empty=True): session.name,
         digest_column("Tenant", 16, optional=True): tenant_name(session.tenant),
-        text_column("Model"): ", ".join(session.models),
+        text_column("Model", field="models"): ", ".join(session.models),
         "Turns#": session.turns,
         number_column("Input", "prompt_tokens", optional=True): session.prompt_tokens,
         number_column("Reused", "reused_tokens", optional=True): session.reused_tokens,
@@ -188,7 +188,7 @@ def _session_row(session: "Session") -> Row:
         "Saved#?": money(session.saved, leaves_out_models=session.unpriced_turns > 0),
         _UNPRICED: session.unpriced_turns or Formatted("", 0),
         "Last": table_time(session.last),
-        Column("Upstream", is_text=True, is_optional=True): ", ".join(session.upstreams) or None,
+        Column("Upstream", is_text=True, is_optional=True, field="upstreams"): ", ".join(session.upstreams) or None,
     }
 
 

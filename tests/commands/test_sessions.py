@@ -52,7 +52,7 @@ def test_sessions_are_listed_with_their_losses_and_costs(data: Path) -> None:
     head, *rows = [line.split("\t") for line in kvproxy("sessions", "--data", data).stdout.splitlines()]
     row = dict(zip(head, rows[1], strict=True))
     assert (row["turns"], row["prompt_tokens"], row["share"], row["lost_most_to"]) == ("2", "20200", "0", "expired")
-    assert (row["longest_pause"], row["upstream"]) == ("599", "https://api.example")
+    assert (row["longest_pause"], row["upstreams"]) == ("599", "https://api.example")
     assert float(row["cost"]) == pytest.approx(cost)
 
 

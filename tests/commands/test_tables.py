@@ -389,6 +389,48 @@ def test_a_pipe_can_select_each_field_of_json(folder: Path, command: str) -> Non
     assert len(lines[1].split("\t")) == len(fields)
 
 
+COMPUTED = {
+    "log": {"tokens"},
+    "sessions": {"share", "lost_most_to"},
+    "sessions --by day": {"cached_share", "lost_most_to", "lost_most_cost"},
+    "savings --ledger": {"meaning"},
+    "cache ls": {"age"},
+    "cache queue": {"age", "expires_in", "tokens"},
+}
+"""Columns of tables that are computed from the fields of JSON, by command."""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "log",
+        "log top",
+        "log top --by client",
+        "sessions",
+        "sessions --by day",
+        "savings",
+        "savings --by client",
+        "savings --ledger",
+        "savings --bill",
+        "cache ls",
+        "cache queue",
+        "cache usage --by model",
+        "keys ls",
+        "keys history",
+        "prices show",
+        "config show",
+        "estimate FOLDER/log.jsonl --by model",
+    ],
+)
+def test_the_columns_of_a_pipe_have_the_names_of_csv(folder: Path, command: str) -> None:
+    given = (*command.replace("FOLDER", str(folder)).split(), "--data", folder)
+    fields = kvproxy(*given, "--csv").stdout.splitlines()[0].split(",")
+    columns = piped_columns(*given)
+    assert set(columns) - set(fields) == COMPUTED.get(command, set())
+    if "name" in fields:
+        assert columns[:2][-1 if "id" in columns else 0] == "name"
+
+
 def piped_columns(*command: object) -> list[str]:
     return kvproxy(*command).stdout.splitlines()[0].split("\t")
 

@@ -183,11 +183,12 @@ def test_keys_are_created_with_limits(tmp_path: Path) -> None:
             **dict.fromkeys(("budget_per_month", "spent_this_month", "left_this_month")),
             **dict.fromkeys(("requests", "refused", "unpriced", "estimated", "unreported", "tokens"), 0),
             "spent": None,
+            "reserved": None,
             "last_used": None,
         }
     ]
     assert (
-        "team\t\tfalse\t\t\t\t0\t0\t0\t0\t0\t0\t\t\t\t5\t1000\t2\t\t\t2048\t"
+        "team\t\tfalse\t\t\t\t\t0\t0\t0\t0\t0\t0\t\t\t\t5\t1000\t2\t\t\t2048\t"
         in kvproxy("keys", "ls", "--data", tmp_path).stdout
     )
     assert "2KiB" in kvproxy("keys", "ls", "--data", tmp_path, columns=120).stdout

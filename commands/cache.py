@@ -63,6 +63,7 @@ _TENANT = Column("Tenant", is_optional=True, hides_empty=True)
 _PINNED = Column("Pinned", is_optional=True, hides_empty=True)
 _LABELS = {
     "endpoint": "API",
+    "backend": "Upstream",
     "semantic": "Serves similar questions",
     "completion_tokens": "Response tokens",
     "request_id": "Made by request",

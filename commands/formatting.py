@@ -6,12 +6,12 @@ import os
 import sys
 import time
 from dataclasses import is_dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TextIO
 
 from kvproxy.operations.operation import fields_of
 from kvproxy.telemetry.printable_text import escape_controls, escape_json_controls
-from kvproxy.units import format_bytes, format_seconds
+from kvproxy.units import FIRST_DATE, format_bytes, format_seconds
 
 _RAW_DIGITS = 9
 _SMALL_DIGITS = 12  # Of numbers below 1, such as the price of a token.
@@ -75,6 +75,11 @@ def table_time(seconds: float) -> str:
     if day == today[:10]:
         return time_of_day
     return f"{day[5:]} {time_of_day[:5]}" if day[:5] == today[:5] else day
+
+
+def logged_time(seconds: float) -> str:
+    """Format a time of a log like `table_time`, or as +H:MM:SS if it is relative to the log's start."""
+    return f"+{timedelta(seconds=round(seconds))}" if 0 <= seconds < FIRST_DATE else table_time(seconds)
 
 
 def percent(share: float) -> Formatted:

@@ -9,6 +9,8 @@ from functools import lru_cache
 
 MAX_SECONDS = 10 * 365 * 86_400.0
 """Longest duration: ten years. RFC 9111 allows to shorten a duration beyond 2^31 seconds."""
+FIRST_DATE = 1e9
+"""Lower times of a log are relative to its start, and not seconds since the epoch."""
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _DECIMAL = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}

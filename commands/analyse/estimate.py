@@ -244,6 +244,8 @@ def _layer_rows(estimated: "Estimate", prefill_and_decode_rate: tuple[float, flo
 
 def _pool_rows(estimated: "Estimate", prefill_rate: float, currency: str, sizes: Sequence[int] | None) -> list[Row]:
     """Return the reuse by pool size; without given sizes, the smallest pool of those with equal reuse."""
+    from kvproxy.analyse.estimate import pool_money
+
     prefix, alone = estimated.prefix, estimated.prefix_alone
     pools = [
         (format_pool_size(point.blocks, prefix.block_size), point.reused, other.reused)
@@ -255,10 +257,8 @@ def _pool_rows(estimated: "Estimate", prefill_rate: float, currency: str, sizes:
         {
             "Pool#": name,
             "Reused#": percent(prefix.share(reused)),
-            "Saved seconds#": decimal(reused / prefill_rate, 1),
-            f"Saved {currency}#": None
-            if estimated.reuse_discount is None
-            else money(reused * estimated.reuse_discount),
+            "Saved seconds#": decimal(reused * estimated.token_scale / prefill_rate, 1),
+            f"Saved {currency}#": money(pool_money(estimated, reused)),
             "Without response cache#": percent(alone.share(other)),
         }
         for name, reused, other in [*pools, ("unlimited", prefix.unlimited, alone.unlimited)]
@@ -284,10 +284,11 @@ def _assumptions(estimated: "Estimate", prefill_and_decode_rate: tuple[float, fl
             " unlimited pool simulates; saved seconds exclude them, and saved money has their price as cached tokens"
         )
     reported, counted = estimated.reported_tokens, estimated.prefix.prompt_tokens
-    if reported is not None and reported != counted:
+    if estimated.token_scale != 1:
+        sums = "" if reported is None else f", which counts {counted:,} where the responses report {reported:,}"
         lines.append(
             f"two counts of tokens: saved tokens of hits are those that the logged responses report, and tokens of pools are"
-            f" those of the tokenizer, which counts {counted:,} where the responses report {reported:,} (--tokenizer)"
+            f" those of the tokenizer{sums} (--tokenizer); seconds and money of pools are for reported tokens"
         )
     if without := sum(hits.without_response for hits in savings):
         lines.append(
@@ -375,11 +376,13 @@ def _wrong_hits_sentence(estimated: "Estimate") -> str:
 
 
 def _json_document(estimated: "Estimate", prefill_and_decode_rate: tuple[float, float]) -> dict[str, Any]:
+    from kvproxy.analyse.estimate import pool_money
+
     document = asdict(estimated)
     document["wrong"]["interval"] = estimated.wrong.interval
     for prefix in (document["prefix"], document["prefix_alone"]):
         for point in prefix["points"]:
-            point["money"] = None if estimated.reuse_discount is None else point["reused"] * estimated.reuse_discount
+            point["money"] = pool_money(estimated, point["reused"])
     for name, hits in (("exact_savings", estimated.exact_savings), ("semantic_savings", estimated.semantic_savings)):
         document[name]["seconds"] = _seconds_saved_by_hits(hits, prefill_and_decode_rate)
     return document

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from kvproxy.commands.analyse.options import print_left_out, read_requests
-from kvproxy.commands.formatting import format_duration, money, percent, table_time
+from kvproxy.commands.formatting import format_duration, logged_time, money, percent
 from kvproxy.commands.journal.savings import ledger_rows
 from kvproxy.commands.journal.spending import session_cost, unpriced_note
 from kvproxy.commands.options import load_settings
@@ -155,7 +155,7 @@ def _loss_row(loss: "TurnLoss", currency: str) -> Row:
     return {
         Column("Session", digits=36, is_text=True): loss.session,
         "Turn#": loss.turn,
-        "Time": table_time(loss.time),
+        "Time": logged_time(loss.time),
         "Lost to": loss.cause,
         "Tokens#": loss.tokens,
         f"{currency}#": money(loss.lost_cost),

@@ -50,7 +50,7 @@ TopGroup = Literal["prompt", "tenant", "client", "team", "model", "tag", "reason
 _POLL_SECONDS = 0.3
 _LISTED = 20
 _TOP = 10
-_SUGGESTED = 5
+_SUGGESTED = 10
 
 
 app = CommandGroup("log", help="List requests, and how each was answered.")
@@ -158,10 +158,12 @@ def no_match(journal: "JournalClient", query: object, otherwise: str = EMPTY) ->
             value: str | None = getattr(query, option, None)
             known = {tenant_name(name) for name in journal.recorded_names(option)} if value else set()
             if value and tenant_name(value) not in known:
-                similar = difflib.get_close_matches(value, known, n=_SUGGESTED) or sorted(known)[:_SUGGESTED]
-                names = f": there are {', '.join(similar)}{', and more' if len(known) > len(similar) else ''}"
+                similar = difflib.get_close_matches(value, known, n=_SUGGESTED)
+                listed = sorted(known)[:_SUGGESTED] if len(known) <= _SUGGESTED or not similar else similar
+                more = len(known) - len(listed)
+                names = f": there are {', '.join(listed)}{f', and {more:,} more' if more else ''}"
                 kind = "client or tenant" if option == "tenant" else option
-                return f"no request has the {kind} {value!r}{names if similar else ''}"
+                return f"no request has the {kind} {value!r}{names if listed else ''}"
     return otherwise
 
 

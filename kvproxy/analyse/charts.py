@@ -25,6 +25,8 @@ _LAYER_COLOURS = {
 }
 _HEIGHT, _ROWS = 14, 10  # Lines of text of a chart in a terminal, with and without its frame.
 _TIME_LABELS = 6
+_FILLS, _POINTS = "█░▓▒#o=x+", "ox+*#%@&"
+"""Characters that tell the lines apart without colours: for stacked bars, and for curves."""
 _DAY = 86_400
 
 
@@ -94,7 +96,8 @@ def _draw_chart(chart: Chart, width: int, with_colours: bool) -> str:
             *((line.name, list(line.ys), _rgb(_colour(line.name))) for line in chart.lines), strict=True
         )
         indexes = list(range(len(chart.lines[0].xs)))
-        plot.stacked_bar(indexes, list(values), labels=list(names), color=list(rgb), width=1)
+        markers = None if with_colours else [_FILLS[index % len(_FILLS)] for index in range(len(names))]
+        plot.stacked_bar(indexes, list(values), labels=list(names), color=list(rgb), marker=markers, width=1)
         labels = _time_labels(chart)
         plot.xticks([index for index, _ in labels], [label for _, label in labels])
         highest = int(max(map(sum, zip(*values, strict=True))))
@@ -102,10 +105,12 @@ def _draw_chart(chart: Chart, width: int, with_colours: bool) -> str:
     else:
         for index, line in enumerate(chart.lines):
             ys = [y * scale for y in line.ys]
-            plot.plot(line.xs, ys, label=line.name, marker="braille", color=_rgb(_colour(line.name, index)))
+            marker = "braille" if with_colours else _POINTS[index % len(_POINTS)]
+            plot.plot(line.xs, ys, label=line.name, marker=marker, color=_rgb(_colour(line.name, index)))
     for name, value in chart.levels:
         xs = [x for line in chart.lines for x in line.xs] or [0, 1]
-        plot.plot([min(xs), max(xs)], [value * scale] * 2, label=name, marker="braille", color=_rgb(_GREY))
+        marker = "braille" if with_colours else "·"
+        plot.plot([min(xs), max(xs)], [value * scale] * 2, label=name, marker=marker, color=_rgb(_GREY))
     if chart.log_x:
         plot.xscale("log")
         sizes = sorted({x for line in chart.lines for x in line.xs})

@@ -107,6 +107,8 @@ class Estimate:
         untokenized: number of forwarded requests whose prompt cannot be tokenized.
         reported_tokens: prompt tokens of the other forwarded requests, as the logged responses report them; None if one reports
             none. `prefix` counts tokens of the tokenizer.
+        token_scale: reported prompt tokens per token of the tokenizer, over the forwarded requests that report tokens; 1 if
+            none does.
         reuse_discount: mean difference between the prices of an uncached and a cached input token; None without a price of
             cached tokens.
         service_tiers: tiers besides the standard tier whose prices the money has.
@@ -127,6 +129,7 @@ class Estimate:
     prefix_alone: PrefixEstimate
     untokenized: int
     reported_tokens: int | None
+    token_scale: float
     exact_savings: HitSavings
     semantic_savings: HitSavings
     reuse_discount: float | None
@@ -225,6 +228,7 @@ async def estimate(
         reported_tokens=_reported_tokens(
             [request for request, tokens in pairs if request.layer not in savings and tokens is not None]
         ),
+        token_scale=_token_scale([pair for pair in pairs if pair[0].layer not in savings]),
         exact_savings=exact,
         semantic_savings=semantic,
         reuse_discount=_mean_reuse_discount(prices, tokenized),
@@ -281,10 +285,23 @@ def _reported_tokens(requests: Sequence[ReplayedRequest]) -> int | None:
     return sum(count or 0 for count in counts) if counts and all(counts) else None
 
 
+def _token_scale(pairs: Sequence[tuple[ReplayedRequest, TokenizedRequest | None]]) -> float:
+    counts = [(_reported_counts(request)[0], tokens) for request, tokens in pairs]
+    known = [(reported, len(tokens.prompt)) for reported, tokens in counts if reported and tokens is not None]
+    counted = sum(count for _, count in known)
+    return sum(reported for reported, _ in known) / counted if counted else 1.0
+
+
 def _reported_counts(request: ReplayedRequest) -> tuple[int | None, int | None]:
     """Return the tokens of prompt and response that a logged response reports."""
     logged = request.logged.response
     return request.request.api.prompt_and_completion_tokens(logged) if isinstance(logged, dict) else (None, None)
+
+
+def pool_money(estimated: Estimate, reused: int) -> float | None:
+    """Return the price of `reused` tokens of the tokenizer, in reported tokens; None without a price of cached tokens."""
+    discount = estimated.reuse_discount
+    return None if discount is None else reused * estimated.token_scale * discount
 
 
 def estimate_charts(estimated: Estimate) -> list[Chart]:

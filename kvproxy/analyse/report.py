@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kvproxy.analyse.charts import Chart, save
-from kvproxy.units import format_seconds
+from kvproxy.units import FIRST_DATE, format_seconds
 
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}table{border-collapse:collapse}"
@@ -16,7 +16,6 @@ _STYLE = (
     ".facts td,.facts th{text-align:left;vertical-align:top}code{overflow-wrap:anywhere}"
 )
 # Times before 2001 count from the start of a trace.
-_FIRST_DATE = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ def describe_period(period: tuple[float, float] | None) -> str:
         return "unknown: the file has no times"
     start, end = period
     length = format_seconds(round(end - start))
-    if start < _FIRST_DATE:
+    if start < FIRST_DATE:
         return length
     first, last = (datetime.fromtimestamp(time, UTC) for time in period)
     return f"{first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M} UTC ({length})"

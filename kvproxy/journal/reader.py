@@ -223,12 +223,16 @@ class JournalReader:
         )
         yield from self.rows(sql, [*values, *chosen]) if keys else ()
 
-    def layer_counts(self, query: RecordFilter) -> LayerCounts:
+    def layer_counts(self, query: RecordFilter, since: float | None = None) -> LayerCounts:
+        """Count requests by layer, in time spans from `since` on, or from the first record; without it, from the first match."""
         condition, values = query.sql()
         condition = _without_warming(condition, query)
         first, last = self.rows(f"select min(time), max(time) from requests{condition}", values)[0]
         if first is None:
             return LayerCounts(0.0, 1.0, {})
+        if since is not None:
+            (oldest,) = self.rows("select min(time) from requests", [])[0]
+            first = min(first, max(since, oldest))
         step = next((step for step in _SPANS if (last - first) / step < _MAX_SPANS - 1), _SPANS[-1])
         start = first // step
         counts: dict[str, list[int]] = {}

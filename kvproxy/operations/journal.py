@@ -123,7 +123,7 @@ class DirectJournal:
         return self._access.with_questions(self.reader.records(self._in_sql(query)))
 
     def layer_counts(self, query: RecordQuery) -> LayerCounts:
-        return self.reader.layer_counts(self._in_sql(query))
+        return self.reader.layer_counts(self._in_sql(query), query.start)
 
     def recorded_names(self, column: Literal["model", "tag", "team", "tenant"]) -> set[str]:
         """Return the models, tags, teams, or tenants of all requests, also of those whose records are removed."""

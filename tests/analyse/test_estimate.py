@@ -205,12 +205,17 @@ def test_two_counts_of_tokens_are_told_apart(tmp_path: Path) -> None:
     asked = logs.line([{"role": "user", "content": logs.words("question", 40)}])
     with_usage = {**asked, "response": {"object": "chat.completion", "choices": [choice], "usage": usage}}
     file = logs.write(tmp_path / "log.jsonl", [with_usage, with_usage])
-    given = ("estimate", file, "--data", tmp_path, "--draws", "1")
+    given = ("estimate", file, "--data", tmp_path, "--draws", "1", "--price", "2,20,0.5")
     found = json.loads(kvproxy(*given, "--json").stdout)
     counted = found["prefix"]["prompt_tokens"]
     assert (found["exact_savings"]["prompt_tokens"], found["reported_tokens"]) == (1000, 1000)
     assert 0 < counted < 1000
     assert f"which counts {counted:,} where the responses report 1,000 (--tokenizer)" in kvproxy(*given).stdout
+    # The second prompt reuses whole blocks of the first one; 1.5 USD is the discount of a million reported tokens.
+    point = max(found["prefix_alone"]["points"], key=lambda point: point["reused"])
+    assert found["token_scale"] == pytest.approx(1000 / counted)
+    assert point["money"] == pytest.approx(point["reused"] * 1000 / counted * 1.5 / 1e6)
+    assert point["reused"] > 0
     # Without usage, the tokenizer counts all tokens.
     plain = estimated([asked, asked], tmp_path, [16])
     assert (plain.reported_tokens, plain.prefix.prompt_tokens) == (None, counted)

@@ -35,6 +35,17 @@ def test_a_drawing_fits_the_terminal_and_names_everything(width: int) -> None:
     assert "\x1b[38;2;0;114;178m" in draw(CHARTS, width)
 
 
+def test_lines_without_colours_have_different_characters() -> None:
+    stacked = Chart("", "requests", [ChartLine(name, [0, 60], [2, 3]) for name in ("exact", "forward")], time_step=60)
+    for chart in (stacked, CHARTS[0]):
+        drawn = draw([chart], 80, with_colours=False).splitlines()
+        marks = {
+            line.name: next(re.search(rf"(\S)\1 {line.name}", text) for text in drawn if f" {line.name}" in text)
+            for line in chart.lines
+        }
+        assert len({mark[1] for mark in marks.values() if mark is not None}) == len(chart.lines)
+
+
 def test_an_empty_chart_is_drawn() -> None:
     assert "no values" in draw([Chart("requests", "hit rate", [ChartLine("lru", [], [])])], 80, with_colours=False)
 

@@ -307,6 +307,18 @@ def test_an_unknown_value_of_a_filter_is_named_beside_similar_ones(tmp_path: Pat
     assert kvproxy("log", "--model", "m", "--layer", "exact", "--data", tmp_path).stderr == "no request matches\n"
 
 
+def test_up_to_ten_known_values_of_a_filter_are_named(tmp_path: Path) -> None:
+    journal = open_stored_journal(tmp_path / "journal.db", JournalSettings())
+    for number in range(12):
+        journal.add(finished("a", f"{number:032x}", tags=f"t-{number:02}"))
+    journal.close()
+    first = ", ".join(f"t-{number:02}" for number in range(10))
+    for value, known in (("t-091", "t-09, and 11 more"), ("web", f"{first}, and 2 more")):
+        told = kvproxy("log", "--tag", value, "--data", tmp_path).stderr
+        assert told.startswith(f"no request has the tag {value!r}: there are {known.split(',')[0]}")
+        assert value != "web" or told.endswith(f"{known}\n")
+
+
 @pytest.mark.parametrize("name", ["-", "/dev/stdout"])
 def test_an_export_into_a_closed_pipe_has_no_message(name: str) -> None:
     reading, writing = os.pipe()

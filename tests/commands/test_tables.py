@@ -25,6 +25,7 @@ from kvproxy.commands.formatting import (
     format_size,
     json_text,
     local_time,
+    logged_time,
     milliseconds,
     money,
     one_line,
@@ -479,6 +480,11 @@ def test_sums_of_money_have_no_rounding_errors() -> None:
     }
     # The sum of a budget and the sum of a list, in another order.
     assert amount_text(0.02325) == amount_text(0.0077 + 0.01555) == amount_text(0.023250000000000003)
+
+
+def test_times_of_a_log_may_be_relative() -> None:
+    assert (logged_time(16_589), logged_time(0)) == ("+4:36:29", "+0:00:00")
+    assert logged_time(1.7e9) == table_time(1.7e9)
 
 
 def test_a_forced_terminal_has_the_times_of_a_terminal() -> None:

@@ -613,6 +613,9 @@ def test_requests_that_warm_a_cache_are_those_of_no_client(journal: StoredJourna
     assert SessionReader(reader, {}).sessions(9) == []
     assert sum(map(sum, reader.layer_counts(RecordQuery()).counts.values())) == 1
     assert reader.layer_counts(RecordQuery(layer="warming")).counts.keys() == {"warming"}
+    # The first span has the given start, but not one before the first record.
+    exact, first = RecordQuery(layer="exact"), reader.layer_counts(RecordQuery(layer="warming")).start
+    assert reader.layer_counts(exact, time.time() - 10**6).start == first
     assert reader.series("layer", time.time() - 60, 60.0, 2).counts.keys() == {"exact"}
     reader.close()
 

@@ -191,7 +191,7 @@ def _print_counted_days(selection: "SumsFilter") -> None:
 
 
 def _savings_charts(report: "SavingsReport", by: str) -> list[Chart]:
-    saved = [(row, row.prompt_tokens + row.completion_tokens + row.reused_tokens) for row in report.rows]
+    saved = [(row, (row.prompt_tokens or 0) + (row.completion_tokens or 0) + row.reused_tokens) for row in report.rows]
     saved = [(row, tokens) for row, tokens in saved if tokens][: None if by == "day" else _MAX_BARS]
     bars: dict[str, list[tuple[str, float]]] = {"tokens": [(_group_name(row, by), tokens) for row, tokens in saved]}
     bars[report.currency] = [(_group_name(row, by), row.money) for row, _ in saved if row.money is not None]
@@ -242,10 +242,8 @@ def _print_savings(report: "SavingsReport", by: str, selection: "SumsFilter", la
             text_column(by.capitalize(), field="name"): _group_name(row, by),
             "Requests#": row.requests,
             number_column("Hits", "answered"): row.answered,
-            "Prompt tokens#?": row.prompt_tokens if _has_tokens(row) else None,
-            number_column("Response tokens", "completion_tokens", optional=True): row.completion_tokens
-            if _has_tokens(row)
-            else None,
+            "Prompt tokens#?": row.prompt_tokens,
+            number_column("Response tokens", "completion_tokens", optional=True): row.completion_tokens,
             number_column("Reused tokens", "reused_tokens", optional=has_price): row.reused_tokens,
             number_column("Seconds", "seconds", optional=has_price): _seconds_text(row),
             number_column(f"Spent {report.currency}", "spent", optional=True, hides_empty=True): _spent_text(row),
@@ -279,10 +277,6 @@ def _money_text(row: "Saving") -> Formatted | None:
     )
 
 
-def _has_tokens(row: "Saving") -> bool:
-    return not row.answered or row.unreported_hits < row.answered
-
-
 def _has_seconds(row: "Saving") -> bool:
     # Imported answers have no duration, so their hits save an unknown time.
     return bool(row.seconds) or not (row.unmeasured_tokens or row.answered)
@@ -312,7 +306,11 @@ def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
         )
     priced = sum(row.priced_tokens for row in report.rows)
     cached = sum(row.cached_tokens for row in report.rows)
-    whose = " on models with a price of cached tokens" if priced < sum(row.prompt_tokens for row in report.rows) else ""
+    whose = (
+        " on models with a price of cached tokens"
+        if priced < sum(row.prompt_tokens or 0 for row in report.rows)
+        else ""
+    )
     if cached:
         print_text(
             f"Money: {percent(cached / priced)} of the prompt tokens of hits{whose} are priced as cached. Without kvproxy, the"

@@ -37,7 +37,8 @@ class Saving:
 
     Attributes:
         answered: number of requests with a cached response.
-        prompt_tokens, completion_tokens: tokens of the prompts of these requests, and of the cached responses.
+        prompt_tokens, completion_tokens: tokens of the prompts of these requests, and of the cached responses; None in a report
+            if the tokens of no hit are known.
         reused_tokens: prompt tokens that the backend reused.
         seconds: durations of original responses minus durations of hits, plus the prefill time of reused tokens.
         hit_seconds: part of `seconds` from hits; the prefix cache of the backend saved the rest.
@@ -62,8 +63,8 @@ class Saving:
     name: str
     requests: int = 0
     answered: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: int | None = 0
+    completion_tokens: int | None = 0
     reused_tokens: int = 0
     seconds: float = 0.0
     hit_seconds: float = 0.0
@@ -85,6 +86,14 @@ class Saving:
     unpriced_hits: int = 0
     unpriced_reused_tokens: int = 0
     wrong_hits: int = 0
+
+    def add_tokens(self, prompt: int, completion: int) -> None:
+        self.prompt_tokens = (self.prompt_tokens or 0) + prompt
+        self.completion_tokens = (self.completion_tokens or 0) + completion
+
+    def remove_unknown_tokens(self) -> None:
+        if self.answered and self.unreported_hits == self.answered:
+            self.prompt_tokens = self.completion_tokens = None
 
     def add_money(self, money: float, least_money: float, *, is_hit: bool = False) -> None:
         self.money = (self.money or 0.0) + money
@@ -153,6 +162,8 @@ def savings_report(
     for row in reader.totals("layer", selection):
         layers[row.layer] += row.requests
     total = _sum_savings(rows) if by != "tag" else None
+    for each in rows if total is None else [*rows, total]:
+        each.remove_unknown_tokens()
     marked = None if verdicts is None else verdicts.counts["rejected"]
     return SavingsReport(rows, total, wrong, journal.currency, layers["refused"], layers["semantic"], marked)
 
@@ -210,8 +221,7 @@ def savings(
             saving.answered += row.requests
             saving.wrong_hits += 0 if saved_nothing is None else saved_nothing.requests
             saving.unreported_hits += row.unreported
-            saving.prompt_tokens += row.prompt_tokens
-            saving.completion_tokens += row.completion_tokens
+            saving.add_tokens(row.prompt_tokens, row.completion_tokens)
         elif row.layer == "plugin":
             # No backend computed it, and no tokens are known.
             continue
@@ -241,7 +251,7 @@ def savings(
     order = sorted(savings_by_name.values(), key=lambda group: group.name)
     if by == "day":
         return order
-    return sorted(order, key=lambda group: (group.money or 0.0, group.seconds, group.prompt_tokens), reverse=True)
+    return sorted(order, key=lambda group: (group.money or 0.0, group.seconds, group.prompt_tokens or 0), reverse=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -407,6 +407,11 @@ def test_hits_without_reported_tokens_are_counted_and_not_priced(journal: Stored
     journal.add(hit)
     row = rows_of(journal, "layer", PRICES)["exact"]
     assert (row.answered, row.unreported_hits, row.money) == (1, 1, None)
+    with closing(journal.reader()) as reader:
+        report = savings_report(reader, "layer", JournalSettings(), None)
+    for row in (report.total, next(row for row in report.rows if row.name == "exact")):
+        assert row is not None
+        assert (row.answered, row.prompt_tokens, row.completion_tokens) == (1, None, None)
     journal.add(finished("a", "another hit", hit=True))
     row = rows_of(journal, "layer", PRICES)["exact"]
     assert (row.answered, row.unreported_hits, row.prompt_tokens) == (2, 1, 100)

@@ -13,14 +13,9 @@ const COLUMNS = [
 const MOST = 30;
 
 const cells = (row) => [
-  count(row.requests), count(row.answered), count(tokens(row, row.prompt_tokens)), count(tokens(row, row.completion_tokens)), count(row.reused_tokens),
+  count(row.requests), count(row.answered), count(row.prompt_tokens), count(row.completion_tokens), count(row.reused_tokens),
   time(row), spent(row), price(row), money(row.least_money),
 ];
-
-/** A number of tokens; null if no hit of the row has reported tokens. */
-function tokens(row, number) {
-  return row.answered && row.unreported_hits === row.answered ? null : number;
-}
 
 /** The time with its range, or that it is not known. */
 function time(row) {

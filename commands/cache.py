@@ -341,7 +341,8 @@ def reject(*, name: EntryName, question: Question = None, responses: StoreOption
 def approve(*, name: EntryName, question: Question = None, responses: StoreOptions) -> Output:
     """Undo a rejection, for all similar questions.
 
-    With --question, the policy learns that the response was right for this question.
+    With --question, the policy learns that the response was right for this question. What it learned from reject --question
+    stays.
 
     Example: kvproxy cache approve 3f2a --question "What is a KV block?"
     """
@@ -355,8 +356,12 @@ def _send_verdict(name: EntryName, question: str | None, responses: StoreOptions
     with responses.open() as cache:
         done = cache.perform(judge_response, name, Verdict(right, question))
     short = done.id[:12]
-    text = f"{'approved' if right else 'rejected'} {short} for all similar questions"
-    return text_output(done, text if right else f"{text}; equal ones still receive it (kvproxy cache rm {short})")
+    note = (
+        "verdicts on single questions stay learned"
+        if right
+        else f"equal ones still receive it (kvproxy cache rm {short})"
+    )
+    return text_output(done, f"{'approved' if right else 'rejected'} {short} for all similar questions; {note}")
 
 
 @app.subcommand

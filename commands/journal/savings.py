@@ -1,5 +1,6 @@
 """`kvproxy savings`: tokens, time, and money saved by the response cache, prefix caches, and the provider's cache."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from kvproxy.operations.journal_reports import Bill
 
 _MAX_BARS = 10
+_DIGEST = re.compile(r"[0-9a-f]{16}")
 _NO_PRICE = 'No price is known: set prices in kvproxy.toml under [journal.prices."MODEL"].'
 
 
@@ -260,6 +262,8 @@ def _print_savings(report: "SavingsReport", by: str, selection: "SumsFilter", la
     _print_counted_days(selection)
     if report.rows:
         _print_notes(report, has_price=has_price)
+    if by == "tenant" and any(_DIGEST.fullmatch(row.name) for row in report.rows):
+        print_text("A digest is a client without a name: kvproxy keys add names clients.")
 
 
 def _group_name(row: "Saving", by: str) -> str:

@@ -182,7 +182,10 @@ async def _explain_semantic(path: RequestPath, exchange: Exchange, served: Candi
     )
     text = key.semantic.text
     if text is None:
-        reason = "this request is answered from an equal one only (tools, images, structured or long input)"
+        reason = (
+            "this request is answered from an equal one only"
+            " (tools, images, structured or long input, no last message of the user)"
+        )
     elif not await path.cache.is_unchanged_by_redaction(text):
         reason = "a part of it is redacted, so only an equal request is answered alike"
     elif has_hidden_text(text):

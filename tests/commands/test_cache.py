@@ -245,7 +245,9 @@ def test_reject_and_approve_in_a_file(tmp_path: Path) -> None:
     assert result("cache", "reject", entry.id[:8], "--store", path) == {"id": entry.id, "right": False}
     assert result("cache", "stats", "--store", path)["semantic"]["learned"]["rejected"] == 1
     approved = kvproxy("cache", "approve", entry.id, "--store", path).stdout
-    assert approved == f"approved {entry.id[:12]} for all similar questions\n"
+    assert (
+        approved == f"approved {entry.id[:12]} for all similar questions; verdicts on single questions stay learned\n"
+    )
     assert result("cache", "stats", "--store", path)["semantic"]["learned"]["rejected"] == 0
     rejected = kvproxy("cache", "reject", entry.id, "--store", path).stdout
     assert rejected.endswith(f"equal ones still receive it (kvproxy cache rm {entry.id[:12]})\n")

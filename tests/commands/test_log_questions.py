@@ -170,6 +170,7 @@ def test_records_with_a_reason_of_another_version_are_read(tmp_path: Path) -> No
 
 def test_refused_requests_are_named_beside_the_savings(tmp_path: Path) -> None:
     with proxied(tmp_path) as url, httpx.Client(base_url=url) as client:
+        client.headers["authorization"] = "Bearer 1"
         for question in ("a", "a"):
             client.post("/v1/chat/completions", json=said(question), headers={"cache-control": "confirm"})
         headers = {"cache-control": "min-similarity=7"}
@@ -177,7 +178,9 @@ def test_refused_requests_are_named_beside_the_savings(tmp_path: Path) -> None:
         until(lambda: kvproxy("log", "--json", url=url).stdout.count("\n") == 3)
         found = result("savings", url=url)
         assert (found["total"]["requests"], found["refused"]) == (2, 1)
-        assert "1 refused request not counted" in kvproxy("savings", "--by", "tenant", url=url).stdout
+        by_tenant = kvproxy("savings", "--by", "tenant", url=url).stdout
+        assert "1 refused request not counted" in by_tenant
+        assert "A digest is a client without a name" in by_tenant
         day = datetime.now(UTC).date().isoformat()
         for command in (("savings", "--since", "1s"), ("savings", "--ledger", "--since", "1s")):
             assert f"All requests since {day} 00:00 UTC count" in kvproxy(*command, url=url).stdout

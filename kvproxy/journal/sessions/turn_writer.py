@@ -362,8 +362,10 @@ class TurnWriter:
         start = 0 if common_prefix is None else common_prefix.regions
         for index in chain.shape.assistants:
             for prompt in called_digests(self.contents.content(chain.digests[index])) if index >= start else ():
-                root = self._roots.pop(prompt, None)
+                root = self._roots.get(prompt)
+                # A sub-agent may pass its own prompt to a tool, such as a search.
                 if root is not None and root != turn.session:
+                    del self._roots[prompt]
                     self._insert_rows()
                     sql = "update turns set parent = ? where number = ? and parent is null"
                     self._database.execute(sql, [turn.parent, root])

@@ -180,7 +180,7 @@ def test_a_sub_agent_has_the_turn_that_called_it_as_parent(sessions: Sessions) -
     sessions.add(
         request(FIRST, 100, 0, 0),
         request(agent, 60, 0, 1),
-        request([*agent, assistant("three"), user("sure?")], 70, 60, 2),
+        request([*agent, assistant("", tool_calls=[call]), user("sure?")], 70, 60, 2),
         request([*FIRST, {"role": "assistant", "content": None, "tool_calls": [call]}, result], 140, 100, 3),
     )
     found = [(turn.number, turn.session, turn.parent) for turn in sessions.turns()]

@@ -84,6 +84,20 @@ def parts_with_moved_text(content: str, text: str, kind: str) -> list[Json]:
     return [{"type": kind, "text": content}, {"type": kind, "text": f"{_SEPARATOR}{text}"}]
 
 
+def with_plain_texts(value: Json) -> Json:
+    """Return messages, one message, or a system prompt with texts instead of contents of one text block.
+
+    Anthropic reads both alike.
+    """
+    if isinstance(value, dict):
+        return {**value, "content": with_plain_texts(value["content"])} if "content" in value else value
+    if not isinstance(value, list):
+        return value
+    if len(value) == 1 and isinstance(block := value[0], dict) and block.keys() == {"type", "text"}:
+        return block["text"] if block["type"] == "text" else value
+    return [with_plain_texts(item) if isinstance(item, dict) else item for item in value]
+
+
 def without_moved_texts(content: Json, texts: Sequence[str]) -> Json:
     """Return a content without `ApiRequest.moved_texts` at its end; a message and a list of one keep their form."""
     for text in reversed(texts):

@@ -8,7 +8,7 @@ from kvproxy.apis.api import Api, Question
 from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest, is_large
 from kvproxy.apis.json import Json, JsonMap, JsonObject, contains_any, dumps, field, objects
 from kvproxy.apis.key_fields import MARKER_FIELDS
-from kvproxy.apis.message_parts import without_moved_texts
+from kvproxy.apis.message_parts import with_plain_texts, without_moved_texts
 from kvproxy.errors import InvalidRequest
 from kvproxy.exchange import CacheKey, SemanticKey
 from kvproxy.flow.random_ids import may_have_random_ids, without_random_ids
@@ -149,7 +149,7 @@ def _relevant_fields(request: ApiRequest) -> JsonObject:
         if name in _MARKED and marked:
             value = _without_markers(value, 3)
         if name in _TEXT_BLOCKS and request.api.name == "messages":
-            value = _with_plain_texts(value)
+            value = with_plain_texts(value)
         elif name == "messages" and has_calls:
             value = _without_empty_contents(value)
         elif isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_FLOAT:
@@ -203,20 +203,6 @@ def _without_empty_contents(value: Json) -> Json:
     return [
         {name: inner for name, inner in item.items() if name != "content"}
         if isinstance(item, dict) and item.get("tool_calls") and item.get("content") in ("", None)
-        else item
-        for item in value
-    ]
-
-
-def _with_plain_texts(value: Json) -> Json:
-    """Return messages or a system prompt in which a content of one text block is a text, which Anthropic reads alike."""
-    if not isinstance(value, list):
-        return value
-    if len(value) == 1 and isinstance(block := value[0], dict) and block.keys() == {"type", "text"}:
-        return block["text"] if block["type"] == "text" else value
-    return [
-        {**item, "content": _with_plain_texts(item["content"])}
-        if isinstance(item, dict) and "content" in item
         else item
         for item in value
     ]

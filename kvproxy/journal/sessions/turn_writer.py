@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from kvproxy.apis.api_request import session_name
+from kvproxy.apis.api_request import ApiRequest, session_name
 from kvproxy.apis.cache_diagnoses import agrees_with
-from kvproxy.apis.message_parts import part_digests, without_moved_texts
+from kvproxy.apis.message_parts import part_digests, with_plain_texts, without_moved_texts
 from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.apis.sub_agents import called_digests, prompt_digests
 from kvproxy.blocks.divergence import reusable_tokens
@@ -121,7 +121,7 @@ class TurnWriter:
         self._newest = record.number
         prompt_tokens, tenant = record.prompt_tokens or 0, record.tenant
         name = session_name(exchange.request)
-        chain = chain_of(regions, tenant, self._question_before_edits(regions, exchange.request.moved_texts))
+        chain = chain_of(regions, tenant, self._question_before_edits(regions, exchange.request))
         self._add_to_curve(chain, record.upstream, prompt_tokens, record.reused_tokens, exchange.facts.block_size)
         if exchange.facts.is_engine:
             if len(self._block_sizes) >= _MAX_MODELS:
@@ -202,11 +202,15 @@ class TurnWriter:
         self._link_sub_agents(chain, turn, known)
         self._index.add(turn, chain, tenant, name)
 
-    def _question_before_edits(self, regions: Regions, moved_texts: Sequence[str]) -> bytes | None:
-        if not moved_texts or regions.question is None:
+    def _question_before_edits(self, regions: Regions, request: ApiRequest) -> bytes | None:
+        if not request.moved_texts or regions.question is None:
             return None
         content = self.contents.content(regions.digests[regions.question])
-        return None if content is None else digest_of_region(without_moved_texts(content, moved_texts))
+        if content is None:
+            return None
+        message = without_moved_texts(content, request.moved_texts)
+        # The next request may have the same text as a text instead of a block.
+        return digest_of_region(with_plain_texts(message) if request.api.name == "messages" else message)
 
     def add_hit(self, record: Record, regions: Regions | None) -> None:
         """Count the tokens of a hit that the backend would have reused.

@@ -73,6 +73,16 @@ def test_a_text_that_an_edit_moves_to_the_last_message_stays_out_of_the_recognit
     assert [(turn.lost.keys(), turn.region) for turn in sessions.turns()[1:]] == [({"new"}, None)] * 3
 
 
+def test_a_client_of_anthropic_marks_only_the_last_message_to_which_an_edit_moves_a_text(sessions: Sessions) -> None:
+    """A breakpoint needs a block; the next turn has the same message as a text."""
+    for turn in range(2):
+        marked = {"type": "text", "text": "And a block?" if turn else "How?", "cache_control": {"type": "ephemeral"}}
+        messages = [*([user("How?"), assistant("By blocks.")] if turn else []), {"role": "user", "content": [marked]}]
+        body: JsonObject = {"messages": list[Json](messages), "system": f"{SYSTEM['content']}It is 10:{11 + turn}."}
+        sessions.add(request([], 155 + 20 * turn, 140, turn, body=body, api="messages", edits=[MOVED_DATE]))
+    assert numbered(sessions) == [(1, 1, None), (1, 2, 1)]
+
+
 def test_the_text_of_an_edit_is_no_change_of_the_client(sessions: Sessions) -> None:
     long = [SYSTEM, user("How does a cache work? " * 100)]
     sessions.add(_dated(long, 11, 800), _dated([*long, *SECOND[2:]], 12, 820, reused=140))

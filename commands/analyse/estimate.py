@@ -305,7 +305,7 @@ def _assumptions(estimated: "Estimate", prefill_and_decode_rate: tuple[float, fl
         batch = (
             "; --format requests reads lines of a batch as live requests" if BATCH in estimated.service_tiers else ""
         )
-        lines.append(f"money: {names} prices apply to the requests of the service tiers {names}{batch}")
+        lines.append(f"money: {names} prices apply to requests of these service tiers{batch}")
     if estimated.tiers_without_price:
         lines.append(
             "money: requests of these service tiers have the price of the standard tier:"

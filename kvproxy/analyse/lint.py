@@ -156,7 +156,7 @@ class FamilyReport:
         reuse: reuse without edits.
         shared_blocks: median number of reused blocks in a prompt; the first prompt does not count.
         savings: effects of the suggested edits. Each effect includes the edits before it.
-        price: present price of the model; None if it is unknown.
+        price: present price of the model, in the service tier of most requests; None if it is unknown.
     """
 
     family: Family
@@ -210,14 +210,15 @@ async def lint(
         original = rules.apply(to_api_request(replace(logged, key=""), settings))
         prompts.moved_texts |= _moved_texts(original, settings.edits)
         request = rules.apply_edits(original)
-        await prompts.add(request, response_text(logged))
+        await prompts.add(request, response_text(logged), logged.service_tier)
         progress(0.5 * number / len(requests))
     models = [request.model for request in prompts.requests]
     families = group_families(models, [prompt_regions(form) for form in prompts.forms])
     reports = []
     for number, family in enumerate(families, 1):
         report = await prompts.report(family, [other for other in families if other.model == family.model])
-        reports.append(replace(report, price=prices.at(family.model)))
+        price = prices.at(family.model, service_tier=prompts.main_tier(family))
+        reports.append(replace(report, price=price))
         progress(0.5 + 0.5 * number / len(families))
     return LintReport(tuple(reports), block_size, prompts.untokenized)
 
@@ -226,13 +227,14 @@ class _TokenizedPrompts:
     def __init__(self, tokenizer: PromptEncoder, block_size: int) -> None:
         self.forms: list[PromptInput] = []
         self.requests: list[ApiRequest] = []
+        self._service_tiers: list[str | None] = []
         self.untokenized = 0
         self.moved_texts: set[str] = set()
         self._tokenized: list[TokenizedRequest] = []
         self._tokenizer = tokenizer
         self._block_size = block_size
 
-    async def add(self, request: ApiRequest, response: str | None) -> None:
+    async def add(self, request: ApiRequest, response: str | None, service_tier: str | None) -> None:
         try:
             form = prompt_input(request)
             tokenized = await tokenize_request(self._tokenizer, request, form, response)
@@ -241,7 +243,12 @@ class _TokenizedPrompts:
             return
         self.forms.append(form)
         self.requests.append(request)
+        self._service_tiers.append(service_tier)
         self._tokenized.append(tokenized)
+
+    def main_tier(self, family: Family) -> str | None:
+        """Return the service tier of most requests; None for the standard tier."""
+        return Counter(self._service_tiers[member] for member in family.members).most_common(1)[0][0]
 
     async def report(self, family: Family, families: Sequence[Family]) -> FamilyReport:
         members = family.members

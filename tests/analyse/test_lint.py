@@ -163,6 +163,17 @@ def test_an_edit_has_the_money_that_it_saves(tmp_path: Path) -> None:
     assert "USD of the input, if the provider caches it\n" in shown
 
 
+def test_the_money_of_an_edit_has_the_price_of_the_service_tier(tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text('[journal.prices."gpt-5"]\ninput = 2\ncached = 0.2\noutput = 8\n')
+    money = []
+    for tier in ({}, {"service_tier": "flex"}):
+        rows = logs.agents(2, 2, head="Request {n} of 2026-01-{n:02d}. ")
+        rows = [{**row, "body": {**row["body"], "model": "gpt-5", **tier}} for row in rows]
+        money.append(found(logs.write(tmp_path / "log.jsonl", rows))["families"][0]["spans"][0]["saved_money"])
+    assert money[1] == pytest.approx(money[0] / 2)
+    assert money[0] > 0
+
+
 def test_suggested_edits_are_valid_settings(tmp_path: Path) -> None:
     log = logs.write(tmp_path / "log.jsonl", logs.agents(3, 3, head='Request {n} of "today". '))
     kvproxy("lint", log, "--data", tmp_path, "--edits", tmp_path / "kvproxy.toml")

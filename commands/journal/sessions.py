@@ -140,6 +140,7 @@ def show(
                 ("share", _reused_share(summary)),
                 *((f"lost to {cause}", tokens) for cause, tokens in summary.lost.items()),
                 *_cost_facts(rows, summary),
+                *_advice(rows, summary),
             ]
         )
         print_table(map(_turn_row, rows), layout=layout, records=records)
@@ -154,6 +155,16 @@ def _named_request(name: str, rows: "Sequence[TreeRow]", session: "Session") -> 
         return []
     turns = [row.turn for row in rows if name == str(row.turn.number) or row.turn.request_id.startswith(name)]
     return [("request", f"{name} is turn {turn.turn} of session {turn.session}") for turn in turns[:1]]
+
+
+def _advice(rows: "Sequence[TreeRow]", session: "Session") -> list[tuple[str, object]]:
+    """Return what avoids the most expensive loss to the session's main cause."""
+    from kvproxy.journal.sessions.advice import advise
+
+    cause = main_cause(session.lost, session.reused_tokens)
+    turns = [row.turn for row in rows if row.turn.session == session.id]
+    remedies = [row.remedy for row in advise(turns, {}, "").rows if row.cause == cause]
+    return [("advice", f"{cause}: {remedy}") for remedy in remedies[:1]]
 
 
 def _cost_facts(rows: "Sequence[TreeRow]", session: "Session") -> list[tuple[str, object]]:

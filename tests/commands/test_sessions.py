@@ -124,6 +124,7 @@ def test_advice_for_another_order_of_tools_names_the_edit(tmp_path: Path) -> Non
         named: dict[str, Any] = {"headers": {"x-session-id": "s"}, "body": {"tools": ordered}}
         sessions.add(request(FIRST, 4_000, 0, 9 * at, **named))
     sessions.close()
+    assert re.search(r"advice\tchanged: .*sort-tools", kvproxy("sessions", "show", 1, "--data", tmp_path).stdout)
     (row,) = result("savings", "--advice", "--data", tmp_path)["rows"]
     assert (row["place"], "sort-tools" in row["remedy"]) == ("tools (the same 2, in another order)", True)
 

@@ -80,6 +80,11 @@ def _notes(report: "SpendingReport") -> Iterator[str]:
 def _logged_note(logged: float, difference: float | None, currency: str) -> str:
     if difference is None:
         return f"the logs state {amount_text(logged)} {currency}, for requests without a price here"
+    if not difference:
+        return (
+            f"the logs state {amount_text(logged)} {currency}; for requests with both figures, the prices here give the same,"
+            " within rounding"
+        )
     more = "more" if difference >= 0 else "less"
     return (
         f"the logs state {amount_text(logged)} {currency}; for requests with both figures, {amount_text(abs(difference))}"

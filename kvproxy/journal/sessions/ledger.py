@@ -85,20 +85,18 @@ def lost_tokens(prompt_tokens: int, reused_tokens: int | None, expected: Expecte
     """Return the prompt tokens that were not reused, by cause (see `CAUSES`)."""
     known = min(expected.tokens, prompt_tokens)
     if reused_tokens is None:
-        return _add_repeated_and_new({"unreported": known} if known else {}, prompt_tokens - known, expected.repeated)
+        lost = {"unreported": known} if known else {}
+        return _add_repeated_and_new(lost, prompt_tokens, 0, expected.repeated, expected)
     reused = min(reused_tokens, prompt_tokens)
-    lost: dict[str, int] = {}
+    lost = {}
     covered = reused
     tolerance = _reuse_tolerance(reused, known, expected)
     end = min(prompt_tokens, known + expected.answer)
     if known - reused > tolerance:
         lost_end = known if expected.answer_changed else end
-        if expected.block:
-            # An engine reuses whole blocks.
-            lost_end = reusable_tokens(lost_end, prompt_tokens, expected.block)
-        elif known >= expected.minimum and expected.stored is None:
-            # Without known writes, the provider cached whole steps of the prefix.
-            lost_end -= lost_end % _step(reused, expected)
+        if expected.block or (known >= expected.minimum and expected.stored is None):
+            # The lengths of known writes are exact.
+            lost_end = _cached_tokens(lost_end, prompt_tokens, reused, expected)
         lost = _lost_prefix(reused, lost_end, tolerance, expected)
         covered = reused + sum(lost.values())
     if expected.answer and end - covered > tolerance:
@@ -109,12 +107,10 @@ def lost_tokens(prompt_tokens: int, reused_tokens: int | None, expected: Expecte
     beyond, repeated = covered - end - expected.beginning, expected.repeated
     if beyond > tolerance:
         repeated = repeated - beyond if repeated - beyond > tolerance else 0
-    elif -beyond > max(tolerance, ESTIMATE_ERROR * expected.beginning):
+    elif -beyond > max(tolerance, ESTIMATE_ERROR * expected.beginning) or (repeated and beyond < 0):
         # No stored prefix ended between the last equal region and the difference.
         repeated -= beyond
-    # The provider would have cached no prompt below its minimum, changed or not.
-    cause = "minimum" if _is_below_minimum(reused, prompt_tokens, expected) else "changed"
-    return _add_repeated_and_new(lost, prompt_tokens - covered, repeated, cause)
+    return _add_repeated_and_new(lost, prompt_tokens, reused, repeated, expected)
 
 
 def _reuse_tolerance(reused_tokens: int, prefix_tokens: int, expected: ExpectedReuse) -> int:
@@ -127,6 +123,13 @@ def _reuse_tolerance(reused_tokens: int, prefix_tokens: int, expected: ExpectedR
 def _step(reused_tokens: int, expected: ExpectedReuse) -> int:
     """Return the tokens of which a provider's cached prefixes are multiples; 1 if its report contradicts its rule."""
     return expected.step if expected.minimum and reused_tokens % expected.step == 0 else 1
+
+
+def _cached_tokens(prefix_tokens: int, prompt_tokens: int, reused_tokens: int, expected: ExpectedReuse) -> int:
+    """Return the tokens of a prefix that the backend caches: whole blocks of an engine, or whole steps of a provider."""
+    if expected.block:
+        return reusable_tokens(prefix_tokens, prompt_tokens, expected.block)
+    return prefix_tokens - prefix_tokens % _step(reused_tokens, expected)
 
 
 def _lost_prefix(reused_tokens: int, prefix_tokens: int, tolerance: int, expected: ExpectedReuse) -> dict[str, int]:
@@ -149,12 +152,20 @@ def _is_below_minimum(reused_tokens: int, prefix_tokens: int, expected: Expected
     return prefix_tokens < expected.minimum and reused_tokens == 0 and not expected.stored
 
 
-def _add_repeated_and_new(lost: dict[str, int], tokens: int, repeated: int, cause: str = "changed") -> dict[str, int]:
-    repeated = min(tokens, repeated)
-    if repeated < BLOCK:
-        # No cache would have reused less than a block.
-        repeated = 0
-    added = {cause: repeated + lost.pop(cause, 0), "new": tokens - repeated}
+def _add_repeated_and_new(
+    lost: dict[str, int], prompt_tokens: int, reused_tokens: int, repeated: int, expected: ExpectedReuse
+) -> dict[str, int]:
+    """Add repeated text as `changed`, as far as the backend would have cached it without the change, and the rest as `new`."""
+    covered = reused_tokens + sum(lost.values())
+    more = min(prompt_tokens - covered, repeated)
+    # No cache would have reused less than a block.
+    end = covered + (more if more >= BLOCK else 0)
+    # The provider would have cached no prompt below its minimum, changed or not.
+    cause = "minimum" if _is_below_minimum(reused_tokens, prompt_tokens, expected) else "changed"
+    tokens = lost.pop(cause, 0) + end - covered
+    if cause == "changed":
+        tokens -= min(tokens, end - _cached_tokens(end, prompt_tokens, reused_tokens, expected))
+    added = {cause: tokens, "new": prompt_tokens - reused_tokens - sum(lost.values()) - tokens}
     return lost | {name: count for name, count in added.items() if count}
 
 

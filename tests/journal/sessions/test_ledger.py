@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,27 @@ def test_reused_and_lost_tokens_add_up(prompt: int, reused: int | None, earlier:
 )
 def test_an_engine_loses_whole_blocks(prompt: int, prefix: ExpectedReuse, lost: dict[str, int]) -> None:
     assert lost_tokens(prompt, 0, prefix) == lost
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reused", "change", "lost"),
+    [
+        # A date near the beginning: without it, OpenAI would have cached 9 steps of 128 tokens.
+        (1_284, 0, ExpectedReuse(repeated=1_261), {"changed": 1_152, "new": 132}),
+        (1_284, 0, ExpectedReuse(repeated=1_251, beginning=10), {"changed": 1_152, "new": 132}),
+        # The reused steps, the text up to the change, and the text after it.
+        (2_000, 1_024, ExpectedReuse(1_100, repeated=500, beginning=10), {"changed": 512, "new": 464}),
+        (2_000, 0, ExpectedReuse(1_100, expired=True, repeated=500), {"expired": 1_024, "changed": 512, "new": 464}),
+        (2_000, 0, ExpectedReuse(500, is_cut=True, repeated=700), {"changed": 1_152, "new": 848}),
+        (2_000, None, ExpectedReuse(1_100, repeated=500), {"unreported": 1_100, "changed": 436, "new": 464}),
+        # The report contradicts the rule, so the steps are unknown.
+        (2_000, 1_000, ExpectedReuse(1_000, repeated=300), {"changed": 300, "new": 700}),
+    ],
+)
+def test_a_change_costs_the_whole_steps_that_the_provider_would_have_reused(
+    prompt: int, reused: int | None, change: ExpectedReuse, lost: dict[str, int]
+) -> None:
+    assert lost_tokens(prompt, reused, replace(change, minimum=1_024, step=128)) == lost
 
 
 FIRST = [SYSTEM, user("How does a cache work?")]

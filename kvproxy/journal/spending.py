@@ -36,6 +36,7 @@ _REQUESTS = (
 )
 _HOUR = 3_600.0
 _DAY = 86_400.0
+_ROUNDING = 1e-6  # Logs round the money of each request; a share of their sum.
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,8 @@ class Spending:
         estimated: number of requests whose tokens and money are estimates, in whole or in part.
         standard_priced: of the total, requests of service tiers without a known price, at the price of the standard tier.
         logged_cost: money that a log states for its requests; None if it states none.
-        logged_difference: this money, less the money here, of the requests with both; None without such requests.
+        logged_difference: this money, less the money here, of the requests with both; None without such requests. 0 within
+            the rounding of logs.
     """
 
     name: str
@@ -226,6 +228,12 @@ class Spending:
         self.logged_cost = (self.logged_cost or 0.0) + logged
         if cost is not None:
             self.logged_difference = (self.logged_difference or 0.0) + logged - cost
+
+    def drop_rounding(self) -> None:
+        """Set a difference of sums that are equal but for rounding to 0."""
+        difference, logged = self.logged_difference, self.logged_cost
+        if difference is not None and logged is not None and abs(difference) <= _ROUNDING * abs(logged):
+            self.logged_difference = 0.0
 
     def _add_tokens(self, request: PaidRequest) -> None:
         self.estimated += request.is_estimated
@@ -285,6 +293,8 @@ def spending_report(
             zones[None if request.is_of_utc_day or (at := request.moment) is None else at.tzname()] = None
         for row in (rows.setdefault(name, Spending(name)), total):
             row.add(request, price)
+    for row in (*rows.values(), total):
+        row.drop_rounding()
     ordered = sorted(rows.values(), key=lambda row: row.name)
     if by != "day":
         ordered.sort(key=lambda row: (row.cost or 0.0, row.input_tokens or 0), reverse=True)

@@ -157,6 +157,12 @@ def test_spend_logs_of_litellm_without_prompts(tmp_path: Path) -> None:
     assert "the logs state 0.0200 USD; for requests with both figures, 0.0150 USD more than the prices here" in notes
     done = kvproxy("estimate", file)
     assert "estimate --sessions --by reads it for a bill" in done.stderr
+    # The spend is rounded, as in exports.
+    total, notes = bill(
+        table(tmp_path, head + rows.replace(",0.01,1000", ",0.0040000001,1000").replace("0.01", "0.001"))
+    )
+    assert str(total["logged_difference"]) == "0.0"
+    assert "for requests with both figures, the prices here give the same, within rounding" in notes
 
 
 def test_days_in_two_reports_are_named(tmp_path: Path) -> None:

@@ -225,6 +225,11 @@ class SemanticCache:
         if readable:
             self._embeddings.vectors(readable)
 
+    def cached_similarity(self, one: str, other: str) -> float | None:
+        """Return the cosine of the beginnings of two responses; None if one is not in the cache. Thread-safe."""
+        vectors = [self._response_embeddings.get_cached(embedded_part(text)) for text in (one, other)]
+        return None if vectors[0] is None or vectors[1] is None else float(vectors[0] @ vectors[1])
+
     async def similarity(self, one: str, other: str) -> float:
         """Return the cosine of the beginnings of two responses."""
         vectors = [await self._embed(embedded_part(text), self._response_embeddings) for text in (one, other)]

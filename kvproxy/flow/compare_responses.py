@@ -321,8 +321,10 @@ class ResponseComparer:
         if judge == "equality":
             return False
         verdicts = compare_words(cached, fresh, self._settings.judge_similarity)
-        is_open = judge == "model" or verdicts.need_cosine
-        return OpenPair(cached, fresh, verdicts) if is_open else verdicts.at(0.0)
+        cosine = self._semantic.cached_similarity(cached, fresh) if verdicts.need_cosine else 0.0
+        if judge == "model" or cosine is None:
+            return OpenPair(cached, fresh, verdicts)
+        return verdicts.at(cosine)
 
     async def _decide(self, request: ApiRequest, question: str, pair: OpenPair, audits: list[Audit]) -> bool | None:
         """Return whether the answers of a pair are equivalent. If facts decide it and the model judges it, add it to `audits`."""

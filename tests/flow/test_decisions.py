@@ -371,6 +371,10 @@ class Similar:
 
     def __init__(self, value: float) -> None:
         self.value = value
+        self.are_cached = False
+
+    def cached_similarity(self, one: str, other: str) -> float | None:
+        return self.value if self.are_cached else None
 
     async def similarity(self, one: str, other: str) -> float:
         return self.value
@@ -399,11 +403,23 @@ async def test_answers_are_compared_by_text_and_by_similarity(
     assert await comparer.have_same_meaning(asked, "Why?", "Here is one text.", fresh) is same
 
 
-async def test_answers_whose_words_decide_are_not_embedded() -> None:
-    class Unusable(Similar):
-        async def similarity(self, one: str, other: str) -> float:
-            raise AssertionError
+class Unusable(Similar):
+    """A semantic cache that must not embed."""
 
+    async def similarity(self, one: str, other: str) -> float:
+        raise AssertionError
+
+
+async def test_answers_with_cached_vectors_are_not_embedded() -> None:
+    semantic: Any = Unusable(0.9)
+    semantic.are_cached = True
+    model: Any = Judge()
+    comparer = ResponseComparer(semantic, model, CacheSettings(judge_similarity=0.65))
+    asked, fresh = api_request({"model": "m", "messages": []}), "In other words, this is the one text"
+    assert await comparer.have_same_meaning(asked, "Why?", "Here is one text.", fresh) is True
+
+
+async def test_answers_whose_words_decide_are_not_embedded() -> None:
     semantic: Any = Unusable(0.0)
     model: Any = Judge()
     comparer = ResponseComparer(semantic, model, CacheSettings())

@@ -44,6 +44,9 @@ def test_a_pinned_chain_outlives_pressure(url: str, tmp_path: Path) -> None:
     assert states(url).count("pinned") == done["tokens"] // 16
     listed = result("blocks", "pins", url=url)
     assert [(pin["name"], pin["seconds_left"]) for pin in listed] == [("rules", None)]
+    for name, computed in (("ls", set()), ("chains", set()), ("pins", {"num_blocks"})):
+        columns = kvproxy("blocks", name, url=url).stdout.splitlines()[0].split("\t")
+        assert set(columns) - set(result("blocks", name, url=url)[0]) == computed, name
     for number in range(10):  # Three times the pool.
         assert ask(url, f"{number} is nothing. " * 60, max_tokens=1).is_success
     assert result("blocks", "stats", url=url)["evictions"] > 62

@@ -21,6 +21,7 @@ from kvproxy.commands.analyse.session_report import SessionsOption, print_losses
 from kvproxy.commands.formatting import amount_text, one_line, percent
 from kvproxy.commands.options import Data, load_settings
 from kvproxy.commands.output import Output, print_note, print_text, progress_bar
+from kvproxy.demo import DEMO
 from kvproxy.units import plural
 
 if TYPE_CHECKING:
@@ -76,7 +77,16 @@ def lint(
         settings, loaded = load_settings(data=data), load_log_tokenizer(tokenizer)
         content = read_requests(files, model, format, tokenizer)
     with progress_bar("reading prompts") as progress:
-        lint_report = asyncio.run(run(content.requests, settings, loaded, block_size, progress))
+        lint_report = asyncio.run(
+            run(
+                content.requests,
+                settings,
+                loaded,
+                block_size,
+                progress,
+                is_models_tokenizer=tokenizer not in (None, DEMO),
+            )
+        )
     if edits is not None:
         with explain_write_errors(edits):
             edits.write_text(lint_report.edits_as_toml())
@@ -126,6 +136,8 @@ def _print_family(report: "FamilyReport", block_size: int, currency: str) -> Non
         _print_saving(report, saving)
         if (saved := saving.saved_money(report.price)) is not None:
             print_text(f"    saves {amount_text(saved)} {currency} of the input, if the provider caches it")
+    if report.savings and report.without_money is not None:
+        print_text(f"  {report.without_money}")
     if not report.savings:
         print_text("  no changing text at the beginning")
 
@@ -152,6 +164,8 @@ def _json_document(lint_report: "LintReport") -> dict[str, Any]:
             "head": report.family.head[:_HEAD_CHARACTERS],
             "requests": len(report.family.members),
             "shared_blocks": report.shared_blocks,
+            "billed_tokens": None if report.reuse.billed is None else report.reuse.billed.prompt_tokens,
+            "without_money": report.without_money,
             **{name: getattr(report.reuse, name) for name in ("share", "prompt_tokens", "reused")},
             "spans": [
                 {**asdict(saving.span), "changed": saving.changed}

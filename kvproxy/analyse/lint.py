@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvproxy.analyse.changed_spans import (
@@ -15,17 +15,19 @@ from kvproxy.analyse.changed_spans import (
     without_digits,
 )
 from kvproxy.analyse.log_formats.log_format import LoggedRequest
-from kvproxy.analyse.log_replay import response_text, to_api_request
+from kvproxy.analyse.log_replay import reported_prompt_tokens, response_text, to_api_request
 from kvproxy.analyse.log_tokenizer import PromptEncoder
 from kvproxy.analyse.prefix_estimate import TokenizedRequest, block_chains, reused_blocks, tokenize_request
 from kvproxy.analyse.prompt_families import Family, group_families, prompt_regions, shingles
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs.codec import PromptInput
 from kvproxy.apis.json import dumps
+from kvproxy.demo import DEMO
 from kvproxy.errors import KvproxyError
 from kvproxy.flow.prepare.prompt_edits import apply_edits, matched_spans
 from kvproxy.flow.prepare.rules import Rules
-from kvproxy.providers.prices import ModelPrices
+from kvproxy.providers.cache_rules import cache_rule
+from kvproxy.providers.prices import ModelPrices, shortest_cached_prefix
 from kvproxy.settings import Settings
 from kvproxy.settings.journal import PriceSettings, input_price
 from kvproxy.settings.rules import EditSettings
@@ -47,11 +49,24 @@ _REASONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class PromptReuse:
-    """The number of prompt tokens of a family, and of the tokens that a prefix cache reuses."""
+class BilledInput:
+    """The tokens of prompts in the provider's count, and those that its cache reuses: in its steps, from its minimum on."""
 
     prompt_tokens: int
     reused: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptReuse:
+    """The number of prompt tokens of a family, and of the tokens that a prefix cache reuses, as the tokenizer counts them.
+
+    Attributes:
+        billed: the same in the provider's count; None if neither the log nor the tokenizer has it.
+    """
+
+    prompt_tokens: int
+    reused: int
+    billed: BilledInput | None = None
 
     @property
     def computed_tokens(self) -> int:
@@ -61,8 +76,8 @@ class PromptReuse:
     def share(self) -> float:
         return self.reused / self.prompt_tokens if self.prompt_tokens else 0.0
 
-    def cost(self, price: PriceSettings) -> float:
-        return input_price(price, self.prompt_tokens, self.reused, 0, 0)
+    def cost(self, price: PriceSettings) -> float | None:
+        return None if self.billed is None else input_price(price, self.billed.prompt_tokens, self.billed.reused, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +109,12 @@ class EditSaving:
         return move_edit(self.edit) if self.removes_text and self._kept_share >= 0.5 else self.edit
 
     def saved_money(self, price: PriceSettings | None) -> float | None:
-        """Return what the suggested edit saves beside the edits before it; None without a price of cached tokens."""
+        """Return what the suggested edit saves beside the edits before it; None without a price or the provider's count."""
         if price is None or price.cached is None:
             return None
         after = self.moved if self.suggested.action == "move" else self.stripped
-        return self.before.cost(price) - after.cost(price)
+        costs = self.before.cost(price), after.cost(price)
+        return None if costs[0] is None or costs[1] is None else costs[0] - costs[1]
 
     @property
     def _kept_share(self) -> float:
@@ -165,6 +181,16 @@ class FamilyReport:
     savings: tuple[EditSaving, ...]
     price: PriceSettings | None = None
 
+    @property
+    def without_money(self) -> str | None:
+        """Why the savings state no money although the model has a price; None if they do, or if it has none."""
+        if self.price is None or self.price.cached is None or self.reuse.billed is not None:
+            return None
+        return (
+            f"no money: the log states no usage, and the demonstration model's tokenizer counts other tokens than"
+            f" {self.family.model}; give --tokenizer, or a log with usage"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class LintReport:
@@ -202,15 +228,21 @@ async def lint(
     tokenizer: PromptEncoder,
     block_size: int,
     progress: Callable[[float], None],
+    *,
+    is_models_tokenizer: bool = True,
 ) -> LintReport:
-    """Find changed spans in the prompts of a log, after the configured edits."""
-    prompts, rules, prices = _TokenizedPrompts(tokenizer, block_size), Rules(settings), ModelPrices(settings.journal)
+    """Find changed spans in the prompts of a log, after the configured edits.
+
+    Without usage in the log, savings have money only if the tokenizer is that of the models (`is_models_tokenizer`).
+    """
+    rules, prices = Rules(settings), ModelPrices(settings.journal)
+    prompts = _TokenizedPrompts(tokenizer, block_size, prices, is_models_tokenizer=is_models_tokenizer)
     for number, logged in enumerate(requests, 1):
         # Providers and upstreams share a prefix cache between the keys of a gateway.
         original = rules.apply(to_api_request(replace(logged, key=""), settings))
         prompts.moved_texts |= _moved_texts(original, settings.edits)
         request = rules.apply_edits(original)
-        await prompts.add(request, response_text(logged), logged.service_tier)
+        await prompts.add(request, response_text(logged), logged.service_tier, reported_prompt_tokens(logged))
         progress(0.5 * number / len(requests))
     models = [request.model for request in prompts.requests]
     families = group_families(models, [prompt_regions(form) for form in prompts.forms])
@@ -224,17 +256,29 @@ async def lint(
 
 
 class _TokenizedPrompts:
-    def __init__(self, tokenizer: PromptEncoder, block_size: int) -> None:
+    def __init__(
+        self,
+        tokenizer: PromptEncoder,
+        block_size: int,
+        prices: Mapping[str, PriceSettings],
+        *,
+        is_models_tokenizer: bool,
+    ) -> None:
         self.forms: list[PromptInput] = []
         self.requests: list[ApiRequest] = []
         self._service_tiers: list[str | None] = []
         self.untokenized = 0
         self.moved_texts: set[str] = set()
         self._tokenized: list[TokenizedRequest] = []
+        self._reported: list[int | None] = []  # Prompt tokens of the log.
         self._tokenizer = tokenizer
         self._block_size = block_size
+        self._prices = prices
+        self._is_models_tokenizer = is_models_tokenizer
 
-    async def add(self, request: ApiRequest, response: str | None, service_tier: str | None) -> None:
+    async def add(
+        self, request: ApiRequest, response: str | None, service_tier: str | None, reported_tokens: int | None
+    ) -> None:
         try:
             form = prompt_input(request)
             tokenized = await tokenize_request(self._tokenizer, request, form, response)
@@ -245,6 +289,7 @@ class _TokenizedPrompts:
         self.requests.append(request)
         self._service_tiers.append(service_tier)
         self._tokenized.append(tokenized)
+        self._reported.append(reported_tokens)
 
     def main_tier(self, family: Family) -> str | None:
         """Return the service tier of most requests; None for the standard tier."""
@@ -252,9 +297,7 @@ class _TokenizedPrompts:
 
     async def report(self, family: Family, families: Sequence[Family]) -> FamilyReport:
         members = family.members
-        tokenized = [self._tokenized[member] for member in members]
-        blocks = self._reused_blocks(tokenized)
-        reuse = PromptReuse(sum(len(tokens.prompt) for tokens in tokenized), self._block_size * sum(blocks))
+        reuse, blocks = self._reuse(members, [self._tokenized[member] for member in members])
         savings: list[EditSaving] = []
         requests = moved_requests = [self.requests[member] for member in members]
         before = reuse
@@ -286,11 +329,34 @@ class _TokenizedPrompts:
         for member, request in zip(members, changed, strict=True):
             prompt = tuple(await self._tokenizer.encode(prompt_input(request)))
             tokenized.append(replace(self._tokenized[member], prompt=prompt))
-        reused = self._block_size * sum(self._reused_blocks(tokenized))
-        return PromptReuse(sum(len(tokens.prompt) for tokens in tokenized), reused), changed
+        return self._reuse(members, tokenized)[0], changed
 
-    def _reused_blocks(self, tokenized: Sequence[TokenizedRequest]) -> list[int]:
-        return reused_blocks(block_chains(tokenized, self._block_size))
+    def _reuse(
+        self, members: Sequence[int], tokenized: Sequence[TokenizedRequest]
+    ) -> tuple[PromptReuse, Sequence[int]]:
+        """Return the reuse of versions of the members' prompts, and the number of reused blocks of each."""
+        blocks = reused_blocks(block_chains(tokenized, self._block_size))
+        counts = [len(tokens.prompt) for tokens in tokenized]
+        billed, scales = None, self._scales(members)
+        if scales is not None:
+            model = self.requests[members[0]].model
+            rule, minimum = cache_rule(model), shortest_cached_prefix(model, self._prices)
+            prefixes = [round(scale * self._block_size * count) for scale, count in zip(scales, blocks, strict=True)]
+            step = 1 if rule is None else rule.step_tokens
+            reused = sum(tokens // step * step for tokens in prefixes if tokens >= minimum)
+            billed = BilledInput(sum(round(s * c) for s, c in zip(scales, counts, strict=True)), reused)
+        return PromptReuse(sum(counts), self._block_size * sum(blocks), billed), blocks
+
+    def _scales(self, members: Sequence[int]) -> list[float] | None:
+        """Return the provider's tokens for each token of the prompts; the mean for prompts without usage. None if unknown."""
+        counted = [len(self._tokenized[member].prompt) for member in members]
+        reported = [self._reported[member] or 0 for member in members]
+        known = [(tokens, count) for tokens, count in zip(reported, counted, strict=True) if tokens and count]
+        if not known:
+            is_known = self._is_models_tokenizer or self.requests[members[0]].model == DEMO
+            return [1.0] * len(members) if is_known else None
+        mean = sum(tokens for tokens, _ in known) / sum(count for _, count in known)
+        return [tokens / count if tokens and count else mean for tokens, count in zip(reported, counted, strict=True)]
 
 
 def _safe_edit(

@@ -77,6 +77,14 @@ def response_text(logged: LoggedRequest) -> str | None:
     return response if isinstance(response, str) or response is None else logged.api.output_text(response)
 
 
+def reported_prompt_tokens(logged: LoggedRequest) -> int | None:
+    """Return the prompt tokens that the log states for a request; None if it states none."""
+    response = logged.response
+    if logged.summed is not None:
+        return logged.summed.prompt_tokens
+    return logged.api.prompt_and_completion_tokens(response)[0] if isinstance(response, dict) else None
+
+
 async def replay(
     requests: Sequence[LoggedRequest],
     settings: Settings,

@@ -168,10 +168,46 @@ def test_the_money_of_an_edit_has_the_price_of_the_service_tier(tmp_path: Path) 
     money = []
     for tier in ({}, {"service_tier": "flex"}):
         rows = logs.agents(2, 2, head="Request {n} of 2026-01-{n:02d}. ")
-        rows = [{**row, "body": {**row["body"], "model": "gpt-5", **tier}} for row in rows]
+        answer = {
+            "choices": [{"message": {"content": "ok"}}],
+            "usage": {"prompt_tokens": 9_000, "completion_tokens": 1},
+        }
+        rows = [{**row, "body": {**row["body"], "model": "gpt-5", **tier}, "response": answer} for row in rows]
         money.append(found(logs.write(tmp_path / "log.jsonl", rows))["families"][0]["spans"][0]["saved_money"])
     assert money[1] == pytest.approx(money[0] / 2)
     assert money[0] > 0
+
+
+def test_the_money_of_an_edit_has_the_tokens_that_the_provider_counts(tmp_path: Path) -> None:
+    """OpenAI caches steps of 128 tokens; the demonstration model's tokenizer counts more tokens."""
+    system = logs.words("system", 1_100)
+    lines = [
+        logs.line(
+            [
+                {"role": "system", "content": f"Request {number} of 2026-01-{number:02d}. {system}"},
+                {"role": "user", "content": f"Question {number}?"},
+            ],
+            model="gpt-4.1",
+        )
+        for number in range(11, 16)
+    ]
+    usage = {"prompt_tokens": 1_284, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}}
+    answer = {
+        "object": "chat.completion",
+        "choices": [{"message": {"role": "assistant", "content": "ok"}}],
+        "usage": usage,
+    }
+    (without,) = found(logs.write(tmp_path / "log.jsonl", lines))["families"]
+    assert (without["spans"][0]["saved_money"], without["billed_tokens"]) == (None, None)
+    assert "give --tokenizer" in without["without_money"]
+    (family,) = found(logs.write(tmp_path / "usage.jsonl", [{**line, "response": answer} for line in lines]))[
+        "families"
+    ]
+    assert family["billed_tokens"] == 5 * 1_284 != family["prompt_tokens"]
+    # Four of the prompts save 75% of 2 USD for a million tokens.
+    # The moved text has more tokens at its new place.
+    assert 0.98 * 4 * 1_152 * 1.5e-6 < sum(span["saved_money"] for span in family["spans"]) <= 4 * 1_152 * 1.5e-6
+    assert family["without_money"] is None
 
 
 def test_suggested_edits_are_valid_settings(tmp_path: Path) -> None:

@@ -80,8 +80,8 @@ def response_text(logged: LoggedRequest) -> str | None:
 def reported_prompt_tokens(logged: LoggedRequest) -> int | None:
     """Return the prompt tokens that the log states for a request; None if it states none."""
     response = logged.response
-    if logged.summed is not None:
-        return logged.summed.prompt_tokens
+    if logged.usage is not None:
+        return logged.usage.prompt_tokens
     return logged.api.prompt_and_completion_tokens(response)[0] if isinstance(response, dict) else None
 
 

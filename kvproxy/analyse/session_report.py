@@ -18,7 +18,7 @@ from kvproxy.analyse.trace_turns import trace_turns
 from kvproxy.analyse.turn_losses import TurnLoss, turn_losses
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.message_parts import answer_digests
-from kvproxy.apis.reported_usage import reported_reuse
+from kvproxy.apis.reported_usage import PrefixReuse, reported_reuse
 from kvproxy.backends.protocol import ServingUpstream
 from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.flow.cache_keys import cache_key
@@ -227,6 +227,8 @@ def _reported_request(request: LoggedRequest, rate: float | None) -> PaidRequest
 
 
 def _usage_of_response(request: LoggedRequest) -> SummedUsage:
+    if request.usage is not None:
+        return request.usage
     response = request.response if isinstance(request.response, dict) else {}
     prompt, completion = request.api.prompt_and_completion_tokens(response)
     if (reuse := reported_reuse(response)) is None:
@@ -290,6 +292,13 @@ def _finished_exchange(request: LoggedRequest, number: int) -> Exchange | None:
     prompt, completion = (
         request.api.prompt_and_completion_tokens(response) if isinstance(response, dict) else (None, None)
     )
+    if request.usage is not None:
+        prompt, completion, cached = (
+            request.usage.prompt_tokens,
+            request.usage.completion_tokens,
+            request.usage.cached_tokens,
+        )
+        reuse = None if prompt is None or cached is None else PrefixReuse(prompt, cached)
     if reuse is None and not prompt:
         return None
     tenant = logged_tenant(request)

@@ -88,6 +88,10 @@ def test_exported_requests_have_the_layers_of_the_live_proxy(tmp_path: Path) -> 
     log = read_log(file, file.read_text(), "m")
     assert log.format == "requests of kvproxy log export"
     assert [each.body["messages"] for each in log.requests] == [each["body"]["messages"] for each in lines]
+    counted = {each.line: each.usage.prompt_tokens for each in log.requests if each.usage is not None}
+    assert counted == {at: row["prompt_tokens"] for at, row in enumerate(rows, 1) if row["layer"] == "forward"}
+    sessions = result("lint", file, "--sessions", "--data", tmp_path)["sessions"]
+    assert sum(session["prompt_tokens"] for session in sessions) == sum(counted.values())
     found = result("estimate", file, "--data", tmp_path)
     assert (found["exact"], found["forwarded"]) == (live["exact"], live["forward"])
     assert (live["exact"] > 0, found["service_tiers"]) == (True, [])

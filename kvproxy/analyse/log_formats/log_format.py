@@ -89,6 +89,7 @@ class LoggedRequest:
         names_model: the logged request names its model.
         processing: service tier that the log implies or states, such as `batch`; if empty, body and response decide.
         summed: the requests whose sum the usage is, in a report of usage; None for one request.
+        usage: usage of a request whose response is not logged; None if the response decides.
     """
 
     line: int
@@ -103,6 +104,7 @@ class LoggedRequest:
     names_model: bool = True
     processing: str | None = None
     summed: SummedUsage | None = None
+    usage: SummedUsage | None = None
     team: str = ""
     key: str = ""
     is_transcript: bool = False

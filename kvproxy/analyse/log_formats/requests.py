@@ -11,6 +11,7 @@ from kvproxy.analyse.log_formats.log_format import (
     LoggedRequest,
     Row,
     SkipRow,
+    SummedUsage,
     api_of_response,
     api_of_route,
     chat_response,
@@ -29,6 +30,7 @@ from kvproxy.apis.json import Json, JsonObject, objects
 from kvproxy.apis.request_directives import TAGS_HEADER
 from kvproxy.apis.service_tiers import BATCH, STANDARD
 from kvproxy.errors import InvalidRequest
+from kvproxy.journal.reader import BACKEND
 
 BODY_FIELDS = ("body", "request_body", "request", "payload", "json", "requestBody", "request_json")
 _RESPONSES = ("response_body", "response", "answer", "completion", "output", "responseBody", "response_json")
@@ -132,7 +134,17 @@ def _read_export(row: Row) -> Iterator[LoggedRequest]:
     """Read a line of `kvproxy log export`. Its tier is the one that served the request, whatever its body asked for."""
     tier = row.value.get("service_tier", "")
     for request in _read_request(row):
-        yield replace(request, processing=STANDARD if tier is None else str(tier))
+        processing = STANDARD if tier is None else str(tier)
+        yield replace(request, processing=processing, usage=_exported_usage(row.value))
+
+
+def _exported_usage(value: JsonObject) -> SummedUsage | None:
+    """Return the usage of a request that the proxy sent to the backend; None for a hit, whose usage is that of another one."""
+    if value["layer"] not in BACKEND:
+        return None
+    counts = [value.get(name) for name in ("prompt_tokens", "completion_tokens", "cached_tokens")]
+    prompt, completion, cached = (count if isinstance(count, int) else None for count in counts)
+    return None if prompt is None else SummedUsage(1, prompt, completion, cached)
 
 
 def _refuse_batch_output(row: Row) -> Iterator[LoggedRequest]:

@@ -159,7 +159,8 @@ def no_match(journal: "JournalClient", query: object, otherwise: str = EMPTY) ->
             known = {tenant_name(name) for name in journal.recorded_names(option)} if value else set()
             if value and tenant_name(value) not in known:
                 similar = difflib.get_close_matches(value, known, n=_SUGGESTED)
-                listed = sorted(known)[:_SUGGESTED] if len(known) <= _SUGGESTED or not similar else similar
+                others = [] if similar and len(known) > _SUGGESTED else sorted(known.difference(similar))
+                listed = [*similar, *others][:_SUGGESTED]
                 more = len(known) - len(listed)
                 names = f": there are {', '.join(listed)}{f', and {more:,} more' if more else ''}"
                 kind = "client or tenant" if option == "tenant" else option

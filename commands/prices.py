@@ -50,7 +50,7 @@ def show(
     else:
         prices = [price for query in queries for price in journal.perform(list_prices, query)]
     rows = [row for price in prices for row in _rows(price)]
-    empty = "the journal and the settings have no models: name one"
+    empty = "the journal and the settings have no models: name one, as in kvproxy prices show gpt-5"
     document = [asdict(price) for price in prices]
     records = [record for price in document for record in _records(price)]
     fields = ["model", "source", *field_names(PriceTier)]

@@ -125,6 +125,13 @@ def test_the_table_of_openai_has_empty_periods_decimals_and_large_sums(tmp_path:
     assert "9 cached tokens are more than the 5 input tokens" in done.stderr
 
 
+def test_the_client_of_openai_is_the_key(tmp_path: Path) -> None:
+    head = "start_time,end_time,model,num_model_requests,input_tokens,output_tokens,user_id,api_key_id\n"
+    rows = "1761868800,1761955200,gpt-5,1,100,10,u1,k1\n1761868800,1761955200,gpt-5,1,100,10,u2,\n"
+    done = kvproxy("estimate", table(tmp_path, head + rows), "--sessions", "--by", "client", "--json")
+    assert {row["name"] for row in json.loads(done.stdout)["rows"]} == {"k1", "u2"}
+
+
 def test_the_activity_of_openrouter(tmp_path: Path) -> None:
     text = (
         "generation_id,created_at,cost_total,tokens_prompt,tokens_completion,tokens_reasoning,tokens_cached,model_permaslug,"
@@ -134,6 +141,9 @@ def test_the_activity_of_openrouter(tmp_path: Path) -> None:
     total, _ = bill(table(tmp_path, text))
     assert (total["requests"], total["cost"]) == (1, pytest.approx((9_389 * 2 + 1_000 + 137 * 10) / 1e6))
     assert (total["logged_cost"], total["logged_difference"]) == (0.0123, pytest.approx(0.0123 - total["cost"]))
+    for by, name in (("client", "ann"), ("project", "App")):
+        done = kvproxy("estimate", table(tmp_path, text), "--sessions", "--by", by, "--json")
+        assert [row["name"] for row in json.loads(done.stdout)["rows"]] == [name]
     # A free variant does not have the list price of the model.
     file = table(tmp_path, text.replace("anthropic/claude-4.5-sonnet-20250929,standard", "google/gemini-2.5-pro,free"))
     (row,) = json.loads(kvproxy("estimate", file, "--sessions", "--by", "model", "--json").stdout)["rows"]

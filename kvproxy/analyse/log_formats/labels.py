@@ -13,7 +13,7 @@ _CLIENTS = (
     "user_api_key_alias key_alias api_key_alias virtual_key_name api_key_name client user_email user_id userId"
     " request_user_id user.id enduser.id _user user user_api_key_user_id end_user virtual_key_id api_key_id"
 ).split()
-_PROJECTS = "project project_name service.name workspace_slug project_id projectId".split()
+_PROJECTS = "project project_name service.name workspace_slug project_id projectId app_name".split()
 _TAGS = "request_tags tags tag.tags langfuse.trace.tags".split()
 _NESTED = "metadata request_properties properties requester_metadata spend_logs_metadata".split()
 LABEL_FIELDS = frozenset((*_TEAMS, *_CLIENTS, *_PROJECTS, *_TAGS, *_NESTED))

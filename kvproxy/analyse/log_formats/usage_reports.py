@@ -100,7 +100,7 @@ def _openai_request(row: Row, value: JsonObject, bucket: JsonObject) -> LoggedRe
         time=start,
         response={"service_tier": value.get("service_tier")},
         project=_name(value, "project_name", "project_id"),
-        client=_name(value, "user_email", "user_id", "api_key_name", "api_key_id"),
+        client=_name(value, "api_key_name", "api_key_id", "user_email", "user_id"),
         names_model=bool(value.get("model")),
         processing=_batch(value),
         summed=SummedUsage(requests, prompt, completion, cached, written, seconds=period),

@@ -215,6 +215,8 @@ def test_an_answer_that_replaces_a_word_is_another_answer() -> None:
     assert not may_match(one, other)
     one, other = (["Is it Leeds or Hull?", *each[1:]] for each in (one, other))
     assert not may_match(one, other)
+    one, other = (["How do I cancel?", f"By {way}.", "Are you sure?"] for way in ("letter", "fax"))
+    assert not may_match(one, other)
     one, other = (["Is it free?", f"It is {words} in the app.", "since when?"] for words in ("free", "a free thing"))
     assert may_match(one, other)
 

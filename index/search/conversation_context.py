@@ -377,17 +377,17 @@ def _replies_differ(ours: Context, theirs: Context) -> bool:
         if (alone and also_alone) or (have_equal_content(sentence, copy) and are_exchanged(sentence, copy)):
             return True
     replies, copies = ours.turns[1:-1:2], theirs.turns[1:-1:2]
-    # The whole reply may be one fact: `By letter.` and `By fax.`
-    for reply, other in zip(replies[-1:], copies[-1:], strict=False):
-        alone, also_alone = content_words(reply) - _PASSING, content_words(other) - _PASSING
-        is_dependent = len(alone) == len(also_alone) == 1 and not (
-            is_standalone(ours.last) and is_standalone(theirs.last)
-        )
-        if is_dependent and unknown_words(alone, also_known) and unknown_words(also_alone, known):
-            return True
-    return any(
+    return _replies_in_one_word(ours, known, theirs, also_known) or any(
         have_equal_content(*pair) and are_exchanged(*pair) for pair in product(replies, copies) if pair[0] not in copies
     )
+
+
+def _replies_in_one_word(ours: Context, known: frozenset[str], theirs: Context, also_known: frozenset[str]) -> bool:
+    """Whether the latest replies are different single words, to which a last turn may refer: `By letter.` and `By fax.`"""
+    if len(ours.turns) == 1 or len(theirs.turns) == 1 or (is_standalone(ours.last) and is_standalone(theirs.last)):
+        return False
+    word, other = (content_words(each.turns[-2]) - _PASSING for each in (ours, theirs))
+    return len(word) == len(other) == 1 and bool(unknown_words(word, also_known) and unknown_words(other, known))
 
 
 def _known_roots(context: Context) -> frozenset[str]:

@@ -147,6 +147,7 @@ def _init_client(
 ) -> Output:
     from kvproxy.operations.client import ProxyClient
     from kvproxy.operations.client_setup import CLIENTS, URL, api_key_of, try_prompt_cache, write_rule
+    from kvproxy.operations.proxy import reload_rules
 
     setup = CLIENTS[name]
     file = load_settings(data=proxy.data).data / "kvproxy.toml"
@@ -161,7 +162,7 @@ def _init_client(
     tried, failure = [], None
     if is_running and (key or upstream):
         try:
-            running.post("/admin/reload", {})
+            running.perform(reload_rules, NoParameters())
             tried = try_prompt_cache(running, setup, model or setup.model, key)
         except KvproxyError as error:
             failure = error.message

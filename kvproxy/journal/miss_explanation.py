@@ -14,7 +14,7 @@ from kvproxy.journal.request_regions import PASSAGES, QUESTIONS, Regions
 from kvproxy.journal.sessions.changed_text import find_changed_text, split_region, text_of_region
 from kvproxy.journal.sessions.ledger import CAUSES
 from kvproxy.journal.sessions.session_reader import SessionReader, Turn
-from kvproxy.units import tenant_name
+from kvproxy.units import plural, tenant_name
 
 _MAX_RECORDS = 3_000
 _MAX_SHOWN = 60
@@ -284,7 +284,7 @@ def _turn_sentences(turn: Turn, placed: Set[str]) -> Iterator[str]:
         if cause == "changed" and turn.region is not None and turn.region not in MARKER_FIELDS:
             place = f" The first change is in {_region_label(*split_region(turn.region))}"
             place += "." if turn.place is None or turn.region in placed else f", at character {turn.place:,}."
-        yield f"- {cause}, {tokens:,} tokens: {CAUSES[cause]}{place}"
+        yield f"- {cause}, {plural(tokens, 'token')}: {CAUSES[cause]}{place}"
 
 
 def _difference_sentence(difference: RegionDifference, explanation: MissExplanation) -> str:

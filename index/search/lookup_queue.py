@@ -18,7 +18,10 @@ from kvproxy.index.search.lookup_result import Lookup, LookupRequest
 Value = TypeVar("Value")
 LookupResult = Lookup | list[PendingWrite]
 """A result; or pending writes of similar questions: repeat the lookup when they have ended."""
-_MAX_QUEUED_SHARE = 0.5
+_MIN_QUEUED_SHARE = 0.5
+"""Share of the timeout in which a lookup may start, however long lookups take. Otherwise, slow ones could end all lookups."""
+_DURATION_MARGIN = 2.0
+_DURATION_WEIGHT = 0.1
 _BACKGROUND_SECONDS = 1.0
 
 
@@ -32,12 +35,18 @@ class QueueFull(Exception): ...
 
 @dataclass(frozen=True, slots=True)
 class _WaitingLookup:
+    """A lookup that should end by `due` (`time.monotonic`), `seconds` after its arrival."""
+
     request: LookupRequest
-    start_by: float
+    due: float
+    seconds: float
     future: "Future[LookupResult]" = field(default_factory=Future)
 
-    def may_begin(self) -> bool:
-        if time.monotonic() > self.start_by and self.future.set_running_or_notify_cancel():
+    def may_begin(self, duration: float) -> bool:
+        """Return whether the lookup may begin; if it would be late by the usual duration of lookups, it fails."""
+        reserved = min(_DURATION_MARGIN * duration, (1 - _MIN_QUEUED_SHARE) * self.seconds)
+        is_late = not math.isinf(self.due) and time.monotonic() > self.due - reserved
+        if is_late and self.future.set_running_or_notify_cancel():
             self.future.set_exception(TimeoutError())
         return not self.future.done()
 
@@ -58,6 +67,7 @@ class LookupQueue:
         self._background: deque[_Job] = deque()
         self._unfinished: set[Future[LookupResult]] = set()
         self._lock = threading.Lock()
+        self._duration = math.inf
         self._threads = ThreadPoolExecutor(threads, "kvproxy-lookup")
 
     def __len__(self) -> int:
@@ -72,8 +82,8 @@ class LookupQueue:
 
         `seconds` is the timeout; None waits without a limit, and enters the queue even if it is full.
         """
-        start_by = math.inf if seconds is None else time.monotonic() + _MAX_QUEUED_SHARE * seconds
-        waiting = _WaitingLookup(request, start_by)
+        timeout = math.inf if seconds is None else seconds
+        waiting = _WaitingLookup(request, time.monotonic() + timeout, timeout)
         with self._lock:
             if seconds is not None and len(self._lookups) >= self._size:
                 self._lookups = deque(lookup for lookup in self._lookups if not lookup.future.cancelled())
@@ -100,14 +110,21 @@ class LookupQueue:
             is_due = self._background and (lookup is None or time.monotonic() > self._background[0].due)
             job = self._background.popleft() if is_due else None
         if lookup is not None:
+            began = time.monotonic()
             _set_future_result(lookup.future, partial(self._look_up, lookup.request))
+            self._add_duration(time.monotonic() - began)
         if job is not None:
             _set_future_result(job.future, job.compute)
+
+    def _add_duration(self, seconds: float) -> None:
+        """Update the mean duration of recent lookups. Threads may lose an update, which does not matter."""
+        is_first = math.isinf(self._duration)
+        self._duration = seconds if is_first else self._duration + _DURATION_WEIGHT * (seconds - self._duration)
 
     def _next_lookup(self) -> _WaitingLookup | None:
         while self._lookups:
             lookup = self._lookups.popleft()
-            if lookup.may_begin():
+            if lookup.may_begin(self._duration):
                 return lookup
         return None
 

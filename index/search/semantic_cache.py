@@ -32,7 +32,7 @@ from kvproxy.index.store.observations import Observations
 
 _REBUILD_BATCH = 256
 _DEFERRED_BATCH = 4
-_QUEUE_PER_THREAD = 8
+_QUEUE_PER_THREAD = 16
 _REMOTE_THREADS = 8
 _EMBED_BATCH = 256
 _MAX_WRITES_SHARE = 0.75

@@ -98,12 +98,12 @@ async def test_a_lookup_is_skipped_if_the_queue_is_full(cache: Cache) -> None:
     cache.embedder.go.clear()
     first = asyncio.create_task(cache.semantic.lookup("n", "what is number 0", seconds=60))
     await asyncio.to_thread(until, lambda: len(cache.embedder.calls) == 2)
-    waiting = [asyncio.create_task(cache.semantic.lookup("n", f"what is number {n}", seconds=60)) for n in range(1, 9)]
-    await asyncio.to_thread(until, lambda: len(cache.semantic._queue) == 8)
-    assert (await cache.semantic.lookup("n", "what is number 9", seconds=60)).skip_reason == "queue-full"
+    waiting = [asyncio.create_task(cache.semantic.lookup("n", f"what is number {n}", seconds=60)) for n in range(1, 17)]
+    await asyncio.to_thread(until, lambda: len(cache.semantic._queue) == 16)
+    assert (await cache.semantic.lookup("n", "what is number 17", seconds=60)).skip_reason == "queue-full"
     # A lookup without a timeout ignores the bound.
-    unbounded = asyncio.create_task(cache.semantic.lookup("n", "what is number 10"))
-    await asyncio.to_thread(until, lambda: len(cache.semantic._queue) == 9)
+    unbounded = asyncio.create_task(cache.semantic.lookup("n", "what is number 18"))
+    await asyncio.to_thread(until, lambda: len(cache.semantic._queue) == 17)
     # A cancelled lookup leaves room for another one.
     waiting.pop().cancel()
     unbounded.cancel()
@@ -231,8 +231,22 @@ async def test_a_job_that_waits_too_long_runs_after_the_next_lookup(monkeypatch:
     assert (await order_of(jobs=1, lookups=6)).index("job") == 1
 
 
+def test_a_lookup_may_start_late_if_lookups_are_short() -> None:
+    def may_begin(left: float, duration: float) -> bool:
+        waiting = lookup_queue._WaitingLookup(LookupRequest("n", "lookup"), time.monotonic() + left, seconds=100.0)
+        begins = waiting.may_begin(duration)
+        assert begins or isinstance(waiting.future.exception(), TimeoutError)
+        return begins
+
+    assert may_begin(left=20.0, duration=5.0)
+    assert not may_begin(left=20.0, duration=15.0)
+    # However long the last lookups took, a lookup starts in the first half of its timeout.
+    assert may_begin(left=60.0, duration=1000.0)
+    assert not may_begin(left=40.0, duration=1000.0)
+
+
 async def test_a_lookup_that_is_too_late_ends_before_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup_queue, "_MAX_QUEUED_SHARE", 0.0)
+    monkeypatch.setattr(lookup_queue, "_MIN_QUEUED_SHARE", 0.0)
     queue, began = LookupQueue(LookupRequest.empty_result, threads=1, size=64), time.monotonic()
     with contextlib.closing(queue), pytest.raises(TimeoutError):
         await queue.find(LookupRequest("n", "lookup"), seconds=20.0)

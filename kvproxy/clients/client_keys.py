@@ -94,7 +94,7 @@ def add_client(settings: Settings, name: str, **limits: Any) -> str:
 def add_clients(
     settings: Settings, clients: Sequence[tuple[str, Mapping[str, Any]]], operator: str | None = None
 ) -> list[str]:
-    """Add clients with their limits, see `add_client`; if one of them is invalid, add none. Return their keys.
+    """Add clients with their limits, see `add_client`; if a client is invalid, add no client. Return their keys.
 
     The operator's name is for `kvproxy keys history`; None is the user of this process.
     """
@@ -244,16 +244,14 @@ def remove_client(settings: Settings, name: str, operator: str | None = None) ->
         stored.remove(name, change)
 
 
-def spent_money(settings: Settings) -> dict[str, Spent]:
-    """Return what each client with a budget spent. Raises StoreUnavailable."""
-    with open_spending(settings) as query:
-        return {} if query is None else read_spent(query, time.time())
+def spent_and_reserved(settings: Settings) -> tuple[dict[str, Spent], dict[str, float]]:
+    """Return the money that each client with a budget spent, and that its requests in flight reserve.
 
-
-def reserved_money(settings: Settings) -> dict[str, float]:
-    """Return the money that the requests in flight of clients with a budget reserve. Raises StoreUnavailable."""
+    Raises StoreUnavailable.
+    """
     with open_spending(settings) as query:
-        return {} if query is None else read_reserved(query, time.time())
+        now = time.time()
+        return ({}, {}) if query is None else (read_spent(query, now), read_reserved(query, now))
 
 
 def operator_changes(settings: Settings, limit: int | None) -> list[dict[str, Any]]:

@@ -202,7 +202,7 @@ def list_clients(settings: Settings, query: ClientUsageQuery = ClientUsageQuery(
         usage = {}
     except KvproxyError:
         usage = None
-    spent, reserved = client_keys.spent_money(settings), client_keys.reserved_money(settings)
+    spent, reserved = client_keys.spent_and_reserved(settings)
     clients, none = client_keys.all_clients(settings), dict.fromkeys(_COUNTS, 0)
     return [
         _listed(

@@ -13,7 +13,7 @@ import httpx
 import psycopg
 import pytest
 
-from kvproxy.clients.client_keys import add_client, key_digest, remove_client, reset_counts, spent_money
+from kvproxy.clients.client_keys import add_client, key_digest, remove_client, reset_counts, spent_and_reserved
 from kvproxy.clients.shared_state import MAX_BUSY_SECONDS, SharedState
 from kvproxy.errors import StoreUnavailable
 from kvproxy.index.errors import InvalidValue
@@ -105,7 +105,7 @@ def test_all_proxies_spend_one_budget(empty_postgres: str, tmp_path: Path) -> No
         settings = proxies[0].services.settings
 
         def spent() -> float:
-            return sum(money.this_month for money in spent_money(settings).values())
+            return sum(money.this_month for money in spent_and_reserved(settings)[0].values())
 
         for number in range(2):
             assert proxies[number].ask("key", f"{number}").status_code == 200
@@ -129,7 +129,7 @@ def test_the_money_of_an_outage_counts_for_all_proxies_without_a_request(
     ):
         settings = proxies[0].services.settings
         assert proxies[0].ask("key", "before").status_code == 200
-        until(lambda: "one" in spent_money(settings))
+        until(lambda: "one" in spent_and_reserved(settings)[0])
         server.kill()
         assert [proxy.ask("key", f"during {proxy.url}").status_code for proxy in proxies] == [200, 200]
         server.restart()
@@ -139,7 +139,7 @@ def test_the_money_of_an_outage_counts_for_all_proxies_without_a_request(
 def money_of_one(settings: Settings) -> float | None:
     """Return the money that the client has spent today, or None while the database does not answer."""
     try:
-        return spent_money(settings)["one"].today
+        return spent_and_reserved(settings)[0]["one"].today
     except StoreUnavailable:
         return None
 

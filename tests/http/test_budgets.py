@@ -29,7 +29,7 @@ from kvproxy.clients.client_keys import (
     reset_counts,
     set_disabled,
     set_limits,
-    spent_money,
+    spent_and_reserved,
 )
 from kvproxy.clients.spending_tables import SpendingFile, read_spent
 from kvproxy.clients.spent_money import SpentMoney
@@ -127,7 +127,7 @@ class Proxy:
         return httpx.post(self.url + path, headers=headers, json=chat(question, **fields), timeout=60)
 
     def spent(self, name: str) -> float:
-        spent = spent_money(self.settings)
+        spent = spent_and_reserved(self.settings)[0]
         return spent[name].today if name in spent else 0.0
 
 
@@ -540,7 +540,7 @@ def test_a_budget_outlives_the_proxy_and_is_in_backups(tmp_path: Path) -> None:
     write_backup(settings, tmp_path / "a.tar")
     restored = settings.model_copy(update={"data": tmp_path / "restored"})
     restore_backup(restored, tmp_path / "a.tar")
-    assert spent_money(restored)["one"].this_month == pytest.approx(2 * COST)
+    assert spent_and_reserved(restored)[0]["one"].this_month == pytest.approx(2 * COST)
 
 
 def test_commands_set_and_list_budgets(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvproxy.clients.client_keys import add_client, remove_client, set_disabled, set_limits, spent_money
+from kvproxy.clients.client_keys import add_client, remove_client, set_disabled, set_limits, spent_and_reserved
 from kvproxy.errors import InvalidRequest
 from kvproxy.http.services import Services
 from kvproxy.operations.keys import list_clients
@@ -34,7 +34,7 @@ class Proxy:
         return httpx.post(f"{self.url}/v1/chat/completions", headers=headers, json=body, timeout=300)
 
     def spent(self, name: str) -> float:
-        spent = spent_money(self.settings)
+        spent = spent_and_reserved(self.settings)[0]
         return spent[name].today if name in spent else 0.0
 
 

@@ -109,6 +109,21 @@ def test_a_table_fits_its_terminal(rows: list[tuple[object, ...]], width: int) -
         assert line.rstrip().endswith(prompt.rstrip() if cell_len(prompt) <= room else "…")
 
 
+TABLES = [
+    "log",
+    "log top",
+    "sessions",
+    "sessions --by day",
+    "savings",
+    "savings --ledger",
+    "cache ls",
+    "cache queue",
+    "keys ls",
+    "prices show",
+    "config show",
+]
+
+
 @pytest.mark.parametrize("width", [60, 80])
 def test_columns_without_space_are_omitted_after_names_and_the_first_column_take_several_lines(width: int) -> None:
     url = "http://a-long-name.example.internal:8000/v1/with/a/path/that/is/long/too"
@@ -333,24 +348,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "command",
     [
-        "log",
-        "log top",
+        *TABLES,
         "log top --by client",
-        "sessions",
-        "sessions --by day",
         "sessions --by model",
-        "savings",
         "savings --by tag",
         "savings --by client",
         "savings --by model",
-        "savings --ledger",
-        "cache ls",
-        "cache queue",
         "cache usage --by model",
-        "keys ls",
         "keys history",
-        "prices show",
-        "config show",
         "config show --changed",
         "lint FOLDER/log.jsonl",
         "estimate FOLDER/log.jsonl",
@@ -368,18 +373,8 @@ def test_every_table_fits_narrow_terminals(folder: Path, command: str, width: in
 @pytest.mark.parametrize(
     "command",
     [
-        "log",
-        "log top",
-        "sessions",
-        "sessions --by day",
-        "savings",
-        "savings --ledger",
-        "cache ls",
-        "cache queue",
+        *TABLES,
         "cache usage",
-        "keys ls",
-        "prices show",
-        "config show",
     ],
 )
 def test_a_pipe_can_select_each_field_of_json(folder: Path, command: str) -> None:
@@ -404,22 +399,12 @@ COMPUTED = {
 @pytest.mark.parametrize(
     "command",
     [
-        "log",
-        "log top",
+        *TABLES,
         "log top --by client",
-        "sessions",
-        "sessions --by day",
-        "savings",
         "savings --by client",
-        "savings --ledger",
         "savings --bill",
-        "cache ls",
-        "cache queue",
         "cache usage --by model",
-        "keys ls",
         "keys history",
-        "prices show",
-        "config show",
         "estimate FOLDER/log.jsonl --by model",
     ],
 )

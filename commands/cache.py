@@ -341,8 +341,8 @@ def reject(*, name: EntryName, question: Question = None, responses: StoreOption
 def approve(*, name: EntryName, question: Question = None, responses: StoreOptions) -> Output:
     """Undo a rejection, for all similar questions.
 
-    With --question, the policy learns that the response was right for this question. What it learned from reject --question
-    stays.
+    With --question, the policy learns that the response was right for this question. Verdicts of reject --question
+    stay.
 
     Example: kvproxy cache approve 3f2a --question "What is a KV block?"
     """

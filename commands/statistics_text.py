@@ -104,7 +104,7 @@ def _with_other_hits(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _learned_text(name: str, learned: Mapping[str, Any]) -> str | None:
-    """Return the text of a statistic that depends on others; None for the value alone."""
+    """Return the text of a statistic that depends on other statistics; None for the value alone."""
     if name == "most_wrong" and learned.get("served") and _is_unestimated(learned):
         return "unknown, because no comparison estimates it"
     if name == "checked_undecided":

@@ -133,7 +133,7 @@ class ProxyOverloaded(Overloaded, reason="refused-overload"):
 
 
 class UpstreamsDraining(Overloaded):
-    """An operator drains all upstreams of a model. `cause` says of which, for clients."""
+    """An operator drains all upstreams of a model. `cause` names the model for clients."""
 
     def __init__(self, cause: str) -> None:
         super().__init__(f"{cause}: restore one with kvproxy upstreams undrain", retry_after=1.0)

@@ -364,12 +364,12 @@ def _copies_differ(turn: str, copy: str, are_alike: Callable[[str, str], bool], 
 def _replies_differ(ours: Context, theirs: Context) -> bool:
     """Whether a statement of our assistant replaces or exchanges words of a nearly equal one.
 
-    Examples: `It is in Leeds.` and `It is in Hull.`. A word that the other conversation has elsewhere replaces none.
+    Examples: `It is in Leeds.` and `It is in Hull.`. Words from elsewhere in the other conversation replace nothing.
     """
-    told, others = _told(theirs), _told(ours)
+    stated, also_stated = _assistant_statements(ours), _assistant_statements(theirs)
     known, also_known = _known_roots(ours), _known_roots(theirs)
-    for sentence in others.keys() - told.keys():
-        copy = _nearest_copy(words(sentence), told)
+    for sentence in stated.keys() - also_stated.keys():
+        copy = _nearest_copy(words(sentence), also_stated)
         if copy is None:
             continue
         alone = unknown_words(content_words(sentence), also_known) - _PASSING
@@ -396,7 +396,7 @@ def _known_roots(context: Context) -> frozenset[str]:
     return roots_of(" ".join(each for each in sentences if "?" not in each or "or" not in words(each)))
 
 
-def _told(context: Context) -> dict[str, Sequence[str]]:
+def _assistant_statements(context: Context) -> dict[str, Sequence[str]]:
     """Return the statements of the assistant, and their words."""
     sentences = (each for turn in context.turns[1:-1:2] for each in SENTENCE_END.split(turn))
     return {each: words(each) for each in sentences if has_content(each) and not is_question(each)}

@@ -219,7 +219,7 @@ def describes_user(sentence: str) -> bool:
 
 
 def looks_up(sentence: str) -> bool:
-    """Whether the assistant begins to quote what it found: `I looked this up: refunds take 14 days.`"""
+    """Whether the assistant begins a quotation: `I looked this up: refunds take 14 days.`"""
     return _LOOKUP.search(sentence) is not None
 
 

@@ -46,7 +46,7 @@ _STRUCTURE = re.compile(
     r"|[*_\[]{0,3}(?:[\w'’-]+[ \t]+){0,3}[\w'’-]+[\]*_]{0,3}[ \t]*[:：]|[^\n]{1,200}[:：][ \t]{0,3}\n)"
 )
 _OPENED_TAG, _CLOSED_TAG = re.compile(r"<(\w[\w-]{0,60})(?: [^<>\n]*)?>"), re.compile(r"</(\w[\w-]{0,60})>")
-# What an instruction does with the text before it, so that its wording matters.
+# Instructions about the text before them, whose wording matters.
 _USES_WORDING = re.compile(
     r"\b(?:translat|rewrit|rephras|paraphras|reformulat|proofread|classif|categori[sz]|extract|repeat|quote|count)\w*",
     re.IGNORECASE,

@@ -86,7 +86,7 @@ def differing_sentences(units: Sequence[str], others: Sequence[str]) -> tuple[st
 
 @lru_cache(maxsize=512)
 def _statements(message: str) -> str:
-    """Return the statements beside a question or after a label; empty for others, because they may ask by a statement."""
+    """Return the statements beside a question or after a label; empty for other texts, which may ask by a statement."""
     tells = _LABEL.match(message) is not None or any(map(is_question, _units(message)))
     return "\n".join(statements_of(message)) if tells else ""
 

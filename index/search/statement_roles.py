@@ -38,7 +38,7 @@ def are_exchanged(sentence: str, other: str) -> bool:
 
 
 def exchange_order(statements: str, others: str) -> bool:
-    """Whether at least three content words or numbers that both texts have stand in another order."""
+    """Whether at least three content words or numbers of both texts have another order."""
     ours, theirs = _content_in_order(statements), _content_in_order(others)
     known, also_known = (
         frozenset(root for each in words_in_order for root in each) for words_in_order in (theirs, ours)

@@ -26,7 +26,7 @@ _LAYER_COLOURS = {
 _HEIGHT, _ROWS = 14, 10  # Lines of text of a chart in a terminal, with and without its frame.
 _TIME_LABELS = 6
 _FILLS, _POINTS = "█░▓▒#o=x+", "ox+*#%@&"
-"""Characters that tell the lines apart without colours: for stacked bars, and for curves."""
+"""Characters that distinguish the lines without colours: for stacked bars, and for curves."""
 _DAY = 86_400
 
 

@@ -50,7 +50,7 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class BilledInput:
-    """The tokens of prompts in the provider's count, and those that its cache reuses: in its steps, from its minimum on."""
+    """The prompt tokens in the provider's count, and the tokens that its cache reuses, in its steps and from its minimum on."""
 
     prompt_tokens: int
     reused: int
@@ -109,7 +109,7 @@ class EditSaving:
         return move_edit(self.edit) if self.removes_text and self._kept_share >= 0.5 else self.edit
 
     def saved_money(self, price: PriceSettings | None) -> float | None:
-        """Return what the suggested edit saves beside the edits before it; None without a price or the provider's count."""
+        """Return the money that the edit saves after the edits before it; None without a price or the provider's count."""
         if price is None or price.cached is None:
             return None
         after = self.moved if self.suggested.action == "move" else self.stripped
@@ -124,7 +124,7 @@ class EditSaving:
 
     @property
     def reason(self) -> str:
-        """Why the edit is suggested, and what the model reads with it."""
+        """Why the edit is suggested, and how it changes the model's input."""
         action = self.suggested.action
         if action not in ("move", "strip"):
             return _REASONS[action]
@@ -135,7 +135,7 @@ class EditSaving:
 
     @property
     def change(self) -> str:
-        """What differs, and where."""
+        """The difference, and its place."""
         span = self.span
         if span.kind in _PLACES:
             return _PLACES[span.kind]
@@ -183,7 +183,7 @@ class FamilyReport:
 
     @property
     def without_money(self) -> str | None:
-        """Why the savings state no money although the model has a price; None if they do, or if it has none."""
+        """Why the savings state no money although the model has a price; None if they state money, or without a price."""
         if self.price is None or self.price.cached is None or self.reuse.billed is not None:
             return None
         return (

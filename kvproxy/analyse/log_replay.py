@@ -78,7 +78,7 @@ def response_text(logged: LoggedRequest) -> str | None:
 
 
 def reported_prompt_tokens(logged: LoggedRequest) -> int | None:
-    """Return the prompt tokens that the log states for a request; None if it states none."""
+    """Return the prompt tokens that the log states for a request; None without usage."""
     response = logged.response
     if logged.usage is not None:
         return logged.usage.prompt_tokens

@@ -21,7 +21,7 @@ class _SentPrompt:
 
 
 def trace_turns(trace: TraceSession, first_number: int, prices: Mapping[str, PriceSettings]) -> list[Turn]:
-    """Return the turns as a provider that stores each whole prompt would report them. `first_number` is that of the session."""
+    """Return the turns as a provider that stores each whole prompt would report them. `first_number` numbers the first turn."""
     turns: list[Turn] = []
     sent: list[_SentPrompt] = []
     ended = None

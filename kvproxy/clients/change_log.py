@@ -34,7 +34,7 @@ def operator_name() -> str:
 
 
 class ChangeLog:
-    """The file of changes, to which nobody else appends meanwhile."""
+    """The locked file of changes."""
 
     def __init__(self, file: Path, out: BinaryIO) -> None:
         self._file, self._out = file, out
@@ -67,9 +67,9 @@ def record_change(data: Path, operator: str, change: str) -> None:
 
 @contextmanager
 def locked_changes(data: Path) -> Iterator[ChangeLog]:
-    """Lock the changes of a data folder, so that no other process or thread changes what they describe.
+    """Lock the changes of a data folder, so that no other process or thread changes the clients.
 
-    The lock is that of the open file: it ends with the process. Raises SettingsError.
+    The lock belongs to the open file, and ends with the process. Raises SettingsError.
     """
     file = changes_file(data)
     with ExitStack() as opened:

@@ -34,7 +34,7 @@ def stored_clients(settings: Settings) -> list[ClientSettings]:
 
 
 class StoredClients:
-    """The clients of `kvproxy keys`, which nobody else changes meanwhile.
+    """The clients of `kvproxy keys`, locked for a change.
 
     A proxy may have had its file of clients before its store moved to PostgreSQL; these clients stay in the file.
 
@@ -74,7 +74,7 @@ class StoredClients:
             raise InvalidRequest(f"the client {name!r} is in kvproxy.toml: change it there")
 
     def add(self, added: Sequence[ClientSettings], changes: Sequence[str]) -> None:
-        """Store new clients, or none if that fails."""
+        """Store new clients; if that fails, store no client."""
         if self._shared is None:
             self._write_file([*self._in_file, *added], changes)
             return
@@ -102,7 +102,7 @@ class StoredClients:
         self._record([change])
 
     def reset_counts(self, name: str) -> None:
-        """Delete what a client used and spent; the counts of a proxy with files are in its memory."""
+        """Delete the counts and the spent money of a client. Without PostgreSQL, a proxy has the other counts in its memory."""
         if self._shared is not None:
             self._shared.reset_counts(name)
         elif spending_file(self._settings.data).exists():

@@ -202,7 +202,7 @@ class Services:
             self.metrics.budgets.clear()
 
     def reload_clients(self) -> None:
-        """Apply a change of the clients at once. If PostgreSQL fails, a later heartbeat applies it."""
+        """Apply a change of the clients immediately. If PostgreSQL fails, a later heartbeat applies it."""
         with suppress(CacheStoreError):
             self.clients.reload(0 if self.shared is None else self.shared.last_change())
 

@@ -176,7 +176,7 @@ def _difference(old_name: str, name: str, before: Mapping[str, Json], after: Map
 
 
 def first_change(reader: JournalReader, turn: Turn, load_regions: RegionLoader) -> RegionDifference | None:
-    """Return the first change of a turn since its parent, with its words; None if they are not stored, or it has none."""
+    """Return the first change of a turn since its parent, with its words; None without stored texts or a change."""
     if turn.parent is None or turn.region is None or "changed" not in turn.lost:
         return None
     prompts = reader.prompts_of([turn.parent, turn.number])

@@ -347,7 +347,7 @@ class Fleet:
             yield chunk
 
     def set_drained(self, urls: Collection[str]) -> None:
-        """Drain the upstreams with these URLs, and no others."""
+        """Drain the upstreams with these URLs only."""
         for engine in self.engines.values():
             if engine.health.draining != (engine.url in urls):
                 engine.health.draining = engine.url in urls

@@ -1,4 +1,4 @@
-"""A process prints what it waits for."""
+"""A process prints its threads and tasks with their stacks."""
 
 import os
 import subprocess

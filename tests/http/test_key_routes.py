@@ -195,7 +195,7 @@ def test_concurrent_writers_lose_no_change(
 
 
 def test_a_change_that_cannot_be_recorded_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk: otherwise, a client would exist whose key nobody has seen."""
+    """A full disk: otherwise, a client would exist without a known key."""
     settings = load_settings(data=tmp_path)
     add_client(settings, "one")
 

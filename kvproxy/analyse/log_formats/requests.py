@@ -139,7 +139,7 @@ def _read_export(row: Row) -> Iterator[LoggedRequest]:
 
 
 def _exported_usage(value: JsonObject) -> SummedUsage | None:
-    """Return the usage of a request that the proxy sent to the backend; None for a hit, whose usage is that of another one."""
+    """Return the usage of a request that reached the backend; None for a hit, whose usage belongs to another request."""
     if value["layer"] not in BACKEND:
         return None
     counts = [value.get(name) for name in ("prompt_tokens", "completion_tokens", "cached_tokens")]

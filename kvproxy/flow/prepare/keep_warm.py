@@ -219,7 +219,7 @@ class KeepWarm:
         return request.api.is_cacheable(request.body)
 
     def _untracked_reason(self, request: ApiRequest) -> str | None:
-        """Return why a rule with keep-warm requests sends none after this request; None if it may, or without such a rule."""
+        """Return why no keep-warm requests follow this request; None if they may, or if its rule has no keep-warm."""
         if not request.control.rule.sends_keep_warm or self._is_tracked(request):
             return None
         is_messages = request.api.name == "messages"

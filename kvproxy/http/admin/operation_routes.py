@@ -68,7 +68,7 @@ def _route_of(operation: AnyOperation, respond: Callable[[Request, object], Awai
 
 
 def _check_change(request: Request, operation: AnyOperation) -> None:
-    """Refuse what the operation would ignore: a misspelt limit would create a key without it."""
+    """Refuse unknown parameters and bodies: otherwise, a misspelt limit would create a key without a limit."""
     parameters = {each.name: each for each in operation.remote_parameters if each.name not in operation.path_names}
     known = f"its parameters are {', '.join(parameters)}, in the query" if parameters else "it has no parameters"
     for name, value in request.query_params.multi_items():

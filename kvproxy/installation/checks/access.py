@@ -36,7 +36,7 @@ def check_clients_exist(settings: Settings) -> None:
 
 
 def access_warnings(settings: Settings) -> list[str]:
-    """Return what keeps `serve` from listening on the address of the settings, and what is closed there."""
+    """Return the cause for which `serve` refuses the address of the settings, and the closed parts of the proxy there."""
     warnings = []
     try:
         check_clients_exist(settings)

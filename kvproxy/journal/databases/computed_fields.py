@@ -63,6 +63,6 @@ class NumberedRecords:
     limit: int | None
 
     def sql(self) -> tuple[str, list[object]]:
-        # SQLite and PostgreSQL have one syntax for the names of a JSON object, and none for the items of an array.
+        # SQLite and PostgreSQL share a syntax for the names of a JSON object, but not for the items of an array.
         names = dumps({str(number): 0 for number in self.numbers}).decode()
         return " where number in (select cast(key as bigint) from json_each(?))", [names]

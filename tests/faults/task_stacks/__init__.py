@@ -1,4 +1,4 @@
-"""What the threads and asyncio tasks of a process wait for."""
+"""Prints the stacks of the threads and asyncio tasks of a process."""
 
 import contextlib
 import os

@@ -292,13 +292,10 @@ def _finished_exchange(request: LoggedRequest, number: int) -> Exchange | None:
     prompt, completion = (
         request.api.prompt_and_completion_tokens(response) if isinstance(response, dict) else (None, None)
     )
-    if request.usage is not None:
-        prompt, completion, cached = (
-            request.usage.prompt_tokens,
-            request.usage.completion_tokens,
-            request.usage.cached_tokens,
-        )
-        reuse = None if prompt is None or cached is None else PrefixReuse(prompt, cached)
+    if (usage := request.usage) is not None:
+        prompt, completion, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
+        writes = usage.written_5m, usage.written_1h
+        reuse = None if prompt is None or cached is None else PrefixReuse(prompt, cached, *writes)
     if reuse is None and not prompt:
         return None
     tenant = logged_tenant(request)

@@ -16,8 +16,8 @@ def request_lines(journal: DirectJournal, query: RecordQuery) -> Iterator[bytes 
     """Yield a line per successful request of a client, oldest first; None for a request whose text is not stored.
 
     A line has `custom_id`, `method`, `url`, and `body`, as in a batch of OpenAI, and `time` in seconds since the epoch. Its
-    `layer`, `service_tier`, tokens, and `cost` are those of `log --json`; null if unknown.
-    Tenants are numbered, and become the header `authorization`, so that tools that read the file keep them apart.
+    `layer`, `service_tier`, tokens, `cost`, and `tags` are those of `log --json`; null if unknown.
+    Tenants are numbered, and become `client` and the header `authorization`, so that tools that read the file keep them apart.
     """
     tenants: dict[str, str] = {}
     bodies: dict[tuple[int, str], JsonObject | None] = {}
@@ -44,11 +44,14 @@ def request_lines(journal: DirectJournal, query: RecordQuery) -> Iterator[bytes 
             "service_tier": record.service_tier,
             "prompt_tokens": record.prompt_tokens,
             "cached_tokens": record.reused_tokens,
+            "written_5m": record.written_5m,
+            "written_1h": record.written_1h,
             "completion_tokens": record.completion_tokens,
             "cost": record.cost,
+            "tags": record.tags,
             "body": body,
         }
         if record.tenant != "public":
             name = tenants.setdefault(record.tenant, f"tenant-{len(tenants) + 1}")
-            line["headers"] = {"authorization": name}
+            line |= {"client": name, "headers": {"authorization": name}}
         yield dumps(line) + b"\n"

@@ -10,9 +10,10 @@ from kvproxy.analyse.request_log import read_log
 from kvproxy.analyse.simulate.pool_simulation import lru_hits
 from kvproxy.analyse.transcripts import read_transcripts
 from kvproxy.analyse.workload_reader import read_workload
+from kvproxy.settings.journal import PriceSettings
 from tests.analyse import logs
 from tests.commands.run import kvproxy, result
-from tests.journal.sessions.requests import Sessions, assistant, request, user
+from tests.journal.sessions.requests import Sessions, assistant, provider, request, user
 
 SIZES = [8, 20, 40, None]
 NUMBERS = ("layer", "prompt_tokens", "completion_tokens", "cost")
@@ -95,6 +96,33 @@ def test_exported_requests_have_the_layers_of_the_live_proxy(tmp_path: Path) -> 
     found = result("estimate", file, "--data", tmp_path)
     assert (found["exact"], found["forwarded"]) == (live["exact"], live["forward"])
     assert (live["exact"] > 0, found["service_tiers"]) == (True, [])
+
+
+def test_a_bill_of_exported_requests_equals_the_bill_of_the_journal(tmp_path: Path) -> None:
+    """Written tokens are counted, hits are not, and the groups are projects and numbered clients."""
+    prices = {"input": 3, "cached": 0.3, "write_5m": 3.75, "write_1h": 6, "output": 15}
+    lines = [f"{name} = {price}\n" for name, price in prices.items()]
+    (tmp_path / "kvproxy.toml").write_text("[journal.prices.m]\n" + "".join(lines))
+    sessions = Sessions(str(tmp_path / "journal.db"), "all", m=PriceSettings.model_validate(prices))
+    for number, (tenant, project) in enumerate((("client:ann", "shop"), ("client:ben", "blog"))):
+        question = [user(logs.words(number, 60))]
+        tags = {"x-kvproxy-tags": f"project:{project}"}
+        common = {"tenant": tenant, "headers": tags, **provider()}
+        paid = request(question, 5_000 + number, 1_000, number, written=(2_000, 1_000), **common)
+        sessions.add(paid, request(question, 5_000 + number, None, number + 10, **{**common, "layer": "exact"}))
+    sessions.close()
+    file = tmp_path / "requests.jsonl"
+    result("log", "export", file, "--format", "requests", "--data", tmp_path)
+    columns = ("requests", "input_tokens", "reused_tokens", "written_tokens", "output_tokens", "cost", "unreported")
+
+    def bill(*command: object) -> dict[str, list[float]]:
+        found = result(*command, "--data", tmp_path)
+        return {row["name"]: [row[name] for name in columns] for row in (*found["rows"], found["total"])}
+
+    recorded = {name: pytest.approx(row) for name, row in bill("sessions", "--by", "project").items()}
+    assert recorded["shop"] == [1, 5_000, 1_000, 3_000, 10, (1_000 * 3 + 300 + 2_000 * 3.75 + 6_000 + 150) / 1e6, 0]
+    assert bill("estimate", file, "--sessions", "--by", "project") == recorded
+    assert set(bill("estimate", file, "--sessions", "--by", "client")) == {"tenant-1", "tenant-2", "all"}
 
 
 def test_a_journal_without_texts_exports_no_requests_and_says_so(tmp_path: Path) -> None:

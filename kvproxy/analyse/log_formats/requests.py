@@ -6,6 +6,7 @@ from dataclasses import replace
 from kvproxy.analyse.log_formats.json_texts import decoded, decoded_object
 from kvproxy.analyse.log_formats.labels import LABEL_FIELDS, labels_of
 from kvproxy.analyse.log_formats.log_format import (
+    ANSWERED_BY_CACHE,
     PROMPT_FIELDS,
     LogFormat,
     LoggedRequest,
@@ -39,6 +40,7 @@ _STATUSES = ("status", "status_code", "response_status", "response_status_code")
 _HEADERS = ("headers", "request_headers")
 _LISTS = {"messages", "tools", "input"}
 _LOG_FIELDS = {"method", *_STATUSES, *_ROUTES}
+_EXPORTED_COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens", "written_5m", "written_1h")
 _FINE_TUNING_FIELDS = {"messages", "tools", "functions", "parallel_tool_calls"}
 
 
@@ -142,9 +144,15 @@ def _exported_usage(value: JsonObject) -> SummedUsage | None:
     """Return the usage of a request that reached the backend; None for a hit, whose usage belongs to another request."""
     if value["layer"] not in BACKEND:
         return None
-    counts = [value.get(name) for name in ("prompt_tokens", "completion_tokens", "cached_tokens")]
-    prompt, completion, cached = (count if isinstance(count, int) else None for count in counts)
-    return None if prompt is None else SummedUsage(1, prompt, completion, cached)
+    counts = [value.get(name) for name in _EXPORTED_COUNTS]
+    prompt, completion, cached, short, hour = (count if isinstance(count, int) else None for count in counts)
+    return None if prompt is None else SummedUsage(1, prompt, completion, cached, short, hour)
+
+
+def _read_export_usage(row: Row) -> Iterator[LoggedRequest]:
+    if row.value["layer"] not in BACKEND:
+        raise SkipRow(ANSWERED_BY_CACHE)
+    yield from _read_export(row)
 
 
 def _refuse_batch_output(row: Row) -> Iterator[LoggedRequest]:
@@ -200,7 +208,13 @@ FORMATS = (
         read_usage=_read_anthropic_batch_usage,
     ),
     LogFormat("anthropic-batch", "Anthropic batch", ("custom_id", "params"), _read_anthropic_batch),
-    LogFormat("kvproxy", "requests of kvproxy log export", ("custom_id", "url", "body", "layer", "time"), _read_export),
+    LogFormat(
+        "kvproxy",
+        "requests of kvproxy log export",
+        ("custom_id", "url", "body", "layer", "time"),
+        _read_export,
+        read_usage=_read_export_usage,
+    ),
     LogFormat("batch", "batch lines (custom_id, url, body)", ("custom_id", "url", "body"), _read_batch),
     LogFormat("preferences", "preference data for fine-tuning", ("input", "preferred_output"), _read_preference),
     _FineTuning("fine-tuning", "fine-tuning data", ("messages",), _read_fine_tuning),

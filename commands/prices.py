@@ -9,7 +9,7 @@ from typer import Argument, Option
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.options import Data, JournalOptions, load_settings
 from kvproxy.commands.output import Output, text_output
-from kvproxy.commands.tables import ListLayout, Row, number_column, print_table, text_column
+from kvproxy.commands.tables import Column, ListLayout, Row, number_column, print_table, text_column
 from kvproxy.errors import NotFound
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ def show(
     """Show the prices in use, per million tokens.
 
     The source is a table of [journal.prices], or the providers' list. A model without a price has no source. Longer prompts of
-    some models have other prices, in a row for each, and so do later prices of the settings.
+    some models have other prices, in a row for each, and so do later prices of the settings, and service tiers. A tier
+    without own prices has a factor of the standard price, from the settings, or as the provider publishes it.
 
     Example: kvproxy prices show claude-sonnet-4-6
     """
@@ -53,7 +54,7 @@ def show(
     empty = "the journal and the settings have no models: name one, as in kvproxy prices show gpt-5"
     document = [asdict(price) for price in prices]
     records = [record for price in document for record in _records(price)]
-    fields = ["model", "source", *field_names(PriceTier)]
+    fields = ["model", *field_names(PriceTier)]
     return Output(
         document,
         lambda: print_table(rows, empty=empty, layout=layout, records=records),
@@ -67,7 +68,7 @@ def _records(price: dict[str, Any]) -> Iterator[dict[str, Any]]:
     from kvproxy.operations.journal_reports import PriceTier
 
     for tier in price["tiers"] or [asdict(PriceTier(0))]:
-        yield {"model": price["model"], "source": price["source"], **tier}
+        yield {"model": price["model"], **tier}
 
 
 def _rows(price: "ModelPrice") -> Iterator[Row]:
@@ -76,7 +77,8 @@ def _rows(price: "ModelPrice") -> Iterator[Row]:
     for tier in price.tiers or [PriceTier(0)]:
         yield {
             text_column("Model"): price.model,
-            "Source?": price.source,
+            Column("Tier", field="service_tier", is_optional=True, hides_empty=True): tier.service_tier,
+            "Source?": tier.source,
             "Since?": tier.since,
             number_column("Prompt above", "above"): tier.above,
             **{number_column(title, name): getattr(tier, name) for name, title in _NAMES.items()},

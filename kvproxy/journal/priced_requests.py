@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from kvproxy.journal.reader import PAID_COMPLETION, PAID_PROMPT, JournalReader
 from kvproxy.journal.sums_filter import SumsFilter
-from kvproxy.providers.prices import ModelPrices, has_tier_price, least_priced_otherwise, price_at, price_on
+from kvproxy.providers.prices import ModelPrices, has_tier_price, price_at, price_on
+from kvproxy.providers.published_prices import least_priced_otherwise
 from kvproxy.settings.journal import PriceSettings
 from kvproxy.units import utc_day
 

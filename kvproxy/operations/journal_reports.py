@@ -189,7 +189,10 @@ def _with_quotes(journal: JournalAccess, rows: list[TreeRow]) -> list[TreeRow]:
 class PriceTier:
     """Prices per million tokens of requests whose prompt has more than `above` tokens; None if unknown.
 
-    `since` is the UTC day on which later prices start; None for the present prices.
+    Attributes:
+        since: the UTC day on which later prices start; None for the present prices.
+        service_tier: tier that serves the requests, such as batch; None for the standard tier.
+        source: as that of the model, with the factor of the service tier if the list has no prices of it.
     """
 
     above: int
@@ -199,10 +202,14 @@ class PriceTier:
     write_1h: float | None = None
     output: float | None = None
     since: str | None = None
+    service_tier: str | None = None
+    source: str | None = None
 
     @classmethod
-    def of(cls, above: int, price: PriceSettings, since: str | None = None) -> "PriceTier":
-        return cls(above, price.input, price.cached, price.write_5m, price.write_1h, price.output, since)
+    def of(
+        cls, above: int, price: PriceSettings, source: str | None, since: str | None = None, tier: str | None = None
+    ) -> "PriceTier":
+        return cls(above, price.input, price.cached, price.write_5m, price.write_1h, price.output, since, tier, source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +218,8 @@ class ModelPrice:
 
     Attributes:
         source: `settings: PATTERN`, or `list` for the list price; None without a price.
-        tiers: present prices by the length of the prompt, the shortest first, then later prices of the settings; empty
-            without a price.
+        tiers: present prices by the length of the prompt, the shortest first, then later prices of the settings, then those
+            of service tiers; empty without a price.
     """
 
     model: str
@@ -234,10 +241,14 @@ def configured_prices(settings: JournalSettings, query: PriceQuery, models: Iter
 
 
 def _price_tiers(model: str, prices: ModelPrices) -> Iterator[PriceTier]:
+    source = prices.source_of(model)
     for above, price in prices.tiers(model):
-        yield PriceTier.of(above, price)
+        yield PriceTier.of(above, price, source)
     for day, price in prices.later(model):
-        yield PriceTier.of(0, price, day)
+        yield PriceTier.of(0, price, source, day)
+    for tier, tier_source in prices.service_tiers(model).items():
+        for above, price in prices.tiers(model, tier):
+            yield PriceTier.of(above, price, tier_source, tier=tier)
 
 
 # Routes with names before those with a parameter.

@@ -138,13 +138,22 @@ def test_the_prices_in_use_have_a_source(tmp_path: Path) -> None:
     assert (unpriced["model"], unpriced["source"], unpriced["tiers"]) == ("m", None, [])
     (listed,) = result("prices", "show", "gpt-5.6", "--data", tmp_path)
     assert listed["source"] == "list"
-    assert [(tier["above"], tier["input"]) for tier in listed["tiers"]] == [(0, 4), (272_000, 8)]
+    standard = [tier for tier in listed["tiers"] if tier["service_tier"] is None]
+    assert [(tier["above"], tier["input"], tier["source"]) for tier in standard] == [
+        (0, 4, "list"),
+        (272_000, 8, "list"),
+    ]
     assert (listed["tiers"][0]["write_5m"], listed["tiers"][0]["write_1h"]) == (5, None)
-    head, first, second = kvproxy("prices", "show", "gpt-5.6", "--data", tmp_path).stdout.splitlines()
-    assert dict(zip(head.split("\t"), second.split("\t"), strict=True))["above"] == "272000"
-    assert first.split("\t")[1] == "list"
+    head, first, second, *_ = kvproxy("prices", "show", "gpt-5.6", "--data", tmp_path).stdout.splitlines()
+    names = head.split("\t")
+    assert dict(zip(names, second.split("\t"), strict=True))["above"] == "272000"
+    assert dict(zip(names, first.split("\t"), strict=True))["source"] == "list"
     done = kvproxy("prices", "show", "gpt-5.6", "own-1", "other", "--csv", "--data", tmp_path)
-    rows = [(row["model"], row["above"], row["input"]) for row in csv.DictReader(done.stdout.splitlines())]
+    rows = [
+        (row["model"], row["above"], row["input"])
+        for row in csv.DictReader(done.stdout.splitlines())
+        if not row["service_tier"]
+    ]
     assert rows == [("gpt-5.6", "0", "4"), ("gpt-5.6", "272000", "8"), ("own-1", "0", "2"), ("other", "0", "")]
     with proxied(tmp_path / "proxy") as url:
         remote = RemoteJournal(ProxyClient(url, None))
@@ -156,3 +165,28 @@ def test_prices_of_the_settings_are_shown_before_the_first_request(tmp_path: Pat
     (price,) = result("prices", "show", "--data", tmp_path)
     assert (price["model"], price["tiers"][0]["input"]) == ("own", 2.0)
     assert result("prices", "show", "own", "--data", tmp_path) == [price]
+
+
+def test_service_tiers_have_rows_with_their_source(tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text(
+        '[journal.prices."gpt-4.1"]\ninput = 10\noutput = 10\nservice_tiers = { scale = 3 }\n'
+        '[journal.prices."claude-opus-4-5"]\nservice_tiers = { priority = 2 }\n'
+    )
+
+    def tiers(model: str) -> dict[tuple[str | None, int], tuple[float, float, str]]:
+        (price,) = result("prices", "show", model, "--data", tmp_path)
+        rows = price["tiers"]
+        return {(row["service_tier"], row["above"]): (row["input"], row["output"], row["source"]) for row in rows}
+
+    listed = tiers("gpt-5.6")
+    assert listed["batch", 0] == (2, 10, "list")
+    assert listed["batch", 272_000] == (4, 15, "list")
+    assert listed["priority", 0] == (8, 40, "list")
+    # The list lacks a price of this tier.
+    assert tiers("gpt-4.1-2025-04-14")["flex", 0] == (1, 4, "list, published factor 0.5")
+    own = tiers("gpt-4.1")
+    assert own[None, 0] == (10, 10, "settings: gpt-4.1")
+    assert own["batch", 0] == (5, 5, "settings: gpt-4.1, published factor 0.5")
+    assert own["scale", 0] == (30, 30, "settings: gpt-4.1, settings factor 3")
+    assert tiers("claude-opus-4-5")["priority", 0] == (10, 50, "list, settings factor 2")
+    assert tiers("unknown") == {}

@@ -43,7 +43,7 @@ from kvproxy.journal.bill import bill
 from kvproxy.journal.sums_filter import SumsFilter
 from kvproxy.journal.token_estimates import UNLIMITED_OUTPUT_TOKENS, most_output_tokens
 from kvproxy.operations.keys import ListedClient, list_clients
-from kvproxy.providers import prices
+from kvproxy.providers import published_prices
 from kvproxy.settings import load_settings
 from kvproxy.settings.access import ClientSettings
 from tests.commands.run import kvproxy
@@ -716,6 +716,6 @@ def test_the_prices_of_fallbacks_are_searched_at_the_start(tmp_path: Path) -> No
     """The search of the price list would block the event loop when it charges the first fallback."""
     servers = [{"url": "http://127.0.0.1:9", "models": ["m"]}, {"url": "http://127.0.0.1:8", "models": ["gpt-4o-mini"]}]
     settings = load_settings(data=tmp_path, upstreams=servers, routing={"fallbacks": {"m": ["gpt-4o-mini"]}})
-    prices._listed_model.cache_clear()
+    published_prices._listed_model.cache_clear()
     with run_proxy(settings):
-        until(lambda: prices._listed_model.cache_info().currsize == 1)
+        until(lambda: published_prices._listed_model.cache_info().currsize == 1)

@@ -9,7 +9,7 @@ import pytest
 from genai_prices.data_snapshot import get_snapshot
 
 from kvproxy.providers.cache_rules import CACHE_RULES, cache_rule, rule_of_marks
-from kvproxy.providers.prices import list_price
+from kvproxy.providers.published_prices import list_price
 from tests.clients.prompt_cache import rules_of
 
 ROOT = Path(__file__).resolve().parents[2]

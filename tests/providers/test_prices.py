@@ -12,7 +12,8 @@ import pytest
 from genai_prices import Usage, calc_price
 
 from kvproxy.providers import prices
-from kvproxy.providers.prices import ModelPrices, cache_limits, has_tier_price, list_price, price_at
+from kvproxy.providers.prices import ModelPrices, cache_limits, has_tier_price, price_at
+from kvproxy.providers.published_prices import list_price
 from kvproxy.settings.journal import MILLION, JournalSettings, PriceSettings, input_price, price_of
 from tests.commands.run import kvproxy
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from kvproxy.apis.json import (
+    Json,
     JsonMap,
     JsonObject,
     as_object,
@@ -29,6 +30,9 @@ TokenCounts: TypeAlias = tuple[int | None, int | None]
 STREAM_FIELD = "kvproxy_stream"
 """Field of a stored response with what only its stream had, such as the place of a field. Clients do not receive it."""
 _STREAM_FIELDS = (f'"{STREAM_FIELD}"'.encode(),)
+_TEXT_PARTS = ("text", "input_text")
+# Agents such as Claude Code put context for the model beside the user's text, in parts of their own.
+_REMINDER = "<system-reminder>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +110,8 @@ class Api:
         return None
 
     def display_text(self, body: JsonMap) -> str:
-        """Return the last message of a request, which listings show; empty without one."""
-        return last_item_text(body, "messages")
+        """Return the last text of the user, which listings show; without one, the last message, or an empty text."""
+        return last_user_text(body, "messages")
 
     def is_storable(self, response: JsonObject, body: JsonMap) -> bool:
         """Whether the response to a request with this body is complete and successful."""
@@ -166,10 +170,22 @@ def content_text(turn: JsonObject) -> str | None:
     return text_of(turn.get("content"))
 
 
-def last_item_text(body: JsonMap, name: str) -> str:
+def last_user_text(body: JsonMap, name: str) -> str:
+    """Return the last text of the user, or else the last item; agents send results of tools and context after it."""
     items = body.get(name)
+    texts = (_text_for_people(item.get("content")) for item in reversed(objects(items)) if item.get("role") == "user")
+    if (text := next(filter(str.strip, texts), None)) is not None:
+        return text
     last = items[-1] if isinstance(items, list) and items else items
     return to_text(last.get("content", last) if isinstance(last, dict) else last)
+
+
+def _text_for_people(content: Json) -> str:
+    """Return the text of a message without other parts, such as images and reminders to the model."""
+    if isinstance(content, str):
+        return content
+    texts = [to_text(part.get("text")) for part in objects(content) if part.get("type") in _TEXT_PARTS]
+    return "".join(text for text in texts if not text.startswith(_REMINDER))
 
 
 def token_counts(response: JsonMap, prompt_field: str, completion_field: str) -> TokenCounts:

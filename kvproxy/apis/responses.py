@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from kvproxy.apis.api import Api, ApiName, Question, TokenCounts, last_item_text, last_turn_question, token_counts
+from kvproxy.apis.api import Api, ApiName, Question, TokenCounts, last_turn_question, last_user_text, token_counts
 from kvproxy.apis.field_checks import allows_semantic, check_common_fields, check_object, check_objects
 from kvproxy.apis.json import JsonMap, JsonObject, as_list, as_object, as_text, field, objects, text_of
 from kvproxy.apis.key_fields import RESPONSES
@@ -63,7 +63,7 @@ class Responses(Api):
         return last_turn_question(body, "input", _item_text, allows_semantic=semantic)
 
     def display_text(self, body: JsonMap) -> str:
-        return last_item_text(body, "input")
+        return last_user_text(body, "input")
 
     def why_not_stored(self, response: JsonObject, body: JsonMap) -> NotStored | None:
         output, status = response.get("output"), response.get("status")

@@ -175,6 +175,17 @@ def test_display_text_output_text_and_usage() -> None:
     assert APIS["embeddings"].display_text({"input": ["a"]}) == '["a"]'
     assert APIS["messages"].display_text({"messages": [{"content": "a"}, {"content": [1]}]}) == "[1]"
     assert APIS["messages"].display_text({"messages": 5}) == "5"
+    reminder = {"type": "text", "text": "<system-reminder>The project is in Python.</system-reminder>"}
+    asked: list[Any] = [{"role": "user", "content": [reminder, {"type": "text", "text": "What is x?"}]}]
+    called: Any = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "read", "input": {}}]}
+    result: Any = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "y" * 99}]}
+    context: Any = {"role": "system", "content": "Available agent types: general"}
+    endings: list[Any] = [[], [context], [called, result], [called, {"role": "tool", "content": "y"}]]
+    for after in endings:
+        assert APIS["messages"].display_text({"messages": [*asked, *after]}) == "What is x?"
+        assert APIS["responses"].display_text({"input": [*asked, *after]}) == "What is x?"
+    picture: list[Any] = [{"type": "image_url", "image_url": {"url": "data:"}}, {"type": "text", "text": "What is it?"}]
+    assert chat.display_text({"messages": [{"role": "user", "content": picture}]}) == "What is it?"
     responses = APIS["responses"]
     for given, text in (("a", "a"), (["a", {"content": "b"}], "b"), ([{"type": "x"}], '{"type":"x"}'), ([], "[]")):
         assert responses.display_text({"input": given}) == text  # type: ignore[dict-item]

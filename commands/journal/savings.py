@@ -119,6 +119,8 @@ def _bill_output(report: "Bill", selection: "SumsFilter", layout: ListLayout) ->
             number_column("Refused", "refused", optional=True): row.refused,
             number_column("Input", "input_tokens"): row.input_tokens,
             number_column("Cached", "cached_tokens"): row.cached_tokens,
+            number_column("Written 5m", "written_5m", optional=True, hides_empty=True): row.written_5m,
+            number_column("Written 1h", "written_1h", optional=True, hides_empty=True): row.written_1h or None,
             number_column("Output", "output_tokens"): row.output_tokens,
             number_column(f"Cost {report.currency}", "cost"): money(row.cost, leaves_out_models=row.unpriced > 0),
             number_column(f"Saved {report.currency}", "saved"): money(

@@ -4,8 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from kvproxy.journal.reader import CACHES, JournalReader
-from kvproxy.journal.saving_groups import grouped_totals, split_bill_name
+from kvproxy.journal.saving_groups import bill_name, grouped_totals, split_bill_name
 from kvproxy.journal.savings import savings
+from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.journal.sums_filter import SumsFilter
 from kvproxy.settings.journal import PriceSettings
 
@@ -19,6 +20,8 @@ class BillRow:
         requests: requests of clients, also failed ones, that were not refused; caches answered `hits` of them.
         input_tokens, cached_tokens, output_tokens: of the requests that the provider answered, reported or else estimated;
             `cached_tokens` is the part of the input that it reused. None if they are unknown for all these requests.
+        written_5m, written_1h: the parts of the input that were written to the provider's cache, for its default lifetime and
+            for one hour; None if no request reports them.
         cost: their price in `journal.currency`; None if it is unknown.
         saved: see `Saving.money`; None if it is unknown.
         refused: number of requests that the proxy refused.
@@ -37,6 +40,8 @@ class BillRow:
     hits: int = 0
     input_tokens: int | None = 0
     cached_tokens: int | None = 0
+    written_5m: int | None = None
+    written_1h: int | None = None
     output_tokens: int | None = 0
     cost: float | None = None
     saved: float | None = None
@@ -76,6 +81,10 @@ def bill(
         row.input_tokens = (row.input_tokens or 0) + total.prompt_tokens + total.estimated_prompt_tokens
         row.cached_tokens = (row.cached_tokens or 0) + total.reused_tokens
         row.output_tokens = (row.output_tokens or 0) + total.completion_tokens + total.estimated_completion_tokens
+    for team, tenant, model, day, short, long, _ in SessionReader(reader, prices).writes_by_team(selection):
+        name = bill_name(day, team, tenant, model)
+        row = rows.setdefault(name, BillRow(*split_bill_name(name)))
+        row.written_5m, row.written_1h = (row.written_5m or 0) + short, (row.written_1h or 0) + long
     for saving in savings(reader, "bill", prices, selection=selection, rejected=rejected):
         row = rows.setdefault(saving.name, BillRow(*split_bill_name(saving.name)))
         row.cost, row.saved = saving.spent, saving.money

@@ -198,10 +198,11 @@ def test_what_a_team_wrote_to_the_providers_cache_is_in_its_bill(journal: Stored
     }
     day = "2026-11-20"
     assert rows == [
-        BillRow(day, "", "ann", "m", 1, 0, 100, 40, 10, pytest.approx(reused), saved),
-        BillRow(day, "red", "ann", "m", 1, 0, 100, 0, 10, pytest.approx(wrote), lost),
-        BillRow(day, "red", "ben", "m", 1, 0, 100, 0, 10, pytest.approx(wrote), lost),
+        BillRow(day, "", "ann", "m", 1, 0, 100, 40, None, None, 10, pytest.approx(reused), saved),
+        BillRow(day, "red", "ann", "m", 1, 0, 100, 0, 60, 0, 10, pytest.approx(wrote), lost),
+        BillRow(day, "red", "ben", "m", 1, 0, 100, 0, 60, 0, 10, pytest.approx(wrote), lost),
     ]
+    assert sum_bill(rows).written_5m == 120
 
 
 def test_a_bill_without_reported_tokens_has_no_zero(journal: StoredJournal) -> None:

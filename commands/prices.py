@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from kvproxy.commands.command import CommandGroup
-from kvproxy.commands.options import Data, JournalOptions, load_settings
+from kvproxy.commands.options import Data, JournalOptions, LimitOrAll, load_settings
 from kvproxy.commands.output import Output, text_output
-from kvproxy.commands.tables import Column, ListLayout, Row, number_column, print_table, text_column
+from kvproxy.commands.tables import (
+    Column,
+    ListLayout,
+    Row,
+    default_limit,
+    number_column,
+    print_table,
+    table_output,
+    text_column,
+)
 from kvproxy.errors import NotFound
 
 if TYPE_CHECKING:
@@ -17,7 +26,7 @@ if TYPE_CHECKING:
 
 _NAMES = {"input": "Input", "cached": "Cached", "write_5m": "Written 5m", "write_1h": "Written 1h", "output": "Output"}
 
-app = CommandGroup("prices", help="Show or update the prices of paid APIs.")
+app = CommandGroup("prices", help="List, show, or update the prices of paid APIs.")
 
 
 @app.subcommand
@@ -51,7 +60,7 @@ def show(
     else:
         prices = [price for query in queries for price in journal.perform(list_prices, query)]
     rows = [row for price in prices for row in _rows(price)]
-    empty = "the journal and the settings have no models: name one, as in kvproxy prices show gpt-5"
+    empty = "the journal and the settings have no models: name one, as in kvproxy prices show gpt-5 (kvproxy prices ls lists all)"
     document = [asdict(price) for price in prices]
     records = [record for price in document for record in _records(price)]
     fields = ["model", *field_names(PriceTier)]
@@ -61,6 +70,40 @@ def show(
         records=records,
         fields=fields,
     )
+
+
+@app.subcommand
+def ls(
+    *,
+    search: Annotated[str | None, Option(help="Only models whose names contain this text.")] = None,
+    limit: LimitOrAll = None,
+    layout: ListLayout,
+    data: Data = None,
+) -> Output:
+    """List the models with a known price, per million tokens.
+
+    The names are those of [journal.prices], then those of the providers' list. A pattern of [journal.prices] is no model.
+    Models of a host begin with its name, such as groq/. Prices are those of short prompts in the standard service tier; kvproxy
+    prices show has all prices of a model.
+
+    Example: kvproxy prices ls --search sonnet
+    """
+    from kvproxy.operations.journal_reports import KnownPrice, known_prices
+    from kvproxy.operations.operation import field_names
+
+    known = known_prices(load_settings(data=data).journal, search)
+    listed = known[: default_limit(limit, 100) or None]
+    rows: list[Row] = [
+        {
+            text_column("Model"): price.model,
+            "Source?": price.source,
+            **{number_column(title, name): getattr(price, name) for name, title in _NAMES.items()},
+        }
+        for price in listed
+    ]
+    empty = "no model with a known price has this name"
+    fields = field_names(KnownPrice)
+    return table_output(listed, rows, empty=empty, layout=layout, fields=fields, total=len(known))
 
 
 def _records(price: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -45,7 +45,7 @@ COMMAND_PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "warm": ("kvproxy.commands.warm:warm", "Fill both caches from prompts, logs or another cache."),
         "upstreams": ("kvproxy.commands.upstreams:app", "List upstreams, and drain one for maintenance."),
         "keys": ("kvproxy.commands.keys:app", "Manage clients and their API keys."),
-        "prices": ("kvproxy.commands.prices:app", "Show or update the prices of paid APIs."),
+        "prices": ("kvproxy.commands.prices:app", "List, show, or update the prices of paid APIs."),
         "backup": ("kvproxy.commands.backup:backup", "Save responses, journal, clients and settings to a file."),
         "restore": ("kvproxy.commands.backup:restore", "Restore a backup to a data folder that no proxy uses."),
         "reload": ("kvproxy.commands.config:reload", "Reload the rules of a running proxy."),

@@ -227,6 +227,32 @@ class ModelPrice:
     tiers: list[PriceTier]
 
 
+@dataclass(frozen=True, slots=True)
+class KnownPrice:
+    """The present prices per million tokens of a model's short prompts in the standard service tier; see `ModelPrice`."""
+
+    model: str
+    source: str | None
+    input: float
+    cached: float | None
+    write_5m: float | None
+    write_1h: float | None
+    output: float
+
+
+def known_prices(settings: JournalSettings, search: str | None) -> list[KnownPrice]:
+    """Return the prices of all known models, or of those whose names contain a text."""
+    prices = ModelPrices(settings)
+    names = [name for name in prices.known_models() if search is None or search.lower() in name.lower()]
+    priced = [(name, price) for name in names if (price := prices.at(name)) is not None]
+    return [
+        KnownPrice(
+            name, prices.source_of(name), price.input, price.cached, price.write_5m, price.write_1h, price.output
+        )
+        for name, price in priced
+    ]
+
+
 @operation("GET", "/prices")
 def list_prices(journal: JournalAccess, query: PriceQuery) -> list[ModelPrice]:
     """List the prices that costs and savings use at present, with their sources."""

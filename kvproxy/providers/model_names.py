@@ -37,6 +37,11 @@ _VERSION_FIRST = re.compile(r"^claude-([4-9](?:-\d)?)-(opus|sonnet|haiku)(?![a-z
 _SHORT_DATE = re.compile(r"-(\d\d)-(\d\d)$")
 
 
+def host_prefixes(host: str) -> list[str]:
+    """Return the prefixes that name a host of `genai-prices`."""
+    return [prefix for prefix, name in _HOSTS.items() if name == host]
+
+
 def split_host(model: str) -> tuple[str | None, str]:
     """Return the host that a model's name begins with, and the name without it; None without a host."""
     prefix, _, name = model.partition("/")

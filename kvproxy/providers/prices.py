@@ -9,6 +9,7 @@ from kvproxy.providers.cache_rules import cache_rule, cache_rule_or_assumption, 
 from kvproxy.providers.published_prices import (
     has_list_price,
     list_price,
+    listed_models,
     listed_tiers,
     published_tier_factor,
     tier_starts,
@@ -122,6 +123,11 @@ class ModelPrices(Mapping[str, PriceSettings]):
                 origin = "settings" if tier in own else "published"
                 sources[tier] = source if is_listed else f"{source}, {origin} factor {factor:g}"
         return sources
+
+    def known_models(self) -> list[str]:
+        """Return the names in the settings that are no patterns, then those of the price list."""
+        listed = sorted(listed_models(self.price_list)) if self._has_list_prices else []
+        return list(dict.fromkeys((*(name for name in self._configured if "*" not in name), *listed)))
 
     def later(self, model: str) -> list[tuple[str, PriceSettings]]:
         """Return the later prices of the settings with the UTC days on which they start, such as 2026-12-01."""

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvproxy.providers.cache_rules import cache_rule
-from kvproxy.providers.model_names import spellings, split_host
+from kvproxy.providers.model_names import host_prefixes, spellings, split_host
 from kvproxy.providers.price_list import load_price_list
 from kvproxy.settings.journal import PriceSettings
 
 if TYPE_CHECKING:
+    from genai_prices.data_snapshot import DataSnapshot
     from genai_prices.types import ModelInfo
 
 _NOON = time(12)
@@ -129,6 +130,27 @@ def _without_weekend_peaks(moment: datetime) -> datetime:
     return datetime.combine(moment.date(), _NOON, UTC) if is_weekend else moment
 
 
+def listed_models(price_list: Path | None = None) -> Iterator[str]:
+    """Yield the names by which models of the list are found; with the name of the host if no shorter name is."""
+    for provider in _snapshot(price_list).providers:
+        for listed_model in provider.models:
+            names = (listed_model.id, *(f"{prefix}/{listed_model.id}" for prefix in host_prefixes(provider.id)))
+            found = (name for name in names if _finds(name, listed_model, price_list))
+            if (name := next(found, None)) is not None:
+                yield name
+
+
+def _finds(name: str, listed_model: "ModelInfo", price_list: Path | None) -> bool:
+    provider = _provider_of(name)
+    return provider is not None and _listed_model(name, provider, price_list) is listed_model
+
+
+def _snapshot(price_list: Path | None) -> "DataSnapshot":
+    from genai_prices.data_snapshot import get_snapshot
+
+    return get_snapshot() if price_list is None else load_price_list(price_list)
+
+
 @lru_cache(maxsize=4_096)
 def least_priced_otherwise(model: str, price_list: Path | None = None) -> int | None:
     """Return the least prompt tokens of requests whose list price may differ from `price_on`: 0 if the price has hours.
@@ -231,9 +253,7 @@ def _listed_prices(
 @lru_cache(maxsize=4_096)
 def _listed_model(model: str, provider: str, price_list: Path | None) -> "ModelInfo | None":
     """Return a model of the price list; None if it is unknown."""
-    from genai_prices.data_snapshot import get_snapshot
-
-    snapshot = get_snapshot() if price_list is None else load_price_list(price_list)
+    snapshot = _snapshot(price_list)
     for listing, name in _listed_names(model, provider):
         for spelling in spellings(name):
             try:

@@ -190,3 +190,24 @@ def test_service_tiers_have_rows_with_their_source(tmp_path: Path) -> None:
     assert own["scale", 0] == (30, 30, "settings: gpt-4.1, settings factor 3")
     assert tiers("claude-opus-4-5")["priority", 0] == (10, 50, "list, settings factor 2")
     assert tiers("unknown") == {}
+
+
+def test_models_with_a_price_are_listed_by_the_names_that_have_it(tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text(
+        "[journal.prices.own]\ninput = 2\n[journal.prices.'other-*']\ninput = 3\n[journal.prices.gpt-5]\noutput = 4\n"
+    )
+    rows = {row["model"]: row for row in result("prices", "ls", "--data", tmp_path)}
+    shown = result(
+        "prices", "show", "own", "gpt-5", "claude-sonnet-5-5", "groq/openai/gpt-oss-120b", "--data", tmp_path
+    )
+    for price in shown:
+        tier = price["tiers"][0]
+        row = rows[price["model"]]
+        assert (row["source"], row["input"], row["write_1h"]) == (price["source"], tier["input"], tier["write_1h"])
+    assert len(rows) > 1_000
+    assert not {"other-*", "gpt-oss-120b"} & set(rows)
+    found = result("prices", "ls", "--search", "Sonnet-5-5", "--data", tmp_path)
+    assert "claude-sonnet-5-5" in [row["model"] for row in found]
+    assert all("sonnet-5-5" in row["model"] for row in found)
+    assert len(result("prices", "ls", "--limit", 2, "--data", tmp_path)) == 2
+    assert "no model with a known price" in kvproxy("prices", "ls", "--search", "?", "--data", tmp_path).stderr

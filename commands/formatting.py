@@ -126,7 +126,8 @@ def raw_text(value: object) -> str:
     if value is None or value == "":
         return ""
     if isinstance(value, float):
-        return f"{value:.{_RAW_DIGITS}f}".rstrip("0").rstrip(".")
+        # Adding 0 turns -0.0 into 0.0.
+        return f"{round(value, _RAW_DIGITS) + 0.0:.{_RAW_DIGITS}f}".rstrip("0").rstrip(".")
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if isinstance(value, int) else one_line(value)

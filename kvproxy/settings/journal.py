@@ -221,5 +221,9 @@ def price_lost_per_token(price: PriceSettings, prompt: int, reused: int, written
     computed = prompt - reused
     if computed <= 0:
         return 0.0
-    paid = input_price(price, prompt, reused, written_5m, written_1h) - reused * price.price_of_reuse / MILLION
-    return paid / computed - price.price_of_reuse / MILLION
+    above_reuse = (
+        written_5m * (price.price_of_5m_write - price.price_of_reuse)
+        + written_1h * (price.price_of_1h_write - price.price_of_reuse)
+        + max(0, computed - written_5m - written_1h) * (price.input - price.price_of_reuse)
+    )
+    return above_reuse / computed / MILLION

@@ -227,6 +227,7 @@ def test_a_moment_beyond_the_calendar_stays_a_number() -> None:
         (format_size(2048), "2048"),
         (milliseconds(None), ""),
         (1e-12, "0"),
+        (-1e-12, "0"),
         (2.0, "2"),
         ("1,234 blocks", "1,234 blocks"),
         (None, ""),

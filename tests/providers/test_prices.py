@@ -14,7 +14,14 @@ from genai_prices import Usage, calc_price
 from kvproxy.providers import prices
 from kvproxy.providers.prices import ModelPrices, cache_limits, has_tier_price, price_at
 from kvproxy.providers.published_prices import list_price
-from kvproxy.settings.journal import MILLION, JournalSettings, PriceSettings, input_price, price_of
+from kvproxy.settings.journal import (
+    MILLION,
+    JournalSettings,
+    PriceSettings,
+    input_price,
+    price_lost_per_token,
+    price_of,
+)
 from tests.commands.run import kvproxy
 
 
@@ -305,3 +312,11 @@ def test_known_prices_are_kept_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> 
         known.at(f"claude-{number}", moment)
     assert known.is_found_at_once("claude-19", moment.timestamp())
     assert len(known._searched) <= 4
+
+
+@pytest.mark.parametrize(("prompt", "reused"), [(200, 128), (1_000, 0), (7_919, 1_777)])
+def test_reuse_without_a_price_of_its_own_saves_no_money(prompt: int, reused: int) -> None:
+    # A rounding error would be a price, such as -4.2e-22, and listings would show "-0".
+    assert str(price_lost_per_token(PriceSettings(input=2.5, output=10), prompt, reused, 0, 0)) == "0.0"
+    price = PriceSettings(input=2.5, output=10, cached=0.25)
+    assert price_lost_per_token(price, prompt, reused, 0, 0) == pytest.approx(2.25 / MILLION)

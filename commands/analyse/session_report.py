@@ -177,10 +177,15 @@ def print_costs(report: "SessionReport") -> None:
         for name, paid in rows
     )
     if report.pause_costs:
+        five_minutes = next(iter(report.pause_costs.values()))
         print_table(
             (
-                {text_column("Pauses"): name, "Of five-minute writes#": percent(share)}
-                for name, share in report.pause_costs.items()
+                {
+                    text_column("Pauses"): name,
+                    f"{currency}#": money(paid),
+                    "Of five-minute writes#": percent(paid / five_minutes),
+                }
+                for name, paid in report.pause_costs.items()
             ),
             title="If each turn stored its whole prompt:",
         )

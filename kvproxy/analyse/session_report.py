@@ -39,6 +39,7 @@ from kvproxy.providers.cache_rules import cache_rule
 from kvproxy.providers.prices import ModelPrices, RelativePrices, price_at
 from kvproxy.settings.journal import (
     LIST_CURRENCY,
+    MILLION,
     JournalSettings,
     PriceSettings,
     input_price,
@@ -74,8 +75,8 @@ class SessionReport:
         repeated: share of prompt tokens that the previous turn also had: the median and the mean of the sessions; None
             without a second turn.
         cost, uncached: price of all input, and its price without a provider's cache.
-        pause_costs: for each way to keep prefixes during pauses, the cost of the input as a multiple of the cost with
-            five-minute writes, over the sessions with models whose prompts are marked by `cache_control`.
+        pause_costs: for each way to keep prefixes during pauses, the cost of the input if each turn stored its whole prompt,
+            over the sessions with models whose prompts are marked by `cache_control`; five-minute writes are the first way.
         without_usage: number of ignored requests whose response does not report its usage.
         is_relative: whether all prices are multiples of the price of a million input tokens, because no model has a price.
         unpriced: number of requests of models without a price, which costs exclude; 0 if `is_relative`.
@@ -391,5 +392,4 @@ def _pause_costs(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceS
         for name, long_write in writes.items():
             costs[name] += session_price(steps, lambda tokens, kept: 0, long_write, price)
         costs[_POLICY] += provider_policy_price(steps, survival, price)
-    base = costs['breakpoints = "5m"']
-    return {name: cost / base for name, cost in costs.items()} if base else {}
+    return {name: cost / MILLION for name, cost in costs.items()} if any(costs.values()) else {}

@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,10 +27,11 @@ from kvproxy.operations.keys_parameters import (
     KeyRotation,
     NewClient,
 )
-from kvproxy.operations.operation import field_names, fields_of
+from kvproxy.operations.operation import CsvFile, NoParameters, field_names, fields_of
+from kvproxy.units import format_amount
 
 if TYPE_CHECKING:
-    from kvproxy.operations.keys import DirectKeys, KeysClient, ListedClient
+    from kvproxy.operations.keys import KeysClient, ListedClient
     from kvproxy.settings import Settings
 
 
@@ -49,13 +49,10 @@ class KeysPlace:
     data: Data = None
 
     def open(self) -> "KeysClient":
-        if self.url is None:
-            return self.open_direct()
-        if self.data is not None or self.store is not None:
-            raise BadParameter("give one of --url, --data, and --store")
-        return ProxyClient(self.url, self.token or configured_token(self.url))
-
-    def open_direct(self) -> "DirectKeys":
+        if self.url is not None:
+            if self.data is not None or self.store is not None:
+                raise BadParameter("give one of --url, --data, and --store")
+            return ProxyClient(self.url, self.token or configured_token(self.url))
         from kvproxy.clients.change_log import operator_name
         from kvproxy.operations.keys import DirectKeys, KeysAccess
 
@@ -123,8 +120,7 @@ def add_many(
     file: Annotated[
         Path, Argument(help="CSV with a head: name, and any limits such as tokens_per_minute; - is stdin.")
     ],
-    store: SharedStore = None,
-    data: Data = None,
+    place: KeysPlace,
 ) -> Output:
     """Create the clients of a CSV file, and print their keys.
 
@@ -134,14 +130,13 @@ def add_many(
 
     Example: kvproxy keys add-many teams.csv > keys.csv
     """
-    from kvproxy.operations.keys import add_clients, read_clients
+    from kvproxy.operations.keys import add_clients
 
-    place = KeysPlace(store=store, data=data)
     try:
-        with nullcontext(sys.stdin) if str(file) == "-" else file.open(newline="", encoding="utf-8-sig") as lines:
-            created = add_clients(place.open_direct().access, read_clients(lines))
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+        content = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    except OSError as error:
+        raise SettingsError(f"cannot read {file}: {error.strerror or error}") from None
+    created = place.open().perform(add_clients, NoParameters(), CsvFile(content))
     if created and created[0].is_first:
         print_note(f"the first clients: from now on, {place.refusal} without a key")
     _print_notes(note for client in created for note in client.notes)
@@ -341,4 +336,4 @@ def _print_notes(notes: Iterable[str]) -> None:
 
 
 def _budget(amount: float | None) -> Formatted | None:
-    return None if amount is None else Formatted(f"{amount:,g}", amount)
+    return None if amount is None else Formatted(format_amount(amount), amount)

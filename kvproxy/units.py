@@ -141,6 +141,13 @@ def format_bytes(count: float) -> str:
     return f"{count:.0f}B"
 
 
+def format_amount(amount: float) -> str:
+    """Format an amount of money with up to nine significant digits and without an exponent, such as 1,500 or 0.00001."""
+    decimals = max(0, 8 - math.floor(math.log10(abs(amount)))) if amount else 0
+    text = f"{amount:,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if decimals else text
+
+
 def utc_day(time: float) -> str:
     """Return the UTC day of a time in seconds since the epoch, such as 2026-11-21."""
     return _utc_day(int(time // 86_400))

@@ -25,6 +25,7 @@ from kvproxy.index.store_location import is_url
 from kvproxy.settings import Settings
 from kvproxy.settings.access import ClientSettings
 from kvproxy.settings.journal import LIST_CURRENCY
+from kvproxy.units import format_amount
 
 _PREFIX = "kvp-"
 _NO_LIMITS = {
@@ -189,7 +190,7 @@ def _limit_text(name: str, value: Any) -> str:
         return datetime.fromtimestamp(value, UTC).isoformat(timespec="seconds")
     if isinstance(value, tuple):
         return " ".join(value)
-    return f"{value:.9g}" if isinstance(value, float) else str(value)
+    return format_amount(value) if isinstance(value, float) else str(value)
 
 
 def rotate_key(settings: Settings, name: str, grace: float, operator: str | None = None) -> str:

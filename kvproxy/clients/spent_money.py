@@ -17,7 +17,8 @@ from kvproxy.errors import BudgetExceeded, TooManyRequests
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.failure_log import FailureLog
 from kvproxy.settings.access import ClientSettings
-from kvproxy.settings.journal import PriceSettings
+from kvproxy.settings.journal import LIST_CURRENCY, PriceSettings
+from kvproxy.units import format_amount
 
 LEASE_SECONDS = 60.0
 """Time after which a reservation that its proxy does not renew no longer counts."""
@@ -61,12 +62,18 @@ class SpentMoney:
     Args:
         prices: prices by model.
         clock: returns seconds since the epoch.
+        currency: currency of the prices and the budgets.
     """
 
     def __init__(
-        self, tables: SpendingTables, prices: Mapping[str, PriceSettings], clock: Callable[[], float] = time.time
+        self,
+        tables: SpendingTables,
+        prices: Mapping[str, PriceSettings],
+        clock: Callable[[], float] = time.time,
+        currency: str = LIST_CURRENCY,
     ) -> None:
         self.prices = prices
+        self._currency = currency
         self._tables = tables
         self._clock = clock
         self._month = ""
@@ -92,7 +99,7 @@ class SpentMoney:
             await asyncio.to_thread(self._reserve, client, money, now, id, is_team)
         except CacheStoreError as error:
             self._log_failure(error)
-            _check(client, now, self._known(client.name, now), 0.0, is_team=is_team)
+            _check(client, now, self._known(client.name, now), 0.0, self._currency, is_team=is_team)
             self._owe(client.name, now, money)
             return Reservation(money, now, None)
         self._in_flight.add(id)
@@ -107,7 +114,7 @@ class SpentMoney:
             run(_DELETE_EXPIRED, {"now": now, "latest": now + 10 * LEASE_SECONDS})
             self._last = read_spent(run, now)
             reserved = run(_RESERVED, {"client": client.name})[0]["money"]
-            _check(client, now, self._last.get(client.name, Spent()), reserved, is_team=is_team)
+            _check(client, now, self._last.get(client.name, Spent()), reserved, self._currency, is_team=is_team)
             run(_RESERVE, {"id": id, "client": client.name, "money": money, "expires": now + LEASE_SECONDS})
         self._log_recovery()
         self._month = period["month"]
@@ -146,7 +153,8 @@ class SpentMoney:
         """Write all charges. If the tables cannot be used, log the money that no budget counts."""
         await asyncio.gather(*self._charges)
         await asyncio.to_thread(self.write_pending_charges)
-        if unwritten := ", ".join(f"{client} {money:g}" for (client, _), money in sorted(self._owed.items()) if money):
+        owed = [(client, format_amount(money)) for (client, _), money in sorted(self._owed.items()) if money]
+        if unwritten := ", ".join(f"{client} {money} {self._currency}" for client, money in owed):
             _log.error(
                 "the budgets do not count the money that clients spent while its table could not be used: %s", unwritten
             )
@@ -197,25 +205,26 @@ class SpentMoney:
             raise
 
 
-def _check(client: ClientSettings, now: float, spent: Spent, reserved: float, *, is_team: bool) -> None:
+def _check(client: ClientSettings, now: float, spent: Spent, reserved: float, currency: str, *, is_team: bool) -> None:
     owner, team = ("team", client.name) if is_team else ("client", None)
     moment = datetime.fromtimestamp(now, UTC)
     midnight = datetime(moment.year, moment.month, moment.day, tzinfo=UTC) + timedelta(days=1)
     next_month = datetime(moment.year + moment.month // 12, moment.month % 12 + 1, 1, tzinfo=UTC)
     ends = {"day": midnight, "month": next_month}
     for budget in budgets_of(client, spent):
-        period, limit, end = budget.period, budget.limit, ends[budget.period]
-        if budget.spent >= limit:
+        period, end = budget.period, ends[budget.period]
+        limit = f"{format_amount(budget.limit)} {currency}"
+        if budget.spent >= budget.limit:
             raise BudgetExceeded(
-                f"the {owner} {client.name} has spent its budget of {limit:,g} a {period}, until {end:%Y-%m-%d %H:%M} UTC:"
+                f"the {owner} {client.name} has spent its budget of {limit} a {period}, until {end:%Y-%m-%d %H:%M} UTC:"
                 f" wait, or ask the operator (kvproxy keys set {client.name} --budget-per-{period})",
                 limit=f"budget_per_{period}",
                 team=team,
                 retry_after=math.ceil(end.timestamp() - now),
             )
-        if budget.spent + reserved >= limit:
+        if budget.spent + reserved >= budget.limit:
             raise TooManyRequests(
-                f"requests in flight have reserved the rest of the budget of {limit:,g} a {period} of the {owner} {client.name}:"
+                f"requests in flight have reserved the rest of the budget of {limit} a {period} of the {owner} {client.name}:"
                 f" try again in {RETRY_SECONDS:g} s, or send requests with a lower max_tokens",
                 limit=f"budget_per_{period}",
                 team=team,

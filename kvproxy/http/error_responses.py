@@ -4,8 +4,10 @@ import math
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
 from kvproxy.apis import is_messages_path
@@ -43,3 +45,11 @@ def error_event(error: KvproxyError, scope: Scope) -> bytes:
 def error_body(error: KvproxyError, path: str, request_id: str | None = None) -> JsonObject:
     """Return an error in Anthropic's format for `/v1/messages` and the routes below it, otherwise in OpenAI's."""
     return anthropic_error(error, request_id) if is_messages_path(path) else openai_error(error)
+
+
+def refuse_wrong_method(request: Request) -> None:
+    """Raise an HTTPException if the path has a route, but not with this method."""
+    routes: list[BaseRoute] = request.app.routes
+    found = [route for route in routes if isinstance(route, Route) and route.matches(request.scope)[0] is Match.PARTIAL]
+    if methods := ", ".join(sorted({method for route in found for method in route.methods or ()})):
+        raise HTTPException(405, f"the methods of this route are {methods}", {"allow": methods})

@@ -30,16 +30,11 @@ from kvproxy.exchange import Exchange
 from kvproxy.flow.finish import record_failure
 from kvproxy.flow.provider_ids import remove_responses
 from kvproxy.flow.quota_charges import UnparsedRequestCharge
-from kvproxy.http.allowed_models import (
-    allowed_listing,
-    check_model,
-    check_model_of_body,
-    requires_model,
-)
+from kvproxy.http.allowed_models import allowed_listing, check_model, check_model_of_body, requires_model
 from kvproxy.http.cache_status import BYPASS, cache_headers
 from kvproxy.http.client_authentication import DOCUMENT_PATH
 from kvproxy.http.deadlines_and_disconnects import Deadline, RelayResponse, WholeResponse
-from kvproxy.http.error_responses import error_event, error_response
+from kvproxy.http.error_responses import error_event, error_response, refuse_wrong_method
 from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
 from kvproxy.http.request_bodies import (
     BodyReservation,
@@ -397,6 +392,7 @@ def _check_path(request: Request) -> None:
     path = request.scope["path"]
     normal = normalize_path(path)
     if is_proxy_path(path) or is_proxy_path(normal) or normal == DOCUMENT_PATH or (normal != path and normal in PATHS):
+        refuse_wrong_method(request)
         hint = f"send it to {normal}" if normal != path else "see docs/http.md"
         raise NotFound(f"no route {request.method} {path}: {hint}")
 

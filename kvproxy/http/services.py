@@ -81,7 +81,7 @@ class Services:
         self.usage_log = UsageLog()
         self._spending_file = SpendingFile(settings.data)
         tables = self._spending_file if shared is None else shared.spending
-        self.spent = SpentMoney(tables, ModelPrices(settings.journal), path.clock)
+        self.spent = SpentMoney(tables, ModelPrices(settings.journal), path.clock, settings.journal.currency)
         self.quotas = Quotas(metrics.count_client_tokens, shared, self.spent, metrics.count_client_money)
         self.bodies = BodyBudget(settings.limits)
         assert path.rules is not None

@@ -1,9 +1,10 @@
 """The operations on clients and their API keys: beside the files of a proxy, in PostgreSQL, or over HTTP."""
 
 import csv
+import io
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -26,7 +27,7 @@ from kvproxy.operations.keys_parameters import (
     KeyRotation,
     NewClient,
 )
-from kvproxy.operations.operation import Operation, Parameters, Result, RowLimits, operation
+from kvproxy.operations.operation import CsvFile, NoParameters, Operation, Parameters, Result, RowLimits, operation
 from kvproxy.operations.parameters import declared_parameters
 from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings import Settings
@@ -47,7 +48,9 @@ class KeysAccess:
 class KeysClient(Protocol):
     """Performs the operations of this module: a `ProxyClient`, or `DirectKeys`."""
 
-    def perform(self, operation: Operation[KeysAccess, Parameters, Result], parameters: Parameters, /) -> Result: ...
+    def perform(
+        self, operation: Operation[KeysAccess, Parameters, Result], parameters: Parameters, body: object = None, /
+    ) -> Result: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,10 @@ class DirectKeys:
 
     access: KeysAccess
 
-    def perform(self, operation: Operation[KeysAccess, Parameters, Result], parameters: Parameters, /) -> Result:
-        return operation(self.access, parameters)
+    def perform(
+        self, operation: Operation[KeysAccess, Parameters, Result], parameters: Parameters, body: object = None, /
+    ) -> Result:
+        return operation(self.access, parameters, *(() if body is None else (body,)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +150,16 @@ class OperatorChange:
 @operation("POST", "/keys")
 def add_client(access: KeysAccess, client: NewClient) -> CreatedKey:
     """Create a client. The response has its key, which the proxy does not store."""
-    return add_clients(access, [client])[0]
+    return _add(access, [client])[0]
 
 
-def add_clients(access: KeysAccess, clients: Sequence[NewClient]) -> list[CreatedKey]:
-    """Create clients. If one is invalid, create no client."""
+@operation("POST", "/keys/many")
+def add_clients(access: KeysAccess, parameters: NoParameters, file: CsvFile) -> list[CreatedKey]:
+    """Create the clients of a CSV file with a head: `name`, and any limits. If a line is invalid, create no client."""
+    return _add(access, _read_clients(file))
+
+
+def _add(access: KeysAccess, clients: Sequence[NewClient]) -> list[CreatedKey]:
     settings = access.settings
     keys = client_keys.add_clients(settings, [(client.name, client.limits) for client in clients], access.operator)
     stored = {client.name: client for client in client_keys.all_clients(settings)}
@@ -164,9 +174,11 @@ def add_clients(access: KeysAccess, clients: Sequence[NewClient]) -> list[Create
     ]
 
 
-def read_clients(lines: Iterable[str]) -> list[NewClient]:
-    """Read the clients to create from CSV with a head: `name`, and any limits. Raises InvalidRequest."""
-    rows = csv.DictReader(lines)
+def _read_clients(file: bytes) -> list[NewClient]:
+    try:
+        rows = csv.DictReader(io.StringIO(file.decode("utf-8-sig"), newline=""))
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the file of clients is not UTF-8: {error}") from None
     known = {parameter.name: parameter for parameter in declared_parameters(NewClient)}
     columns = rows.fieldnames or []
     if "name" not in columns or (unknown := [column for column in columns if column not in known]):
@@ -371,6 +383,6 @@ def list_changes(access: KeysAccess, page: ChangesPage) -> list[OperatorChange]:
 
 
 KEY_OPERATIONS = (
-    *(list_keys, list_changes, add_client, set_limits, rotate_key, disable_client, enable_client),
-    *(reset_counts, remove_client),
+    *(list_keys, list_changes, add_client, add_clients, set_limits, rotate_key, disable_client),
+    *(enable_client, reset_counts, remove_client),
 )

@@ -23,6 +23,10 @@ class NoParameters:
     """The parameters of an operation without any."""
 
 
+class CsvFile(bytes):
+    """The body of an operation that is a CSV file."""
+
+
 @dataclass(frozen=True, slots=True)
 class CountedRows(Generic[Row]):
     """A page of rows, and the number of all rows, which the route returns in the header `x-total-count`."""

@@ -60,6 +60,38 @@ def test_a_bad_limit_and_an_unknown_api_are_named(client: httpx.Client) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "api")
 
 
+def test_unknown_parameters_are_refused_with_the_known_ones(client: httpx.Client) -> None:
+    for path, known in (
+        ("/admin/cache", "its parameters are namespace, model, "),
+        ("/admin/log", "its parameters are "),
+        ("/admin/log/live", "its parameters are "),
+        ("/admin/savings", "its parameters are "),
+        ("/admin/keys/history", "its parameters are limit, in the query"),
+        ("/admin/cache/export", "it has no parameters"),
+        ("/admin/cache/stats", "it has no parameters"),
+    ):
+        refused = client.get(path, params={"modle": "m"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "modle"), path
+        assert f"the parameter 'modle' is unknown: {known}" in refused.json()["error"]["message"]
+    # A form may send an empty filter.
+    assert len(client.get("/admin/cache", params={"model": ""}).json()) == 3
+
+
+def test_a_wrong_method_gets_the_allowed_ones(client: httpx.Client) -> None:
+    for method, path, allowed in (
+        ("PUT", "/admin/cache", "DELETE, GET, HEAD"),
+        ("GET", "/admin/keys/one/rotate", "POST"),
+        ("POST", "/admin/savings", "GET, HEAD"),
+        ("POST", "/health", "GET, HEAD"),
+        ("DELETE", "/metrics", "GET, HEAD"),
+    ):
+        refused = client.request(method, path)
+        assert (refused.status_code, refused.headers["allow"]) == (405, allowed), (path, refused.text)
+        assert refused.json()["error"]["type"] == "invalid_request_error"
+        assert f"{method} {path}: the methods of this route are {allowed}" in refused.json()["error"]["message"]
+    assert client.put("/admin/nothing").status_code == 404
+
+
 def test_every_response_carries_a_request_id(client: httpx.Client) -> None:
     for method, path in (("GET", "/health"), ("GET", "/admin/cache"), ("GET", "/admin/nothing"), ("PROPFIND", "/x")):
         answer = client.request(method, path)

@@ -163,7 +163,7 @@ def test_a_client_spends_what_savings_says_and_then_gets_hits_only(proxy: Proxy)
     refused = proxy.ask(key, "fourth")
     error = refused.json()["error"]
     assert (refused.status_code, error["type"], error["code"]) == (429, "insufficient_quota", "insufficient_quota")
-    assert "spent its budget of 0.4 a day" in error["message"]
+    assert "spent its budget of 0.4 USD a day" in error["message"]
     assert "kvproxy keys set one --budget-per-day" in error["message"]
     assert 0 < int(refused.headers["retry-after"]) <= 86_400
     with (
@@ -216,7 +216,8 @@ def test_requests_in_flight_reserve_their_prompt_and_the_limit_of_their_output(
     errors = {(answer.status_code, answer.json()["error"]["code"], answer.headers["retry-after"]) for answer in refused}
     assert errors == {(429, "rate_limit_exceeded", "5")}
     assert (
-        "requests in flight have reserved the rest of the budget of 0.25 a day" in refused[0].json()["error"]["message"]
+        "requests in flight have reserved the rest of the budget of 0.25 USD a day"
+        in refused[0].json()["error"]["message"]
     )
     assert proxy.upstream.asked == asked + sent
     until(lambda: proxy.spent(name) == pytest.approx(sent * COST))
@@ -576,12 +577,12 @@ def test_budgets_begin_again_each_day_and_month(tmp_path: Path) -> None:
 
         limited = client(budget_per_day=1, budget_per_month=1.5)
         await pay(1.0)
-        with pytest.raises(BudgetExceeded, match="1 a day, until 2026-12-31 00:00"):
+        with pytest.raises(BudgetExceeded, match="1 USD a day, until 2026-12-31 00:00"):
             await pay(1.0)
         nonlocal now
         now += timedelta(minutes=2)
         await pay(1.0)
-        with pytest.raises(BudgetExceeded, match=r"1\.5 a month, until 2027-01-01 00:00"):
+        with pytest.raises(BudgetExceeded, match=r"1\.5 USD a month, until 2027-01-01 00:00"):
             await pay(1.0)
         now += timedelta(days=1)
         await pay(1.0)

@@ -120,6 +120,35 @@ def test_wrong_changes_have_a_clear_error_and_change_nothing(tmp_path: Path, rec
         assert [client.name for client in all_clients(settings)] == ["one"]
 
 
+def test_a_file_creates_all_of_its_clients_or_none(tmp_path: Path, recorder: Recorder) -> None:
+    teams = tmp_path / "teams.csv"
+    with admin(tmp_path / "data", recorder.url) as (client, settings):
+        for content, message in [
+            (b"name,expires\na,90d\nb,2020-01-01\n", "is in the past"),
+            (b"name,quota\na,1\n", "unknown column 'quota': the columns are name, requests_per_minute"),
+            (b"name\na\n\xff\n", "the file of clients is not UTF-8"),
+            (b"", "the first line has no column name"),
+        ]:
+            refused = client.post("/admin/keys/many", content=content)
+            assert (refused.status_code, message in refused.text) == (400, True), refused.text
+        assert client.get("/admin/keys").json()["clients"] == []
+
+        teams.write_text('name,requests_per_minute,models\na,600,\nb,,"m,small-*"\n')
+        created = client.post("/admin/keys/many", content=teams.read_bytes()).json()
+        assert [(each["name"], each["is_first"]) for each in created] == [("a", True), ("b", True)]
+        assert [status(client, each["key"]) for each in created] == [200, 200]
+        assert [each.models for each in all_clients(settings)] == [(), ("m", "small-*")]
+        again = client.post("/admin/keys/many", content=b"name\nc\na\n")
+        assert (again.status_code, "there is a client 'a' already" in again.text) == (400, True)
+
+        teams.write_text("\ufeffname\nc\nd\n")
+        done = kvproxy("keys", "add-many", teams, "--url", client.base_url, "--token", "operators")
+        head, *rows = done.stdout.splitlines()
+        assert (done.returncode, head, [row.split(",")[0] for row in rows]) == (0, "name,key", ["c", "d"]), done.stderr
+        assert status(client, rows[1].split(",")[1]) == 200
+        assert {each["operator"] for each in operator_changes(settings, None)} == {"admin at 127.0.0.1"}
+
+
 def test_commands_manage_keys_at_a_url(tmp_path: Path, recorder: Recorder) -> None:
     with admin(tmp_path, recorder.url) as (client, _):
         remote = ("--url", client.base_url, "--token", "operators")

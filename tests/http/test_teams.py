@@ -61,7 +61,7 @@ def test_clients_of_a_team_spend_one_budget_and_then_get_hits_only(proxy: Proxy)
         refused = proxy.ask(key, "three")
         error = refused.json()["error"]
         assert (refused.status_code, error["code"]) == (429, "insufficient_quota")
-        assert "the team research has spent its budget of 0.3 a month" in error["message"]
+        assert "the team research has spent its budget of 0.3 USD a month" in error["message"]
         assert "kvproxy keys set research --budget-per-month" in error["message"]
     assert "hit" in proxy.ask(anna, "one").headers["cache-status"]
     assert proxy.ask(other, "three").status_code == 200

@@ -14,6 +14,7 @@ from kvproxy.settings import load_settings
 from kvproxy.settings.sources import setting_sources
 from kvproxy.units import (
     MAX_SECONDS,
+    format_amount,
     format_bytes,
     format_seconds,
     parse_bytes,
@@ -180,3 +181,9 @@ def test_a_time_without_a_known_form_names_the_forms(text: str) -> None:
     for parse in (parse_since, parse_time):
         with pytest.raises(ValueError, match="90s, 7d, 2026-11-28, 2026-11-28T14:30, 14:30, now, today, or yesterday"):
             parse(text)
+
+
+def test_amounts_have_no_exponent() -> None:
+    amounts = (0.00001, 0.4, 80.0, 1_500.0, 2_500_000.5, 1e-9, 0.1 + 0.2, 0.0)
+    texts = ["0.00001", "0.4", "80", "1,500", "2,500,000.5", "0.000000001", "0.3", "0"]
+    assert [format_amount(amount) for amount in amounts] == texts

@@ -27,7 +27,7 @@ demo: apis blocks errors
 blocks: doors errors
 providers: errors settings
 privacy: errors index optional_packages settings
-clients: errors index settings
+clients: errors index settings units
 tiers: blocks doors errors optional_packages privacy settings
 backends: apis blocks errors tiers
 library: errors index optional_packages privacy settings units

@@ -11,13 +11,14 @@ from starlette.routing import BaseRoute, Route
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.http.admin import blocks, cache, journal, keys, sessions, upstreams
 from kvproxy.http.admin.operation_routes import async_operation_route
-from kvproxy.http.error_responses import ErrorHandler
+from kvproxy.http.error_responses import ErrorHandler, refuse_wrong_method
 from kvproxy.http.routes import EVERY_METHOD, health
 from kvproxy.http.services import services
 from kvproxy.operations.proxy import PROXY_OPERATIONS
 
 
 async def _not_found(request: Request) -> Response:
+    refuse_wrong_method(request)
     raise NotFound(f"no route {request.method} {request.scope['path']}: see docs/http.md")
 
 

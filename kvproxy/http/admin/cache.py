@@ -5,16 +5,17 @@ from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from kvproxy.apis.imported_entry import is_servable
 from kvproxy.errors import InvalidRequest
-from kvproxy.http.admin.operation_routes import async_operation_route
+from kvproxy.http.admin.operation_routes import async_operation_route, declared_route
 from kvproxy.http.services import services
 from kvproxy.index.entry import Entry
 from kvproxy.index.store.export import IMPORT_BATCH, ExportedEntry, export_parts, new_entries, rejection
 from kvproxy.operations.cache import CACHE_OPERATIONS
 from kvproxy.operations.cache_results import SemanticStatistics, Verdict
+from kvproxy.operations.operation import NoParameters
 
 
 class RunningCache:
@@ -76,13 +77,13 @@ class RunningCache:
         await self._services.record_change(self._request, change)
 
 
-async def export(request: Request) -> Response:
+async def export(request: Request, parameters: NoParameters) -> Response:
     """Export all responses, one line each."""
     return StreamingResponse(export_parts(services(request).cache.store), media_type="application/jsonl")
 
 
 ROUTES: list[BaseRoute] = [
     # Before the route of a response's id.
-    Route("/cache/export", export, methods=["GET"]),
+    declared_route("GET", "/cache/export", NoParameters, export),
     *(async_operation_route(operation, RunningCache) for operation in CACHE_OPERATIONS),
 ]

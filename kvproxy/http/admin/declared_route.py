@@ -6,7 +6,7 @@ from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
 from starlette.routing import BaseRoute
 
-from kvproxy.operations.operation import RequestReader
+from kvproxy.operations.operation import CsvFile, RequestReader
 from kvproxy.operations.parameters import DeclaredParameter
 
 
@@ -39,6 +39,8 @@ def _body_schema(kind: type) -> dict[str, object]:
     """Return the content of the body in OpenAPI."""
     if kind is bytes:
         return {"application/jsonl": {"schema": {"type": "string"}}}
+    if kind is CsvFile:
+        return {"text/csv": {"schema": {"type": "string"}}}
     if kind is RequestReader:
         return {"application/json": {"schema": {"type": "object"}}}
     return {"application/json": {"schema": TypeAdapter(kind).json_schema()}}

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import fields
 from typing import Annotated, TypeVar
 
@@ -20,7 +20,15 @@ from kvproxy.http.allowed_models import check_model
 from kvproxy.http.exchange_middleware import exchange_of
 from kvproxy.http.request_bodies import read_body
 from kvproxy.http.services import services
-from kvproxy.operations.operation import AnyOperation, AsyncOperationOn, CountedRows, Method, OperationOn, RequestReader
+from kvproxy.operations.operation import (
+    AnyOperation,
+    AsyncOperationOn,
+    CountedRows,
+    CsvFile,
+    Method,
+    OperationOn,
+    RequestReader,
+)
 from kvproxy.operations.parameters import DeclaredParameter, declared_parameters
 
 Parameters = TypeVar("Parameters")
@@ -35,7 +43,8 @@ def operation_route(operation: OperationOn[Access], perform: Perform[Access]) ->
     async def respond(request: Request, parameters: object) -> Response:
         if operation.rows is not None:
             parameters = operation.rows.apply(parameters)
-        return _reply(await perform(request, lambda access: operation(access, parameters)))
+        body = [] if operation.body is None else [await _read(request, operation.body)]
+        return _reply(await perform(request, lambda access: operation(access, parameters, *body)))
 
     return _route_of(operation, respond)
 
@@ -53,32 +62,40 @@ def async_operation_route(operation: AsyncOperationOn[Access], access: Callable[
 
 
 def _route_of(operation: AnyOperation, respond: Callable[[Request, object], Awaitable[Response]]) -> DeclaredRoute:
-    async def respond_to_known(request: Request, parameters: object) -> Response:
-        if operation.method != "GET":
-            _check_change(request, operation)
+    async def respond_without_body(request: Request, parameters: object) -> Response:
+        if operation.method != "GET" and operation.body is None:
+            _refuse_body(request, operation)
         return await respond(request, parameters)
 
-    respond_to_known.__doc__ = operation.run.__doc__
-    respond_to_known.__name__ = operation.run.__name__
+    respond_without_body.__doc__ = operation.run.__doc__
+    respond_without_body.__name__ = operation.run.__name__
     route = declared_route(
-        operation.method, operation.path, operation.parameters, respond_to_known, operation.json_type
+        operation.method, operation.path, operation.parameters, respond_without_body, operation.json_type
     )
     route.body = operation.body
     return route
 
 
-def _check_change(request: Request, operation: AnyOperation) -> None:
-    """Refuse unknown parameters and bodies: otherwise, a misspelt limit would create a key without a limit."""
-    parameters = {each.name: each for each in operation.remote_parameters if each.name not in operation.path_names}
-    known = f"its parameters are {', '.join(parameters)}, in the query" if parameters else "it has no parameters"
+def _refuse_body(request: Request, operation: AnyOperation) -> None:
+    if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
+        names = [each.name for each in operation.remote_parameters if each.name not in operation.path_names]
+        raise InvalidRequest(f"this route takes no body: {_known_parameters(names)}")
+
+
+def _check_query(request: Request, parameters: Mapping[str, DeclaredParameter]) -> None:
+    """Refuse unknown parameters: a misspelt limit would create a key without a limit, or list all rows."""
     for name, value in request.query_params.multi_items():
         if name not in parameters:
-            raise InvalidRequest(f"the parameter {name[:40]!r} is unknown: {known}", param=name[:40])
-        if not value and not parameters[name].is_required:
+            raise InvalidRequest(
+                f"the parameter {name[:40]!r} is unknown: {_known_parameters(parameters)}", param=name[:40]
+            )
+        # A form of a page may send an empty filter.
+        if not value and request.method not in ("GET", "HEAD") and not parameters[name].is_required:
             raise InvalidRequest(f"the parameter {name} is empty: give a value, or leave it out", param=name)
-    has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
-    if operation.body is None and has_body:
-        raise InvalidRequest(f"this route takes no body: {known}")
+
+
+def _known_parameters(names: Collection[str]) -> str:
+    return f"its parameters are {', '.join(names)}, in the query" if names else "it has no parameters"
 
 
 def _reply(result: object) -> Response:
@@ -111,7 +128,7 @@ async def _read(request: Request, kind: type) -> object:
     if kind is RequestReader:
         return _ClientRequest(request)
     limits = services(request).settings.limits
-    if kind is bytes:
+    if kind in (bytes, CsvFile):
         return await read_body(request, limits.import_bytes)
     raw = await read_body(request, limits.body_bytes)
     try:
@@ -132,14 +149,16 @@ def declared_route(
 ) -> DeclaredRoute:
     """Return a route whose path and query have the fields of `parameters`; `result` is the type of its JSON."""
     declared = [parameter for parameter in declared_parameters(parameters) if parameter.metadata.is_remote]
+    in_query = {each.name: each for each in declared if not re.search(rf"{{{each.name}\b", path)}
 
     async def endpoint(request: Request, **values: object) -> Response:
+        _check_query(request, in_query)
         given = {name: value for name, value in values.items() if value is not None}
         return await respond(request, parameters(**given))
 
     accepted = [
         inspect.Parameter(parameter.name, inspect.Parameter.KEYWORD_ONLY, annotation=_annotation(parameter))
-        if re.search(rf"{{{parameter.name}\b", path)
+        if parameter.name not in in_query
         else inspect.Parameter(
             parameter.name,
             inspect.Parameter.KEYWORD_ONLY,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvproxy.analyse.log_files import LogFiles
+    from kvproxy.analyse.log_formats.cost_reports import CostReport
     from kvproxy.analyse.log_formats.log_format import LoggedRequest
     from kvproxy.analyse.session_report import SessionReport
     from kvproxy.analyse.simulate.trace_reader import TraceSession
@@ -57,8 +58,8 @@ def read_spending(
         raise InvalidRequest(f"--by sums the usage in transcripts of agents; {name} is a log: give --sessions, too")
     with progress_bar("reading sessions") as progress:
         reading, reporting = _halves(progress)
-        requests, traces = _read_recorded(files, sessions, model, format, reading, for_bill=True)
-        return report_spending(requests, traces, by, settings.journal, reporting)
+        requests, traces, costs = _read_recorded(files, sessions, model, format, reading, for_bill=True)
+        return report_spending(requests, traces, by, settings.journal, reporting, costs)
 
 
 def read_session_report(
@@ -81,7 +82,7 @@ def read_session_report(
     settings = with_prices(load_settings(data=data), prices).journal
     with progress_bar("reading sessions") as progress:
         reading, reporting = _halves(progress)
-        requests, traces = _read_recorded(files, sessions, model, format, reading)
+        requests, traces, _ = _read_recorded(files, sessions, model, format, reading)
         report = replace(report_sessions(requests, traces, settings, reporting), files=len(files.transcripts))
     if not report.sessions:
         raise InvalidRequest("the files have no responses with usage, so the reuse of their sessions is unknown")
@@ -96,8 +97,8 @@ def _read_recorded(
     progress: Callable[[float], None],
     *,
     for_bill: bool = False,
-) -> "tuple[list[LoggedRequest], list[TraceSession]]":
-    """Return the requests in order of time, and the agent traces. Notes on stderr name unread files and lines."""
+) -> "tuple[list[LoggedRequest], list[TraceSession], list[CostReport]]":
+    """Return the requests in order of time, the agent traces, and reports of costs. Notes name unread files and lines."""
     from kvproxy.analyse.transcripts import read_transcripts
 
     found = read_transcripts(files.transcripts, progress)
@@ -106,12 +107,13 @@ def _read_recorded(
     if len(found.damaged) > _SHOWN_FILES:
         print_note(f"{len(found.damaged) - _SHOWN_FILES:,} more files have lines that are not JSON")
     if files.logs and sessions:
-        logged = read_requests(files, model, format, reads_usage=True, for_bill=for_bill).requests
-        return sorted([*found.requests, *logged], key=lambda request: request.time or 0.0), found.traces
+        logged = read_requests(files, model, format, reads_usage=True, for_bill=for_bill)
+        requests = sorted([*found.requests, *logged.requests], key=lambda request: request.time or 0.0)
+        return requests, found.traces, logged.costs
     for log in files.logs:
         files.leave_out(log.name, "no transcript; --sessions counts the usage in logs, too")
     print_left_out(files)
-    return found.requests, found.traces
+    return found.requests, found.traces, []
 
 
 def _halves(progress: Callable[[float], None]) -> tuple[Callable[[float], None], Callable[[float], None]]:

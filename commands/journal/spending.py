@@ -72,6 +72,7 @@ def _notes(report: "SpendingReport") -> Iterator[str]:
     yield from count_notes(total.unpriced, total.estimated, total.unreported, is_bound=total.requests is None)
     if total.logged_cost is not None:
         yield _logged_note(total.logged_cost, total.logged_difference, report.currency)
+    yield from _reported_note(report)
     if total.incomplete:
         least = "at least " if total.requests is None else ""
         yield f"not in the tokens and the money: the unknown input or output of {least}{plural(total.incomplete, 'request')}"
@@ -90,6 +91,34 @@ def _logged_note(logged: float, difference: float | None, currency: str) -> str:
         f"the logs state {amount_text(logged)} {currency}; for requests with both figures, {amount_text(abs(difference))}"
         f" {currency} {more} than the prices here, as with discounts, other prices, or another service tier"
     )
+
+
+def _reported_note(report: "SpendingReport") -> Iterator[str]:
+    """Yield how a report of costs differs from the money here, and why; nothing without one."""
+    if (costs := report.reported) is None:
+        return
+    unpriced = report.total.unpriced
+    rest = f"of {plural(unpriced, 'request')} of models without a price" if unpriced else "of other prices or tiers"
+    parts = {
+        **{f"for {name}": amount for name, amount in costs.services.items()},
+        "of discounts": costs.discount,
+        "on days without usage here": costs.without_usage,
+        "on days without costs there": costs.without_costs,
+        f"not explained, probably {rest} (kvproxy prices show)": costs.rest,
+    }
+    causes = [
+        f"{'-' if amount < 0 else '+'}{amount_text(abs(amount))} {name}" for name, amount in parts.items() if amount
+    ]
+    left_out = (
+        f"; {plural(costs.left_out, 'amount')} unreadable or in another currency left out" if costs.left_out else ""
+    )
+    stated = f"the report of costs states {amount_text(costs.reported)} {report.currency}"
+    if not causes:
+        yield f"{stated}, as the prices here give, within rounding{left_out}"
+        return
+    more = "more" if costs.difference >= 0 else "less"
+    difference = f"{amount_text(abs(costs.difference))} {more} than the prices here"
+    yield f"{stated}, {difference}: {', '.join(causes)}{left_out}"
 
 
 def count_notes(unpriced: int, estimated: int, unreported: int, *, is_bound: bool = False) -> Iterator[str]:

@@ -118,6 +118,10 @@ def read_logs(files: LogFiles, read: Callable[[LogFile], RequestLog]) -> Request
             files.leave_out(file.name, _without_name(error.message, file.name))
     if not logs:
         raise InvalidRequest(f"no file of the folder has requests: {'; '.join(files.describe_left_out())}")
+    if not files.transcripts and not any(log.requests for log in logs.values()):
+        for name, log in logs.items():
+            if log.costs:
+                raise InvalidRequest(f"{name} is {log.costs[0]}")
     return next(iter(logs.values())) if len(logs) == 1 else _merge(logs)
 
 
@@ -150,6 +154,7 @@ def _merge(logs: dict[str, RequestLog]) -> RequestLog:
         whole.requests += [_of_file(request, name) for request in log.requests]
         whole.ignored_fields |= log.ignored_fields
         whole.pages += log.pages
+        whole.costs += log.costs
         whole.errors += [LineError(error.line, f"in {name}: {error.message}") for error in log.errors]
         for cause, numbers in log.skipped.items():
             whole.skipped[f"{cause} in {name}" if cause in PLACED_CAUSES else cause] += numbers

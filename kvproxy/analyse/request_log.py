@@ -7,7 +7,7 @@ from dataclasses import field as dataclass_field
 from functools import cached_property
 from pathlib import Path
 
-from kvproxy.analyse.log_formats.cost_reports import describe_costs
+from kvproxy.analyse.log_formats.cost_reports import CostReport, read_costs
 from kvproxy.analyse.log_formats.fact_columns import (
     COSTS,
     REQUESTS,
@@ -65,6 +65,7 @@ class RequestLog:
     ignored_fields: set[str] = dataclass_field(default_factory=set)
     shared_days: dict[str, list[str]] = dataclass_field(default_factory=dict)
     pages: list[Page] = dataclass_field(default_factory=list)
+    costs: list[CostReport] = dataclass_field(default_factory=list)
 
     @cached_property
     def num_conversations(self) -> int:
@@ -152,7 +153,7 @@ def read_log(
         column: name of the column or field of the rows that has a question; each one is a request.
         answer_column: name of the column with the answer to the question of `column`, which becomes the response.
         known_rows: digests of rows with an id in other logs, which count once; those of this log are added.
-        for_bill: read usage without prompts, too.
+        for_bill: read usage without prompts, and reports of costs, too.
         reads_facts: with `column`, read model, time, tokens, and labels in other columns, too.
     """
     if format is not None and column is not None:
@@ -165,6 +166,8 @@ def read_log(
         log = _read_prompts(text, model, system)
     else:
         content = read_rows(file, text)
+        if for_bill and format is None and (costs := read_costs([value for _, value in content.rows])) is not None:
+            return RequestLog("report of costs", content.num_rows, costs=[costs])
         chosen = _choose_format(file, content, format)
         others = log_formats() if format is None else ()
         seen = set() if known_rows is None else known_rows
@@ -189,7 +192,7 @@ def _choose_format(file: Path, content: FileRows, name: str | None) -> LogFormat
     sample = [value for _, value in content.rows[:_SAMPLE]]
     if not sample:
         raise InvalidRequest(_describe_empty(file, content))
-    if not content.is_table and (costs := describe_costs([value for _, value in content.rows])) is not None:
+    if not content.is_table and (costs := read_costs([value for _, value in content.rows])) is not None:
         # Its periods have the fields of a report of usage.
         raise InvalidRequest(f"{file} is {costs}")
     first_matches = [_first_match(value, formats) for value in sample]
@@ -226,7 +229,7 @@ def _describe_unknown(file: Path, content: FileRows, formats: Sequence[LogFormat
     number, value = content.rows[0]
     fields = ", ".join(list(value)[:_SHOWN_FIELDS]) + (", ..." if len(value) > _SHOWN_FIELDS else "")
     if content.is_table:
-        if (costs := describe_costs([value for _, value in content.rows])) is not None:
+        if (costs := read_costs([value for _, value in content.rows])) is not None:
             return f"{file} is {costs}; if a column has questions, name it with --column"
         fix = "name the column of questions with --column, or convert its rows to JSON lines with model and messages"
         return f"{file} is a table with the columns {fields}: {fix}"

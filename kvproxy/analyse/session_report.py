@@ -10,6 +10,8 @@ from math import inf
 from pathlib import Path
 from statistics import mean, median
 
+from kvproxy.analyse.compared_costs import compare_reports
+from kvproxy.analyse.log_formats.cost_reports import CostReport
 from kvproxy.analyse.log_formats.log_format import LoggedRequest, SummedUsage
 from kvproxy.analyse.log_replay import logged_tenant
 from kvproxy.analyse.pause_costs import LongWrite, SessionStep, provider_policy_price, session_price
@@ -162,8 +164,9 @@ def report_spending(
     by: SpendingGroup,
     settings: JournalSettings,
     progress: Callable[[float], None] = lambda share: None,
+    costs: Sequence[CostReport] = (),
 ) -> SpendingReport:
-    """Report the cost of sessions by group, with the causes of lost reuse."""
+    """Report the cost of sessions by group, with the causes of lost reuse, and how reports of costs differ."""
     prices = ModelPrices(settings)
     prompted = [request for request in requests if request.has_prompt]
     turns, without_usage = _turns_of_requests(prompted, prices, progress)
@@ -177,7 +180,7 @@ def report_spending(
         paid += [_paid_request(turn, None, rate) for turn in added]
     report = spending_report(paid, by, prices, settings.currency)
     report.total.unreported += without_usage
-    return report
+    return replace(report, reported=compare_reports(costs, paid, prices, settings)) if costs else report
 
 
 def _logged_cost(request: LoggedRequest | None, rate: float | None) -> float | None:

@@ -21,6 +21,7 @@ from kvproxy.journal.reader import (
 from kvproxy.journal.record import OF_TENANT, Record
 from kvproxy.journal.saving_groups import counted_tags
 from kvproxy.journal.sessions.ledger import CAUSES, WITHOUT_COST
+from kvproxy.providers.cost_comparison import CostComparison
 from kvproxy.providers.prices import has_tier_price, is_dated, price_at
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_lost_per_token, storage_price
 from kvproxy.units import tenant_name
@@ -260,6 +261,7 @@ class SpendingReport:
         tiers_without_price: service tiers whose requests have the price of the standard tier, because theirs is unknown.
         zone: time zones of the local days, such as CET or `CEST, CET`; None for other groups.
         has_utc_days: a report of usage has sums of whole UTC days.
+        reported: how a provider's report of costs differs; None without one.
     """
 
     by: SpendingGroup
@@ -270,6 +272,7 @@ class SpendingReport:
     tiers_without_price: list[str] = field(default_factory=list)
     zone: str | None = None
     has_utc_days: bool = False
+    reported: CostComparison | None = None
 
 
 def spending_report(

@@ -267,3 +267,48 @@ def test_a_report_of_costs_is_named(name: str, text: str, says: str, tmp_path: P
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+USAGE = (
+    "usage_date_utc,model_version,usage_input_tokens_no_cache,usage_output_tokens\n"
+    "2026-11-01,claude-opus-4-5,1000000,100000\n2026-11-02,claude-opus-4-5,1000000,0\n"
+)
+"""7.50 USD on the first day, 5.00 on the second."""
+COST_HEAD = "usage_date_utc,model,token_type,cost_usd,list_price_usd,cost_type\n"
+
+
+@pytest.mark.parametrize(
+    ("rows", "parts", "says"),
+    [
+        (
+            "2026-11-01,Claude,x,7.50,7.50,token\n2026-11-02,Claude,x,5.00,5.00,token\n",
+            {},
+            "12.5000 USD, as the prices here",
+        ),
+        # Each amount is rounded to cents.
+        ("2026-11-01,Claude,x,7.51,7.51,token\n2026-11-02,Claude,x,5.00,5.00,token\n", {}, "within rounding"),
+        (
+            "2026-11-01,Claude,x,7.50,7.50,token\n2026-11-01,,,0.30,0.30,web_search\n2026-11-02,Claude,x,4.00,5.00,token\n"
+            "2026-11-03,Claude,x,2.00,2.00,token\n",
+            {"services": {"web_search": 0.3}, "discount": -1, "without_usage": 2, "difference": 1.3},
+            "13.8000 USD, 1.3000 more than the prices here: +0.3000 for web_search, -1.0000 of discounts, +2.0000 on days",
+        ),
+        (
+            "2026-11-02,Claude,x,8.00,8.00,token\n",
+            {"without_costs": -7.5, "rest": 3, "difference": -4.5},
+            "4.5000 less than the prices here: -7.5000 on days without costs there, +3.0000 not explained, probably of other",
+        ),
+    ],
+)
+def test_a_report_of_costs_is_compared_with_the_usage(
+    rows: str, parts: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    costs, usage = table(tmp_path, COST_HEAD + rows, "costs.csv"), table(tmp_path, USAGE, "usage.csv")
+    done = kvproxy("estimate", costs, usage, "--sessions", "--by", "model", "--json", "--data", tmp_path)
+    document = json.loads(done.stdout)
+    assert document["total"]["cost"] == pytest.approx(12.5)
+    found = document["reported"]
+    nothing = {"services": {}, "discount": 0, "without_usage": 0, "without_costs": 0, "rest": 0, "left_out": 0}
+    for name, value in (nothing | parts).items():
+        assert found[name] == pytest.approx(value, abs=1e-9), name
+    assert says in " ".join(done.stderr.split())

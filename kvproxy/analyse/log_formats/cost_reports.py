@@ -1,11 +1,16 @@
-"""Recognizes reports of costs, which have money instead of tokens, and names the report that a bill needs."""
+"""Reads reports of costs, which have money instead of tokens, and names the report of usage that has the tokens."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from kvproxy.analyse.log_formats.counts import read_amount
 from kvproxy.analyse.log_formats.fact_columns import INPUT, fact_headings
+from kvproxy.analyse.log_formats.log_format import parse_time
 from kvproxy.apis.json import Json, JsonObject, field, objects
+from kvproxy.providers.cost_comparison import ReportedCost
 
 _OPENAI = "OpenAI's /v1/organization/usage/completions, or the CSV of its activity"
 _ANTHROPIC = "Anthropic's /v1/organizations/usage_report/messages, or the CSV of its usage"
@@ -16,52 +21,101 @@ _COLUMNS = {
     "Spend": "LiteLLM's spend logs",
 }
 """The report of usage beside a table of costs, by the column with the amount."""
+_TIMES = ("start_time", "starting_at", "usage_date_utc", "Date", "date")
+_TOKEN_TYPES = ("", "token", "tokens")
+# Items of OpenAI's bill without a model's tokens, such as `web search tool calls` or `vector store storage`.
+_SERVICE = re.compile(
+    r"(?!.*, (?:cached )?(?:input|output)).*(?:search|interpreter|execution|storage|container|session)", re.IGNORECASE
+)
 
 
-def describe_costs(rows: Sequence[JsonObject]) -> str | None:
-    """Say that rows are a report of costs, with its sum, and which report has tokens. None for other rows."""
+@dataclass(frozen=True, slots=True)
+class CostReport:
+    """The amounts of a report of costs, by currency.
+
+    Attributes:
+        costs: None for each unreadable amount.
+        usage: name of the report that has the tokens.
+    """
+
+    costs: Sequence[tuple[str, ReportedCost | None]]
+    usage: str
+
+    def __str__(self) -> str:
+        return f"a report of costs{self._sum()}, which has no tokens: give the report of usage ({self.usage})"
+
+    def _sum(self) -> str:
+        """Return the sum by currency; empty if an amount is unreadable."""
+        sums: defaultdict[str, float] = defaultdict(float)
+        for currency, cost in self.costs:
+            if cost is None:
+                return ""
+            sums[currency] += cost.amount
+        return f" ({' and '.join(f'{total:,.2f} {currency}' for currency, total in sums.items())})" if sums else ""
+
+
+def read_costs(rows: Sequence[JsonObject]) -> CostReport | None:
+    """Return the costs in a report of costs; None for other rows."""
     if results := list(_cost_results(rows)):
-        is_openai = isinstance(results[0]["amount"], dict)
-        usage = _OPENAI if is_openai else _ANTHROPIC
-        amounts = list(map(_openai_amount if is_openai else _anthropic_amount, results))
-    elif (column := _cost_column(rows)) is not None:
-        usage = _COLUMNS[column]
-        amounts = [(row.get(column), str(row.get("amount_currency") or "USD")) for row in rows if column in row]
-    else:
+        is_openai = isinstance(results[0][1]["amount"], dict)
+        read = _openai_cost if is_openai else _anthropic_cost
+        return CostReport([read(period, result) for period, result in results], _OPENAI if is_openai else _ANTHROPIC)
+    if (column := _cost_column(rows)) is None:
         return None
-    return f"a report of costs{_sum(amounts)}, which has no tokens: give the report of usage ({usage})"
+    return CostReport([_table_cost(row, column) for row in rows if column in row], _COLUMNS[column])
 
 
-def _cost_results(rows: Sequence[JsonObject]) -> Iterator[JsonObject]:
+def _cost_results(rows: Sequence[JsonObject]) -> Iterator[tuple[JsonObject, JsonObject]]:
+    """Yield the results of an admin API, each with its period."""
     for row in rows:
         for bucket in objects(row.get("data")) or [row]:
             for result in objects(bucket.get("results")) or [bucket]:
                 amount = result.get("amount")
                 if field(amount, "value") is not None or (isinstance(amount, str) and "currency" in result):
-                    yield result
+                    yield bucket, result
 
 
-def _openai_amount(result: JsonObject) -> tuple[Json, str]:
-    return field(result["amount"], "value"), str(field(result["amount"], "currency") or "USD")
+def _openai_cost(period: JsonObject, result: JsonObject) -> tuple[str, ReportedCost | None]:
+    currency = field(result["amount"], "currency")
+    return _cost(period, currency, read_amount(field(result["amount"], "value")), _openai_service(result))
 
 
-def _anthropic_amount(result: JsonObject) -> tuple[Json, str]:
+def _anthropic_cost(period: JsonObject, result: JsonObject) -> tuple[str, ReportedCost | None]:
     """The API states hundredths of the currency."""
     number = read_amount(result["amount"])
-    return None if number is None else number / 100, str(result["currency"])
+    return _cost(period, result["currency"], None if number is None else number / 100, _anthropic_service(result))
+
+
+def _table_cost(row: JsonObject, column: str) -> tuple[str, ReportedCost | None]:
+    service = _openai_service(row) or _anthropic_service(row)
+    listed = read_amount(row.get("list_price_usd"))
+    return _cost(row, row.get("amount_currency"), read_amount(row.get(column)), service, listed)
+
+
+def _cost(
+    period: JsonObject, currency: Json, amount: float | None, service: str, listed: float | None = None
+) -> tuple[str, ReportedCost | None]:
+    name = str(currency or "USD").upper()
+    return name, None if amount is None else ReportedCost(amount, _day(period), service, listed)
+
+
+def _day(period: JsonObject) -> str:
+    time = next((period[name] for name in _TIMES if period.get(name)), None)
+    seconds = parse_time(time)
+    return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).date().isoformat()
+
+
+def _anthropic_service(result: JsonObject) -> str:
+    kind = str(result.get("cost_type") or "")
+    return "" if kind in _TOKEN_TYPES else kind
+
+
+def _openai_service(result: JsonObject) -> str:
+    item = str(result.get("line_item") or "")
+    return item if _SERVICE.match(item) else ""
 
 
 def _cost_column(rows: Sequence[JsonObject]) -> str | None:
     names = {name for row in rows for name in row}
     has_tokens = not set(fact_headings(names).values()).isdisjoint(INPUT)
     return None if has_tokens else next((column for column in _COLUMNS if column in names), None)
-
-
-def _sum(amounts: Sequence[tuple[Json, str]]) -> str:
-    """Return the sum by currency; empty if an amount is unreadable."""
-    sums: defaultdict[str, float] = defaultdict(float)
-    for amount, currency in amounts:
-        if (number := read_amount(amount)) is None:
-            return ""
-        sums[currency.upper()] += number
-    return f" ({' and '.join(f'{total:,.2f} {currency}' for currency, total in sums.items())})" if sums else ""

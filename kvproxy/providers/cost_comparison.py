@@ -1,0 +1,80 @@
+"""Compares a provider's report of costs with the money that the prices here give for its report of usage."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+_CENT = 0.01
+_EXACT = 1e-6  # Differences of sums of floats, as a share.
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedCost:
+    """An amount in a provider's report of costs.
+
+    Attributes:
+        day: UTC day such as 2026-11-21; empty if unknown.
+        service: what was billed besides tokens, such as web_search; empty for tokens.
+        list_amount: the amount without a discount; None if the report does not state it.
+    """
+
+    amount: float
+    day: str = ""
+    service: str = ""
+    list_amount: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CostComparison:
+    """The sum of a report of costs, and how it differs from the money here.
+
+    Attributes:
+        reported: sum of the report of costs.
+        difference: this sum, less the money here. The sum of the parts below.
+        services: money of services besides tokens, by name.
+        discount: money of discounts, which is negative.
+        without_usage, without_costs: money of the days for which only the report of costs has amounts, and of those for which
+            only the usage has; the latter is negative.
+        rest: what has none of these causes; 0 within the rounding of the amounts.
+        left_out: number of amounts that are unreadable, or in another currency.
+    """
+
+    reported: float
+    difference: float
+    services: dict[str, float] = field(default_factory=dict)
+    discount: float = 0.0
+    without_usage: float = 0.0
+    without_costs: float = 0.0
+    rest: float = 0.0
+    left_out: int = 0
+
+
+def compare_costs(costs: Sequence[ReportedCost], computed: Mapping[str, float]) -> CostComparison:
+    """Return how reported costs differ from the money here, by UTC day; the empty name has money of unknown days."""
+    reported = sum(cost.amount for cost in costs)
+    services: defaultdict[str, float] = defaultdict(float)
+    by_day: defaultdict[str, float] = defaultdict(float)
+    discount = 0.0
+    for cost in costs:
+        if cost.service:
+            services[cost.service] += cost.amount
+            continue
+        listed = cost.amount if cost.list_amount is None else cost.list_amount
+        discount += cost.amount - listed
+        by_day[cost.day] += listed
+    without_usage = without_costs = 0.0
+    if "" not in by_day and "" not in computed:
+        without_usage = sum(money for day, money in by_day.items() if day not in computed)
+        without_costs = -sum(money for day, money in computed.items() if day not in by_day)
+    difference = reported - sum(computed.values())
+    rest = difference - sum(services.values()) - discount - without_usage - without_costs
+    is_rounding = abs(rest) <= _rounding(costs) + _EXACT * abs(reported)
+    return CostComparison(
+        reported, difference, dict(services), discount, without_usage, without_costs, 0.0 if is_rounding else rest
+    )
+
+
+def _rounding(costs: Sequence[ReportedCost]) -> float:
+    """Return the largest sum of rounding errors: of half a cent for each amount if all are in cents."""
+    is_in_cents = all(abs(round(cost.amount, 2) - cost.amount) < _EXACT for cost in costs)
+    return _CENT / 2 * len(costs) if is_in_cents else 0.0

@@ -36,8 +36,8 @@ from kvproxy.commands.analyse.session_report import (
     with_prices,
 )
 from kvproxy.commands.formatting import decimal, money, percent
-from kvproxy.commands.journal.spending import SET_TIERS, group_name, spending_output
-from kvproxy.commands.options import Data, Plot, load_settings
+from kvproxy.commands.journal.spending import NO_BILL, SET_TIERS, group_name, spending_output
+from kvproxy.commands.options import Data, Plot, load_settings, since_option, time_option
 from kvproxy.commands.output import Output, print_note, print_text, progress_bar
 from kvproxy.commands.tables import ListLayout, Row, digest_column, number_column, print_table
 from kvproxy.journal.groups import SpendingGroup
@@ -74,6 +74,10 @@ def estimate(
         SpendingGroup | None,
         Option(help="List the savings by this field; for transcripts and with --sessions, the cost of the requests."),
     ] = None,
+    since: Annotated[
+        Any, since_option(help="With --by, for the cost: only requests since then: 7d, 2026-11-28, today.")
+    ] = None,
+    until: Annotated[float | None, time_option(help="With --by, for the cost: only requests before this time.")] = None,
     layout: ListLayout = ListLayout(),
     format: FormatOption = None,
     column: Column = None,
@@ -100,6 +104,8 @@ def estimate(
     Example: kvproxy estimate ~/.claude/projects
 
     Example: kvproxy estimate ~/.claude/projects --by day
+
+    Example: kvproxy estimate ~/.claude/projects --by project --since yesterday --until today
     """
     import asyncio
 
@@ -107,6 +113,7 @@ def estimate(
     from kvproxy.analyse.estimate import estimate as run
     from kvproxy.analyse.log_tokenizer import load_log_tokenizer
     from kvproxy.commands.files import check_writable, save_charts
+    from kvproxy.journal.period import start_time
     from kvproxy.operations.operation import field_names
 
     check_writable(report, (".html",))
@@ -120,7 +127,14 @@ def estimate(
     with log_files(logs, with_transcripts=format is None and column is None) as files:
         if by is not None and (sessions or files.transcripts):
             settings = with_prices(load_settings(data=data), own_prices)
-            return spending_output(read_spending(files, sessions, model, settings, format, by), layout)
+            bill = read_spending(files, sessions, model, settings, format, by, start_time(since, until), until)
+            return spending_output(
+                bill, layout, NO_BILL if since is None and until is None else "no request in the period"
+            )
+        if since is not None or until is not None:
+            raise typer.BadParameter(
+                "--since and --until are for the cost of requests: --by, with transcripts or --sessions"
+            )
         costs = read_session_report(files, sessions, model, data, format, own_prices)
         if costs is not None:
             if report is not None:

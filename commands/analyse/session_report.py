@@ -47,9 +47,19 @@ def with_prices(settings: "Settings", prices: "Mapping[str, PriceSettings] | Non
 
 
 def read_spending(
-    files: "LogFiles", sessions: bool, model: str, settings: "Settings", format: str | None, by: "SpendingGroup"
+    files: "LogFiles",
+    sessions: bool,
+    model: str,
+    settings: "Settings",
+    format: str | None,
+    by: "SpendingGroup",
+    since: float | None = None,
+    until: float | None = None,
 ) -> "SpendingReport":
-    """Report the cost of the requests in transcripts, and in logs with usage if `sessions`. Raises KvproxyError."""
+    """Report the cost of the requests in transcripts, and in logs with usage if `sessions`. Raises KvproxyError.
+
+    `since` and `until` select requests by their time in seconds since the epoch.
+    """
     from kvproxy.analyse.session_report import report_spending
     from kvproxy.errors import InvalidRequest
 
@@ -59,7 +69,7 @@ def read_spending(
     with progress_bar("reading sessions") as progress:
         reading, reporting = _halves(progress)
         requests, traces, costs = _read_recorded(files, sessions, model, format, reading, for_bill=True)
-        return report_spending(requests, traces, by, settings.journal, reporting, costs)
+        return report_spending(requests, traces, by, settings.journal, reporting, costs, since, until)
 
 
 def read_session_report(

@@ -19,7 +19,7 @@ _NAMES = {"half": "half the pool", "double": "twice the pool", "quadruple": "fou
 def what_if(query: ForecastQuery, proxy: ProxyOptions) -> Output:
     """Forecast the hit rates of other pool sizes.
 
-    The proxy computes them for forecast engine, from the prompts since its start. It estimates changes of the mean time to the
+    The proxy computes them for each engine, from the prompts since its start. It estimates changes of the mean time to the
     first token from the measured prefill time.
 
     Example: kvproxy blocks what-if --tier 128GiB

@@ -64,6 +64,8 @@ def _notes(report: "SpendingReport") -> Iterator[str]:
         yield "UTC days: the reports of usage have sums of whole UTC days"
     if report.complete_since is not None:
         yield removed_note(report.complete_since)
+    if report.undated:
+        yield f"not in the period: {plural(report.undated, 'request')} without a date"
     if total.standard_priced:
         yield (
             f"at the price of the standard tier: {plural(total.standard_priced, 'request')} of the service tiers"

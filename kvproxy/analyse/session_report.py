@@ -38,7 +38,7 @@ from kvproxy.journal.sessions.session_reader import (
 from kvproxy.journal.spending import PaidRequest, SpendingReport, spending_report
 from kvproxy.providers.cache_policy import PauseTimes
 from kvproxy.providers.cache_rules import cache_rule
-from kvproxy.providers.prices import ModelPrices, RelativePrices, price_at
+from kvproxy.providers.prices import ModelPrices, RelativePrices, is_dated, price_at
 from kvproxy.settings.journal import (
     LIST_CURRENCY,
     MILLION,
@@ -165,8 +165,14 @@ def report_spending(
     settings: JournalSettings,
     progress: Callable[[float], None] = lambda share: None,
     costs: Sequence[CostReport] = (),
+    since: float | None = None,
+    until: float | None = None,
 ) -> SpendingReport:
-    """Report the cost of sessions by group, with the causes of lost reuse, and how reports of costs differ."""
+    """Report the cost of sessions by group, with the causes of lost reuse, and how reports of costs differ.
+
+    `since` and `until` select requests of the bill by their time in seconds since the epoch; all others remain causes, and
+    are compared with the reports.
+    """
     prices = ModelPrices(settings)
     prompted = [request for request in requests if request.has_prompt]
     turns, without_usage = _turns_of_requests(prompted, prices, progress)
@@ -178,7 +184,12 @@ def report_spending(
         added = trace_turns(trace, _FIRST_TRACE_NUMBER + len(turns), prices)
         turns += added
         paid += [_paid_request(turn, None, rate) for turn in added]
-    report = spending_report(paid, by, prices, settings.currency)
+    billed, undated = paid, 0
+    if since is not None or until is not None:
+        dated = [request for request in paid if is_dated(request.time)]
+        undated = len(paid) - len(dated)
+        billed = [request for request in dated if (since or 0.0) <= request.time < (inf if until is None else until)]
+    report = replace(spending_report(billed, by, prices, settings.currency), undated=undated)
     report.total.unreported += without_usage
     return replace(report, reported=compare_reports(costs, paid, prices, settings)) if costs else report
 

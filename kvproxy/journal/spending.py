@@ -262,6 +262,7 @@ class SpendingReport:
         zone: time zones of the local days, such as CET or `CEST, CET`; None for other groups.
         has_utc_days: a report of usage has sums of whole UTC days.
         reported: how a provider's report of costs differs; None without one.
+        undated: number of requests without a date, which a period leaves out.
     """
 
     by: SpendingGroup
@@ -273,6 +274,7 @@ class SpendingReport:
     zone: str | None = None
     has_utc_days: bool = False
     reported: CostComparison | None = None
+    undated: int = 0
 
 
 def spending_report(

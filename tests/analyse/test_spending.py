@@ -103,6 +103,29 @@ def test_days_projects_and_models_cost_what_ccusage_reports(tmp_path: Path) -> N
     assert client["name"] == "Claude Code"
 
 
+def test_a_bill_of_a_period_has_the_days_of_the_whole_bill(tmp_path: Path) -> None:
+    write_transcripts(tmp_path)
+    first, second = spending(tmp_path, "--by", "day")["rows"]
+    assert spending(tmp_path, "--by", "day", "--since", second["name"])["rows"] == [second]
+    assert spending(tmp_path, "--by", "day", "--since", first["name"], "--until", second["name"])["rows"] == [first]
+    by_project = spending(tmp_path, "--by", "project", "--since", second["name"])
+    assert by_project["total"]["cost"] == pytest.approx(second["cost"])
+    undated = {"model": "claude-x", "in": 2_048, "out": 10, "t": 0.0, "api_time": 1.0, "hash_ids": [1, 2]}
+    (tmp_path / "trace.json").write_text(json.dumps({"id": "t1", "block_size": 1_024, "requests": [undated]}))
+    done = kvproxy("estimate", tmp_path, "--by", "model", "--since", second["name"], "--csv")
+    assert "claude-x" not in done.stdout
+    assert "not in the period: 1 request without a date" in done.stderr
+
+
+def test_a_period_is_for_the_cost_of_requests(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps({"body": {"model": "m", "messages": TURNS[:1]}}))
+    write_transcripts(tmp_path / "projects")
+    for arguments in ((log, "--by", "model"), (tmp_path / "projects",)):
+        done = kvproxy("estimate", *arguments, "--since", "7d")
+        assert (done.returncode, "--since and --until are for the cost of requests" in done.stderr) == (2, True), done
+
+
 def test_the_bill_is_csv_or_json_lines(tmp_path: Path) -> None:
     write_transcripts(tmp_path)
     rows = spending(tmp_path, "--by", "day")["rows"]

@@ -240,9 +240,28 @@ def _print_semantic(semantic: "SemanticExplanation", layout: Layout) -> None:
 
 def _closest_request_sentence(closest: "ClosestRequest") -> str:
     changes = closest.differs
+    if other_text := _other_text_sentence(changes):
+        return f"closest    {closest.id[:12]} {other_text}"
     parts = [f"{change.part} ({_format_change(change)})" for change in changes[:_LISTED_CHANGES]]
     more = f", and {len(changes) - _LISTED_CHANGES} more" if len(changes) > _LISTED_CHANGES else ""
     return f"closest    {closest.id[:12]} has the same question, and differs in {', '.join(parts)}{more}"
+
+
+def _other_text_sentence(changes: Sequence["FieldDifference"]) -> str | None:
+    """Return a sentence if only one of the two requests with the same question has other text, such as passages, beside it."""
+    texts = [_text_of_field(value) for change in changes for value in (change.stored, change.request)]
+    if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
+        return None
+    stored, request = (text.strip() for text in texts)
+    if stored in request:
+        return (
+            "has the same question without the other text of this message, such as passages: its response is not served"
+        )
+    if request in stored:
+        return (
+            "has the same question beside other text, such as passages: its response is served only beside equal text"
+        )
+    return None
 
 
 def _format_change(change: "FieldDifference") -> str:

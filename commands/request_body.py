@@ -1,5 +1,6 @@
 """Options from which commands build a request."""
 
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,12 +59,13 @@ class PromptOptions:
         """Return the body of a chat request with the prompt, or the body in the file.
 
         Raises:
-            BadParameter: both a prompt and a file are given, or neither.
+            BadParameter: both a prompt and a file are given, or neither, or the prompt is the name of a file.
             NotFound, InvalidRequest: the file cannot be read.
         """
         if (self.prompt is None) == (self.file is None):
             raise typer.BadParameter("give a prompt, or --file with a request")
         if self.file is None:
+            self._refuse_file_name()
             before = [{"role": "system", "content": self.system}] if self.system else []
             return {"messages": [*before, {"role": "user", "content": self.prompt}]}
         if self.system is not None:
@@ -76,3 +78,9 @@ class PromptOptions:
         if not isinstance(body, dict):
             raise InvalidRequest(f"{self.file} must contain one request as a JSON object")
         return body
+
+    def _refuse_file_name(self) -> None:
+        # A long prompt is no valid name.
+        with contextlib.suppress(OSError, ValueError):
+            if Path(self.prompt or "").is_file():
+                raise typer.BadParameter(f"{self.prompt} is a file: give a file with a request as --file {self.prompt}")

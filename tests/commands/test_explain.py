@@ -43,6 +43,35 @@ def test_explain_names_the_fields_that_differ_from_the_closest_stored_request(tm
         assert result(*given[:-1], "0.5", url=url)["closest"] is None
 
 
+def test_explain_says_that_a_stored_question_has_other_passages_or_none(tmp_path: Path) -> None:
+    question = "When does the pool in Elm Street open?"
+    passages = f"Context:\nThe pool in Elm Street opens at six.\n\nIts sauna costs five euros.\n\nQuestion: {question}"
+    with proxied(tmp_path) as url:
+
+        def explained(stored: str, asked: str, namespace: str) -> str:
+            headers = {"cache-control": "confirm", "x-kvproxy-namespace": namespace}
+            httpx.post(f"{url}/v1/chat/completions", json=said(stored), headers=headers).raise_for_status()
+            return kvproxy("explain", asked, "--model", "m", "--namespace", namespace, url=url).stdout
+
+        alone = explained(question, passages, "a")
+        assert " has the same question without the other text of this message, such as passages" in alone
+        assert " has the same question beside other text, such as passages" in explained(passages, question, "b")
+        other = explained(passages, passages.replace("six", "seven"), "c")
+        assert " has the same question, and differs in messages[0] user" in other
+
+
+def test_the_name_of_a_file_is_no_prompt(tmp_path: Path) -> None:
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps(said("What?")))
+    for command in ("explain", "ask"):
+        done = kvproxy(command, file, url=NOWHERE)
+        assert (done.returncode, f"{file} is a file: give a file with a request as --file {file}" in done.stderr) == (
+            2,
+            True,
+        )
+    assert "is a file" not in kvproxy("explain", "a" * 5_000, url=NOWHERE).stderr
+
+
 def test_explain_takes_a_namespace(tmp_path: Path) -> None:
     with proxied(tmp_path) as url:
         headers = {"cache-control": "confirm", "x-kvproxy-namespace": "w0"}

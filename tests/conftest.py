@@ -18,8 +18,8 @@ import kvproxy.library.configured_cache as response_cache
 from kvproxy.analyse import calibration
 from kvproxy.http.services import Services
 from kvproxy.index.models.embedder import DEFAULT, MULTILINGUAL, Embedder, load_embedder
+from kvproxy.index.models.model_threads import model_threads
 from kvproxy.index.models.verifier import BUILT_IN, Verifier, load_verifier
-from kvproxy.index.search.lookup_queue import model_threads
 from kvproxy.settings import load_settings
 from tests.forked_workers import run_fork_server
 from tests.postgres_server import empty, run_postgres

@@ -1,11 +1,9 @@
 """The interface to embedders, those of sentence-transformers, and a cache of vectors."""
 
 import copy
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Container, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +11,7 @@ import numpy as np
 
 from kvproxy.index.doors import EMBEDDERS
 from kvproxy.index.errors import EmbedderError, WrongDimension, first_line
+from kvproxy.index.models.model_threads import model_pool, model_threads
 
 DEFAULT = "default"
 MULTILINGUAL = "multilingual"
@@ -41,8 +40,8 @@ class ThreadedEmbedder:
     dim: int
 
     def __init__(self, threads: int | None = None) -> None:
-        self._threads = threads or os.cpu_count() or 1
-        self._pool = ThreadPoolExecutor(self._threads, "kvproxy-embed")
+        self._threads = threads or model_threads()
+        self._pool = model_pool("kvproxy-embed", self._threads)
 
     def _embed_one(self, text: str) -> np.ndarray:
         raise NotImplementedError

@@ -2,16 +2,16 @@
 
 import asyncio
 import math
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from kvproxy.index.models.model_threads import model_pool
 from kvproxy.index.pending_writes import PendingWrite
 from kvproxy.index.search.lookup_result import Lookup, LookupRequest
 
@@ -23,11 +23,6 @@ _MIN_QUEUED_SHARE = 0.5
 _DURATION_MARGIN = 2.0
 _DURATION_WEIGHT = 0.1
 _BACKGROUND_SECONDS = 1.0
-
-
-def model_threads() -> int:
-    # One core is for the event loop.
-    return max(1, (os.cpu_count() or 1) - 1)
 
 
 class QueueFull(Exception): ...
@@ -68,7 +63,7 @@ class LookupQueue:
         self._unfinished: set[Future[LookupResult]] = set()
         self._lock = threading.Lock()
         self._duration = math.inf
-        self._threads = ThreadPoolExecutor(threads, "kvproxy-lookup")
+        self._threads = model_pool("kvproxy-lookup", threads)
 
     def __len__(self) -> int:
         return len(self._lookups)

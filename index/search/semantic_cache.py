@@ -16,6 +16,7 @@ from kvproxy.index.entry import Entry, Freshness
 from kvproxy.index.errors import CacheStoreError, EmbedderError, WrongDimension
 from kvproxy.index.models.embedder import Embedder, EmbeddingCache
 from kvproxy.index.models.languages import EVERY, can_match, is_in_languages
+from kvproxy.index.models.model_threads import model_threads
 from kvproxy.index.pending_writes import PendingWrite, PendingWrites
 from kvproxy.index.policies.learned.answer_facts import embedded_part
 from kvproxy.index.policies.learned.feedback import FeedbackRecorder
@@ -23,7 +24,7 @@ from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Limits, Policy, PolicyName
 from kvproxy.index.search.conversations import last_turn, searched_text
 from kvproxy.index.search.decider import MAX_REFUSALS, Decider
-from kvproxy.index.search.lookup_queue import LookupQueue, LookupResult, QueueFull, model_threads
+from kvproxy.index.search.lookup_queue import LookupQueue, LookupResult, QueueFull
 from kvproxy.index.search.lookup_result import FRESH, Lookup, LookupRequest
 from kvproxy.index.search.open_vector_search import open_vector_search
 from kvproxy.index.store import NewEntry, Store, WriteResult

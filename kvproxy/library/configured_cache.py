@@ -10,6 +10,7 @@ from kvproxy.errors import SettingsError
 from kvproxy.index import doors
 from kvproxy.index.errors import CacheStoreError, EmbedderError, PluginError, VerifierError
 from kvproxy.index.models.embedder import DEFAULT, Embedder, load_embedder
+from kvproxy.index.models.model_threads import model_threads
 from kvproxy.index.models.verifier import Verifier, load_verifier
 from kvproxy.index.models.verifier.multilingual import new_words_detector
 from kvproxy.index.policies.checked import CheckedPolicy
@@ -19,7 +20,6 @@ from kvproxy.index.policies.policy import Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.decider import MAX_REFUSALS
-from kvproxy.index.search.lookup_queue import model_threads
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, Store, open_store
 from kvproxy.index.store.observations import Observations

@@ -1,9 +1,7 @@
 """The built-in verifier: a cross-encoder with calibrated probabilities."""
 
 import json
-import os
 from collections.abc import Container, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +24,7 @@ from kvproxy.index.models.minilm.weights import (
     packaged_model,
     read_tensors,
 )
+from kvproxy.index.models.model_threads import model_pool
 from kvproxy.index.policies.guards.words import FUNCTION_WORDS, words
 
 ADAPTER = Path(__file__).parent / "adapter.safetensors"
@@ -76,7 +75,7 @@ class BuiltInVerifier:
         self._tokenizer = load_tokenizer(folder, MAX_TOKENS)
         self._vocabulary = frozenset(self._tokenizer.get_vocab())
         self._scaling = scaling
-        self._pool = ThreadPoolExecutor(os.cpu_count() or 1, "kvproxy-verify")
+        self._pool = model_pool("kvproxy-verify")
         # The lookup and the comparison of the responses score the same pair.
         self._cached_logit = lru_cache(_CACHED_PAIRS)(self._logit)
 

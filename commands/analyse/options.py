@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
+from kvproxy.commands.formatting import Formatted
 from kvproxy.commands.output import print_note
 from kvproxy.commands.tables import Row, table_texts
 from kvproxy.units import format_line_numbers, plural
@@ -207,8 +208,9 @@ def save_report(report: "Report", path: Path) -> None:
         write_report(report, path)
 
 
-def format_pool_size(blocks: int, block_size: int) -> str:
-    return f"{blocks * block_size:,} tokens ({blocks:,} blocks)"
+def format_pool_size(blocks: int, block_size: int) -> Formatted:
+    """Format a pool size; programs receive the tokens."""
+    return Formatted(f"{blocks * block_size:,} tokens ({blocks:,} blocks)", blocks * block_size)
 
 
 def parse_sizes(blocks: str | None, minimum: int) -> list[int] | None:

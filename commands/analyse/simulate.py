@@ -14,7 +14,7 @@ from kvproxy.commands.files import check_writable, reread, save_charts
 from kvproxy.commands.formatting import Formatted, decimal, percent
 from kvproxy.commands.options import Plot
 from kvproxy.commands.output import Output, print_note, print_text, progress_bar
-from kvproxy.commands.tables import Row, print_table
+from kvproxy.commands.tables import Row, number_column, print_table
 from kvproxy.units import parse_bytes, plural
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_POLICIES = "lru,s3fifo,belady"
 _DEFAULT_FLEET_BLOCKS = 5000
+_POOL_FIELDS = {"Pool": "pool_tokens", "price per million tokens": "price"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,12 +262,26 @@ def _routing_row(policy: str, result: "RoutingResult | None") -> Row:
 
 
 def _print_plan(plan: "CapacityPlan") -> None:
-    head, rows = plan.table()
-    print_table({f"{name}#": value for name, value in zip(head, row, strict=True)} for row in rows)
     sweep = plan.sweep
+    print_table(_pool_row(plan, at) for at in range(len(sweep.sizes)))
     print_text(f"{plural(sweep.requests, 'request')}, {sweep.tokens:,} tokens ({sweep.blocks:,} blocks)")
     print_text(plan.ceiling_sentence())
     print_text(plan.recommendation())
+
+
+def _pool_row(plan: "CapacityPlan", size_index: int) -> Row:
+    errors = {name: of_sizes[size_index] for name, of_sizes in plan.sweep.errors.items() if name != "lru"}
+    return {
+        **{
+            number_column(name, _POOL_FIELDS.get(name, name.lower())): Formatted(*cell)
+            for name, cell in plan.cells(size_index).items()
+        },
+        # At a terminal, the errors follow the rates.
+        **{
+            number_column(f"{name} error", f"{name}_error", hides_empty=True): Formatted("-", error)
+            for name, error in errors.items()
+        },
+    }
 
 
 def _json_document(plan: "CapacityPlan") -> dict[str, Any]:

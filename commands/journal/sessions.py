@@ -225,7 +225,10 @@ def _turn_row(row: "TreeRow") -> Row:
     turn = row.turn
     # A narrow terminal truncates the end, which is new text.
     causes = sorted(turn.lost.items(), key=lambda item: item[0] == "new")
-    lost = ", ".join(f"{cause} {tokens:,}" for cause, tokens in causes)
+    lost = Formatted(
+        ", ".join(f"{cause} {tokens:,}" for cause, tokens in causes),
+        ", ".join(f"{cause} {tokens}" for cause, tokens in causes),
+    )
     return {
         "Turn": f"{'·' * row.depth}{'warming' if turn.is_warming else turn.turn}",
         "Time?": table_time(turn.time),

@@ -153,6 +153,13 @@ def test_the_words_of_the_first_change_are_quoted(tmp_path: Path) -> None:
     assert "'Monday' became 'Tuesday'" in shown
 
 
+def test_a_pipe_receives_lost_tokens_without_separators(data: Path) -> None:
+    lost = result("sessions", "show", 1, "--data", data)[0]["lost"]
+    assert max(lost.values()) >= 1_000
+    shown = kvproxy("sessions", "show", 1, "--data", data).stdout
+    assert all(f"{cause} {tokens}" in shown for cause, tokens in lost.items()), shown
+
+
 def test_the_log_has_the_written_tokens_of_a_cost(data: Path) -> None:
     lines = kvproxy("log", "--data", data, "--columns", "prompt_tokens,written_5m,written_1h,cost").stdout.splitlines()
     first = [float(cell) for cell in lines[1].split("\t")]
@@ -300,7 +307,7 @@ def test_a_session_is_shown_by_turns(data: Path) -> None:
     shown = kvproxy("sessions", "show", 1, "--data", data).stdout
     assert "\nprompt_tokens\t20200\nreused_tokens\t0\n" in shown
     assert "20,200" in kvproxy("sessions", "show", 1, "--data", data, columns=120).stdout
-    assert "expired 10,000" in shown
+    assert "expired 10000" in shown
     assert "request" not in shown.split("prompt_tokens")[0]
     assert re.search(r"request\s+2 is turn 2 of session 1\n", kvproxy("sessions", "show", 2, "--data", data).stdout)
 

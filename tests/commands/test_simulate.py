@@ -96,3 +96,20 @@ def test_the_recommendation_names_policies_that_were_not_simulated() -> None:
     options = ("simulate", DATA / "mooncake-300.jsonl", "--blocks", 500, "--policies")
     assert "Not simulated: s3fifo, sessions" in result(*options, "lru")["recommendation"]
     assert "Not simulated" not in result(*options, "lru,s3fifo,sessions")["recommendation"]
+
+
+def test_a_pipe_receives_raw_numbers() -> None:
+    trace = DATA / "mooncake-300.jsonl"
+    options = ("simulate", trace, "--blocks", "500,2000", "--policies", "lru,belady", "--exact")
+    options = (*options, "--bytes-per-token", "1024", "--tier", "host=1", "--hour-price", "2")
+    found = result(*options)
+    head, *rows = (line.split("\t") for line in kvproxy(*options).stdout.splitlines()[:3])
+    assert head == ["pool_tokens", "lru", "belady", "ttft", "host", "price", "belady_error"]
+    for at, row in enumerate(rows):
+        cost = found["costs"][at]
+        expected = [
+            found["sizes"][at] * found["block_tokens"],
+            *(found["rates"][policy][at] for policy in ("lru", "belady")),
+            *(cost["ttft"], cost["hits"]["host"], cost["price"], 0),
+        ]
+        assert [float(cell) for cell in row] == pytest.approx(expected)

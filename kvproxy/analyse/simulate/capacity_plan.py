@@ -100,21 +100,23 @@ class CapacityPlan:
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return the headings and the rows of a table with a row for each pool size."""
-        names = list(self.sweep.rates)
-        head = ["Pool", *names, *(["TTFT"] if self.costs else []), *(tier.name for tier in self.tiers)]
-        has_price = bool(self.speed and self.speed.hour_price)
-        rows = []
-        for at in range(len(self.sweep.sizes)):
-            row = [self.pool_name(at)]
-            for name in names:
-                error = self.sweep.errors[name][at]
-                row.append(f"{self.sweep.rates[name][at]:.1%}" + (f" ±{100 * error:.1f}" if error else ""))
-            if self.costs:
-                row.append(f"{1000 * self.costs[at].ttft:,.0f} ms")
-                row += [f"{self.costs[at].hits[tier.name]:.1%}" for tier in self.tiers]
-                row += [f"{self.costs[at].price:.4f}"] if has_price else []
-            rows.append(row)
-        return [*head, *(["price per million tokens"] if has_price else [])], rows
+        rows = [self.cells(at) for at in range(len(self.sweep.sizes))]
+        return list(rows[0]), [[text for text, _ in row.values()] for row in rows]
+
+    def cells(self, size_index: int) -> dict[str, tuple[str, float]]:
+        """Return the text and the value of each column for a pool size: tokens, shares, seconds, and money."""
+        tokens = self.sweep.sizes[size_index] * self.sweep.block_tokens
+        row: dict[str, tuple[str, float]] = {"Pool": (self.pool_name(size_index), tokens)}
+        for name, rates in self.sweep.rates.items():
+            rate, error = rates[size_index], self.sweep.errors[name][size_index]
+            row[name] = (f"{rate:.1%}" + (f" ±{100 * error:.1f}" if error else ""), rate)
+        if self.costs:
+            cost = self.costs[size_index]
+            row["TTFT"] = (f"{1000 * cost.ttft:,.0f} ms", cost.ttft)
+            row |= {tier.name: (f"{cost.hits[tier.name]:.1%}", cost.hits[tier.name]) for tier in self.tiers}
+            if self.speed and self.speed.hour_price:
+                row["price per million tokens"] = (f"{cost.price:.4f}", cost.price)
+        return row
 
     def charts(self) -> list[Chart]:
         if not self.costs:

@@ -1,6 +1,7 @@
 """Writes kvproxy.toml with all settings as comments: description and default."""
 
 import json
+import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from kvproxy.units import format_bytes, format_seconds, parse_bytes, parse_secon
 
 _TABLES: dict[str, type[BaseModel]] = {"clients": ClientSettings, "rules": RuleSettings}
 _WIDTH = 110
+# A link of Markdown to a page of the docs, which a TOML comment does not render.
+_LINK = re.compile(r"\[([^]]+)\]\(([^)]+)\)")
 
 
 def template() -> str:
@@ -54,7 +57,8 @@ def default_value(field: FieldInfo) -> object:
 
 
 def _comment(text: str) -> Iterator[str]:
-    for line in textwrap.wrap(" ".join(text.split()), _WIDTH):
+    text = _LINK.sub(r"\1 (docs/\2)", " ".join(text.split()))
+    for line in textwrap.wrap(text, _WIDTH, break_on_hyphens=False):
         yield f"# {line}"
 
 

@@ -201,6 +201,8 @@ def test_the_file_of_init_says_every_setting_and_sets_none(tmp_path: Path) -> No
     plain = load_settings(data=tmp_path)
     file = Path(result("init", "--data", tmp_path)["file"])
     assert load_settings(data=tmp_path) == plain
+    assert "](" not in file.read_text(), "a comment has a link of Markdown"
+    assert "see logs (docs/logs.md#changes-on-the-way)." in file.read_text()
     text, tables = file.read_text().split("# [[clients]]")
     # Each setting with a default is valid without its comment sign, and changes nothing.
     settings = re.sub(r"^#(?=\w+ = )", "", text, flags=re.M)

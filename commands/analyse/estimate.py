@@ -12,6 +12,8 @@ from typer import Option
 
 from kvproxy.apis.service_tiers import BATCH
 from kvproxy.commands.analyse.options import (
+    DEFAULT_BLOCK_SIZE,
+    OF_SESSIONS,
     BlockSize,
     Column,
     FormatOption,
@@ -24,6 +26,7 @@ from kvproxy.commands.analyse.options import (
     log_files,
     parse_sizes,
     read_requests,
+    reject_options,
     report_source,
     report_table,
     save_report,
@@ -49,11 +52,13 @@ if TYPE_CHECKING:
     from kvproxy.analyse.session_report import SessionReport
     from kvproxy.settings.journal import PriceSettings
 
+_PREFILL_RATE, _DECODE_RATE, _DRAWS = 10_000.0, 50.0, 3
+
 
 def estimate(
     logs: Logs,
     tokenizer: Tokenizer = None,
-    block_size: BlockSize = 16,
+    block_size: BlockSize = DEFAULT_BLOCK_SIZE,
     blocks: Annotated[str | None, Option(help="Pool sizes in blocks, such as 1000,5000.")] = None,
     model: LogModel = "model",
     price: Annotated[
@@ -64,11 +69,11 @@ def estimate(
             show_default="[journal.prices] and list prices",
         ),
     ] = None,
-    prefill_rate: Annotated[float, Option(help="Prompt tokens per second of the engine.", min=1)] = 10_000,
-    decode_rate: Annotated[float, Option(help="Response tokens per second of a request.", min=1)] = 50,
+    prefill_rate: Annotated[float, Option(help="Prompt tokens per second of the engine.", min=1)] = _PREFILL_RATE,
+    decode_rate: Annotated[float, Option(help="Response tokens per second of a request.", min=1)] = _DECODE_RATE,
     plot: Plot = None,
     report: Annotated[Path | None, Option(help="Write a report to this .html file.")] = None,
-    draws: Annotated[int, Option(help="Replays of a log with responses; exploration varies.", min=1)] = 3,
+    draws: Annotated[int, Option(help="Replays of a log with responses; exploration varies.", min=1)] = _DRAWS,
     sessions: SessionsOption = False,
     by: Annotated[
         SpendingGroup | None,
@@ -124,8 +129,19 @@ def estimate(
     if by is not None and (report is not None or plot is not None):
         raise typer.BadParameter("--by prints a table: it has no --report and no --plot")
     own_prices = _command_line_prices(price)
+    for_requests: dict[str, tuple[object, object]] = {
+        "--tokenizer": (tokenizer, None),
+        "--block-size": (block_size, DEFAULT_BLOCK_SIZE),
+        "--blocks": (blocks, None),
+        "--prefill-rate": (prefill_rate, _PREFILL_RATE),
+        "--decode-rate": (decode_rate, _DECODE_RATE),
+        "--draws": (draws, _DRAWS),
+        "--plot": (plot, None),
+        "--report": (report, None),
+    }
     with log_files(logs, with_transcripts=format is None and column is None) as files:
         if by is not None and (sessions or files.transcripts):
+            reject_options(for_requests, OF_SESSIONS)
             settings = with_prices(load_settings(data=data), own_prices)
             bill = read_spending(files, sessions, model, settings, format, by, start_time(since, until), until)
             return spending_output(
@@ -137,8 +153,7 @@ def estimate(
             )
         costs = read_session_report(files, sessions, model, data, format, own_prices)
         if costs is not None:
-            if report is not None:
-                raise typer.BadParameter("--report is for logs of requests, not for sessions")
+            reject_options(for_requests, OF_SESSIONS)
             return Output(asdict(costs), lambda: _print_session_costs(costs, has_own_price=price is not None))
         settings = with_prices(load_settings(data=data), own_prices)
         loaded, sizes = load_log_tokenizer(tokenizer), parse_sizes(blocks, 2)

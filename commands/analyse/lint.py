@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import BadParameter, Option
 
 from kvproxy.commands.analyse.options import (
+    DEFAULT_BLOCK_SIZE,
+    OF_SESSIONS,
     BlockSize,
     FormatOption,
     LogModel,
@@ -16,6 +18,7 @@ from kvproxy.commands.analyse.options import (
     log_document,
     log_files,
     read_requests,
+    reject_options,
 )
 from kvproxy.commands.analyse.session_report import SessionsOption, print_losses, read_session_report
 from kvproxy.commands.formatting import amount_text, one_line, percent
@@ -33,7 +36,7 @@ _HEAD_CHARACTERS = 80
 def lint(
     logs: Logs,
     tokenizer: Tokenizer = None,
-    block_size: BlockSize = 16,
+    block_size: BlockSize = DEFAULT_BLOCK_SIZE,
     top: Annotated[int, Option(help="Maximum number of families or sessions; 0 shows all.", min=0)] = 10,
     edits: Annotated[Path | None, Option(help="Write the suggested edits into this file as settings.")] = None,
     min_reuse: Annotated[
@@ -71,6 +74,9 @@ def lint(
         if report is not None:
             if edits is not None:
                 raise BadParameter("--edits needs a log of whole prompts, which transcripts and --sessions do not read")
+            reject_options(
+                {"--tokenizer": (tokenizer, None), "--block-size": (block_size, DEFAULT_BLOCK_SIZE)}, OF_SESSIONS
+            )
             code = _check_reuse(report.reuse, min_reuse)
             return Output(asdict(report) | {"reuse": report.reuse}, lambda: print_losses(report, top), code)
         check_writable(edits)

@@ -3,7 +3,7 @@
 import contextlib
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,6 +30,8 @@ Logs = Annotated[
     ),
 ]
 Tokenizer = Annotated[str | None, Option(help="Folder or Hugging Face id of the tokenizer.", show_default="demo")]
+DEFAULT_BLOCK_SIZE = 16
+OF_SESSIONS = "with transcripts or --sessions"
 BlockSize = Annotated[int, Option(help="Tokens per block of the engine's prefix cache.", min=1)]
 FormatOption = Annotated[
     str | None, Option("--format", help="Format of the file, such as litellm; prompts: one prompt per line.")
@@ -206,6 +208,16 @@ def save_report(report: "Report", path: Path) -> None:
 
     with explain_write_errors(path):
         write_report(report, path)
+
+
+def reject_options(values: Mapping[str, tuple[object, object]], mode: str) -> None:
+    """Raise BadParameter if an option without effect has another value than its default.
+
+    `values`: value and default of each option by name.
+    """
+    names = [name for name, (value, default) in values.items() if value != default]
+    if names:
+        raise typer.BadParameter(f"{', '.join(names)} cannot be used {mode}")
 
 
 def format_pool_size(blocks: int, block_size: int) -> Formatted:

@@ -1,7 +1,7 @@
 """`kvproxy simulate`: which pool, tiers, and routing would serve a trace best?"""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from kvproxy.commands.analyse.options import parse_sizes, report_source, save_report
+from kvproxy.commands.analyse.options import parse_sizes, reject_options, report_source, save_report
 from kvproxy.commands.files import check_writable, reread, save_charts
 from kvproxy.commands.formatting import Formatted, decimal, percent
 from kvproxy.commands.options import Plot
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_POLICIES = "lru,s3fifo,belady"
 _DEFAULT_FLEET_BLOCKS = 5000
+_DEFAULT_PREFILL_RATE = 10_000.0
 _POOL_FIELDS = {"Pool": "pool_tokens", "price per million tokens": "price"}
 
 
@@ -34,7 +35,7 @@ class SimulatedEngineOptions:
     model: Annotated[str | None, Option(help="Model folder, config.json or Hugging Face id, for bytes.")] = None
     bytes_per_token: Annotated[int | None, Option(help="KV bytes per token, instead of --model.", min=1)] = None
     tier: Annotated[list[str] | None, Option(help="Tier in GiB: host=64, disk=500 or redis=1000@2 (GiB/s).")] = None
-    prefill_rate: Annotated[float, Option(help="Prompt tokens per second of an engine.")] = 10_000
+    prefill_rate: Annotated[float, Option(help="Prompt tokens per second of an engine.")] = _DEFAULT_PREFILL_RATE
     hour_price: Annotated[float, Option(help="Price of an engine for an hour.", min=0)] = 0.0
 
 
@@ -87,15 +88,21 @@ def simulate(
         raise typer.BadParameter("--blocks and --memory exclude each other")
     is_fleet = fleet.engines is not None or fleet.ttft is not None
     if is_fleet:
-        sweep_only: dict[str, object] = {"--policies": policies, "--exact": exact, "--plot": plot, "--report": report}
-        sweep_only |= {"--hour-price": engine.hour_price}
+        sweep_only: dict[str, tuple[object, object]] = {
+            "--policies": (policies, None),
+            "--exact": (exact, False),
+            "--plot": (plot, None),
+            "--report": (report, None),
+            "--hour-price": (engine.hour_price, 0),
+        }
         if memory is None and not engine.tier:
-            sweep_only |= {"--model": engine.model, "--bytes-per-token": engine.bytes_per_token}
-        _reject_options(sweep_only, "with --engines or --ttft")
-        _reject_options({"--engines": fleet.engines if fleet.ttft is not None else None}, "with --ttft")
+            sweep_only |= {"--model": (engine.model, None), "--bytes-per-token": (engine.bytes_per_token, None)}
+        reject_options(sweep_only, "with --engines or --ttft")
+        if fleet.ttft is not None:
+            reject_options({"--engines": (fleet.engines, None)}, "with --ttft")
     else:
-        events = {"--event-delay": fleet.event_delay, "--event-loss": fleet.event_loss}
-        _reject_options(events, "without --engines or --ttft")
+        events = {"--event-delay": (fleet.event_delay, 0), "--event-loss": (fleet.event_loss, 0)}
+        reject_options(events, "without --engines or --ttft")
     chosen = _parse_policies(_DEFAULT_POLICIES if policies is None else policies)
     if users is not None and len(traces) == 1 and not traces[0].is_dir():
         raise typer.BadParameter("--users requires a folder with a file for each conversation, or several files")
@@ -109,6 +116,8 @@ def simulate(
         print_note("the trace has no times, so the policy sessions is the same as lru")
     speed, tiers = _engine_speed(engine, workload), _parse_tiers(engine)
     needing_bytes = {"--tier": tiers, "--memory": memory, "--hour-price": engine.hour_price}
+    if not is_fleet:
+        needing_bytes |= {"--prefill-rate": engine.prefill_rate != _DEFAULT_PREFILL_RATE}
     if speed is None and (names := [name for name, value in needing_bytes.items() if value]):
         raise typer.BadParameter(f"{names[0]} requires --model or --bytes-per-token")
     sizes = parse_sizes(blocks, 1) or _memory_sizes_in_blocks(memory, speed, workload)
@@ -145,12 +154,6 @@ def _write_report(plan: "CapacityPlan", workload: "Workload", traces: Sequence[P
         Report(f"Capacity for {plan.name}", summary, source, plan.charts(), [Table(head, rows)], plan.assumptions()),
         report,
     )
-
-
-def _reject_options(values: Mapping[str, object], mode: str) -> None:
-    names = [name for name, value in values.items() if value]
-    if names:
-        raise typer.BadParameter(f"{', '.join(names)} cannot be used {mode}")
 
 
 def _parse_policies(text: str) -> list[str]:

@@ -291,6 +291,20 @@ def test_the_commands_report_transcripts(tmp_path: Path) -> None:
     assert 'breakpoints = "auto", keep_warm_tokens' in costs
 
 
+@pytest.mark.parametrize("by", [(), ("--by", "day")])
+def test_options_without_effect_on_transcripts_are_an_error(tmp_path: Path, by: tuple[str, ...]) -> None:
+    conversation().write(tmp_path / "5e55.jsonl")
+    options = "--tokenizer demo --block-size 32 --blocks 9 --prefill-rate 9 --decode-rate 9 --draws 1".split()
+    if not by:
+        options += ["--plot", "a.svg", "--report", "a.html"]
+    done = kvproxy("estimate", tmp_path, *options, *by, "--data", tmp_path)
+    names = ", ".join(name for name in options if name.startswith("--"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{names} cannot be used with transcripts or --sessions" in " ".join(done.stderr.split())
+    refused = kvproxy("lint", tmp_path, "--tokenizer", "demo", "--data", tmp_path)
+    assert (refused.returncode, "--tokenizer cannot be used" in refused.stderr) == (2, True)
+
+
 def test_a_note_says_that_a_changed_system_prompt_looks_evicted(tmp_path: Path) -> None:
     log = Claude()
     for seconds, written in ((0, 12_000), (20, 12_300)):

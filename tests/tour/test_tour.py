@@ -1,4 +1,4 @@
-"""Runs the commands of docs/tour.md against a new proxy; the README shows some of them.
+"""Runs the commands of docs/tour.md against a new proxy.
 
 python -m tests.tour.test_tour    # writes the printed output into the page
 """
@@ -11,7 +11,7 @@ from index.policies.learned.learner import Learner
 from kvproxy.settings import load_settings
 from tests.commands.run import ROOT
 from tests.servers import run_proxy
-from tests.tour.shell import BLOCK, WIDTH, Step, run_commands, steps, with_output
+from tests.tour.shell import WIDTH, Step, run_commands, steps, with_output
 
 PAGE = ROOT / "docs" / "tour.md"
 # What differs from run to run: ids, times, and how often the caches were asked; and a similarity's last digits, from
@@ -54,13 +54,6 @@ def test_the_output_of_the_page_is_current() -> None:
     assert len(shown) > 8
     for step, claimed in zip(run_tour(text), shown, strict=True):
         assert normal(step.output) == normal(claimed.output), step.command
-
-
-def test_the_readme_shows_steps_of_the_tour() -> None:
-    blocks = BLOCK.findall((ROOT / "README.md").read_text())
-    assert blocks
-    page = PAGE.read_text()
-    assert [block for block in blocks if block not in page] == []
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from kvproxy.commands.analyse.session_report import (
     with_prices,
 )
 from kvproxy.commands.formatting import decimal, money, percent
-from kvproxy.commands.journal.spending import NO_BILL, SET_TIERS, group_name, spending_output
+from kvproxy.commands.journal.spending import NO_BILL, SET_TIERS, group_name, group_title, spending_output
 from kvproxy.commands.options import Data, Plot, load_settings, since_option, time_option
 from kvproxy.commands.output import Output, print_note, print_text, progress_bar
 from kvproxy.commands.tables import ListLayout, Row, digest_column, number_column, print_table
@@ -236,7 +236,7 @@ def _print_groups(
 ) -> None:
     rows: list[Row] = [
         {
-            digest_column(by.capitalize(), 40, field="name"): group_name(group.name, by),
+            digest_column(group_title(by), 40, field="name"): group_name(group.name, by),
             "Requests#": group.requests,
             number_column("Exact hits", "exact"): group.exact,
             number_column("Semantic hits", "semantic"): group.semantic,

@@ -14,7 +14,7 @@ from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.files import checked_plot, save_charts
 from kvproxy.commands.formatting import Formatted, decimal, local_time, milliseconds, money, percent, table_time
 from kvproxy.commands.journal.export import export
-from kvproxy.commands.journal.spending import removed_note
+from kvproxy.commands.journal.spending import group_title, removed_note
 from kvproxy.commands.options import JournalOptions, LimitOrAll, completion_of
 from kvproxy.commands.output import Output, print_charts, print_facts, print_note
 from kvproxy.commands.tables import (
@@ -46,7 +46,20 @@ EMPTY = "no request matches"
 _NO_COST = f"{EMPTY}: a cost is null if the price or the usage is unknown"
 _NO_TEAM = "no request of a team matches: kvproxy keys set NAME --team TEAM gives a client a team"
 _UTC_DAYS = "the days are UTC days"
-TopGroup = Literal["prompt", "tenant", "client", "team", "model", "tag", "reason", "layer", "upstream", "proxy", "day"]
+TopGroup = Literal[
+    "prompt",
+    "tenant",
+    "client",
+    "team",
+    "model",
+    "tag",
+    "reason",
+    "layer",
+    "service_tier",
+    "upstream",
+    "proxy",
+    "day",
+]
 _POLL_SECONDS = 0.3
 _LISTED = 20
 _TOP = 10
@@ -349,7 +362,7 @@ def top(
     listed = groups[: limit or None]
     rows: list[Row] = [
         {
-            text_column("Question" if by == "prompt" else by.capitalize(), field="name"): tenant_name(row.name)
+            text_column("Question" if by == "prompt" else group_title(by), field="name"): tenant_name(row.name)
             if by == "tenant"
             else row.name,
             "Requests#": row.requests,

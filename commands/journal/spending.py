@@ -1,4 +1,4 @@
-"""Prints the cost of requests, by day, project, model, client, or team."""
+"""Prints the cost of requests, by day, project, model, client, team, or service tier."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -37,6 +37,11 @@ def spending_output(report: "SpendingReport", layout: ListLayout, empty: str = N
 def group_name(name: str, by: str) -> str:
     """Return the name of a group at a terminal, such as `(no team)` for requests without one."""
     return name or f"(no {by})"
+
+
+def group_title(by: str) -> str:
+    """Return the head of the column with the names of groups."""
+    return by.replace("_", " ").capitalize()
 
 
 def session_cost(session: "Session") -> Formatted | None:
@@ -137,7 +142,7 @@ def _spending_row(row: "Spending", report: "SpendingReport") -> Row:
     is_priced_in_part = row.unpriced > 0
     cause = main_cause(row.lost, row.reused_tokens)
     return {
-        digest_column(report.by.capitalize(), 40, field="name"): group_name(row.name, report.by),
+        digest_column(group_title(report.by), 40, field="name"): group_name(row.name, report.by),
         "Requests#": row.requests,
         number_column("Input", "input_tokens"): row.input_tokens,
         number_column("Cached", "cached_share"): percent(row.reused_tokens / row.input_tokens)

@@ -241,7 +241,10 @@ async def estimate(
 
 def _group_name(replayed: ReplayedRequest, by: SpendingGroup) -> str:
     logged, model = replayed.logged, replayed.request.model
-    paid = PaidRequest(logged.time or 0.0, model, logged.project, logged.client, None, None, team=logged.team)
+    tier, team = logged.service_tier, logged.team
+    paid = PaidRequest(
+        logged.time or 0.0, model, logged.project, logged.client, None, None, service_tier=tier, team=team
+    )
     return paid.group_name(by)
 
 

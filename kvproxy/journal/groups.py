@@ -4,14 +4,28 @@ from dataclasses import dataclass
 from typing import Literal
 
 Group = Literal[
-    "prompt", "tenant", "client", "team", "model", "tag", "reason", "layer", "api", "upstream", "proxy", "day"
+    "prompt",
+    "tenant",
+    "client",
+    "team",
+    "model",
+    "tag",
+    "reason",
+    "layer",
+    "api",
+    "service_tier",
+    "upstream",
+    "proxy",
+    "day",
 ]
 """A field of a record, or its UTC day; `proxy` only in a database of several proxies."""
 SumsGroup = Literal["layer", "tenant", "model", "tag", "day"]
 SavingsGroup = Literal[SumsGroup, "client", "team", "project"]
 SavingsKey = Literal[SavingsGroup, "bill"]
 """A group of savings, or the rows of a bill."""
-SpendingGroup = Literal["day", "project", "model", "client", "team"]
+SpendingGroup = Literal["day", "project", "model", "client", "team", "service_tier"]
+STANDARD_TIER = "standard"
+"""Name of the group of requests without another service tier."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from kvproxy.errors import InvalidRequest, NotFound, StoreUnavailable
 from kvproxy.journal.databases.computed_fields import COMPUTED_FIELDS, invalid_condition
 from kvproxy.journal.databases.database import InvalidQuery, JournalFailed
 from kvproxy.journal.databases.open_database import open_to_read
-from kvproxy.journal.groups import Group, RequestGroup, SumsGroup
+from kvproxy.journal.groups import STANDARD_TIER, Group, RequestGroup, SumsGroup
 from kvproxy.journal.record import CLIENT_OR_TENANT, BackendPrompt, Record, RecordWithQuestions
 from kvproxy.journal.request_regions import Regions
 from kvproxy.journal.schema import StringIds, short_key
@@ -200,7 +200,9 @@ class JournalReader:
             raise InvalidRequest("a journal in a file has one proxy: records name theirs in a PostgreSQL store only")
         if by == "tag":
             return self._database.tag_rows_sql(), "value"
-        return "requests", {"day": self._database.utc_day_sql(), "client": CLIENT_OR_TENANT}.get(by, by)
+        tier = f"coalesce(service_tier, '{STANDARD_TIER}')"
+        named = {"day": self._database.utc_day_sql(), "client": CLIENT_OR_TENANT, "service_tier": tier}
+        return "requests", named.get(by, by)
 
     def paid_rows(self, query: RecordFilter, by: Group, keys: Sequence[str | int]) -> Iterator[tuple[Any, ...]]:
         """Yield the paid requests in groups, given their keys: the key, the time, the model, and numbers of tokens.

@@ -1,4 +1,4 @@
-"""The cost of requests and of lost reuse, by day, project, model, client, or team."""
+"""The cost of requests and of lost reuse, by day, project, model, client, team, or service tier."""
 
 import math
 from collections import Counter, defaultdict
@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from kvproxy.apis.request_directives import project_of
-from kvproxy.journal.groups import Group, RequestGroup, SpendingGroup
+from kvproxy.journal.groups import STANDARD_TIER, Group, RequestGroup, SpendingGroup
 from kvproxy.journal.reader import (
     CACHES,
     OF_PROXY,
@@ -116,6 +116,8 @@ class PaidRequest:
                 return self.client
             case "team":
                 return self.team
+            case "service_tier":
+                return self.service_tier or STANDARD_TIER
 
     def price(self, prices: Mapping[str, PriceSettings]) -> PriceSettings | None:
         length = self.priced_length

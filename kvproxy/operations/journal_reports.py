@@ -138,7 +138,7 @@ def report_advice(journal: JournalAccess, query: LedgerQuery) -> AdviceReport:
 
 @operation("GET", "/spending")
 def report_spending(journal: JournalAccess, query: SpendingQuery) -> SpendingReport:
-    """Report the cost of the requests from `since` to `until`, by local day, project, model, client, or team."""
+    """Report the cost of the requests from `since` to `until`, by local day, project, model, client, team, or service tier."""
     start = start_time(query.since, query.until)
     settings = journal.settings
     requests = recorded_requests(journal.reader, start, query.until, query.tenant, query.model, query.team)

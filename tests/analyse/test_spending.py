@@ -196,6 +196,8 @@ def test_a_report_of_openais_usage_has_a_bill(tmp_path: Path) -> None:
     assert (bills["p1"]["requests"], bills["p1"]["cost"]) == (20, pytest.approx(cost))
     cost = 0.5 * (84_000 * uncached + 5 * output) / 1e6
     assert (bills["p2"]["requests"], bills["p2"]["cost"], bills["p2"]["lost_cost"]) == (10, pytest.approx(cost), None)
+    tiers = {row["name"]: row["cost"] for row in spending(file, "--sessions", "--by", "service_tier")["rows"]}
+    assert tiers == {"standard": bills["p1"]["cost"], "batch": bills["p2"]["cost"]}
     done = kvproxy("estimate", file)
     assert (done.returncode, "this is a report of usage, which has no requests" in done.stderr) == (2, True)
 

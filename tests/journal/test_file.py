@@ -532,6 +532,21 @@ def test_requests_are_grouped_by_utc_day(journal: StoredJournal) -> None:
     assert priced[0].cost == pytest.approx(2 * (priced[1].cost or 0.0))
 
 
+def test_requests_are_grouped_by_service_tier(journal: StoredJournal) -> None:
+    for number, tier in enumerate((None, "flex", "flex")):
+        exchange = finished(f"question {number}", f"r{number}")
+        exchange.facts.service_tier = tier
+        journal.add(exchange)
+    journal.flush()
+    with closing(journal.reader()) as reader:
+        groups = reader.groups(RecordQuery(), "service_tier", order="requests", limit=9)
+        priced = with_costs(reader, RecordQuery(), "service_tier", groups, {"m": PriceSettings(input=1e6)})
+        spent = spending_report(recorded_requests(reader), "service_tier", {"m": PriceSettings(input=1e6)}, "USD")
+    assert [(group.name, group.requests) for group in priced] == [("flex", 2), ("standard", 1)]
+    assert {group.name: group.cost for group in priced} == {row.name: row.cost for row in spent.rows}
+    assert priced[0].cost == pytest.approx(2 * (priced[1].cost or 0.0))
+
+
 def test_requests_are_grouped_by_client(journal: StoredJournal) -> None:
     for number, tenant in enumerate(("client:team", "client:team/ann", "public")):
         journal.add(finished(f"question {number}", f"r{number}", tenant=tenant))

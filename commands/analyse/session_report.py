@@ -9,7 +9,7 @@ from typer import Option
 
 from kvproxy.commands.analyse.options import print_left_out, read_requests
 from kvproxy.commands.formatting import format_duration, logged_time, money, percent
-from kvproxy.commands.journal.savings import ledger_rows
+from kvproxy.commands.journal.savings import advice_rows, ledger_rows
 from kvproxy.commands.journal.spending import session_cost, unpriced_note
 from kvproxy.commands.options import load_settings
 from kvproxy.commands.output import print_note, print_text, progress_bar
@@ -160,6 +160,7 @@ def print_losses(report: "SessionReport", top: int) -> None:
         print_table((_loss_row(loss, report.ledger.currency) for loss in losses), title="Turns that lost the most:")
     if len(report.losses) > len(losses):
         print_text(f"{len(report.losses) - len(losses):,} cheaper turns are not shown: use --top 0")
+    _print_advice(report)
     _print_notes(report)
 
 
@@ -201,7 +202,13 @@ def print_costs(report: "SessionReport") -> None:
             ),
             title="If each turn stored its whole prompt:",
         )
+    _print_advice(report)
     _print_notes(report)
+
+
+def _print_advice(report: "SessionReport") -> None:
+    if report.advice:
+        print_table(advice_rows(report.advice[:_SHOWN_CHANGES], report.ledger.currency), title="What to change first:")
 
 
 def _print_sums(report: "SessionReport") -> None:

@@ -1,7 +1,7 @@
 """`kvproxy savings`: tokens, time, and money saved by the response cache, prefix caches, and the provider's cache."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +22,7 @@ from kvproxy.units import plural, tenant_name
 if TYPE_CHECKING:
     from kvproxy.journal.bill import BillRow
     from kvproxy.journal.savings import Saving, SavingsReport
-    from kvproxy.journal.sessions.advice import AdviceReport
+    from kvproxy.journal.sessions.advice import Advice, AdviceReport
     from kvproxy.journal.sessions.ledger_report import LedgerReport
     from kvproxy.journal.sums_filter import SumsFilter
     from kvproxy.operations.journal_reports import Bill
@@ -140,13 +140,10 @@ def _bill_output(report: "Bill", selection: "SumsFilter", layout: ListLayout) ->
     return Output(document, show, records=records, fields=fields, note="\n".join(_bill_notes(report.total)) or None)
 
 
-def _advice_output(report: "AdviceReport", layout: ListLayout) -> Output:
-    from kvproxy.journal.sessions.advice import Advice
-    from kvproxy.operations.operation import field_names
-
-    rows: list[Row] = [
+def advice_rows(advice: "Sequence[Advice]", currency: str) -> list[Row]:
+    return [
         {
-            number_column(f"Saves {report.currency}", "lost_cost"): money(row.lost_cost),
+            number_column(f"Saves {currency}", "lost_cost"): money(row.lost_cost),
             "Tokens#": row.tokens,
             "Turns#": row.turns,
             Column("Lost to", field="cause"): row.cause,
@@ -154,8 +151,15 @@ def _advice_output(report: "AdviceReport", layout: ListLayout) -> Output:
             text_column("Model"): row.model,
             Column("Remedy", is_text=True, folds=True): row.remedy,
         }
-        for row in report.rows
+        for row in advice
     ]
+
+
+def _advice_output(report: "AdviceReport", layout: ListLayout) -> Output:
+    from kvproxy.journal.sessions.advice import Advice
+    from kvproxy.operations.operation import field_names
+
+    rows = advice_rows(report.rows, report.currency)
     document = asdict(report)
 
     def show() -> None:

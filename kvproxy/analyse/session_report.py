@@ -28,6 +28,7 @@ from kvproxy.journal.groups import SpendingGroup
 from kvproxy.journal.journal import StoredJournal, open_stored_journal
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.schema import FILE
+from kvproxy.journal.sessions.advice import Advice, advise
 from kvproxy.journal.sessions.ledger_report import LedgerReport, RecordedLoss, ledger_of
 from kvproxy.journal.sessions.session_reader import (
     Session,
@@ -74,6 +75,7 @@ class SessionReport:
         sessions: the most expensive first.
         changed: changed regions, the most lost tokens first.
         losses: turns that lost tokens to another cause than `new`, the most expensive first.
+        advice: what to change first, with the money that it would have saved.
         repeated: share of prompt tokens that the previous turn also had: the median and the mean of the sessions; None
             without a second turn.
         cost, uncached: price of all input, and its price without a provider's cache.
@@ -97,6 +99,7 @@ class SessionReport:
     unpriced: int = 0
     files: int = 0
     losses: list[TurnLoss] = field(default_factory=list)
+    advice: list[Advice] = field(default_factory=list)
 
     @property
     def reuse(self) -> float:
@@ -154,6 +157,7 @@ def report_sessions(
         without_usage,
         is_relative,
         sum(not turn.has_price for turn in turns),
+        advice=advise(turns, prices, settings.currency).rows,
         losses=sorted(turn_losses(turns), key=lambda loss: (-(loss.lost_cost or 0.0), -loss.tokens)),
     )
 

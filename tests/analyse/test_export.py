@@ -125,6 +125,24 @@ def test_a_bill_of_exported_requests_equals_the_bill_of_the_journal(tmp_path: Pa
     assert set(bill("estimate", file, "--sessions", "--by", "client")) == {"tenant-1", "tenant-2", "all"}
 
 
+def test_the_advice_for_exported_requests_is_that_of_the_journal(tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text("[journal.prices.m]\ninput = 3\ncached = 0.3\noutput = 15\n")
+    sessions = Sessions(str(tmp_path / "journal.db"), "all")
+    question, answer = user(logs.words(1, 300)), assistant("Done.")
+    system, changed = ({"role": "system", "content": f"{day} {logs.words(2, 300)}"} for day in ("Monday", "Tuesday"))
+    sessions.add(request([system, question], 5_000, 0, 0, answer=answer, **provider()))
+    sessions.add(request([changed, question, answer, user("Why?")], 5_100, 0, 60, **provider()))
+    sessions.close()
+    file = tmp_path / "requests.jsonl"
+    result("log", "export", file, "--format", "requests", "--data", tmp_path)
+    (advice,) = result("savings", "--advice", "--data", tmp_path)["rows"]
+    assert (advice["cause"], advice["lost_cost"] > 0) == ("changed", True)
+    for command in ("lint", "estimate"):
+        done = kvproxy(command, file, "--sessions", "--data", tmp_path)
+        assert advice["remedy"] in done.stdout
+        assert result(command, file, "--sessions", "--data", tmp_path)["advice"] == [advice]
+
+
 def test_a_journal_without_texts_exports_no_requests_and_says_so(tmp_path: Path) -> None:
     journal(tmp_path)
     done = kvproxy("log", "export", tmp_path / "requests.jsonl", "--format", "requests", "--data", tmp_path)

@@ -77,18 +77,19 @@ def _print_calibration(result: "Calibration", charts: list[Chart]) -> None:
         for point in curve
         if point.level == result.recommended[name]
     }
+    limit = f"at most {percent(result.target_error)} wrong hits with 95% confidence"
     best = max(recommended, key=recommended.__getitem__, default=None)
     for name, curve in sorted(result.curves.items(), key=lambda item: -recommended.get(item[0], -1.0)):
         level, current_level = result.recommended[name], result.default[name]
-        limit = f"at most {percent(result.target_error)} wrong hits with 95% confidence"
-        decision = f"no level has {limit}" if level is None else f"level {level} has {limit}"
-        print_text(f"{name}: {decision}; setting: {current_level}")
+        if level is not None:
+            print_text(f"{name}: level {level} has {limit}; setting: {current_level}")
         rows += [
             {"Policy": name, **_minimum_score_row(point, current_level, level, name == best)}
             for point in curve
             if point.level in (current_level, level)
         ]
-    if None in result.recommended.values():
+    if missed := [name for name, level in result.recommended.items() if level is None]:
+        print_text(f"{', '.join(missed)}: no level has {limit}")
         print_text(f"{_needed_pairs_sentence(result.target_error)}; --target-error sets another limit.")
     print_charts(charts)
     print_table(rows)

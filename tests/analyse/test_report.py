@@ -45,6 +45,15 @@ def test_a_report_of_a_simulation(tmp_path: Path) -> None:
         assert expected in text
 
 
+def test_a_report_of_a_simulation_has_only_assumptions_that_apply(tmp_path: Path) -> None:
+    report = tmp_path / "capacity.html"
+    kvproxy("simulate", DATA / "mooncake-300.jsonl", "--policies", "lru", "--blocks", "500", "--report", report)
+    assert not re.search(r"samples|TTFT", report.read_text())
+    options = ("--policies", "lru", "--blocks", "500", "--bytes-per-token", 1_024, "--tier", "host=1")
+    kvproxy("simulate", DATA / "mooncake-300.jsonl", *options, "--report", report)
+    assert "in addition to that of lru" in report.read_text()
+
+
 def test_a_report_of_sessions_is_refused_and_a_wrong_name_too(tmp_path: Path) -> None:
     log = logs.write(tmp_path / "log.jsonl", logs.agents(1, 1))
     assert "must end in" in kvproxy("estimate", log, "--report", tmp_path / "report.txt").stderr

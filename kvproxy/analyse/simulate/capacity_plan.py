@@ -14,10 +14,13 @@ from kvproxy.doors import EVICTION
 _MODEL = (
     "Requests run one at a time, and the last token of a prompt is always computed. Responses are not cached.",
     "LRU is exact for pools that have space for the longest prompt, and simulated alone for smaller ones.",
-    "Rates of other policies on large traces come from two samples of 1/21 of the blocks; ± is above all"
-    " errors that were measured.",
+)
+_SAMPLING = (
+    "Rates of other policies come from two samples of 1/21 of the blocks; ± is above all errors that were measured."
+)
+_SPEED = (
     "TTFT is prefill and transfer time without queueing. A tier has the most recently used blocks, and is read if that is"
-    " faster than prefill.",
+    " faster than prefill; its share is in addition to that of lru."
 )
 
 
@@ -130,7 +133,10 @@ class CapacityPlan:
 
     def assumptions(self) -> list[str]:
         lines = [*_MODEL, *self.notes]
+        if any(any(errors) for errors in self.sweep.errors.values()):
+            lines.append(_SAMPLING)
         if self.speed:
+            lines.append(_SPEED)
             lines.append(
                 f"An engine computes {self.speed.prefill_rate:,.0f} prompt tokens per second; a token has"
                 f" {self.speed.token_bytes:,.0f} bytes."

@@ -1,5 +1,6 @@
 """`kvproxy savings`: tokens, time, and money saved by the response cache, prefix caches, and the provider's cache."""
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -327,8 +328,12 @@ def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
             " backend's prefix cache would have reused them, because earlier prompts began with them."
         )
     if (total := report.total) is not None and total.answered and total.reused_tokens:
-        owed = [] if total.unmeasured_tokens or not _has_seconds(total) else [f"{total.hit_seconds:,.1f} s"]
-        owed += [f"{amount_text(total.hit_money)} {report.currency}"] if total.hit_money is not None else []
+        owed = []
+        if not total.unmeasured_tokens and total.seconds > total.hit_seconds:
+            owed.append(f"{total.hit_seconds:,.1f} s")
+        # Two sums of the same amounts, in another order, differ in the last digits.
+        if total.money is not None and total.hit_money is not None and not math.isclose(total.money, total.hit_money):
+            owed.append(f"{amount_text(total.hit_money)} {report.currency}")
         if owed:
             print_text(f"Hits saved {' and '.join(owed)} of all; the backend's own prefix cache saved the rest.")
     if unreported := sum(row.unreported_hits for row in report.rows):

@@ -100,12 +100,24 @@ def test_hits_without_a_usage_save_an_unknown_amount(capsys: pytest.CaptureFixtu
     assert "No price is known" in capsys.readouterr().out
 
 
-def test_the_time_of_the_prefix_cache_is_not_the_rest_while_it_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [Saving("exact", 1, 1, 90, 9, 0, 5.0, 5.0), Saving("prefix", 1, reused_tokens=60, unmeasured_tokens=60)]
-    for unmeasured, is_rest in ((60, False), (0, True)):
-        total = Saving("all", 2, 1, 90, 9, 60, 5.0, 5.0, unmeasured_tokens=unmeasured)
-        _print_notes(SavingsReport(rows, total, None, "USD"), has_price=True)
-        assert ("saved the rest" in capsys.readouterr().out) is is_rest
+@pytest.mark.parametrize(
+    ("seconds", "unmeasured", "money", "said"),
+    [
+        (5.0, 60, 2.0, ""),
+        (6.0, 0, 2.0, "Hits saved 5.0 s of all;"),
+        (5.0, 0, 2.0, ""),
+        (5.0, 60, 2.5, "Hits saved 2.0000 USD of all;"),
+        (6.0, 0, 2.5, "Hits saved 5.0 s and 2.0000 USD of all;"),
+    ],
+)
+def test_the_prefix_cache_saved_the_rest_only_if_there_is_one(
+    capsys: pytest.CaptureFixture[str], seconds: float, unmeasured: int, money: float, said: str
+) -> None:
+    total = Saving("all", 2, 1, 90, 9, 60, seconds, 5.0, unmeasured_tokens=unmeasured, money=money, hit_money=2.0)
+    _print_notes(SavingsReport([total], total, None, "USD"), has_price=True)
+    shown = capsys.readouterr().out
+    assert ("saved the rest" in shown) == bool(said)
+    assert said in shown
 
 
 def test_the_statistics_state_that_nothing_estimates_wrong_hits() -> None:

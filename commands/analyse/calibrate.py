@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from kvproxy.analyse.charts import Chart
-from kvproxy.commands.formatting import percent
+from kvproxy.commands.formatting import Formatted, percent, raw_text
 from kvproxy.commands.options import Plot, load_settings
 from kvproxy.commands.output import Output, print_charts, print_note, print_text, progress_bar
-from kvproxy.commands.tables import Column, Row, print_table, text_column
+from kvproxy.commands.tables import Column, Row, number_column, print_table, text_column
 from kvproxy.index.evaluation.confidence_intervals import pairs_for_bound
 from kvproxy.units import plural
 
@@ -130,11 +130,14 @@ def _minimum_score_row(
         "Use": ", ".join(uses),
         "Served#": point.served,
         "Hit rate#": percent(point.hit_rate),
-        "95% interval#?": "-".join(map(percent, point.hit_interval)),
+        number_column("95% interval", "hit_interval", optional=True): _interval(point.hit_interval),
         "Wrong#": None if point.wrong_share is None else percent(point.wrong_share),
-        # The column has the same name as the other interval.
-        Column("95% interval", is_number=True, is_optional=True): "-".join(map(percent, point.wrong_interval)),
+        number_column("95% interval", "wrong_interval", optional=True): _interval(point.wrong_interval),
     }
+
+
+def _interval(bounds: tuple[float, float]) -> Formatted:
+    return Formatted("-".join(map(percent, bounds)), "-".join(map(raw_text, bounds)))
 
 
 def _needed_pairs_sentence(target_error: float) -> str:

@@ -82,6 +82,9 @@ def test_pairs_are_measured_with_each_policy(tmp_path: Path) -> None:
     assert "Hit rate is the served share of the 1 equivalent pair" in shown.splitlines()[-1]
     assert "This limit takes 73 served pairs without a wrong hit, and more with one;" in " ".join(shown.split())
     assert shown.count("no level has at most 5.0% wrong hits") == 1
+    heading = next(line for line in shown.splitlines() if line.startswith("policy\t"))
+    assert heading.split("\t")[3:] == ["served", "hit_rate", "hit_interval", "wrong", "wrong_interval"]
+    assert not any("%" in line for line in shown.splitlines() if "\tsetting\t" in line)
     assert "P-CHR" not in shown
     # The level of the settings does not say which policy is in use.
     assert ("in use" in shown, shown.count("\tsetting\t")) == (False, 2)

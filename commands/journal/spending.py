@@ -1,6 +1,6 @@
 """Prints the cost of requests, by day, project, model, client, team, or service tier."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -111,7 +111,7 @@ def _reported_note(report: "SpendingReport") -> Iterator[str]:
         "of discounts": costs.discount,
         "on days without usage here": costs.without_usage,
         "on days without costs there": costs.without_costs,
-        f"not explained, probably {rest} (kvproxy prices show)": costs.rest,
+        f"not explained{_largest_day(costs.rest_by_day)}, probably {rest} (kvproxy prices show)": costs.rest,
     }
     causes = [
         f"{'-' if amount < 0 else '+'}{amount_text(abs(amount))} {name}" for name, amount in parts.items() if amount
@@ -126,6 +126,11 @@ def _reported_note(report: "SpendingReport") -> Iterator[str]:
     more = "more" if costs.difference >= 0 else "less"
     difference = f"{amount_text(abs(costs.difference))} {more} than the prices here"
     yield f"{stated}, {difference}: {', '.join(causes)}{left_out}"
+
+
+def _largest_day(rests: Mapping[str, float]) -> str:
+    """Return the day with the largest difference, of several days."""
+    return f", most on {next(iter(rests))}" if len(rests) > 1 else ""
 
 
 def count_notes(unpriced: int, estimated: int, unreported: int, *, is_bound: bool = False) -> Iterator[str]:

@@ -36,6 +36,7 @@ class CostComparison:
         without_usage, without_costs: money of the days for which only the report of costs has amounts, and of those for which
             only the usage has; the latter is negative.
         rest: what has none of these causes; 0 within the rounding of the amounts.
+        rest_by_day: this rest by UTC day, the largest first; empty if the days are unknown.
         left_out: number of amounts that are unreadable, or in another currency.
     """
 
@@ -46,6 +47,7 @@ class CostComparison:
     without_usage: float = 0.0
     without_costs: float = 0.0
     rest: float = 0.0
+    rest_by_day: dict[str, float] = field(default_factory=dict)
     left_out: int = 0
 
 
@@ -63,15 +65,18 @@ def compare_costs(costs: Sequence[ReportedCost], computed: Mapping[str, float]) 
         discount += cost.amount - listed
         by_day[cost.day] += listed
     without_usage = without_costs = 0.0
+    rests: dict[str, float] = {}
     if "" not in by_day and "" not in computed:
         without_usage = sum(money for day, money in by_day.items() if day not in computed)
         without_costs = -sum(money for day, money in computed.items() if day not in by_day)
+        rests = {day: money - computed[day] for day, money in by_day.items() if day in computed}
     difference = reported - sum(computed.values())
     rest = difference - sum(services.values()) - discount - without_usage - without_costs
     is_rounding = abs(rest) <= _rounding(costs) + _EXACT * abs(reported)
-    return CostComparison(
-        reported, difference, dict(services), discount, without_usage, without_costs, 0.0 if is_rounding else rest
-    )
+    if is_rounding:
+        rest, rests = 0.0, {}
+    parts = dict(services), discount, without_usage, without_costs, rest
+    return CostComparison(reported, difference, *parts, dict(sorted(rests.items(), key=lambda item: -abs(item[1]))))
 
 
 def _rounding(costs: Sequence[ReportedCost]) -> float:

@@ -294,6 +294,11 @@ COST_HEAD = "usage_date_utc,model,token_type,cost_usd,list_price_usd,cost_type\n
             "13.8000 USD, 1.3000 more than the prices here: +0.3000 for web_search, -1.0000 of discounts, +2.0000 on days",
         ),
         (
+            "2026-11-01,Claude,x,7.51,7.51,token\n2026-11-02,Claude,x,2.50,2.50,token\n",
+            {"rest": -2.49, "rest_by_day": {"2026-11-02": -2.5, "2026-11-01": 0.01}},
+            "2.4900 less than the prices here: -2.4900 not explained, most on 2026-11-02, probably of other prices",
+        ),
+        (
             "2026-11-02,Claude,x,8.00,8.00,token\n",
             {"without_costs": -7.5, "rest": 3, "difference": -4.5},
             "4.5000 less than the prices here: -7.5000 on days without costs there, +3.0000 not explained, probably of other",

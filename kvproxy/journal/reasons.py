@@ -24,7 +24,7 @@ _REASONS: dict[str, str] = {
     "miss-old": "An equal or similar request is stored, but its response is older than the request's `max-age`.",
     "miss-failed": "The store or the embedder failed.",
     "miss-hidden": "The question has invisible characters or mixes alphabets: exact hits only.",
-    "low-similarity": "The cosine of the nearest question is below `cache.min_similarity`.",
+    "low-similarity": "The cosine of the nearest question is below `cache.min_similarity`, or too low for the verifier.",
     "low-probability": "The verifier's probability for the nearest question is below `cache.min_probability`.",
     "uncertain": "The policy has too few observations to serve the nearest response.",
     "explored": "The policy forwarded the request in order to learn; a stored response would have been served.",

@@ -155,7 +155,10 @@ def _serve_demo(load: "Callable[..., Settings]", cache: CacheOptions, *, as_json
     with run_demo_upstream() as url:
         # The name keeps stored responses, although the port changes.
         settings = load(
-            upstreams=[{"url": url}], upstream="", routing={"name": "demo"}, cache=settings_section(**options)
+            upstreams=[{"url": url, "kind": "demo"}],
+            upstream="",
+            routing={"name": "demo"},
+            cache=settings_section(**options),
         )
         _run(settings, as_json=as_json, demo=True)
 

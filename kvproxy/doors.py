@@ -86,7 +86,9 @@ CHUNK_STORES: Door[Callable[..., Any]] = Door(
 The setting `tiers.stores` names the ones that follow our own.
 """
 UPSTREAMS: Door[Callable[..., Any]] = Door(
-    "kvproxy.upstreams", "kind of upstream", {"llama.cpp": "kvproxy.upstreams.llama.kind:LlamaKind"}
+    "kvproxy.upstreams",
+    "kind of upstream",
+    {"llama.cpp": "kvproxy.upstreams.llama.kind:LlamaKind", "demo": "kvproxy.upstreams.demo_server:DemoServer"},
 )
 """Creates an `UpstreamKind`, given the `UpstreamClient` and the settings. The setting `kind` of an upstream names one."""
 LOG_FORMATS: Door[Any] = Door("kvproxy.log_formats", "log format", accepts=lambda part: hasattr(part, "signature"))

@@ -6,6 +6,8 @@ from pathlib import Path
 from kvproxy.errors import ModelUnsupported
 
 DEMO = "demo"
+REUSE_PATH = "/reuse"
+"""End of the routes of the demonstration server that return how much of a prompt it would reuse."""
 # Update the digests after a training.
 SHA256 = {
     "model.safetensors": "4d84e09cab1a58123724cb5f54424dcb21399971805d5eb8c98626c4daddc465",

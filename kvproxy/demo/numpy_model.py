@@ -58,11 +58,18 @@ class NumpyModel:
         sequence, reused = self._begin(prompt, min(len(prompt) + max_tokens - 1, self.max_positions))
         return Generation(self._tokens(sequence, prompt, reused), len(prompt), reused)
 
+    def reusable_tokens(self, prompt: Sequence[int]) -> int:
+        """Return the number of the prompt's tokens that `generate` would reuse."""
+        return max(self._common_lengths(prompt), default=0)
+
+    def _common_lengths(self, prompt: Sequence[int]) -> list[int]:
+        return [common_prefix_length(known.tokens, prompt[:-1]) for known in self._sequences]
+
     def _begin(self, prompt: Sequence[int], positions: int) -> tuple[_Sequence, int]:
         """Return a sequence that begins with the longest known prefix of the prompt, without its last token, and its length."""
         shape = self._layers, 2, self._kv_heads, positions, self._size
         sequence = _Sequence([], np.empty(shape, dtype=np.float32))
-        lengths = [common_prefix_length(known.tokens, prompt[:-1]) for known in self._sequences]
+        lengths = self._common_lengths(prompt)
         reused = max(lengths, default=0)
         if reused:
             known = self._sequences[lengths.index(reused)]

@@ -23,7 +23,7 @@ from kvproxy.apis.codecs.codec import Conversation, ResponseEncoder
 from kvproxy.apis.codecs.generation import Delta, FinishReason, SamplingParams, ToolCall, Usage
 from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.apis.messages import anthropic_error
-from kvproxy.demo import DEMO, verified_model_path
+from kvproxy.demo import DEMO, REUSE_PATH, verified_model_path
 from kvproxy.demo.numpy_model import NumpyModel
 from kvproxy.demo.tool_calls import required_call
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
@@ -53,6 +53,7 @@ class DemoUpstream:
                 Route("/health", lambda request: Response()),
                 Route("/v1/models", self._models),
                 *(Route(APIS[name].path, self._answer, methods=["POST"]) for name in _APIS),
+                *(Route(f"{APIS[name].path}{REUSE_PATH}", self._reuse, methods=["POST"]) for name in _APIS),
                 Route(f"{MESSAGES.path}/count_tokens", self._count_tokens, methods=["POST"]),
                 Route("/{path:path}", _refuse_route, methods=["GET", "POST", "DELETE"]),
             ],
@@ -79,6 +80,15 @@ class DemoUpstream:
         asked = await _read(request, MESSAGES)
         prompt, *_ = self._decode(asked.with_body(asked.body | {"max_tokens": 1}))
         return JSONResponse({"input_tokens": len(prompt)})
+
+    async def _reuse(self, request: Request) -> Response:
+        path = request.url.path.removesuffix(REUSE_PATH)
+        asked = await _read(request, next(APIS[name] for name in _APIS if APIS[name].path == path))
+        prompt, _, call = self._decode(asked.with_body({"max_tokens": 1} | asked.body))
+        async with self._lock:
+            # A required call needs no model.
+            reused = 0 if call is not None else self._model.reusable_tokens(prompt)
+        return JSONResponse({"prompt_tokens": len(prompt), "reused_tokens": reused})
 
     def _decode(self, request: ApiRequest) -> tuple[list[int], int, ToolCall | None]:
         """Return the tokens of the prompt, the maximum number of tokens of the answer, and the required call of a tool.

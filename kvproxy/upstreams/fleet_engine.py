@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.backends.protocol import RelayedResponse, ServingUpstream
-from kvproxy.backends.reports import EngineMetrics
+from kvproxy.backends.reports import EngineMetrics, PrefixReport
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.doors import UPSTREAMS
 from kvproxy.errors import KvproxyError, SettingsError, UpstreamError
@@ -139,6 +139,9 @@ class FleetEngine:
 
     def prefix_view(self) -> PrefixView | None:
         return self._kind.prefix_view()
+
+    async def explain(self, request: ApiRequest) -> PrefixReport | None:
+        return await self._kind.explain(request)
 
     async def start(self) -> None:
         self.client.open()

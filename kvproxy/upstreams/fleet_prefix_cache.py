@@ -33,12 +33,12 @@ _RESET_PATHS = ("/reset_prefix_cache", "/flush_cache")  # vLLM's development mod
 
 class MirrorView:
     def __init__(self, engine: FleetEngine, mirror: "Mirror", tokenizer: PromptTokenizer) -> None:
-        self._engine = engine
+        self.engine = engine
         self._mirror = mirror
         self._tokenizer = tokenizer
 
     def _snapshots(self) -> list[pool_rows.LocationSnapshot]:
-        return pool_rows.snapshot_pools(self._mirror.state(), self._engine.url)
+        return pool_rows.snapshot_pools(self._mirror.state(), self.engine.url)
 
     async def blocks(self) -> list[BlockRow]:
         return [content.block for content in await self.find("")]
@@ -62,23 +62,23 @@ class MirrorView:
         if not tokens:
             return ""
         try:
-            return await self._tokenizer.detokenize(tokens, self._engine.client, _TOKENIZE_SECONDS)
+            return await self._tokenizer.detokenize(tokens, self.engine.client, _TOKENIZE_SECONDS)
         except KvproxyError:
             return None
 
     async def explain(self, request: ApiRequest) -> PrefixReport:
         try:
-            prompt = await self._tokenizer.tokenize_request(request, self._engine.client, _TOKENIZE_SECONDS)
+            prompt = await self._tokenizer.tokenize_request(request, self.engine.client, _TOKENIZE_SECONDS)
         except KvproxyError as error:
             return PrefixReport(reason=error.message)
         await compute_hashes(prompt, [self._mirror])
         # Requests are not routed to a draining or failing engine.
-        best_match = self._mirror.match_prefix(prompt) if self._engine.health.is_healthy else None
+        best_match = self._mirror.match_prefix(prompt) if self.engine.health.is_healthy else None
         if best_match is None:
             reason = "no block of the upstream is known yet"
             return PrefixReport(prompt_tokens=len(prompt.tokens), matched_tokens=0, reason=reason)
         rank, match = best_match
-        reasons = [self._engine.reuse_limits()]
+        reasons = [self.engine.reuse_limits()]
         if match.blocks and self._mirror.hashes_match() is False:
             reasons.append("matched by tokens: the engine's block hashes do not follow hash_algorithm and hash_seed")
         return PrefixReport(
@@ -88,7 +88,7 @@ class MirrorView:
             blocks=tuple(pool_rows.hash_hex(block.hash) for block in match.blocks),
             divergence=await decode_divergence(match.divergence(), self.detokenize),
             reason="; ".join(filter(None, reasons)) or None,
-            engine=self._engine.url,
+            engine=self.engine.url,
             rank=rank,
             complete=self._mirror.is_complete,
         )
@@ -105,14 +105,6 @@ class FleetPrefixCache(PrefixCache):
 
     def _slot_views(self) -> list[PrefixView]:
         return [view for engine in self._fleet.engines.values() if (view := engine.prefix_view()) is not None]
-
-    def _views_of(self, route: ModelRoute | None) -> list[MirrorView | PrefixView]:
-        if route is None:
-            return [*self._mirror_views(), *self._slot_views()]
-        mirrored = [pair for pair in self._fleet.mirrored_engines() if pair[0].url in route.upstreams]
-        views: list[MirrorView | PrefixView] = [MirrorView(*pair, self._fleet.tokenizer) for pair in mirrored]
-        engines = [self._fleet.engines[url] for url in route.upstreams]
-        return views + [view for engine in engines if (view := engine.prefix_view()) is not None]
 
     def _all_views(self) -> list[MirrorView | PrefixView]:
         views: list[MirrorView | PrefixView] = [*self._mirror_views(), *self._slot_views()]
@@ -192,13 +184,19 @@ class FleetPrefixCache(PrefixCache):
 
     async def explain(self, request: ApiRequest) -> PrefixReport | None:
         request = self._fleet.with_hints(request)
-        views = self._views_of(request.route)
-        reports = await asyncio.gather(*(view.explain(request) for view in views))
+        engines = self._engines_of(request.route)
+        parts: list[MirrorView | FleetEngine] = [view for view in self._mirror_views() if view.engine in engines]
+        answered = await asyncio.gather(*(part.explain(request) for part in [*parts, *engines]))
+        reports = [report for report in answered if report is not None]
         known = [report for report in reports if report.engine is not None]
         if not known:
             return next((report for report in reports if report.prompt_tokens is not None), next(iter(reports), None))
-        engines = {report.engine: report.reusable_tokens for report in known if report.engine is not None}
-        return replace(max(known, key=lambda report: report.reusable_tokens), engines=engines)
+        reusable = {report.engine: report.reusable_tokens for report in known if report.engine is not None}
+        return replace(max(known, key=lambda report: report.reusable_tokens), engines=reusable)
+
+    def _engines_of(self, route: ModelRoute | None) -> list[FleetEngine]:
+        engines = self._fleet.engines
+        return [*engines.values()] if route is None else [engines[url] for url in route.upstreams]
 
 
 def _sum_pools(mirrored: Sequence[PoolReport], metrics: Sequence[EngineMetrics], num_engines: int) -> PoolReport:

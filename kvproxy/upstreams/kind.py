@@ -82,3 +82,8 @@ class UpstreamKind:
     def prefix_view(self) -> PrefixView | None:
         """Return a report on the server's prefix cache; None if its content is unknown."""
         return None
+
+    async def explain(self, request: ApiRequest) -> PrefixReport | None:
+        """Return what the server would reuse of a prompt; None if it reports that with its response only."""
+        view = self.prefix_view()
+        return None if view is None else await view.explain(request)

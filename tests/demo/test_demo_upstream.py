@@ -165,6 +165,21 @@ def test_serve_demo_has_a_hit_without_torch(tmp_path: Path) -> None:
         answers = [httpx.post(f"{running.url}/v1/messages", json=body | messages, timeout=300) for _ in range(2)]
         assert ["hit" in answer.headers["cache-status"] for answer in answers] == [False, True]
         assert all("event: message_stop" in answer.text for answer in answers)
+        other = {"model": "demo", "messages": [{"role": "user", "content": "What is a block of the pool?"}]}
+        explained = httpx.post(f"{running.url}/admin/explain", params={"api": "chat"}, json=other, timeout=60).json()
+        usage = httpx.post(f"{running.url}/v1/chat/completions", json=other, timeout=300).json()["usage"]
+        expected = usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+        assert (explained["prefix"]["prompt_tokens"], explained["prefix"]["matched_tokens"]) == expected
+        assert (explained["layer"], expected[1] > 0) == ("prefix", True)
+        for api, body in (
+            ("messages", messages | other),
+            ("responses", {"model": "demo", "input": "What is a block?"}),
+        ):
+            explained = httpx.post(f"{running.url}/admin/explain", params={"api": api}, json=body, timeout=60).json()
+            assert explained["prefix"]["matched_tokens"] > 0, (api, explained)
+        called = other | {"tools": [{"type": "function", "function": {"name": "add"}}], "tool_choice": "required"}
+        explained = httpx.post(f"{running.url}/admin/explain", params={"api": "chat"}, json=called, timeout=60).json()
+        assert (explained["layer"], explained["prefix"]["matched_tokens"]) == ("none", 0)
         unknown = httpx.post(f"{running.url}/v1/moderations", json={"input": "x"}).json()
         assert "serve another model with --upstream" in unknown["error"]["message"]
         (row,) = httpx.get(f"{running.url}/admin/upstreams").json()

@@ -26,6 +26,7 @@ _STANDARD = {"urllib.request", "http.client", "ftplib"}
 UPSTREAM_CALLS = {
     ("upstreams/client.py", "list_models"): "call_json",
     ("upstreams/client.py", "call_json"): "call",
+    ("upstreams/demo_server.py", "explain"): "call_json",
     ("upstreams/health.py", "probe"): "probe",
     ("upstreams/fleet_engine.py", "monitor"): "call",
     ("upstreams/fleet_prefix_cache.py", "reset_engine"): "call_json",

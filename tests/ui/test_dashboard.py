@@ -294,6 +294,20 @@ def test_money_without_unpriced_models_is_marked(page: Page, tmp_path: Path) -> 
         page.until(lambda: [cost for cost in page.texts("tbody tr > :nth-child(10)") if cost.endswith(" (priced)")])
 
 
+def test_the_overview_names_what_to_change_first(page: Page, tmp_path: Path) -> None:
+    with proxied(tmp_path, journal={"prices": {"m": {"input": 2.5, "cached": 0.25, "output": 10.0}}}) as url:
+        for minute in ("12:00", "12:01"):
+            system = {"role": "system", "content": f"It is {minute}."}
+            body = {"model": "m", "messages": [system, {"role": "user", "content": "Which rules apply? " * 200}]}
+            httpx.post(f"{url}/v1/chat/completions", json=body, headers={"x-session-id": "s"}).raise_for_status()
+        page.until(lambda: httpx.get(f"{url}/admin/savings/advice").json()["rows"])
+        (advice,) = httpx.get(f"{url}/admin/savings/advice").json()["rows"]
+        page.open(url)
+        cells = "[aria-label='What to change first'] tbody td"
+        page.until(lambda: page.texts(cells)[:1] == [advice["cause"]])
+        assert figure(page.texts(cells)[4]) == advice["tokens"]
+
+
 def test_sessions_show_their_turns(page: Page, url: str) -> None:
     messages = [{"role": "user", "content": "How large is a block of this pool?"}]
     for question in ("And how many are there?", "Which are free?"):

@@ -1,5 +1,6 @@
 // What the proxy does, at a glance.
 
+import { advice } from "./advice.js";
 import { TimeChart } from "./chart.js";
 import { csvButton } from "./csv.js";
 import { button, fill, h, section, table, tabs } from "./dom.js";
@@ -150,7 +151,7 @@ export function overview(root, params, { api, signal, remember }) {
       section("Requests", h("div", { class: "actions" }, span, zoomed, h("span", { class: "grow" }), csvButton("series", () => rows)), requests.node, layersTable),
       section("Reasons", reasons)),
     h("div", { class: "columns even" }, section("Hit rate", rates.node), section("Time to first byte", times.node)),
-    savings(api, signal, onTotal));
+    savings(api, signal, onTotal), advice(api, signal));
   showRange();
   firstRequest(empty, api, signal);
   api.poll(async () => {

@@ -13,6 +13,7 @@ from kvproxy.library.configured_cache import build_policy
 from kvproxy.settings import CacheSettings
 from tests.benchmarks.options import read_options
 from tests.index.policies.directions import make_rewordings, make_swaps, read_pairs
+from tests.index.policies.exchanged_roles import exchanged_roles, kept_roles
 from tests.reference.memory_observations import MemoryObservations
 
 THRESHOLDS = (0.85, 0.92, 0.95)
@@ -24,10 +25,12 @@ def main() -> None:
     sets = {
         "exchanged directions": make_swaps(),
         "exchanged directions, second set": make_swaps(second=True),
+        **{f"exchanged roles, {name} set": exchanged_roles(name)[::4] for name in ("first", "second", "third")},
         "near-misses": read_pairs("near_misses"),
         "opposites, by guard": read_pairs("opposites"),
         "kept directions": make_rewordings(),
         "kept directions, second set": make_rewordings(second=True),
+        **{f"kept roles, {name} set": kept_roles(name)[::4] for name in ("first", "second", "third")},
         "rewordings": read_pairs("rewordings"),
         "near-misses of weak kinds": read_pairs("weak_near_misses"),
         "rewordings of weak kinds": read_pairs("weak_rewordings"),

@@ -82,7 +82,12 @@ GUARDS = (
         "from Oslo to Rome and from Rome to Oslo; a UK visa from India and an Indian visa from the UK",
     ),
     Guard("possession", "other owners", possession_differs, "`my brother's friend` and `my friend's brother`"),
-    Guard("roles", "subject and object exchanged", roles_differ, "who beat Brazil and who did Brazil beat"),
+    Guard(
+        "roles",
+        "subject and object exchanged",
+        roles_differ,
+        "who beat Brazil and who did Brazil beat; replace butter with oil and substitute butter for oil",
+    ),
     Guard("time", "other times", time_differs, "open on Monday and open on Sunday; today, and no time"),
     Guard("question", "other question words", question_words_differ, "when and why"),
     Guard(

@@ -7,23 +7,41 @@ from itertools import pairwise
 from kvproxy.index.policies.guards.words import DAYS, FREQUENT, LANGUAGES, TIME_SHIFTS, TIMES, cached_by_text, words
 
 _QUESTION = re.compile(
-    r"\b(how come|how (?:many|much|long|often|frequently|old|tall|far|big|fast|large|heavy|high|deep)|\w+)\b"
+    r"\b(how come|how many times(?= (?:a|per|each|every|do|does|should|can|must|may)\b)"
+    r"|how (?:many|much|long|often|frequently|old|tall|far|big|fast|large|heavy|high|deep)|\w+)\b"
 )
 _QUESTION_KINDS = {
     "who": "who", "whom": "who", "whose": "who", "when": "when", "where": "where", "why": "why", "how come": "why",
     "what": "what", "which": "which", "how": "how", "how frequently": "how often",
+    "how many times": "how often",
 }  # fmt: skip
 
 
 def question_words_differ(question: str, cached_question: str) -> bool:
     """Whether the question words differ in meaning: `when was it invented` and `where was it invented`.
 
-    The word `which` matches every question word, and `what` matches every one except `who`.
+    The word `which` matches every question word, and `what` matches every one except `who`. A price is not an amount: `how much
+    does it cost to withdraw` and `how much can I withdraw`.
     """
+    if {_asks_for(question), _asks_for(cached_question)} == {"price", "amount"}:
+        return True
     ours, theirs = _question_kinds(question), _question_kinds(cached_question)
     if not ours or not theirs or ours & theirs or "which" in ours | theirs:
         return False
     return "what" not in ours | theirs or bool({"who"} & (ours | theirs))
+
+
+_PRICE = re.compile(r"\bhow much (?:does|do|did|will|would) (?:it|this|that) cost\b", re.IGNORECASE)
+_AMOUNT = re.compile(
+    r"\bhow much (?:\w+ )?(?:can|could|may|must|should) (?:i|we|you|one) (?!\w* ?(?:pay|cost|expect|charge))",
+    re.IGNORECASE,
+)
+
+
+def _asks_for(text: str) -> str | None:
+    if _PRICE.search(text):
+        return "price"
+    return "amount" if _AMOUNT.search(text) else None
 
 
 @cached_by_text

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from itertools import combinations, pairwise
 
+from kvproxy.index.policies.guards.relations import roles_are_exchanged
 from kvproxy.index.policies.guards.words import (
     FUNCTION_WORDS,
     NUMBER,
@@ -229,6 +230,8 @@ _PASSIVE = re.compile(r"\b(?:is|are|was|were|be|been|being|gets?|got|getting)\b.
 
 def roles_differ(question: str, cached_question: str) -> bool:
     """Whether subject and object are exchanged: `was Tom hit by Ann` and `did Tom hit Ann`."""
+    if roles_are_exchanged(question, cached_question):
+        return True
     ours, theirs = _align_verbs(_content_words(question), _content_words(cached_question))
     if Counter(ours) != Counter(theirs) or len(ours) < 2:
         return False

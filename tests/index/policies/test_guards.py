@@ -58,6 +58,7 @@ roles: who beat Brazil ~ who did Brazil beat; was Tom hit by Ann ~ did Tom hit A
     what team beat Spain ~ what team did Spain beat
 time: open on Monday ~ open on Sunday; sales last week ~ sales this week; open today ~ open; in spring ~ in autumn
 question: When was it invented? ~ Where was it invented?; How many are there? ~ How much are there?;
+    How much does it cost to send money abroad? ~ How much money can I send abroad?;
     Who made it? ~ What made it?; How often is it? ~ How long is it?; Why is it so? ~ How is it so?;
     When and where was it? ~ Why was it?
 language: Answer in French ~ Answer in German; Was ist das und wie geht es ~ What is the thing and how does it go
@@ -101,7 +102,8 @@ roles: who beat Brazil ~ who has beaten Brazil; was Tom hit by Ann ~ has Tom bee
     who won ~ who did it win; who were the guests paid by ~ who paid the guests
 time: what is the latest one ~ what is the one; open on Monday ~ on Monday is it open; open now ~ open
 question: When was it invented? ~ What year was it invented?; Which is it? ~ Who is it?;
-    How often is it? ~ How frequently is it?; How come it is so? ~ Why is it so?;
+    How often is it? ~ How frequently is it?;
+    How often should I run? ~ How many times a week should I run?; How come it is so? ~ Why is it so?;
     When and where was it? ~ Where was it?; Do it ~ When is it?; tell me when and ~ tell me when
 language: Answer in French ~ Reply in French; What is the thing ~ How does the thing go; ist das so ~ is it so
 form: Explain it ~ Describe it; Explain it briefly ~ Explain it in short; write a page ~ write it

@@ -12,7 +12,13 @@ from kvproxy.index.policies.policy import Neighbour
 from kvproxy.library.configured_cache import build_policy
 from kvproxy.settings import CacheSettings
 from tests.benchmarks.options import read_options
-from tests.index.policies.directions import make_rewordings, make_swaps, read_pairs
+from tests.index.policies.directions import (
+    free_near_misses,
+    free_rewordings,
+    make_rewordings,
+    make_swaps,
+    read_pairs,
+)
 from tests.index.policies.exchanged_roles import exchanged_roles, kept_roles
 from tests.reference.memory_observations import MemoryObservations
 
@@ -36,6 +42,8 @@ def main() -> None:
         "rewordings of weak kinds": read_pairs("weak_rewordings"),
         "near-misses of weak kinds, blind": read_pairs("blind_near_misses"),
         "rewordings in their style": read_pairs("blind_rewordings"),
+        "near-misses in free wordings": free_near_misses(),
+        "free rewordings": free_rewordings(),
     }
     for path in read_options(__doc__, pairs=[""]).pairs:
         for pair in map(json.loads, Path(path).read_text().splitlines() if path else ()):

@@ -6,7 +6,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from itertools import combinations, islice
+from itertools import combinations, islice, product
 from pathlib import Path
 
 Pair = dict[str, str]
@@ -16,6 +16,23 @@ _DATA = Path(__file__).parents[1] / "data"
 def read_pairs(name: str) -> list[Pair]:
     """Return the hand-written pairs of a file: `rewordings`, `near_misses`, or `opposites`."""
     return [json.loads(line) for line in (_DATA / f"{name}.jsonl").read_text("utf-8").splitlines()]
+
+
+def free_near_misses() -> list[Pair]:
+    """Return pairs of a question and one that differs in a fact, in free wordings."""
+    return [
+        {"a": one, "b": other}
+        for group in _free_questions()
+        for one, other in [*product(group["same"], group["near"]), *combinations(group["near"], 2)]
+    ]
+
+
+def free_rewordings() -> list[Pair]:
+    return [{"a": one, "b": other} for group in _free_questions() for one, other in combinations(group["same"], 2)]
+
+
+def _free_questions() -> list[dict[str, list[str]]]:
+    return [json.loads(line) for line in (_DATA / "free_questions.jsonl").read_text("utf-8").splitlines()]
 
 
 _COUNTRIES = (

@@ -132,9 +132,10 @@ def _bill_output(report: "Bill", selection: "SumsFilter", layout: ListLayout) ->
     ]
     document = asdict(report) | _counted_days(selection)
     records = [row | {"currency": report.currency} for row in document["rows"]]
+    sums = [asdict(row) | {"currency": report.currency} for row in total]
 
     def show() -> None:
-        print_table(rows, empty=_empty(selection), layout=layout, records=[*records, *map(asdict, total)])
+        print_table(rows, empty=_empty(selection), layout=layout, records=[*records, *sums])
         _print_counted_days(selection)
 
     fields = [*field_names(BillRow), "currency"]

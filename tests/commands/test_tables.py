@@ -376,6 +376,10 @@ def test_every_table_fits_narrow_terminals(folder: Path, command: str, width: in
     [
         *TABLES,
         "cache usage",
+        "keys history",
+        "log top --by client",
+        "savings --by client",
+        "savings --bill",
     ],
 )
 def test_a_pipe_can_select_each_field_of_json(folder: Path, command: str) -> None:

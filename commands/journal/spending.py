@@ -104,6 +104,10 @@ def _reported_note(report: "SpendingReport") -> Iterator[str]:
     """Yield how a report of costs differs from the money here, and why; nothing without one."""
     if (costs := report.reported) is None:
         return
+    if costs.reported is None or costs.difference is None:
+        amounts = plural(costs.left_out, "amount")
+        yield f"the report of costs is not compared: {amounts} unreadable, or in a currency without a rate (journal.usd_rate)"
+        return
     unpriced = report.total.unpriced
     rest = f"of {plural(unpriced, 'request')} of models without a price" if unpriced else "of other prices or tiers"
     parts = {

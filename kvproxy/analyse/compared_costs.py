@@ -26,6 +26,8 @@ def compare_reports(
         for currency, reported in amounts
         if reported is not None and (cost := _converted(currency, reported, settings)) is not None
     ]
+    if not costs:
+        return CostComparison(None, None, left_out=len(amounts))
     return replace(compare_costs(costs, _money_by_day(paid, prices)), left_out=len(amounts) - len(costs))
 
 

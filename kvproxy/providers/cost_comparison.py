@@ -29,8 +29,8 @@ class CostComparison:
     """The sum of a report of costs, and how it differs from the money here.
 
     Attributes:
-        reported: sum of the report of costs.
-        difference: this sum, less the money here. The sum of the parts below.
+        reported: sum of the report of costs; None if all its amounts are left out.
+        difference: this sum, less the money here. The sum of the parts below; None without the sum.
         services: money of services besides tokens, by name.
         discount: money of discounts, which is negative.
         without_usage, without_costs: money of the days for which only the report of costs has amounts, and of those for which
@@ -40,8 +40,8 @@ class CostComparison:
         left_out: number of amounts that are unreadable, or in another currency.
     """
 
-    reported: float
-    difference: float
+    reported: float | None
+    difference: float | None
     services: dict[str, float] = field(default_factory=dict)
     discount: float = 0.0
     without_usage: float = 0.0

@@ -49,6 +49,42 @@ def test_the_headings_of_a_spreadsheet(tmp_path: Path) -> None:
     assert (total["logged_cost"], total["logged_difference"]) == pytest.approx((0.3, 0.1 - 0.0032))
 
 
+def test_numbers_whose_separator_is_ambiguous_count_as_unknown(tmp_path: Path) -> None:
+    text = (
+        "model;input tokens;output tokens;spend\n"
+        "m;100.000;20.000;0,035\n"
+        "m;1000.0;100.00;1,250\n"
+        "m;1,000;100;1,250.50\n"
+        "m;1000;100;$1,250,000\n"
+    )
+    total, notes = bill(table(tmp_path, text))
+    assert (total["input_tokens"], total["output_tokens"]) == (3_000, 300)
+    assert total["logged_cost"] == pytest.approx(1_251_250.5)
+    for note in ("1 row with unreadable input tokens (line 2)", "2 rows with unreadable spend (lines 2, 3)"):
+        assert note in notes, notes
+
+
+@pytest.mark.parametrize("sums", ["Total,,,3000,300", ",Grand total:,,3000,300"])
+def test_a_row_of_sums_does_not_count(sums: str, tmp_path: Path) -> None:
+    text = (
+        f"date,model,team,input tokens,output tokens\n2026-11-01,m,red,1000,100\n2026-11-02,m,blue,2000,200\n{sums}\n"
+    )
+    total, notes = bill(table(tmp_path, text))
+    assert (total["input_tokens"], total["output_tokens"], total["unpriced"]) == (3_000, 300, 0)
+    assert "of sums" in notes
+
+
+def test_the_fast_mode_of_a_report_of_usage_has_its_price(tmp_path: Path) -> None:
+    head = "usage_date_utc,model_version,usage_type,usage_input_tokens_no_cache,usage_output_tokens,speed\n"
+    rows = (
+        "2026-11-01,claude-opus-4-8,standard,1000000,100000,fast\n2026-11-02,claude-opus-4-8,standard,1000000,100000,\n"
+    )
+    done = kvproxy(
+        "estimate", table(tmp_path, head + rows), "--sessions", "--by", "service_tier", "--json", "--data", tmp_path
+    )
+    assert {row["name"]: row["cost"] for row in json.loads(done.stdout)["rows"]} == {"fast": 15.0, "standard": 7.5}
+
+
 def test_a_question_with_the_headings_of_a_spreadsheet(tmp_path: Path) -> None:
     file = table(
         tmp_path, 'Question,Model,Input Tokens,Output Tokens,Team\nHi.,m,"1,200",100,red\nHo.,m,"1,2",100,red\n'
@@ -317,3 +353,15 @@ def test_a_report_of_costs_is_compared_with_the_usage(
     for name, value in (nothing | parts).items():
         assert found[name] == pytest.approx(value, abs=1e-9), name
     assert says in " ".join(done.stderr.split())
+
+
+def test_a_report_of_costs_without_an_exchange_rate_is_not_compared(tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text('[journal]\ncurrency = "EUR"\n')
+    rows = "2026-11-01,Claude,x,7.50,7.50,token\n2026-11-02,Claude,x,5.00,5.00,token\n"
+    costs, usage = table(tmp_path, COST_HEAD + rows, "costs.csv"), table(tmp_path, USAGE, "usage.csv")
+    done = kvproxy("estimate", costs, usage, "--sessions", "--by", "model", "--json", "--data", tmp_path)
+    found = json.loads(done.stdout)["reported"]
+    assert (found["reported"], found["difference"], found["left_out"]) == (None, None, 2)
+    assert "the report of costs is not compared: 2 amounts unreadable, or in a currency" in " ".join(
+        done.stderr.split()
+    )

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from kvproxy.analyse.log_formats.counts import is_unreadable, read_count
+from kvproxy.analyse.log_formats.counts import is_unreadable, read_amount, read_count
 from kvproxy.analyse.log_formats.labels import LABEL_FIELDS, labels_of
 from kvproxy.analyse.log_formats.log_format import TIME_FIELDS, LoggedRequest, first_of, logged_time, parse_time
 from kvproxy.apis.json import Json, JsonObject
@@ -57,6 +57,8 @@ def unreadable_columns(row: JsonObject, headings: Mapping[str, str]) -> tuple[st
 def _is_unreadable(fact: str, cell: Json) -> bool:
     if fact in (*TIME_FIELDS, *DATES):
         return cell not in (None, "") and parse_time(cell) is None
+    if fact in COSTS:
+        return cell not in (None, "") and read_amount(cell) is None
     return fact in _COUNTS and is_unreadable(cell)
 
 

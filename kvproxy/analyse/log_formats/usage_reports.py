@@ -22,6 +22,7 @@ from kvproxy.analyse.log_formats.log_format import (
     LogFormat,
     LoggedRequest,
     Row,
+    SkipRow,
     SummedUsage,
     first_of,
     is_date,
@@ -43,6 +44,8 @@ _LONG_CONTEXT = 200_001
 """A prompt with the price of Anthropic's long context."""
 _LONG_WINDOWS = "200k", ">"
 _DAY = 86_400.0
+_SUMS = frozenset(("total", "totals", "grand total", "subtotal", "sum"))
+"""Labels of rows that are the sum of others."""
 
 
 def _refuse_usage(row: Row) -> Iterator[LoggedRequest]:
@@ -128,6 +131,7 @@ def _read_anthropic_row(row: Row) -> Iterator[LoggedRequest]:
         "output_tokens": value.get("usage_output_tokens"),
         "context_window": value.get("context_window"),
         "service_tier": value.get("usage_type"),
+        "speed": value.get("speed"),
         "model": value.get("model_version"),
         "workspace_id": value.get("workspace"),
         "api_key_id": value.get("api_key"),
@@ -151,7 +155,7 @@ def _anthropic_request(row: Row, result: JsonObject, start: float | None, period
         APIS["messages"],
         {"model": result.get("model") or row.model},
         time=start,
-        response={"service_tier": result.get("service_tier")},
+        response={"service_tier": result.get("service_tier"), "usage": {"speed": result.get("speed")}},
         project=_name(result, "workspace_id"),
         client=_name(result, "api_key_id", "account_id"),
         names_model=bool(result.get("model")),
@@ -166,6 +170,8 @@ def _read_table_row(row: Row) -> Iterator[LoggedRequest]:
     A row of a day, and a row with a number of requests, is a sum; another one is a request.
     """
     value, headings = row.value, fact_headings(row.value)
+    if any(isinstance(cell, str) and cell.strip().casefold().rstrip(":") in _SUMS for cell in value.values()):
+        raise SkipRow("of sums")
     facts = facts_of(value, headings)
     if value.get("variant") == "free" and facts.get("model_permaslug"):
         # OpenRouter's free variant of a model has no list price.

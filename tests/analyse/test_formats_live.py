@@ -166,6 +166,22 @@ CASES: dict[str, Callable[[], tuple[str, Sent]]] = {
         lines([{"custom_id": str(at), "params": messages_body(body)} for at, body in enumerate(BODIES)]),
         [(MESSAGES, messages_body(body)) for body in BODIES],
     ),
+    "bedrock": lambda: (
+        lines(
+            [
+                {
+                    "schemaType": "ModelInvocationLog",
+                    "modelId": "m",
+                    "input": {
+                        "inputContentType": "application/json",
+                        "inputBodyJson": {"anthropic_version": "bedrock-2023-05-31", **messages_body(body)},
+                    },
+                }
+                for body in BODIES
+            ]
+        ),
+        [(MESSAGES, messages_body(body)) for body in BODIES],
+    ),
     "fine-tuning": lambda: without_temperature(
         lambda body: {"messages": [*body["messages"], assistant(answer_to(body))]}
     ),

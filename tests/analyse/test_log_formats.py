@@ -136,6 +136,31 @@ CASES: list[tuple[str, list[Any], list[tuple[str, str, str | None, float | None]
         [("chat", "q", "a", SECONDS)],
     ),
     (
+        "bedrock",
+        [
+            {
+                "schemaType": "ModelInvocationLog",
+                "timestamp": TIME,
+                "modelId": "us.anthropic.claude-sonnet-4-20250514-v1:0",
+                "input": {"inputContentType": "application/json", "inputBodyJson": body, "inputTokenCount": 3},
+                "output": {"outputTokenCount": 9},
+            }
+            | more
+            for body, more in (
+                ({"anthropic_version": "bedrock-2023-05-31", "max_tokens": 9, "messages": CHAT["messages"]}, {}),
+                (
+                    {
+                        "messages": [{"role": "user", "content": [{"text": "q"}, {"cachePoint": {"type": "default"}}]}],
+                        "inferenceConfig": {"maxTokens": 9},
+                    },
+                    {"operation": "Converse"},
+                ),
+                ({}, {"errorCode": "ThrottlingException"}),
+            )
+        ],
+        [("messages", "q", None, SECONDS), ("messages", "q", None, SECONDS)],
+    ),
+    (
         "portkey",
         [
             {

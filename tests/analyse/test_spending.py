@@ -644,3 +644,26 @@ def test_the_requests_of_a_client_do_not_depend_on_those_of_another(
     assert rows["Claude Code"] == alone
     assert alone.lost_cost is not None
     assert alone.lost_cost > 0
+
+
+def test_the_invocations_of_bedrock_have_a_bill(tmp_path: Path) -> None:
+    row = {
+        "schemaType": "ModelInvocationLog",
+        "timestamp": "2026-11-01T12:00:00Z",
+        "identity": {"arn": "arn:aws:sts::123456789012:assumed-role/app/session"},
+        "operation": "InvokeModel",
+        "modelId": "arn:aws:bedrock:us-east-1:123456789012:inference-profile/us.anthropic.claude-sonnet-4-20250514-v1:0",
+        "input": {"inputTokenCount": 1_000, "cacheReadInputTokenCount": 8_000, "cacheWriteInputTokenCount": 2_000},
+        "output": {"outputTokenCount": 100},
+    }
+    file = tmp_path / "invocations.jsonl"
+    file.write_text(json.dumps(row) + "\n" + json.dumps(row | {"errorCode": "ValidationException"}) + "\n")
+    done = kvproxy("estimate", file, "--sessions", "--by", "client", "--json", "--data", tmp_path)
+    (client,) = json.loads(done.stdout)["rows"]
+    assert (client["name"], client["input_tokens"], client["reused_tokens"], client["output_tokens"]) == (
+        "app/session",
+        11_000,
+        8_000,
+        100,
+    )
+    assert client["cost"] == pytest.approx((1_000 * 3 + 8_000 * 0.3 + 2_000 * 3.75 + 100 * 15) / 1e6)

@@ -3,6 +3,7 @@
 from typing import NoReturn
 
 from kvproxy.analyse.log_formats import (
+    bedrock,
     conversations,
     engines,
     evaluations,
@@ -20,6 +21,7 @@ from kvproxy.index.errors import PluginError
 FORMATS: tuple[LogFormat, ...] = (
     *evaluations.FORMATS,
     *gateways.FORMATS,
+    *bedrock.FORMATS,
     *spans.FORMATS,
     *observability.FORMATS,
     *engines.FORMATS,

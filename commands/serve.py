@@ -138,19 +138,20 @@ def serve(
     )
 
 
-def _run(settings: "Settings", *, as_json: bool, demo: bool = False) -> None:
+def _run(settings: "Settings", *, as_json: bool, demo: bool = False, problem: str | None = None) -> None:
     # Importing the server is slow, so errors in the settings are reported first.
     from kvproxy.http.serve import serve as run
 
-    run(settings, _print_json if as_json or settings.log.format == "json" else partial(_print_banner, demo=demo))
+    banner = partial(_print_banner, demo=demo, problem=problem)
+    run(settings, _print_json if as_json or settings.log.format == "json" else banner)
 
 
 def _serve_demo(load: "Callable[..., Settings]", cache: CacheOptions, *, as_json: bool) -> None:
     from kvproxy.demo.upstream import run_demo_upstream
-    from kvproxy.index.models.minilm.weights import has_packaged_model
 
     options = asdict(cache)
-    if options["semantic"] is None and not has_packaged_model():
+    problem = _missing_weights() if options["semantic"] is None else None
+    if problem is not None:
         options["semantic"] = False
     with run_demo_upstream() as url:
         # The name keeps stored responses, although the port changes.
@@ -160,7 +161,19 @@ def _serve_demo(load: "Callable[..., Settings]", cache: CacheOptions, *, as_json
             routing={"name": "demo"},
             cache=settings_section(**options),
         )
-        _run(settings, as_json=as_json, demo=True)
+        _run(settings, as_json=as_json, demo=True, problem=problem)
+
+
+def _missing_weights() -> str | None:
+    """Return why the default embedder has no weights; None if it has them."""
+    from kvproxy.index.errors import EmbedderError
+    from kvproxy.index.models.minilm.weights import packaged_model
+
+    try:
+        packaged_model()
+    except EmbedderError as error:
+        return str(error)
+    return None
 
 
 def _upstream_settings(urls: list[str], events: list[str], replays: list[str]) -> list[dict[str, str]] | None:
@@ -208,15 +221,13 @@ def _check_upstreams(settings: "Settings") -> "list[UpstreamCheck | str]":
         return list(threads.map(check, settings.servers))
 
 
-def _print_banner(services: "Services", url: str, *, demo: bool = False) -> None:
+def _print_banner(services: "Services", url: str, *, demo: bool = False, problem: str | None = None) -> None:
     settings, worker = services.settings, services.built.worker
     lines: list[tuple[str, object]] = []
     if demo:
         typer.echo(f"kvproxy {__version__} with the demonstration model, which only answers questions about kvproxy")
         if not settings.cache.semantic:
-            from kvproxy.index.models.minilm.weights import install_command
-
-            lines.append(("similar", f"off: only equal requests have hits; for similar ones, {install_command()}"))
+            lines.append(("similar", f"off: only equal requests have hits{f'; {problem}' if problem else ''}"))
         models, needs_key = ["demo"], services.clients.requires_key
     elif worker is None:
         typer.echo(f"kvproxy {__version__} in front of {', '.join(server.url for server in settings.servers)}")

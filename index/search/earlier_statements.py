@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from kvproxy.index.policies.guards.fillers import without_fillers
 from kvproxy.index.policies.guards.words import FUNCTION_WORDS, roots, words
+from kvproxy.index.search.reported_statements import without_report
 
 _MAX_BYTES_OF_CASE = 300
 _COVERED = 0.5
@@ -28,6 +29,7 @@ _QUESTION = re.compile(
     r"|(?:(?:i|we) )?(?:was|were) (?:just )?going to ask (?:if|whether|how|what|when|where|who))\b",
     re.IGNORECASE,
 )
+_HEADING = re.compile(_LEAD + r"(?:how|what|which|who|why|whose|when|where)\b", re.IGNORECASE)
 _LATER_QUESTION = re.compile(
     r"^\W*(?:(?:how|what|where|when|who) (?:do|does|did|can|is|are|will|should|would)"
     r"|(?:do|does|did|can|could|is|are|will|should|would) (?:i|you|we|they|he|she|it|there|that))\b",
@@ -171,7 +173,7 @@ def is_own_case(statement: str) -> bool:
 
 def _is_discussed(turn: str, reply: str, *, is_continued: bool) -> bool:
     """Whether the reply is about the statements of a turn, rather than an acknowledgement."""
-    return (is_continued or is_own_case(turn)) and any(map(has_content, _sentences(reply)))
+    return (is_continued or is_own_case(without_report(turn))) and any(map(has_content, _sentences(reply)))
 
 
 def _statements_of_user(turn: str, question: str, *, is_explained: bool) -> Iterator[str]:
@@ -252,14 +254,17 @@ def is_question(sentence: str) -> bool:
 
 def _place_of_question(clauses: Sequence[str]) -> int | None:
     patterns = (_QUESTION, *(_LATER_QUESTION for _ in clauses[1:]))
-    return next(
-        (
-            place
-            for place, (pattern, clause) in enumerate(zip(patterns, clauses, strict=True))
-            if pattern.search(clause)
-        ),
-        None,
-    )
+    places = [
+        place for place, (pattern, clause) in enumerate(zip(patterns, clauses, strict=True)) if pattern.search(clause)
+    ]
+    if len(places) == 1 and _is_heading(clauses, places[0]):
+        return None
+    return next(iter(places), None)
+
+
+def _is_heading(clauses: Sequence[str], place: int) -> bool:
+    """Whether a clause announces a later one, rather than asks: `How boards are exported: in the File menu.`"""
+    return any(each.endswith(":") for each in clauses[place:-1]) and _HEADING.search(clauses[place]) is not None
 
 
 def _persists(statement: str) -> bool:
@@ -275,7 +280,7 @@ def _sentences(turn: str) -> tuple[str, ...]:
 def statements_of(turn: str) -> tuple[str, ...]:
     """Return the sentences of a turn, or their clauses before a question, that have more than small talk."""
     parts = (_before_question(without_fillers(sentence)) for sentence in _sentences(turn))
-    return tuple(part for part in parts if part and has_content(part) and not _INTENTION.search(part))
+    return tuple(part for part in parts if part and has_content(part) and not _INTENTION.search(without_report(part)))
 
 
 def _before_question(sentence: str) -> str:

@@ -69,6 +69,46 @@ def test_another_polarity_owner_habit_or_role_prevents_a_match(one: str, other: 
     assert not may_match([one, "Okay.", "what can I do about it?"], [other, "I see.", "what can I do about it?"])
 
 
+@pytest.mark.parametrize(
+    "report",
+    [
+        "Here is what I know: %s",
+        "That's what we have so far: %s",
+        "What I found: %s",
+        "What our handbook says about this: %s",
+        "How this works in our product, in short: %s",
+        "Let me tell you what I read: %s",
+        "I'll paste my notes: %s",
+        "I know that %s",
+        "I think %s",
+        "My notes say that %s",
+        "As I said, %s",
+        "From what I understand, %s",
+        "Context: I use the free plan. %s",
+    ],
+)
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("boards are exported in the board menu.", "boards are exported in the File menu."),
+        ("keys are created on the key page.", "keys are created on the Admin page."),
+        ("admins can export boards.", "admins and guests can export boards."),
+        ("an export takes an hour.", "an export takes a minute."),
+    ],
+)
+def test_a_fact_that_users_report_is_no_statement_about_themselves(report: str, one: str, other: str) -> None:
+    ours, theirs = ([report % fact, "Thanks, noted.", "How do users export a board?"] for fact in (one, other))
+    assert not may_match(ours, theirs)
+    assert not may_match(theirs, ours)
+
+
+def test_a_statement_that_repeats_a_word_instead_of_naming_another_one_differs() -> None:
+    one, other = (
+        [f"We keep invoices in the {name} list.", "I see.", "Who finds them?"] for name in ("invoice", "archive")
+    )
+    assert not may_match(one, other)
+
+
 def test_other_results_of_the_users_own_case_prevent_a_match() -> None:
     one, other = (
         ["What does my scan say?", reply, "do I need surgery?"]
@@ -142,6 +182,13 @@ QUESTION = "How many moons does Jupiter have?"
         ("Search for moons.", "Jupiter has 97 moons.", ["Search for moons.", "Jupiter has 97 moons."]),
         ("hi", "Hello! Your plan is Basic. How can I help?", ["Your plan is Basic."]),
         ("I'm on the free plan, can I print?", "Yes.", ["I'm on the free plan,"]),
+        ("I'll say what I know: moons orbit.", "Okay.", ["I'll say what I know: moons orbit."]),
+        (
+            "How moons move around a planet, in short: fast.",
+            "Okay.",
+            ["How moons move around a planet, in short: fast."],
+        ),
+        ("What about moons around another planet: can I see them", "Yes.", []),
         ("No, it is not.", "Thanks for the correction.", ["No, it is not."]),
         ("Is bread safe for my son with an allergy?", "No.", ["Is bread safe for my son with an allergy?"]),
         ("I ordered two weeks ago, is that normal?", "No.", ["I ordered two weeks ago,"]),

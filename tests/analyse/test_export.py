@@ -125,6 +125,26 @@ def test_a_bill_of_exported_requests_equals_the_bill_of_the_journal(tmp_path: Pa
     assert set(bill("estimate", file, "--sessions", "--by", "client")) == {"tenant-1", "tenant-2", "all"}
 
 
+def test_exported_requests_keep_namespaces_and_sessions_apart(tmp_path: Path) -> None:
+    sessions = Sessions(str(tmp_path / "journal.db"), "all")
+    names = ("one", "two", "one", "")
+    for number, name in enumerate(names):
+        headers = {"x-kvproxy-namespace": name, "x-claude-code-session-id": f"of {name}"} if name else {}
+        sessions.add(request([user(logs.words(1, 60))], 100, 0, number, headers=headers))
+    sessions.close()
+    file = tmp_path / "requests.jsonl"
+    result("log", "export", file, "--format", "requests", "--data", tmp_path)
+    rows = [json.loads(line).get("headers", {}) for line in file.read_text().splitlines()]
+    assert [row.get("x-kvproxy-namespace") for row in rows] == ["namespace-1", "namespace-2", "namespace-1", None]
+    assert [row.get("x-session-id") for row in rows] == ["of one", "of two", "of one", None]
+    found = result("estimate", file, "--data", tmp_path)
+    assert (found["exact"], found["forwarded"]) == (1, 3)
+    (recorded, exported) = (
+        result(*command, "--data", tmp_path) for command in (("sessions",), ("lint", file, "--sessions"))
+    )
+    assert len(exported["sessions"]) == len(recorded)
+
+
 def test_the_advice_for_exported_requests_is_that_of_the_journal(tmp_path: Path) -> None:
     (tmp_path / "kvproxy.toml").write_text("[journal.prices.m]\ninput = 3\ncached = 0.3\noutput = 15\n")
     sessions = Sessions(str(tmp_path / "journal.db"), "all")

@@ -60,6 +60,11 @@ _WITH_AGENTS = (
 )
 
 
+def session_names(reader: JournalReader) -> dict[int, str]:
+    """Return the client's names of sessions, by the numbers of the records that reached the backend."""
+    return dict(reader.rows("select t.number, n.name from turns t join names n on n.number = t.name", []))
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A request of a session that reached the backend.

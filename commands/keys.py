@@ -229,7 +229,7 @@ def ls(
         }
         for client in clients
     ]
-    empty = f"no clients in {place.folder}: its proxy accepts requests without a key"
+    empty = listed.closed or f"no clients in {place.folder}: its proxy accepts requests without a key"
     return table_output(clients, rows, empty=empty, layout=layout, fields=field_names(ListedClient))
 
 
@@ -320,14 +320,15 @@ def reset(client: ClientName, place: KeysPlace) -> Output:
 def rm(client: ClientName, place: KeysPlace) -> Output:
     """Remove a client with its counts, and revoke its key.
 
-    Running proxies apply this within two seconds.
+    Running proxies apply this within two seconds. Without the last client, the proxy rejects all requests.
 
     Example: kvproxy keys rm search-team
     """
     from kvproxy.operations.keys import remove_client
 
-    place.open().perform(remove_client, client)
-    return text_output({"removed": client.name}, f"removed {client.name} from the clients of {place.owner}")
+    removed = place.open().perform(remove_client, client)
+    _print_notes([removed.closed] if removed.closed else [])
+    return text_output(fields_of(removed), f"removed {removed.removed} from the clients of {place.owner}")
 
 
 def _print_notes(notes: Iterable[str]) -> None:

@@ -84,6 +84,18 @@ def requires_client_key(settings: Settings) -> bool:
         return shared is not None and bool(shared.client_settings())
 
 
+def why_closed(settings: Settings) -> str | None:
+    """Return why the proxy rejects all requests; None if it has clients, or requires no key."""
+    if all_clients(settings) or not requires_client_key(settings):
+        return None
+    removed = clients_file(settings.data)
+    where = f"delete {removed}" if removed.exists() else "delete the rows of the table clients in PostgreSQL"
+    return (
+        "no client is left, so all requests are rejected: kvproxy keys add NAME, or, to accept requests without a key,"
+        f" {where} and restart the proxy"
+    )
+
+
 def add_client(settings: Settings, name: str, **limits: Any) -> str:
     """Add a client, and return its key, of which only the digest is stored. `limits` are fields of `ClientSettings`.
 

@@ -131,11 +131,17 @@ class ListedClient(LimitedClient):
 
 @dataclass(frozen=True, slots=True)
 class ClientList:
-    """All clients, and the currency of their money. `problem`: why their usage is unknown; None if it is known."""
+    """All clients, and the currency of their money.
+
+    Attributes:
+        problem: why their usage is unknown; None if it is known.
+        closed: why the proxy rejects all requests; None if it has clients, or requires no key.
+    """
 
     clients: list[ListedClient]
     currency: str
     problem: str | None = None
+    closed: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +167,7 @@ def add_clients(access: KeysAccess, parameters: NoParameters, file: CsvFile) -> 
 
 def _add(access: KeysAccess, clients: Sequence[NewClient]) -> list[CreatedKey]:
     settings = access.settings
+    was_open = not client_keys.requires_client_key(settings)
     keys = client_keys.add_clients(settings, [(client.name, client.limits) for client in clients], access.operator)
     stored = {client.name: client for client in client_keys.all_clients(settings)}
 
@@ -169,8 +176,7 @@ def _add(access: KeysAccess, clients: Sequence[NewClient]) -> list[CreatedKey]:
         return unknown_models_of_client(settings, stored[name]) if name in stored else ()
 
     return [
-        CreatedKey(client.name, key, len(stored) == len(clients), notes(client.name))
-        for client, key in zip(clients, keys, strict=True)
+        CreatedKey(client.name, key, was_open, notes(client.name)) for client, key in zip(clients, keys, strict=True)
     ]
 
 
@@ -233,7 +239,8 @@ def list_keys(access: KeysAccess, query: ClientUsageQuery) -> ClientList:
     settings = access.settings
     clients = list_clients(settings, query)
     is_unknown = bool(clients) and clients[0].requests is None
-    return ClientList(clients, settings.journal.currency, usage_problem(settings) if is_unknown else None)
+    problem = usage_problem(settings) if is_unknown else None
+    return ClientList(clients, settings.journal.currency, problem, client_keys.why_closed(settings))
 
 
 def _listed(client: ClientSettings, spent: Spent, reserved: float, usage: Mapping[str, Any]) -> ListedClient:
@@ -364,16 +371,17 @@ def reset_counts(access: KeysAccess, client: ClientName) -> ResetCounts:
 
 @dataclass(frozen=True, slots=True)
 class RemovedClient:
-    """The name of the removed client."""
+    """The name of the removed client. `closed`: why the proxy rejects all requests from now on; None if clients are left."""
 
     removed: str
+    closed: str | None = None
 
 
 @operation("DELETE", "/keys/{name}")
 def remove_client(access: KeysAccess, client: ClientName) -> RemovedClient:
     """Remove a client with its counts, and revoke its key."""
     client_keys.remove_client(access.settings, client.name, access.operator)
-    return RemovedClient(client.name)
+    return RemovedClient(client.name, client_keys.why_closed(access.settings))
 
 
 @operation("GET", "/keys/history", rows=RowLimits(50, 10_000))

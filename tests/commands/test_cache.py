@@ -12,6 +12,9 @@ import pytest
 from kvproxy.errors import SettingsError
 from kvproxy.index.entry import Entry
 from kvproxy.index.store import open_store
+from kvproxy.installation.checks.access import access_warnings
+from kvproxy.installation.checks.all_checks import check_clients, check_files
+from kvproxy.installation.checks.servers import CheckWarning
 from kvproxy.library import open_cache
 from kvproxy.settings import load_settings
 from kvproxy.settings.cache import CacheSettings
@@ -213,6 +216,29 @@ def test_a_dry_run_changes_nothing_and_a_soft_removal_expires_entries(tmp_path: 
     queue = result("cache", "queue", "--store", path)
     assert [each["reason"] for each in queue] == ["low priority"] * 2
     assert all(each["expires"] <= time.time() for each in queue)
+
+
+def test_without_the_last_client_every_command_says_that_all_requests_are_rejected(tmp_path: Path) -> None:
+    data = "--data", tmp_path
+    open_list = kvproxy("keys", "ls", "--data", tmp_path)
+    assert "accepts requests without a key" in open_list.stdout + open_list.stderr
+    for name in ("one", "two"):
+        kvproxy("keys", "add", name, *data)
+    assert kvproxy("keys", "rm", "one", *data).stderr == ""
+    closed = "no client is left, so all requests are rejected: kvproxy keys add NAME"
+    last = kvproxy("keys", "rm", "two", *data)
+    assert closed in last.stderr
+    assert f"delete {tmp_path / 'clients.json'} and restart the proxy" in last.stderr
+    listed = kvproxy("keys", "ls", *data)
+    assert closed in listed.stdout + listed.stderr
+    settings = load_settings(data=tmp_path, host="0.0.0.0")
+    with pytest.raises(CheckWarning, match=closed):
+        check_clients(settings)
+    check_files(settings)
+    assert [warning.startswith(closed) for warning in access_warnings(settings)] == [True, False]
+    again = kvproxy("keys", "add", "three", *data)
+    # All requests without a key were rejected before.
+    assert (again.returncode, again.stderr) == (0, "")
 
 
 def test_the_first_key_closes_the_proxy_and_rotation_shows_the_end_of_the_old_one(tmp_path: Path) -> None:

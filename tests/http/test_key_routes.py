@@ -60,7 +60,10 @@ def test_a_platform_manages_keys_over_http(tmp_path: Path, recorder: Recorder) -
         assert status(client, new) == 403
         assert client.post("/admin/keys/search/enable").json()["disabled"] is False
         assert client.post("/admin/keys/search/reset").json() == {"reset": "search"}
-        assert client.delete("/admin/keys/search").json() == {"removed": "search"}
+        removed = client.delete("/admin/keys/search").json()
+        assert removed["removed"] == "search"
+        assert "no client is left, so all requests are rejected" in removed["closed"]
+        assert client.get("/admin/keys").json()["closed"] == removed["closed"]
         assert status(client, new) == 401
 
         changes = client.get("/admin/keys/history").json()
@@ -160,7 +163,7 @@ def test_commands_manage_keys_at_a_url(tmp_path: Path, recorder: Recorder) -> No
         assert limits.pop("expires") == pytest.approx(2_209_075_200, abs=86_400)
         assert limits == {"name": "one", "stored_bytes": 2**30, "budget_per_day": 2.5}
         assert result("keys", "disable", "one", *remote) == {"disabled": "one"}
-        assert result("keys", "rm", "one", *remote) == {"removed": "one"}
+        assert result("keys", "rm", "one", *remote)["removed"] == "one"
         assert [each["change"].split()[0] for each in result("keys", "history", *remote)] == [
             *("remove", "disable", "set", "add"),
         ]

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kvproxy.clients.client_keys import add_client, add_clients, set_disabled, set_limits
+from kvproxy.clients.client_keys import add_client, add_clients, remove_client, set_disabled, set_limits
 from kvproxy.settings import load_settings
 from tests.http.test_budgets import COST, PRICES, Upstream
 from tests.requests import chat
@@ -61,6 +61,9 @@ def test_the_page_lists_clients_with_their_budgets_and_no_keys(page: Page, tmp_p
         assert page.driver.execute_async_script(script) == ["–", "0", "0.000020", "1.5000", "0.0232", "0.0232"]
         set_disabled(services.settings, "old", disabled=True)
         page.until(lambda: "old disabled" in rows(page))
+        for name in ("old", "one-team"):
+            remove_client(services.settings, name)
+        page.until(lambda: "No client is left, so all requests are rejected" in page.text("main"))
 
 
 def test_the_list_of_clients_is_for_the_operator(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from urllib.parse import urlsplit
 
-from kvproxy.clients.client_keys import all_clients
+from kvproxy.clients.client_keys import requires_client_key, why_closed
 from kvproxy.errors import SettingsError, StoreUnavailable
 from kvproxy.installation.checks.servers import CheckWarning
 from kvproxy.installation.data_folder import running_proxy
@@ -27,7 +27,7 @@ def check_access(settings: Settings) -> str:
 
 def check_clients_exist(settings: Settings) -> None:
     """Raise a SettingsError if every machine that reaches the proxy could use it without a key."""
-    if is_loopback(settings.host) or settings.access.open or all_clients(settings):
+    if is_loopback(settings.host) or settings.access.open or requires_client_key(settings):
         return
     raise SettingsError(
         f"on {settings.host} everybody who reaches this proxy could use it: kvproxy keys add NAME makes a client with a key;"
@@ -39,6 +39,8 @@ def access_warnings(settings: Settings) -> list[str]:
     """Return the cause for which `serve` refuses the address of the settings, and the closed parts of the proxy there."""
     warnings = []
     try:
+        if (closed := why_closed(settings)) is not None:
+            warnings.append(closed)
         check_clients_exist(settings)
     except SettingsError as error:
         warnings.append(f"kvproxy serve does not start yet: {error.message}")

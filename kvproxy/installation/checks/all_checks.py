@@ -6,7 +6,7 @@ from functools import partial
 from importlib import metadata
 from tempfile import TemporaryFile
 
-from kvproxy.clients.client_keys import all_clients, check_budgets
+from kvproxy.clients.client_keys import all_clients, check_budgets, why_closed
 from kvproxy.errors import KvproxyError, SettingsError, StoreUnavailable
 from kvproxy.index.private_files import is_accessible_to_others
 from kvproxy.installation.checks.access import check_access
@@ -79,7 +79,7 @@ def check_files(settings: Settings, *, requires_folder: bool = True) -> None:
             check()
         except SettingsError as error:
             problems.append(error.message)
-        except StoreUnavailable:
+        except (StoreUnavailable, CheckWarning):
             # Not a matter of settings; doctor reports it.
             continue
     if problems:
@@ -87,9 +87,14 @@ def check_files(settings: Settings, *, requires_folder: bool = True) -> None:
 
 
 def check_clients(settings: Settings) -> str:
-    """Check that clients can be read, and that models have prices if clients have budgets. Raises KvproxyError."""
+    """Check that clients can be read, and that models have prices if clients have budgets.
+
+    Raises KvproxyError, and CheckWarning if no client is left.
+    """
     clients = all_clients(settings)
     check_budgets(settings, clients)
+    if (closed := why_closed(settings)) is not None:
+        raise CheckWarning(closed)
     limited = sum(client.has_budget for client in clients)
     return f"{plural(len(clients), 'client')}, {limited} with budgets" if clients else "none: requests need no API key"
 

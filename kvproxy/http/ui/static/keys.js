@@ -18,10 +18,15 @@ export function clientKeys(root, params, { api, signal }) {
     const state = JSON.stringify(found);
     if (state === drawn) return;
     drawn = state;
-    fill(body, found.clients.length ? listOf(found) : h("p", { class: "note" }, ...sentenceNodes("There is no client, so the proxy accepts requests without a key. Create the first one with `kvproxy keys add NAME`.")),
+    fill(body, found.clients.length ? listOf(found) : h("p", { class: "note" }, ...sentenceNodes(withoutClients(found))),
       found.problem ? h("p", { class: "note" }, `The usage is unknown: ${found.problem}`) : null);
   };
   api.poll(load, LOOK, signal);
+}
+
+function withoutClients({ closed }) {
+  if (closed) return `${closed[0].toUpperCase()}${closed.slice(1)}.`;
+  return "There is no client, so the proxy accepts requests without a key. Create the first one with `kvproxy keys add NAME`.";
 }
 
 function listOf({ clients, currency }) {

@@ -206,7 +206,7 @@ def _savings_charts(report: "SavingsReport", by: str) -> list[Chart]:
     bars: dict[str, list[tuple[str, float]]] = {"tokens": [(_group_name(row, by), tokens) for row, tokens in saved]}
     bars[report.currency] = [(_group_name(row, by), row.money) for row, _ in saved if row.money is not None]
     if not bars[report.currency]:
-        bars["seconds"] = [(_group_name(row, by), row.seconds) for row, _ in saved if _has_seconds(row)]
+        bars["seconds"] = [(_group_name(row, by), row.seconds) for row, _ in saved if row.seconds is not None]
     return [Chart(f"saved {unit} by {by}", "", bars=unit_bars) for unit, unit_bars in bars.items() if unit_bars]
 
 
@@ -289,17 +289,12 @@ def _money_text(row: "Saving") -> Formatted | None:
     )
 
 
-def _has_seconds(row: "Saving") -> bool:
-    # Imported answers have no duration, so their hits save an unknown time.
-    return bool(row.seconds) or not (row.unmeasured_tokens or row.answered)
-
-
 def _seconds_text(row: "Saving") -> Formatted | None:
-    if not _has_seconds(row):
+    if row.seconds is None:
         return Formatted("not known yet", None) if row.unmeasured_tokens else None
-    least, most = f"{row.least_seconds:,.1f}", f"{row.most_seconds:,.1f}"
+    least, most = f"{row.least_seconds:z,.1f}", f"{row.most_seconds:z,.1f}"
     interval = "" if least == most else f" ({least} to {most})"
-    return Formatted(f"{row.seconds:,.1f}{interval}", row.seconds)
+    return Formatted(f"{row.seconds:z,.1f}{interval}", row.seconds)
 
 
 def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
@@ -330,8 +325,9 @@ def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
         )
     if (total := report.total) is not None and total.answered and total.reused_tokens:
         owed = []
-        if not total.unmeasured_tokens and total.seconds > total.hit_seconds:
-            owed.append(f"{total.hit_seconds:,.1f} s")
+        by_hits = total.hit_seconds
+        if not total.unmeasured_tokens and by_hits is not None and (total.seconds or 0.0) > by_hits:
+            owed.append(f"{by_hits:z,.1f} s")
         # Two sums of the same amounts, in another order, differ in the last digits.
         if total.money is not None and total.hit_money is not None and not math.isclose(total.money, total.hit_money):
             owed.append(f"{amount_text(total.hit_money)} {report.currency}")

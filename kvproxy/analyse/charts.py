@@ -133,7 +133,7 @@ def _make_room_for_legend(plot: Any, max_y: float, num_names: int, tick_step: fl
 
 def _draw_bars(chart: Chart, width: int, colours: bool) -> str:
     values = [_format_value(value, chart.is_share) for _, value in chart.bars]
-    most = max(value for _, value in chart.bars) or 1
+    most = max(0.0, *(value for _, value in chart.bars)) or 1.0
     left, right = (max(map(len, texts)) for texts in ([name for name, _ in chart.bars], values))
     lines = [chart.x_label]
     for (name, value), text in zip(chart.bars, values, strict=True):

@@ -108,7 +108,7 @@ class TotalRow:
 
     `unreported` requests have unknown tokens, of which `estimated` ones have an estimate. `tiered` ones have a service tier.
     `unpaid` ones failed, and cost nothing; those before this sum existed are not among them.
-    `saved_seconds` is the duration of original responses minus that of their hits.
+    `saved_seconds` is the duration of original responses minus that of their hits; it is negative if the hits took longer.
     """
 
     name: str

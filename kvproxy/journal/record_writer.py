@@ -299,7 +299,7 @@ class RecordWriter:
         key = exchange.hit.key
         prompt = self._prompts.get(key) or self._history.find(short_key(key))[0]
         computed = prompt.seconds if prompt is not None else None
-        return 0.0 if computed is None else max(0.0, computed - (record.total_ms or 0.0) / 1000)
+        return 0.0 if computed is None else computed - (record.total_ms or 0.0) / 1000
 
     def prune(self) -> int:
         """Delete a batch of records beyond the settings `retention` or `max_rows`; return their number."""

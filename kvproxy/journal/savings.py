@@ -37,11 +37,12 @@ class Saving:
 
     Attributes:
         answered: number of requests with a cached response.
-        prompt_tokens, completion_tokens: tokens of the prompts of these requests, and of the cached responses; None in a report
-            if the tokens of no hit are known.
+        prompt_tokens, completion_tokens: tokens of the prompts of these requests, and of the cached responses; None if the tokens
+            of no hit are known.
         reused_tokens: prompt tokens that the backend reused.
-        seconds: durations of original responses minus durations of hits, plus the prefill time of reused tokens.
-        hit_seconds: part of `seconds` from hits; the prefix cache of the backend saved the rest.
+        seconds: durations of original responses minus durations of hits, which may be longer, plus the prefill time of reused
+            tokens; None if no part is known.
+        hit_seconds: part of `seconds` from hits; the prefix cache of the backend saved the rest. None if unknown.
         least_seconds, most_seconds: bounds of `seconds`.
         unmeasured_tokens: reused tokens whose prefill time is unknown; `seconds` does not include it.
         spent: price of the requests that reached the provider; None if no model has a price.
@@ -66,10 +67,10 @@ class Saving:
     prompt_tokens: int | None = 0
     completion_tokens: int | None = 0
     reused_tokens: int = 0
-    seconds: float = 0.0
-    hit_seconds: float = 0.0
-    least_seconds: float = 0.0
-    most_seconds: float = 0.0
+    seconds: float | None = 0.0
+    hit_seconds: float | None = 0.0
+    least_seconds: float | None = 0.0
+    most_seconds: float | None = 0.0
     unmeasured_tokens: int = 0
     spent: float | None = None
     unpriced_requests: int = 0
@@ -91,9 +92,21 @@ class Saving:
         self.prompt_tokens = (self.prompt_tokens or 0) + prompt
         self.completion_tokens = (self.completion_tokens or 0) + completion
 
-    def remove_unknown_tokens(self) -> None:
+    def add_seconds(self, by_hits: float, reused_tokens: int, cost: PrefillCost) -> None:
+        self.hit_seconds = (self.hit_seconds or 0.0) + by_hits
+        self.seconds = (self.seconds or 0.0) + by_hits + reused_tokens * cost.seconds
+        self.least_seconds = (self.least_seconds or 0.0) + by_hits + reused_tokens * cost.least
+        self.most_seconds = (self.most_seconds or 0.0) + by_hits + reused_tokens * cost.most
+
+    def remove_unknown(self) -> None:
+        """Replace sums of which no part is known by None."""
         if self.answered and self.unreported_hits == self.answered:
             self.prompt_tokens = self.completion_tokens = None
+        # Imported responses have no duration, so their hits save an unknown time.
+        if self.answered and not self.hit_seconds:
+            self.hit_seconds = None
+        if not self.seconds and (self.unmeasured_tokens or self.answered):
+            self.seconds = self.least_seconds = self.most_seconds = None
 
     def add_money(self, money: float, least_money: float, *, is_hit: bool = False) -> None:
         self.money = (self.money or 0.0) + money
@@ -162,8 +175,8 @@ def savings_report(
     for row in reader.totals("layer", selection):
         layers[row.layer] += row.requests
     total = _sum_savings(rows) if by != "tag" else None
-    for each in rows if total is None else [*rows, total]:
-        each.remove_unknown_tokens()
+    if total is not None:
+        total.remove_unknown()
     marked = None if verdicts is None else verdicts.counts["rejected"]
     return SavingsReport(rows, total, wrong, journal.currency, layers["refused"], layers["semantic"], marked)
 
@@ -212,10 +225,7 @@ def savings(
         saving.standard_priced_requests += 0 if price is None else row.tiered
         saving.reused_tokens += reused
         cost = costs.get(row.model, PrefillCost(0.0, 0.0, 0.0))
-        saving.seconds += row.saved_seconds + reused * cost.seconds
-        saving.hit_seconds += row.saved_seconds
-        saving.least_seconds += row.saved_seconds + reused * cost.least
-        saving.most_seconds += row.saved_seconds + reused * cost.most
+        saving.add_seconds(row.saved_seconds, reused, cost)
         saving.unmeasured_tokens += 0 if row.model in costs else reused
         if is_hit:
             saving.answered += row.requests
@@ -249,9 +259,13 @@ def savings(
     _subtract_writes(reader, by, prices, selection, savings_by_name)
     _correct_prices(reader, by, prices, selection, savings_by_name, cached_shares, most_wrong, rejected)
     order = sorted(savings_by_name.values(), key=lambda group: group.name)
+    for group in order:
+        group.remove_unknown()
     if by == "day":
         return order
-    return sorted(order, key=lambda group: (group.money or 0.0, group.seconds, group.prompt_tokens or 0), reverse=True)
+    return sorted(
+        order, key=lambda group: (group.money or 0.0, group.seconds or 0.0, group.prompt_tokens or 0), reverse=True
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class WrongHitSums:
         self.requests += 1
         self.prompt_tokens += hit.prompt_tokens or 0
         self.completion_tokens += hit.completion_tokens or 0
-        self.seconds += max(0.0, (hit.computed_ms or 0.0) - (hit.total_ms or 0.0)) / 1000
+        self.seconds += 0.0 if hit.computed_ms is None else (hit.computed_ms - (hit.total_ms or 0.0)) / 1000
         self.unreported += None in (hit.prompt_tokens, hit.completion_tokens)
 
     def without(self, row: TotalRow) -> TotalRow:
@@ -60,7 +60,7 @@ class WrongHitSums:
             row,
             prompt_tokens=max(0, row.prompt_tokens - self.prompt_tokens),
             completion_tokens=max(0, row.completion_tokens - self.completion_tokens),
-            saved_seconds=max(0.0, row.saved_seconds - self.seconds),
+            saved_seconds=row.saved_seconds - self.seconds,
             unreported=max(0, row.unreported - self.unreported),
         )
 

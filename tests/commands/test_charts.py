@@ -52,9 +52,13 @@ def test_an_empty_chart_is_drawn() -> None:
 
 def test_seconds_that_are_not_known_yet_have_no_bar() -> None:
     rows = [Saving("prefix", 2, reused_tokens=90, unmeasured_tokens=90), Saving("exact", 1, 1, 40, 5, seconds=0.5)]
+    for row in rows:
+        row.remove_unknown()
     tokens, seconds = _savings_charts(SavingsReport(rows, None, None, "USD"), "layer")
     assert [name for name, _ in tokens.bars] == ["prefix", "exact"]
     assert seconds.bars == [("exact", 0.5)]
+    lost = Chart("seconds", "", bars=[("exact", -0.5)])
+    assert draw([lost], 80, with_colours=False).splitlines()[-1].split() == ["exact", "-0.5"]
     assert len(_savings_charts(SavingsReport(rows[:1], None, None, "USD"), "layer")) == 1
 
 

@@ -89,6 +89,7 @@ def test_savings_tell_how_many_responses_a_person_marked_wrong(
 
 def test_hits_without_a_usage_save_an_unknown_amount(capsys: pytest.CaptureFixture[str]) -> None:
     imported = Saving("exact", requests=3, answered=3, unreported_hits=3)
+    imported.remove_unknown()
     assert _seconds_text(imported) is None
     assert _seconds_text(Saving("forward", requests=3)) is not None
     _print_notes(SavingsReport([imported], imported, None, "USD"), has_price=False)

@@ -337,7 +337,7 @@ def test_savings_count_answers_reuse_and_what_hits_took(journal: StoredJournal) 
     assert (total.hit_money, total.money) == (pytest.approx(3 * HIT), pytest.approx(3 * HIT + 2 * 0.03))
     assert total.hit_seconds == pytest.approx(3 * (2.0 - 0.001))
     # Two requests show no time per token.
-    assert (rows["prefix"].seconds, rows["prefix"].unmeasured_tokens) == (0.0, 80)
+    assert (rows["prefix"].seconds, rows["prefix"].unmeasured_tokens) == (None, 80)
     assert {name: row.requests for name, row in rows_of(journal, "tag").items()} == {"x": 4, "y": 1}
     with closing(journal.reader()) as reader:
         groups = reader.groups(RecordQuery(), "tag", order="requests", limit=9)
@@ -651,6 +651,33 @@ def test_reused_tokens_save_the_slope_of_measured_prefills(journal: StoredJourna
     assert row.unmeasured_tokens == 0
     assert row.seconds == pytest.approx(0.002 * row.reused_tokens, rel=0.01)
     assert row.least_seconds <= row.seconds <= row.most_seconds
+
+
+def test_hits_that_took_longer_than_the_response_lower_the_saved_seconds(journal: StoredJournal) -> None:
+    journal.add(finished("a", "computed", seconds=0.04))
+    for number, seconds in enumerate((0.0632, 0.1453, 0.008)):
+        exchange = finished("a", f"hit{number}", hit=True, layer="semantic")
+        exchange.exact_done = exchange.first_byte = exchange.ended = exchange.started + seconds
+        journal.add(exchange)
+    row = rows_of(journal, "layer")["semantic"]
+    assert row.seconds == row.hit_seconds == pytest.approx(3 * 0.04 - 0.0632 - 0.1453 - 0.008)
+
+
+def test_unknown_seconds_are_none_in_every_format(tmp_path: Path) -> None:
+    with closing(open_stored_journal(tmp_path / "journal.db", JournalSettings())) as journal:
+        # Two requests show no time per token, and no record has the time in which an imported response was computed.
+        journal.add(finished("a", "1"))
+        journal.add(finished("b", "2"))
+        journal.add(finished("imported", "3", hit=True))
+        journal.flush()
+    report = result("savings", "--data", tmp_path)
+    for row in (*report["rows"], report["total"]):
+        assert [row[name] for name in ("seconds", "least_seconds", "most_seconds")] == [None] * 3
+    assert {row["name"]: row["hit_seconds"] for row in report["rows"]} == {"prefix": 0.0, "exact": None}
+    for form in ((), ("--csv",)):
+        lines = kvproxy("savings", "--data", tmp_path, *form).stdout.splitlines()
+        head, *rows = (line.split("," if form else "\t") for line in lines[:3])
+        assert [row[head.index("seconds")] for row in rows] == ["", ""]
 
 
 def test_the_shortest_computation_of_a_response_counts(journal: StoredJournal) -> None:

@@ -32,6 +32,11 @@ export function duration(seconds) {
   return `${Math.max(0, seconds).toFixed(seconds < 10 ? 1 : 0)} s`;
 }
 
+/** A duration that may be negative, such as of hits that took longer than the original responses. */
+export function signedDuration(seconds) {
+  return seconds <= -0.05 ? `-${duration(-seconds)}` : duration(seconds);
+}
+
 export function bytes(value) {
   if (value === null || value === undefined) return NONE;
   const [unit, size] = SIZES.find(([, each]) => value >= each) ?? ["B", 1];

@@ -5,7 +5,7 @@ import { TimeChart } from "./chart.js";
 import { csvButton } from "./csv.js";
 import { button, fill, h, section, table, tabs } from "./dom.js";
 import { firstRequest } from "./first_request.js";
-import { clock, count, duration, money, ms, percent, short } from "./format.js";
+import { clock, count, duration, money, ms, percent, short, signedDuration } from "./format.js";
 import { CACHED, GROUPS, grouped, mark } from "./layers.js";
 import { priceNote, savings, spentNote, tokensNote } from "./savings.js";
 
@@ -109,8 +109,8 @@ export function overview(root, params, { api, signal, remember }) {
     const tokens = total.prompt_tokens + total.completion_tokens;
     put("tokens", tokens ? short(tokens) : null, tokensNote(total));
     put("prefix", total.reused_tokens ? short(total.reused_tokens) : null, "by the backend's prefix cache");
-    const prefill = total.seconds - total.hit_seconds;
-    put("seconds", total.hit_seconds ? duration(total.hit_seconds) : null, `by hits${prefill > 0 ? `; ${duration(prefill)} by the backend's reuse` : ""}`);
+    const prefill = (total.seconds ?? 0) - (total.hit_seconds ?? 0);
+    put("seconds", total.hit_seconds ? signedDuration(total.hit_seconds) : null, `by hits${prefill > 0 ? `; ${duration(prefill)} by the backend's reuse` : ""}`);
     put("spent", total.spent === null ? null : `${money(total.spent)} ${currency}`, spentNote(total));
     const reuse = total.money - total.hit_money;
     put("money", total.hit_money ? `${money(total.hit_money)} ${currency}` : null, `${priceNote(total)}${reuse ? `; ${money(reuse)} by the backend's reuse` : ""}`);

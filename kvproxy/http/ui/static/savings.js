@@ -2,7 +2,7 @@
 
 import { csvButton } from "./csv.js";
 import { choice, fill, h, section, table } from "./dom.js";
-import { count, duration, money, percent, tenantName } from "./format.js";
+import { count, money, percent, signedDuration, tenantName } from "./format.js";
 import { mark, groupOf } from "./layers.js";
 
 const BY = [["layer", "layer"], ["client", "client"], ["team", "team"], ["project", "project"], ["tenant", "tenant"], ["model", "model"], ["tag", "tag"], ["day", "day"]];
@@ -19,10 +19,9 @@ const cells = (row) => [
 
 /** The time with its range, or that it is not known. */
 function time(row) {
-  if (row.unmeasured_tokens && !row.seconds) return "not known yet";
-  if (row.answered && !row.seconds) return duration(null);
-  const [least, most] = [duration(row.least_seconds), duration(row.most_seconds)];
-  return least === most ? duration(row.seconds) : `${duration(row.seconds)} (${least} to ${most})`;
+  if (row.seconds === null) return row.unmeasured_tokens ? "not known yet" : signedDuration(null);
+  const [least, most] = [signedDuration(row.least_seconds), signedDuration(row.most_seconds)];
+  return least === most ? signedDuration(row.seconds) : `${signedDuration(row.seconds)} (${least} to ${most})`;
 }
 
 /** What the provider charged; without models that have no price. */

@@ -121,6 +121,9 @@ class Database(Protocol):
 
     def as_vector_parameter(self, vector: "np.ndarray") -> Any: ...
 
+    def read_vector(self, value: Any) -> "np.ndarray":
+        """Return a vector, `[dim]` float32, from the value of a column."""
+
     def disk_bytes(self) -> int: ...
 
     def failure(self) -> str | None:

@@ -90,6 +90,19 @@ class Store(StoreWriter):
         )
         return {question.id: question for _, question in read_questions(rows, self.codec)}
 
+    def similarities(self, id: str, others: Sequence[str]) -> dict[str, float]:
+        """Return the cosines of an entry's question with those of other entries by id, as far as they have vectors."""
+        chosen, values = self.database.in_list("o.id", others)
+        sql = (
+            "select o.id, o.vector, own.vector as own from vectors own join vectors o on o.embedder = own.embedder"
+            f" where own.id = :id and {chosen}"
+        )
+        read = self.database.read_vector
+        return {
+            row["id"]: float(read(row["vector"]) @ read(row["own"]))
+            for row in self.database.query(sql, values | {"id": id})
+        }
+
     def answer_class(self, namespace: str, digest: str) -> str | None:
         """Return the class (see `answer_classes`) of stored answers with the `text_digest` `digest`; None without one."""
         sql = "select name from answers where namespace = :namespace and text = :text order by entry limit 1"

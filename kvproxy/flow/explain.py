@@ -27,7 +27,7 @@ from kvproxy.index.policies.policy import describe_verdict
 from kvproxy.index.search.conversations import describe_match, earlier_turns, last_turn
 from kvproxy.index.search.lookup_result import Candidate
 from kvproxy.index.store import EntryFilter, Store
-from kvproxy.journal.miss_explanation import RegionLoader
+from kvproxy.journal.miss_explanation import RegionLoader, SimilarityLoader
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.request_regions import region_items, regions_of
 from kvproxy.settings.cache import LEAST_SIMILARITY
@@ -55,6 +55,10 @@ def region_loader(reader: JournalReader, store: Store | None) -> RegionLoader:
         return None if parts is None else dict(region_items(parts))
 
     return load
+
+
+def similarity_loader(store: Store | None) -> SimilarityLoader:
+    return (lambda id, others: {}) if store is None else store.similarities
 
 
 def _key_parts(entry: Entry) -> JsonObject | None:

@@ -1,6 +1,6 @@
 """Explains a cache miss by the most similar earlier request."""
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from kvproxy.apis.json import Json
@@ -18,11 +18,15 @@ from kvproxy.units import plural, tenant_name
 
 _MAX_RECORDS = 3_000
 _MAX_SHOWN = 60
+_MAX_SETTINGS = 2
+_MIN_SIMILARITY = 0.8
 _OF_EQUAL = ("miss-expired", "miss-evicted", "miss-removed", "miss-unstored", "miss-concurrent")
 """Reasons that an equal request explains, even if its record was deleted."""
 _PROMPT_REGIONS = ("tools", "system", "instructions", *QUESTIONS)
 RegionLoader = Callable[[int], Mapping[str, Json] | None]
 """Returns the contents of a prompt's regions (see `Regions`) by name, given its number; None if they are not stored."""
+SimilarityLoader = Callable[[str, Sequence[str]], Mapping[str, float]]
+"""Returns the cosines of a stored response's question with those of other stored responses, by their ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,7 @@ class MissExplanation:
         differences: regions that differ from `earlier`; empty if it is equal.
         divergence: None after an equal request, too.
         turn: place of the request in its session; None if it did not reach the backend.
+        similarity: cosine with the question of `earlier`, if that request has other settings and a similar question.
     """
 
     record: Record
@@ -81,6 +86,7 @@ class MissExplanation:
     differences: tuple[RegionDifference, ...]
     divergence: PromptDivergence | None
     turn: Turn | None
+    similarity: float | None = None
 
     @property
     def equal(self) -> Record | None:
@@ -88,7 +94,12 @@ class MissExplanation:
         return self.earlier if self.earlier is not None and self.earlier.prompt == self.record.prompt else None
 
 
-def explain_miss(reader: JournalReader, record: Record, load_regions: RegionLoader) -> MissExplanation:
+def explain_miss(
+    reader: JournalReader,
+    record: Record,
+    load_regions: RegionLoader,
+    load_similarities: SimilarityLoader = lambda id, others: {},
+) -> MissExplanation:
     turn = SessionReader(reader, {}).turn(record.number)
     own = None if record.prompt is None else reader.regions(record.prompt)
     if own is None or record.prompt is None:
@@ -96,6 +107,9 @@ def explain_miss(reader: JournalReader, record: Record, load_regions: RegionLoad
     earlier = reader.regions_before(record, _MAX_RECORDS)
     against = record.against
     equal = None if against is not None else _last_equal(reader, record, record.prompt)
+    similarity = None
+    if against is None and equal is None and _is_new(record):
+        against, similarity = _reworded_prompt_number(reader, record.prompt, own, earlier, load_similarities)
     if against is None and equal is None and record.reason not in _OF_EQUAL:
         against = _closest_prompt_number(own, earlier)
     differences: tuple[RegionDifference, ...] = ()
@@ -105,7 +119,7 @@ def explain_miss(reader: JournalReader, record: Record, load_regions: RegionLoad
     closest = equal if against is None else reader.last_record_before(record.number, against)
     # An equal request contains the whole prompt.
     divergence = None if equal is not None else _divergence(reader, record, own, earlier)
-    return MissExplanation(record, _cause(record, differences), closest, differences, divergence, turn)
+    return MissExplanation(record, _cause(record, differences), closest, differences, divergence, turn, similarity)
 
 
 def _last_equal(reader: JournalReader, record: Record, prompt: int) -> Record | None:
@@ -119,7 +133,7 @@ def _last_equal(reader: JournalReader, record: Record, prompt: int) -> Record | 
 def _cause(record: Record, differences: tuple[RegionDifference, ...]) -> str:
     if record.changed is not None:
         return record.changed.split(",")[0]
-    if record.reason == "miss-new" or record.reason.startswith("prefix-"):
+    if _is_new(record):
         return differences[0].region if differences else "new"
     return record.reason.removeprefix("miss-")
 
@@ -129,6 +143,42 @@ def _closest_prompt_number(own: Regions, earlier: list[tuple[int, Regions]]) -> 
     counts = [(len(own.differing_regions(regions)), number, regions) for number, regions in earlier]
     alike = [(count, number) for count, number, regions in counts if count <= 1 or prompt & set(regions.digests)]
     return min(alike, key=lambda pair: pair[0])[1] if alike else None
+
+
+def _is_new(record: Record) -> bool:
+    return record.reason == "miss-new" or record.reason.startswith("prefix-")
+
+
+def _reworded_prompt_number(
+    reader: JournalReader,
+    prompt: int,
+    own: Regions,
+    earlier: list[tuple[int, Regions]],
+    load_similarities: SimilarityLoader,
+) -> tuple[int | None, float | None]:
+    """Return the number of the earlier prompt with other settings and the most similar question, and the similarity.
+
+    A response to a similar question is served to requests with equal settings only.
+    """
+    numbers = [number for number, regions in earlier if _has_other_settings(own, regions)]
+    entries = reader.entry_ids([prompt, *numbers]) if numbers else {}
+    prompts = {entry: number for number, entry in entries.items() if number != prompt}
+    similarities = load_similarities(entries[prompt], list(prompts)) if prompt in entries else {}
+    best = max(similarities, key=similarities.__getitem__, default=None)
+    if best is None or similarities[best] < _MIN_SIMILARITY:
+        return None, None
+    return prompts[best], similarities[best]
+
+
+def _has_other_settings(own: Regions, earlier: Regions) -> bool:
+    """Whether two requests differ in their questions, and in one or two settings."""
+    if own.question is None or earlier.question is None:
+        return False
+    changes = own.changes_since(earlier)
+    questions = earlier.names[earlier.question], own.names[own.question]
+    settings = [name or old for old, name in changes if (old, name) != questions]
+    is_setting = [name.partition("[")[0] not in QUESTIONS for name in settings]
+    return len(settings) < len(changes) and 0 < len(settings) <= _MAX_SETTINGS and all(is_setting)
 
 
 def _prompt_regions(regions: Regions) -> list[tuple[str, bytes]]:
@@ -239,10 +289,7 @@ def explain_in_sentences(explanation: MissExplanation, format_time: Callable[[fl
     if record.verdict is not None:
         sentences.append(_VERDICTS.get(record.verdict, record.verdict))
     if explanation.earlier is not None and explanation.differences and not record.reason.startswith("hit-"):
-        sentences.append(
-            f"The earlier request most like it is {explanation.earlier.request_id[:32]},"
-            f" of {format_time(explanation.earlier.time)}:"
-        )
+        sentences.append(_earlier_sentence(explanation, explanation.earlier, format_time))
         sentences += [
             f"- {_difference_sentence(difference, explanation)}" for difference in explanation.differences[:8]
         ]
@@ -271,6 +318,16 @@ def explain_in_sentences(explanation: MissExplanation, format_time: Callable[[fl
             f" {_region_label(explanation.divergence.region)}."
         )
     return sentences
+
+
+def _earlier_sentence(explanation: MissExplanation, earlier: Record, format_time: Callable[[float], str]) -> str:
+    request = f"{earlier.request_id[:32]}, of {format_time(earlier.time)}"
+    if explanation.similarity is None:
+        return f"The earlier request most like it is {request}:"
+    return (
+        f"A similar question (cosine {explanation.similarity:.3f}) was sent with other settings, in {request}."
+        " A rewording has hits only if its settings are equal:"
+    )
 
 
 def _turn_sentences(turn: Turn, placed: Set[str]) -> Iterator[str]:

@@ -371,6 +371,10 @@ class JournalReader:
         rows = self.rows("select entry from prompts where number = ?", [prompt_number])
         return rows[0][0] if rows else None
 
+    def entry_ids(self, prompt_numbers: Sequence[int]) -> dict[int, str]:
+        """Return the ids of the stored responses to prompts, by the prompt's number."""
+        return self._prompt_values("number", "entry", prompt_numbers)
+
     def with_questions(
         self, records: Sequence[Record], stored_questions: Callable[[list[str]], Mapping[str, str]]
     ) -> list[RecordWithQuestions]:

@@ -90,9 +90,10 @@ def explain_record(journal: JournalAccess, name: RecordName) -> RecordExplanatio
     record = journal.reader.find(name.id)
     (row,) = journal.with_questions([record])
     with journal.open_store() as store:
-        from kvproxy.flow.explain import region_loader
+        from kvproxy.flow.explain import region_loader, similarity_loader
 
-        explained = explain_miss(journal.reader, record, region_loader(journal.reader, store))
+        load = region_loader(journal.reader, store)
+        explained = explain_miss(journal.reader, record, load, similarity_loader(store))
     sentences = explain_in_sentences(explained, journal.format_time)
     meaning = meaning_of_reason(record.reason)
     added = (row.cost, row.written_5m, row.written_1h, row.lost, row.lost_tokens, row.lost_cost, row.first_change)

@@ -118,7 +118,7 @@ class World:
     def explain(self, id: str) -> MissExplanation:
         self.journal.flush()
         with contextlib.closing(self.journal.reader()) as reader:
-            return explain_miss(reader, reader.find(id), region_loader(reader, self.store))
+            return explain_miss(reader, reader.find(id), region_loader(reader, self.store), self.store.similarities)
 
     async def close(self) -> None:
         await self.path.close()
@@ -208,6 +208,18 @@ async def changed_question(world: World) -> Cause:
     other["messages"][-1]["content"] = f"something else {world.random.getrandbits(40):x} entirely"
     said = world.random.choice(["messages[3] of the user, at character", "is below `cache.min_similarity`"])
     return await world.ask(other), "low-similarity", said
+
+
+async def reworded(world: World) -> Cause:
+    """With another setting, too: neither the equal request nor a similar one is found in the namespace."""
+    body: dict[str, Any] = fresh(world)
+    await world.ask(body)
+    other = copy.deepcopy(body)
+    other["messages"][-1]["content"] = f"please, {body['messages'][-1]['content']}"
+    setting, value = world.random.choice([("temperature", 0.25), ("max_tokens", 51), ("tools", None)])
+    other |= {setting: value or [{"type": "function", "function": {"name": "f"}}]}
+    said = "sent with other settings" if setting != "tools" else "the tools are new"
+    return await world.ask(other), setting, said
 
 
 async def evicted(world: World) -> Cause:
@@ -303,6 +315,7 @@ INJECT: dict[str, tuple[int, Injected]] = {
     ),
     "expired": (6, repeated("expired", "it expired", SHORT, between=wait)),
     "expired and removed": (6, repeated("expired", "it expired", SHORT, between=expire)),
+    "reworded": (3, reworded),
     "evicted": (1, evicted),
     "removed": (6, removed),
     "vetoed": (12, vetoed),

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -127,6 +128,9 @@ class PostgresDatabase:
 
     def as_vector_parameter(self, vector: np.ndarray) -> str:
         return f"[{','.join(map(repr, vector.astype(np.float32).tolist()))}]"
+
+    def read_vector(self, value: str) -> np.ndarray:
+        return np.array(json.loads(value), np.float32)
 
     def disk_bytes(self) -> int:
         sql = "select pg_total_relation_size('responses') + pg_total_relation_size('vectors') as bytes"

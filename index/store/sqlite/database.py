@@ -166,6 +166,11 @@ class SqliteDatabase:
     def as_vector_parameter(self, vector: "np.ndarray") -> bytes:
         return vector.astype("float32").tobytes()
 
+    def read_vector(self, value: bytes) -> "np.ndarray":
+        import numpy as np
+
+        return np.frombuffer(value, np.float32)
+
     def disk_bytes(self) -> int:
         return sum(part.stat().st_size for part in self.path.parent.glob(self.path.name + "*") if part.is_file())
 

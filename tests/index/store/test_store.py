@@ -70,6 +70,17 @@ def test_missing_vectors_are_listed_until_they_are_added(make_store: MakeStore) 
     assert store.missing_vectors("e", 10) == []
 
 
+def test_similarities_are_cosines_of_the_stored_vectors(make_store: MakeStore) -> None:
+    store = make_store()
+    entries = [make_entry(text) for text in ("one", "two", "three", "four")]
+    for entry, vector in zip(entries, np.eye(3, 4, dtype=np.float32)[[0, 0, 1]], strict=False):
+        store.put(entry, vector, "hash")
+    own, equal, other, without = (entry.id for entry in entries)
+    store.put(entries[3])
+    assert store.similarities(own, [equal, other, without, "none"]) == {equal: 1.0, other: 0.0}
+    assert store.similarities(without, [own]) == {}
+
+
 def test_entries_returns_everything_in_pages(make_store: MakeStore) -> None:
     store = make_store()
     store.put_many([NewEntry(make_entry(f"q {number}", created=float(number // 300))) for number in range(600)])

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kvproxy.commands.formatting import decimal, format_duration, format_size, one_line, percent
-from kvproxy.index.policies.policy import JUDGE_BY_MODEL, NEVER_EQUAL, checked_interval
+from kvproxy.index.policies.policy import JUDGE_BY_MODEL, MIN_COMPARED, NEVER_EQUAL, checked_interval
 from kvproxy.units import plural
 
 # The entry of a group names fields that are data, such as tags and outcomes.
@@ -80,7 +80,9 @@ _DURATIONS = ("lifetime", "idle", "reuse_gap")
 def label_statistics(values: Mapping[str, Any], group: str) -> Iterator[tuple[str, object]]:
     """Yield the label and the text of each known statistic, except lists. `group` (`cache` or `blocks`) has the labels."""
     # The expected number leaves out undecided comparisons of checked, which the bound counts as wrong.
-    hidden = ("expected_wrong",) if values.get("by_checked") else ()
+    hidden = {"expected_wrong"} if values.get("by_checked") else set[str]()
+    # A share by the estimates of few comparisons is noise.
+    hidden |= {"would_serve"} if values.get("observations", MIN_COMPARED) < MIN_COMPARED else set[str]()
     for name, value in _with_other_hits(values).items():
         path = f"{group}.{name}"
         if name in hidden:
@@ -139,7 +141,7 @@ def policy_sentences(learned: dict[str, Any]) -> list[str]:
     # A person's verdict is learned if the question is known, and the response was the nearest one to it.
     verb = "was" if compared == 1 else "were"
     sentences = [f"{plural(compared, 'verdict')} on stored responses, by fresh ones or by people, {verb} learned."]
-    if compared:
+    if compared >= MIN_COMPARED:
         share = percent(learned["would_serve"])
         sentences.append(
             f"By its own estimate, without checked, learned would answer {share} of the recent similar questions."

@@ -142,6 +142,8 @@ def checked_interval(equal: int, different: int, undecided: int) -> tuple[float,
     return wilson_interval(different, total)[0], wilson_interval(different + undecided, total)[1]
 
 
+MIN_COMPARED = 100
+"""Comparisons that prove the estimates of the policy `learned`, if their sum does not reach `MIN_EXPECTED_ERRORS` earlier."""
 JUDGE_BY_MODEL = 'set cache.judge = "model"'
 NEVER_EQUAL = f"answers are hardly ever judged equal, so learned cannot learn: {JUDGE_BY_MODEL}"
 _MIN_CONTRADICTED = 5

@@ -9,9 +9,16 @@ from kvproxy.journal.savings import Saving, SavingsReport
 
 def test_comparisons_include_verdicts_of_people() -> None:
     learned = {"observations": 1, "served": 0, "would_serve": 0.5}
-    first, second, *_ = policy_sentences(learned)
-    assert first == "1 verdict on stored responses, by fresh ones or by people, was learned."
-    assert second == "By its own estimate, without checked, learned would answer 50.0% of the recent similar questions."
+    assert policy_sentences(learned)[0] == "1 verdict on stored responses, by fresh ones or by people, was learned."
+
+
+@pytest.mark.parametrize(("observations", "is_stated"), [(0, False), (1, False), (99, False), (100, True)])
+def test_few_verdicts_state_no_share(observations: int, is_stated: bool) -> None:
+    learned = {"observations": observations, "served": 0, "would_serve": 0.5}
+    share = "By its own estimate, without checked, learned would answer 50.0% of the recent similar questions."
+    assert (share in policy_sentences(learned)) == is_stated
+    labels = dict(label_statistics({"semantic": {"learning": learned}}, "cache"))
+    assert ("Learned policy: share it alone would serve" in labels) == is_stated
 
 
 @pytest.mark.parametrize(

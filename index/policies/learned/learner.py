@@ -20,14 +20,12 @@ from kvproxy.index.policies.learned.error_model import (
 )
 from kvproxy.index.policies.learned.serving_level import COMPARISON_DECAY, ServingLevel
 from kvproxy.index.policies.learned.surprises import Surprise, Surprises
-from kvproxy.index.policies.policy import Neighbour
+from kvproxy.index.policies.policy import MIN_COMPARED, Neighbour
 from kvproxy.index.store.observations import Observation
 
 _VERSION = 9
 MIN_EXPECTED_ERRORS = 8.0
 """The policy decides without `checked` once the sum of the estimated errors of compared answers reaches this number."""
-_MIN_COMPARED = 100
-"""Comparisons that prove the estimates, if these are too low for their sum to reach `MIN_EXPECTED_ERRORS` soon."""
 _EXPLORED = 0.2
 _LEAST_EXPLORED = 0.01
 _KNOWN_ERRORS = 50.0
@@ -145,7 +143,7 @@ class Learner:
     @property
     def decides_without_checked(self) -> bool:
         level = self.level
-        is_known = level.expected >= MIN_EXPECTED_ERRORS or level.num_compared >= _MIN_COMPARED
+        is_known = level.expected >= MIN_EXPECTED_ERRORS or level.num_compared >= MIN_COMPARED
         return level.error_limit > 0 and is_known
 
     @property

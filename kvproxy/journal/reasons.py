@@ -13,7 +13,7 @@ _REASONS: dict[str, str] = {
     "revalidated": "A fresh response was computed in the background after an expired one was served.",
     "keep-warm": "The proxy repeated the last request of a paused session, so that the provider keeps its prefix cached.",
     "plugin-NAME": "The layer of this name, which a plugin adds, answered.",
-    "prefix-N%": "No equal request and no similar question with equal settings was found; the backend reused N percent of the prompt.",
+    "prefix-N%": "No equal request, and no similar question with equal settings; the backend reused N percent of the prompt.",
     "miss-new": "The journal has no equal request, and no similar question with equal settings (with tools: no equal one).",
     "miss-expired": "An equal request was stored, but it expired.",
     "miss-evicted": "An equal request was stored, but it was evicted.",

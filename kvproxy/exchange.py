@@ -78,6 +78,7 @@ class CacheHit:
         age: seconds since storage.
         ttl: seconds until expiry; negative after expiry.
         match: the question of a semantic hit, and its scores.
+        modalities: audio and image tokens of the response and its prompt, see `apis/modalities.py`; None without any.
     """
 
     id: str
@@ -88,6 +89,7 @@ class CacheHit:
     completion_tokens: int | None
     stale: Stale | None = None
     match: "Candidate | None" = None
+    modalities: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,7 @@ class ResponseFacts:
         answer_digests: kind and digest of each part of the answer, which identify the next turn; None for several choices.
         response_id: the backend's id of the response; None if it has none.
         service_tier: the tier that served the request, see `apis/service_tiers.py`; None for the standard tier.
+        modalities: its audio and image tokens, see `apis/modalities.py`; None without any.
         diagnosis: the provider's explanation why the prefix was not reused, see `apis/cache_diagnoses.py`.
         planned_id: the id under which the response will be stored, if nothing prevents it.
         entry_id: the stored response; None if it is not stored.
@@ -151,6 +154,7 @@ class ResponseFacts:
     answer_digests: tuple[tuple[str, bytes], ...] | None = None
     response_id: str | None = None
     service_tier: str | None = None
+    modalities: str | None = None
     diagnosis: str | None = None
     planned_id: str | None = None
     entry_id: str | None = None

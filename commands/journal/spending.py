@@ -55,7 +55,8 @@ def removed_note(oldest: float) -> str:
 
 def unpriced_note(requests: int, *, is_bound: bool = False) -> str:
     least = "at least " if is_bound else ""
-    return f'not in the money: {least}{plural(requests, "request")} of models without a price; set [journal.prices."MODEL"]'
+    without = f"not in the money: {least}{plural(requests, 'request')} of models without a price, or without one of audio tokens"
+    return f'{without}; set [journal.prices."MODEL"]'
 
 
 def _notes(report: "SpendingReport") -> Iterator[str]:

@@ -188,6 +188,7 @@ async def estimate(
             each.logged.time or 0.0,
             0 if tokens is None else len(tokens.prompt),
             each.logged.service_tier,
+            each.logged.modalities,
         )
         for each, tokens in pairs
     ]

@@ -39,7 +39,7 @@ from kvproxy.journal.sessions.session_reader import (
 from kvproxy.journal.spending import PaidRequest, SpendingReport, spending_report
 from kvproxy.providers.cache_policy import PauseTimes
 from kvproxy.providers.cache_rules import cache_rule
-from kvproxy.providers.prices import ModelPrices, RelativePrices, is_dated, price_at
+from kvproxy.providers.prices import ModelPrices, RelativePrices, is_dated
 from kvproxy.settings.journal import (
     LIST_CURRENCY,
     MILLION,
@@ -132,7 +132,7 @@ def report_sessions(
         by_session[turn.session].append(turn)
         written = {"written_5m": turn.written_5m or 0, "written_1h": turn.written_1h or 0}
         tokens[turn.model].update({"reused": turn.reused_tokens or 0, **written, **turn.lost})
-        if (price := price_at(turn.model, prices, turn.time, turn.prompt_tokens, turn.service_tier)) is not None:
+        if (price := turn.price(prices)) is not None:
             above = price_lost_per_token(price, turn.prompt_tokens, turn.reused_tokens or 0, *written.values())
             losses[turn.model].append(RecordedLoss(turn.lost, above))
         if turn.region is not None and "changed" in turn.lost:
@@ -218,6 +218,7 @@ def _paid_request(turn: Turn, request: LoggedRequest | None, rate: float | None)
         pause=turn.pause,
         lost=turn.lost,
         service_tier=turn.service_tier,
+        modalities=turn.modalities,
         logged_cost=_logged_cost(request, rate),
     )
 
@@ -237,6 +238,7 @@ def _reported_request(request: LoggedRequest, rate: float | None) -> PaidRequest
         written_5m=summed.written_5m,
         written_1h=summed.written_1h,
         service_tier=request.service_tier,
+        modalities=request.modalities,
         lost=None,
         count=summed.requests,
         period=summed.seconds,
@@ -327,6 +329,7 @@ def _finished_exchange(request: LoggedRequest, number: int) -> Exchange | None:
         prefix=reuse,
         usage=(prompt, completion),
         service_tier=request.service_tier,
+        modalities=request.modalities,
         answer_digests=answer_digests(response) if isinstance(response, dict) else None,
     )
     return exchange
@@ -345,7 +348,7 @@ def _common_prefix_share(turn: Turn) -> float:
 
 
 def _input_cost(turn: Turn, prices: Mapping[str, PriceSettings], *, cached: bool = True) -> float:
-    price = price_at(turn.model, prices, turn.time, turn.prompt_tokens, turn.service_tier)
+    price = turn.price(prices)
     if price is None:
         return 0.0
     use = (turn.reused_tokens or 0, turn.written_5m or 0, turn.written_1h or 0) if cached else (0, 0, 0)

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvproxy.apis.api_request import BYTES_PER_TOKEN, in_thread_if_large
 from kvproxy.apis.json import as_object, loads
+from kvproxy.apis.modalities import reported_modalities
 from kvproxy.apis.reported_usage import (
     PrefixReuse,
     UsageLimits,
@@ -35,6 +36,7 @@ class RequestPrice:
     model: str
     arrived: float
     requested_tier: str | None = None
+    has_budget: bool = False
 
     def cost(
         self,
@@ -43,8 +45,12 @@ class RequestPrice:
         prefix: PrefixReuse | None = None,
         model: str | None = None,
         service_tier: str | None = None,
+        modalities: str | None = None,
     ) -> float | None:
-        """Return the price of numbers of tokens; None if the model has no price. `model` and its tier answered."""
+        """Return the price of numbers of tokens; None if it is unknown. `model` and its tier answered.
+
+        A budget counts at least the price of text for `modalities` without a known price.
+        """
         reused, short, long = (
             (0, 0, 0) if prefix is None else (prefix.cached_tokens, prefix.written_5m, prefix.written_1h)
         )
@@ -59,11 +65,14 @@ class RequestPrice:
             written_5m=short,
             written_1h=long,
             service_tier=service_tier,
+            modalities=modalities,
         )
         cost = paid.cost(self.prices)
+        if cost is None and modalities is not None and self.has_budget:
+            cost = replace(paid, modalities=None).cost(self.prices)
         # A fallback without a price costs as much as the requested model, whose price is known.
         if cost is None and model not in (None, self.model):
-            return self.cost(prompt, completion, prefix, None, service_tier)
+            return self.cost(prompt, completion, prefix, None, service_tier, modalities)
         return cost
 
     @property
@@ -97,7 +106,7 @@ async def reserve(
     if account.prices is None:
         await account.reserve(tokens)
         return None
-    price = RequestPrice(account.prices, model, arrived, service_tier)
+    price = RequestPrice(account.prices, model, arrived, service_tier, account.has_budget)
     compute = price.reservation if account.has_budget else price.cost
     prices = account.prices
     if isinstance(prices, ModelPrices) and (service_tier is not None or not prices.is_found_at_once(model, arrived)):
@@ -188,7 +197,8 @@ def _money_to_charge(response: BackendResponse, price: RequestPrice, estimated: 
     prompt = estimated if facts.prompt_tokens is None else facts.prompt_tokens
     completion = facts.received_tokens if facts.completion_tokens is None else facts.completion_tokens
     fallback = None if facts.served_by is None else facts.served_by.fallback
-    return price.cost(prompt, completion, facts.prefix, fallback or None, facts.service_tier) or 0.0
+    model, tier = fallback or None, facts.service_tier
+    return price.cost(prompt, completion, facts.prefix, model, tier, facts.modalities) or 0.0
 
 
 class UnparsedRequestCharge:
@@ -293,7 +303,7 @@ class UnparsedRequestCharge:
     def _usage(self) -> tuple[int, float]:
         """Return the used tokens, and their price."""
         prompt, completion, prefix = self._reserved, self._size // BYTES_PER_TOKEN, None
-        tokens, is_reported, tier = prompt + completion, False, None
+        tokens, is_reported, tier, modalities = prompt + completion, False, None, None
         if 0 < self._size == len(self._body):
             try:
                 response = as_object(loads(bytes(self._body)))
@@ -306,6 +316,7 @@ class UnparsedRequestCharge:
             if is_possible and (used := tokens_used(response)) is not None:
                 tokens, (prompt, completion), prefix, is_reported = sum(used), used, reuse, True
                 prompt = prompt if prefix is None else prefix.prompt_tokens
+                modalities = reported_modalities(response)
         if self._price is None:
             return tokens, 0.0
         usage = prompt, completion
@@ -313,5 +324,5 @@ class UnparsedRequestCharge:
         self._exchange.facts = (
             ResponseFacts(usage=usage, prefix=prefix) if is_reported else ResponseFacts(estimated_usage=usage)
         )
-        self._exchange.facts.service_tier = tier
-        return tokens, self._price.cost(prompt, completion, prefix, None, tier) or 0.0
+        self._exchange.facts.service_tier, self._exchange.facts.modalities = tier, modalities
+        return tokens, self._price.cost(prompt, completion, prefix, None, tier, modalities) or 0.0

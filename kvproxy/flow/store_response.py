@@ -14,6 +14,7 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.cache_diagnoses import reported_diagnosis
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.message_parts import answer_digests
+from kvproxy.apis.modalities import reported_modalities
 from kvproxy.apis.not_stored import Cause, NotStored, UnstorableResponse
 from kvproxy.apis.reported_usage import UsageLog, reported_prefill_seconds, usage_limits
 from kvproxy.apis.request_directives import (
@@ -326,6 +327,7 @@ class ResponseRecorder:
             body = await response.reader.result()
             facts.usage = self._reported_usage(response, body)
             facts.service_tier = served_tier(body)
+            facts.modalities = reported_modalities(body)
             facts.prefill_seconds = facts.prefill_seconds or reported_prefill_seconds(body)
             facts.answer_digests = answer_digests(body)
             response_id = body.get("id")

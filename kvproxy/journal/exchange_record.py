@@ -77,6 +77,7 @@ def record_of(exchange: Exchange) -> Record:
         upstream_request_id=_short_id(exchange.upstream_request_id),
         response_id=_short_id(facts.response_id),
         service_tier=_requested_tier(exchange) if is_unserved else facts.service_tier,
+        modalities=facts.modalities if hit is None else hit.modalities,
         team=exchange.team,
         reached_limit=exchange.reached_limit,
     )

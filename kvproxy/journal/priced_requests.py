@@ -16,9 +16,9 @@ _REQUESTS = (
     f"select r.time, r.layer, r.model, r.tenant, coalesce(r.tags, ''), coalesce({PAID_PROMPT}, 0),"
     f" coalesce({PAID_COMPLETION}, 0),"
     " coalesce(case when r.status = 200 then r.reused_tokens end, 0), coalesce(t.written_5m, 0), coalesce(t.written_1h, 0),"
-    " r.entry, r.service_tier, r.team"
+    " r.entry, r.service_tier, r.team, r.modalities"
     " from requests r left join turns t on t.number = r.number where r.model = ?"
-    f" and ({PAID_PROMPT} >= ? or r.service_tier is not null) and "
+    f" and ({PAID_PROMPT} >= ? or r.service_tier is not null or r.modalities is not null) and "
 )
 
 
@@ -39,19 +39,26 @@ class PricedRequest:
     entry: str | None
     service_tier: str | None
     team: str | None
+    modalities: str | None
 
     @property
     def day(self) -> str:
         """The UTC day, such as 2026-11-21."""
         return utc_day(self.time)
 
+    def has_own_price(self, prices: ModelPrices) -> bool:
+        """Whether the price of its service tier, or else of its audio and image tokens, is known or known to be missing."""
+        if self.service_tier is None:
+            return self.modalities is not None
+        return has_tier_price(self.model, prices, self.time, self.service_tier)
+
 
 def requests_with_other_prices(
     reader: JournalReader, prices: ModelPrices, selection: SumsFilter
-) -> Iterator[tuple[PricedRequest, PriceSettings, PriceSettings]]:
+) -> Iterator[tuple[PricedRequest, PriceSettings, PriceSettings | None]]:
     """Yield recorded requests with the day's usual price and their own one, if the two may differ.
 
-    A request of a service tier is yielded if the price of its tier is known.
+    A request of a service tier is yielded if the price of its tier is known. The price of audio may be unknown: None.
     """
     condition, values = selection.records_sql()
     for model, tiered in reader.rows(_MODELS, []):
@@ -62,8 +69,8 @@ def requests_with_other_prices(
             request = PricedRequest(*row)
             tier = request.service_tier
             usual = price_on(model, prices, request.day)
-            own = price_at(model, prices, request.time, request.prompt_tokens, tier)
-            if usual is None or own is None or request.layer == "refused":
+            own = price_at(model, prices, request.time, request.prompt_tokens, tier, request.modalities)
+            if usual is None or request.layer == "refused":
                 continue
-            if usual != own or (tier is not None and has_tier_price(model, prices, request.time, tier)):
+            if usual != own or request.has_own_price(prices):
                 yield request, usual, own

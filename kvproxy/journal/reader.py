@@ -106,7 +106,8 @@ class TimeSeries:
 class TotalRow:
     """Sums over the requests of a group with one layer, model, tenant, and UTC day.
 
-    `unreported` requests have unknown tokens, of which `estimated` ones have an estimate. `tiered` ones have a service tier.
+    `unreported` requests have unknown tokens, of which `estimated` ones have an estimate. `tiered` ones have a service tier,
+    or audio or image tokens.
     `unpaid` ones failed, and cost nothing; those before this sum existed are not among them.
     `saved_seconds` is the duration of original responses minus that of their hits; it is negative if the hits took longer.
     """
@@ -208,18 +209,18 @@ class JournalReader:
         """Yield the paid requests in groups, given their keys: the key, the time, the model, and numbers of tokens.
 
         The numbers are: prompt, response, reused, and written tokens (for five minutes, for one hour), and the pause in seconds.
-        The service tier follows. With many keys, the paid requests of other groups are included.
+        The service tier, and the audio and image tokens follow. With many keys, the paid requests of other groups are included.
         """
         condition, values = query.sql()
         source, group = self._source_of(by)
         columns = f"number, time, model, {PAID_PROMPT} as prompt_tokens, {PAID_COMPLETION} as completion_tokens"
-        columns += ", reused_tokens, service_tier"
+        columns += ", reused_tokens, service_tier, modalities"
         # One scan of all groups takes less time than several scans of some.
         chosen = keys if len(keys) <= _MAX_SAMPLED else ()
         of_groups = f" and {group} in ({', '.join('?' * len(chosen))})" if chosen else ""
         sql = (
             "select r.key_of_group, r.time, r.model, r.prompt_tokens, r.completion_tokens, r.reused_tokens,"
-            f" t.written_5m, t.written_1h, t.pause, r.service_tier"
+            f" t.written_5m, t.written_1h, t.pause, r.service_tier, r.modalities"
             f" from (select {group} as key_of_group, {columns} from {source}"
             f"{_without_warming(condition, query)} and {PAID}{of_groups}) r left join turns t on t.number = r.number"
         )

@@ -66,6 +66,7 @@ class Record:
     team: str | None = None
     reached_limit: str | None = None
     verdict: str | None = None
+    modalities: str | None = None
     proxy: str | None = None
 
 

@@ -285,7 +285,8 @@ class RecordWriter:
         is_paid = record.status == 200 or estimated != (None, None)
         is_unreported = is_paid and None in (record.prompt_tokens, record.completion_tokens)
         counts = int(is_unreported), int(estimated != (None, None)), *(count or 0 for count in estimated)
-        counts = *counts, int(record.service_tier is not None), int(not is_paid)
+        has_own_price = record.service_tier is not None or record.modalities is not None
+        counts = *counts, int(has_own_price), int(not is_paid)
         # A revalidation costs money, and is no request of a client.
         requests = int(record.layer != "revalidated")
         values = (requests, *tokens, self._saved_seconds(exchange, record), *counts)

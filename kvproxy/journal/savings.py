@@ -4,31 +4,22 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from kvproxy.index.policies.policy import JUDGE_BY_MODEL, checked_interval
 from kvproxy.journal.groups import SavingsGroup, SavingsKey
 from kvproxy.journal.prefill_time import PrefillCost, prefill_costs
-from kvproxy.journal.priced_requests import requests_with_other_prices
+from kvproxy.journal.priced_requests import PricedRequest, requests_with_other_prices
 from kvproxy.journal.reader import CACHES, OF_PROXY, JournalReader
 from kvproxy.journal.saving_groups import bill_name, client_of, grouped_totals, groups_of
 from kvproxy.journal.sessions.ledger import REPEATED, REUSABLE, WARMING
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.journal.spending import recorded_requests
 from kvproxy.journal.sums_filter import SumsFilter
-from kvproxy.journal.wrong_hits import recorded_wrong_hits
-from kvproxy.providers.prices import ModelPrices, has_tier_price, price_on
+from kvproxy.journal.wrong_hits import WrongHitInterval, recorded_wrong_hits, wrong_hit_interval
+from kvproxy.providers.prices import ModelPrices, price_on
 from kvproxy.settings.journal import MILLION, JournalSettings, PriceSettings, hit_price, storage_price
 
+_ROUNDING = 1e-12  # Far below the price of a token.
 _NO_SHARES = (0.0, 0.0)
 _LOST_PREFIXES = ("evicted", "expired", "moved", "unreported")
-
-
-@dataclass(frozen=True, slots=True)
-class WrongHitInterval:
-    """The 95% interval of the share of semantic hits that are wrong, and a sentence that states its source."""
-
-    least: float
-    most: float
-    source: str
 
 
 @dataclass(slots=True)
@@ -121,6 +112,19 @@ class Saving:
     def add_spent(self, money: float) -> None:
         self.spent = (self.spent or 0.0) + money
 
+    def add_unpriced(self, request: PricedRequest, *, is_hit: bool) -> None:
+        """Count a request without a price, whose money was subtracted."""
+        self.unpriced_hits += is_hit
+        self.unpriced_requests += not is_hit
+        self.unpriced_reused_tokens += 0 if is_hit else request.reused_tokens
+
+    def drop_rounding(self) -> None:
+        """Set money to None if all requests with it turned out to have no price."""
+        names = ["spent", *(("money", "hit_money", "least_money") if self.unpriced_hits else ())]
+        for name in names:
+            if abs(getattr(self, name) or 0.0) < _ROUNDING:
+                setattr(self, name, None)
+
 
 @dataclass(frozen=True, slots=True)
 class HitVerdicts:
@@ -168,7 +172,7 @@ def savings_report(
     Args:
         verdicts: None without a store.
     """
-    wrong = None if verdicts is None else _wrong_hit_interval(verdicts.counts)
+    wrong = None if verdicts is None else wrong_hit_interval(verdicts.counts)
     rejected = () if verdicts is None else verdicts.rejected
     rows = savings(reader, by, ModelPrices(journal), wrong, selection, rejected)
     layers = Counter[str]()
@@ -314,29 +318,39 @@ def _correct_prices(
     """Add what requests with the price of an hour or of long prompts saved beyond the day's usual price."""
     if not isinstance(prices, ModelPrices):
         return
+    unpriced = set[str]()
     for request, usual, own in requests_with_other_prices(reader, prices, selection):
         if request.layer == "semantic" and request.entry in rejected:
             continue
         tokens = Tokens(request.prompt_tokens, request.completion_tokens, request.reused_tokens)
         shares = cached_shares.get((request.tenant, request.model, request.layer), _NO_SHARES)
         wrong = most_wrong if request.layer == "semantic" else 0.0
-        before, after = (_saved_money(request.layer, price, tokens, shares, wrong) for price in (usual, own))
+        before, after = (
+            (0.0, 0.0) if price is None else _saved_money(request.layer, price, tokens, shares, wrong)
+            for price in (usual, own)
+        )
         groups = groups_of(request, by)
         for name in groups:
             saving = savings_by_name.setdefault(name, Saving(name))
-            if request.service_tier is not None and request.layer not in OF_PROXY:
-                saving.standard_priced_requests -= has_tier_price(
-                    request.model, prices, request.time, request.service_tier
-                )
+            if request.layer not in OF_PROXY:
+                is_tiered = request.service_tier is not None or request.modalities is not None
+                saving.standard_priced_requests -= is_tiered and request.has_own_price(prices)
             is_hit = request.layer in CACHES
             saving.add_money(after[0] - before[0], after[1] - before[1], is_hit=is_hit)
-            saving.add_spent(_spent_money(request.layer, own, tokens) - _spent_money(request.layer, usual, tokens))
+            spent = 0.0 if own is None else _spent_money(request.layer, own, tokens)
+            saving.add_spent(spent - _spent_money(request.layer, usual, tokens))
+            if own is None and request.layer not in OF_PROXY:
+                saving.add_unpriced(request, is_hit=is_hit)
+                unpriced.add(name)
         if by not in ("tag", "project"):
             name = "prefix" if by == "layer" else groups[0]
             usual_cost, own_cost = (
-                _write_surcharge(price, request.written_5m, request.written_1h) for price in (usual, own)
+                0.0 if price is None else _write_surcharge(price, request.written_5m, request.written_1h)
+                for price in (usual, own)
             )
             savings_by_name.setdefault(name, Saving(name)).add_cost(own_cost - usual_cost)
+    for name in unpriced:
+        savings_by_name[name].drop_rounding()
 
 
 def _provider_cached_share_bounds(reader: JournalReader) -> dict[tuple[str, str, str], tuple[float, float]]:
@@ -422,19 +436,6 @@ def _write_surcharge(price: PriceSettings, written_5m: int, written_1h: int) -> 
     """Return what writing tokens to the provider's cache costs beyond reading them without a cache."""
     paid = written_5m * (price.price_of_5m_write - price.input) + written_1h * (price.price_of_1h_write - price.input)
     return paid / MILLION
-
-
-def _wrong_hit_interval(counts: Mapping[str, int]) -> WrongHitInterval | None:
-    wrong, decided, undecided = counts["accepted_wrong"], counts["accepted"], counts["accepted_undecided"]
-    if not decided + undecided:
-        return None
-    source = (
-        f"95% interval; {wrong:,} of {decided:,} semantic hits compared with a fresh response were wrong"
-        + (f", and {undecided:,} undecided, which may be equal or wrong" if undecided else "")
-        + "; without the first hits of each namespace"
-        + (f"; most are undecided: {JUDGE_BY_MODEL}" if undecided > decided else "")
-    )
-    return WrongHitInterval(*checked_interval(decided - wrong, wrong, undecided), source)
 
 
 def _sum_savings(rows: Sequence[Saving]) -> Saving:

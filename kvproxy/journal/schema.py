@@ -59,7 +59,8 @@ TABLES = (
     " removed_at float, against integer, near blob, similarity float, score float, error float, guard integer,"
     " predicted_tokens integer, reused_tokens integer, tags integer, not_stored integer,"
     " estimated_prompt_tokens integer, estimated_completion_tokens integer, service_tier integer,"
-    " upstream_request_id text, response_id text, team integer, reached_limit integer, verdict integer)",
+    " upstream_request_id text, response_id text, team integer, reached_limit integer, verdict integer,"
+    " modalities text)",
     "create table tombstones (key blob primary key, reason text not null, time float not null) without rowid",
     "create index tombstones_time on tombstones (time)",
     _TOTALS,
@@ -82,6 +83,7 @@ ADDED_COLUMNS = (
     ("records", "team integer"),
     ("records", "reached_limit integer"),
     ("records", "verdict integer"),
+    ("records", "modalities text"),
     ("totals", "unreported integer not null default 0"),
     ("totals", "estimated integer not null default 0"),
     ("totals", "estimated_prompt_tokens integer not null default 0"),

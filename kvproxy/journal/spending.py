@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 _REQUESTS = (
     f"select r.time, r.model, r.tenant, r.client, r.tags, r.team, r.reused_tokens, {PAID_PROMPT}, {PAID_COMPLETION},"
     " coalesce(r.estimated_prompt_tokens, r.estimated_completion_tokens),"
-    f" r.service_tier, r.layer in {OF_PROXY}, t.written_5m, t.written_1h, t.pause, {', '.join(f't.{cause}' for cause in CAUSES)}"
+    f" r.service_tier, r.modalities, r.layer in {OF_PROXY},"
+    f" t.written_5m, t.written_1h, t.pause, {', '.join(f't.{cause}' for cause in CAUSES)}"
     f" from requests r left join turns t on t.number = r.number where {PAID} and r.number >= ? and r.time >= ? and r.time < ?"
 )
 _HOUR = 3_600.0
@@ -53,6 +54,7 @@ class PaidRequest:
         pause: seconds for which the provider stored the reused tokens; None counts as 0.
         lost: prompt tokens that were not reused, by cause; see `CAUSES`. None if the causes are unknown.
         service_tier: see `apis/service_tiers.py`; None for the standard tier.
+        modalities: audio and image tokens, see `apis/modalities.py`; None without any.
         count: number of clients' requests; 0 for a request of the proxy itself, None if a report does not state it.
         period: seconds in which several requests arrived; 0 for one request.
         priced_length: prompt tokens that decide the price; None for the mean of the requests.
@@ -78,6 +80,7 @@ class PaidRequest:
     period: float = 0.0
     priced_length: int | None = None
     logged_cost: float | None = None
+    modalities: str | None = None
 
     @property
     def reused(self) -> int:
@@ -123,7 +126,7 @@ class PaidRequest:
         length = self.priced_length
         if length is None:
             length = (self.prompt_tokens or 0) // max(1, self.least_count)
-        return price_at(self.model, prices, self.time, length, self.service_tier)
+        return price_at(self.model, prices, self.time, length, self.service_tier, self.modalities)
 
     def input_cost(self, price: PriceSettings) -> float:
         return input_price(price, self.prompt_tokens or 0, self.reused, *self.written) + self.storage_cost(price)
@@ -347,6 +350,7 @@ def recorded_requests(
             completion,
             estimated,
             tier,
+            modalities,
             is_of_proxy,
             short,
             long,
@@ -366,6 +370,7 @@ def recorded_requests(
             pause=pause,
             is_estimated=estimated is not None,
             service_tier=tier,
+            modalities=modalities,
             lost={cause: count for cause, count in zip(CAUSES, lost, strict=True) if count},
             tags=counted_tags((tags or "").split(",")),
             team=team or "",
@@ -384,10 +389,11 @@ def with_costs(
     costs: defaultdict[str | int, float] = defaultdict(float)
     unpriced, unreported = Counter[str | int](), Counter[str | int]()
     priced = set[str | int]()
-    for key, time, model, prompt, completion, reused, short, long, pause, tier in reader.paid_rows(
+    for key, time, model, prompt, completion, reused, short, long, pause, tier, modalities in reader.paid_rows(
         query, by, [group.key for group in groups]
     ):
-        paid = PaidRequest(time, model, "", "", prompt, completion, reused, short, long, pause, service_tier=tier)
+        paid = PaidRequest(time, model, "", "", prompt, completion, reused, short, long, pause)
+        paid = replace(paid, service_tier=tier, modalities=modalities)
         cost = paid.cost(prices)
         if cost is None:
             (unreported if prompt is None and completion is None else unpriced)[key] += 1
@@ -428,6 +434,7 @@ def record_costs(
                 written_1h=None if turn is None else turn.written_1h,
                 pause=None if turn is None else turn.pause,
                 service_tier=record.service_tier,
+                modalities=record.modalities,
             )
             if (cost := paid.cost(prices)) is not None:
                 costs[record.number] = cost

@@ -1,8 +1,9 @@
-"""Sums over the semantic hits whose response a person rejected: they saved nothing."""
+"""Wrong semantic hits: sums over those whose response a person rejected, and the estimated share of wrong ones."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
+from kvproxy.index.policies.policy import JUDGE_BY_MODEL, checked_interval
 from kvproxy.journal.groups import SavingsKey
 from kvproxy.journal.reader import BACKEND, JournalReader, TotalRow
 from kvproxy.journal.saving_groups import groups_of
@@ -82,3 +83,26 @@ def recorded_wrong_hits(
             for name in groups_of(hit, by):
                 sums.setdefault((name, hit.model, hit.tenant, hit.day), WrongHitSums()).add(hit)
     return sums
+
+
+@dataclass(frozen=True, slots=True)
+class WrongHitInterval:
+    """The 95% interval of the share of semantic hits that are wrong, and a sentence that states its source."""
+
+    least: float
+    most: float
+    source: str
+
+
+def wrong_hit_interval(counts: Mapping[str, int]) -> WrongHitInterval | None:
+    """Return the interval of the compared hits, from `Observations.summary`; None without any."""
+    wrong, decided, undecided = counts["accepted_wrong"], counts["accepted"], counts["accepted_undecided"]
+    if not decided + undecided:
+        return None
+    source = (
+        f"95% interval; {wrong:,} of {decided:,} semantic hits compared with a fresh response were wrong"
+        + (f", and {undecided:,} undecided, which may be equal or wrong" if undecided else "")
+        + "; without the first hits of each namespace"
+        + (f"; most are undecided: {JUDGE_BY_MODEL}" if undecided > decided else "")
+    )
+    return WrongHitInterval(*checked_interval(decided - wrong, wrong, undecided), source)

@@ -6,6 +6,7 @@ from datetime import UTC, date, datetime, time
 from fnmatch import fnmatchcase
 
 from kvproxy.providers.cache_rules import cache_rule, cache_rule_or_assumption, rule_of_marks
+from kvproxy.providers.modality_prices import of_modalities
 from kvproxy.providers.published_prices import (
     has_list_price,
     list_price,
@@ -60,6 +61,13 @@ class ModelPrices(Mapping[str, PriceSettings]):
             listed = list_price(model, moment, prompt_tokens, self.price_list, listed_tier)
             if listed is not None and self._usd_rate is not None:
                 listed = listed.scaled(self._usd_rate)
+            if listed is not None and table is not None:
+                # The factor of a listed tier is in the list's prices already.
+                factor = None
+                if listed_tier is not None:
+                    factor = self.tier_factor(model, listed_tier, moment, prompt_tokens)
+                own = {name: price * (factor or 1.0) for name, price in table.of_modalities.items()}
+                listed = listed.model_copy(update=own)
             if listed is not None and own_factor is not None:
                 return listed.scaled(own_factor)
             if moment is not None and service_tier is None:
@@ -195,11 +203,17 @@ def price_at(
     seconds: float,
     prompt_tokens: int,
     service_tier: str | None = None,
+    modalities: str | None = None,
 ) -> PriceSettings | None:
-    """Return the price of a request at a time in seconds since the epoch; see `list_price`."""
+    """Return the price of a request at a time in seconds since the epoch; see `list_price`.
+
+    `modalities` are its audio and image tokens; see `of_modalities`.
+    """
     if isinstance(prices, ModelPrices):
-        return prices.at(model, _moment(seconds), prompt_tokens, service_tier)
-    return price_of(model, prices)
+        price = prices.at(model, _moment(seconds), prompt_tokens, service_tier)
+    else:
+        price = price_of(model, prices)
+    return price if price is None or modalities is None else of_modalities(price, modalities)
 
 
 def _half_hour(seconds: float) -> int:
@@ -229,7 +243,12 @@ def relative_prices(model: str) -> PriceSettings:
     """Return Anthropic's prices of a model as multiples of the price of uncached tokens."""
     rule = rule_of_marks(model)
     return PriceSettings(
-        input=1.0, cached=rule.read_ratio, write_5m=rule.default_write_ratio, write_1h=rule.write_ratios.get("1h")
+        input=1.0,
+        cached=rule.read_ratio,
+        write_5m=rule.default_write_ratio,
+        write_1h=rule.write_ratios.get("1h"),
+        audio_input=1.0,
+        audio_output=0.0,
     )
 
 

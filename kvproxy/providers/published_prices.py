@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from genai_prices.types import ModelInfo
 
 _NOON = time(12)
+_MODALITIES = {
+    "audio_input": "input_audio_mtok",
+    "audio_output": "output_audio_mtok",
+    "image_input": "input_image_mtok",
+    "image_output": "output_image_mtok",
+}
 _PRICED = ("input_mtok", "cache_read_mtok", "cache_write_mtok", "cache_write_1h_mtok", "output_mtok")
 # Names of a service tier in the price list: of OpenAI and Gemini, of batches, and of Anthropic's fast mode.
 _TIER_FIELDS = ("service_tier", "processing", "speed")
@@ -92,7 +98,16 @@ def list_price(
         cached=usd("cache_read_mtok", read),
         write_5m=usd("cache_write_mtok", short),
         write_1h=usd("cache_write_1h_mtok", long),
+        **_modality_prices(provider, uncached, output, {name: usd(field) for name, field in _MODALITIES.items()}),
     )
+
+
+def _modality_prices(
+    provider: str, uncached: float, output: float, listed: dict[str, float | None]
+) -> dict[str, float | None]:
+    # Google lists a price of audio only if it differs from that of text.
+    defaults = {"audio_input": uncached, "audio_output": output} if provider == "google" else {}
+    return {name: defaults.get(name) if price is None else price for name, price in listed.items()}
 
 
 def published_tier_factor(

@@ -25,8 +25,10 @@ def _parse_day(text: str) -> str:
         raise ValueError(f"{text[:40]!r} is no day: write it as 2026-12-01") from None
 
 
-_SCALED = ("input", "cached", "write_5m", "write_1h", "output")
-_PRICES = (*_SCALED, "storage")
+_OF_TEXT = ("input", "cached", "write_5m", "write_1h", "output")
+_OF_MODALITIES = ("audio_input", "audio_output", "image_input", "image_output")
+_SCALED = (*_OF_TEXT, *_OF_MODALITIES)
+_PRICES = (*_OF_TEXT, "storage")
 _Day = Annotated[str, AfterValidator(_parse_day)]
 
 
@@ -54,6 +56,22 @@ class DatedPriceSettings(Section):
         default=0.0, ge=0, description="Price of storing reused prompt tokens for one hour, as in Gemini."
     )
     output: float = Field(default=0.0, ge=0, description="Price of response tokens.")
+    audio_input: float | None = Field(
+        default=None,
+        ge=0,
+        description="Price of audio tokens of prompts; without it, and a list price, requests with such tokens have no price.",
+    )
+    audio_output: float | None = Field(
+        default=None,
+        ge=0,
+        description="Price of audio tokens of responses; without it, and a list price, requests with such tokens have no price.",
+    )
+    image_input: float | None = Field(
+        default=None, ge=0, description="Price of image tokens of prompts; by default input."
+    )
+    image_output: float | None = Field(
+        default=None, ge=0, description="Price of image tokens of responses; by default output."
+    )
     service_tiers: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default={},
         description="Prices of service tiers as multiples of these, such as { flex = 0.5, priority = 2 }; by default the"
@@ -81,7 +99,7 @@ class PriceSettings(DatedPriceSettings):
 
     @property
     def has_prices(self) -> bool:
-        """Whether a price is set, perhaps 0; a table may have only rules of the provider's cache, or factors of tiers."""
+        """Whether a price is set, perhaps 0; a table may have only rules of the cache, factors of tiers, or prices of audio."""
         return not self.model_fields_set.isdisjoint(_PRICES)
 
     def on(self, day: str) -> "PriceSettings":
@@ -94,6 +112,11 @@ class PriceSettings(DatedPriceSettings):
         """Return these prices times a factor, such as that of a service tier or of an exchange rate."""
         prices = {name: price * factor for name in _SCALED if (price := getattr(self, name)) is not None}
         return self.model_copy(update=prices)
+
+    @property
+    def of_modalities(self) -> dict[str, float]:
+        """Prices of audio and image tokens that are set, by field."""
+        return {name: price for name in _OF_MODALITIES if (price := getattr(self, name)) is not None}
 
     @property
     def price_of_reuse(self) -> float:
@@ -149,9 +172,9 @@ class JournalSettings(Section):
     )
     prices: Annotated[dict[str, Annotated[PriceSettings, _TABLES]], _TABLES] = Field(
         default={},
-        description="Prices by model: tables with input, cached, write_5m, write_1h, storage and output per million"
-        " tokens, and with service_tiers, changes, least_cached_tokens and ttl. Names may contain *; the first match applies. By"
-        " default, the list prices of the providers in USD.",
+        description="Prices by model: tables with input, cached, write_5m, write_1h, storage, output, audio_input,"
+        " audio_output, image_input and image_output per million tokens, and with service_tiers, changes, least_cached_tokens"
+        " and ttl. Names may contain *; the first match applies. By default, the list prices of the providers in USD.",
     )
     price_list: Path | None = Field(
         default=None,

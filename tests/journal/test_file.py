@@ -27,11 +27,12 @@ from kvproxy.journal.completeness import complete_since
 from kvproxy.journal.databases.sqlite import open_file, open_to_read
 from kvproxy.journal.groups import SavingsGroup
 from kvproxy.journal.journal import StoredJournal, open_stored_journal
-from kvproxy.journal.savings import HitVerdicts, Saving, WrongHitInterval, savings, savings_report
+from kvproxy.journal.savings import HitVerdicts, Saving, savings, savings_report
 from kvproxy.journal.schema import ADDED_COLUMNS, FILE
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.journal.spending import recorded_requests, spending_report, with_costs
 from kvproxy.journal.sums_filter import SumsFilter, sums_filter
+from kvproxy.journal.wrong_hits import WrongHitInterval
 from kvproxy.operations.keys import list_clients
 from kvproxy.operations.record_query import RecordQuery
 from kvproxy.providers.prices import ModelPrices
@@ -292,7 +293,7 @@ def test_unpriced_are_requests_that_a_model_without_a_price_answered(tmp_path: P
     assert (listed.unpriced, group.unpriced, group.unreported) == (1, 1, 0)
     note = kvproxy("savings", "--bill", "--data", tmp_path).stderr
     assert note.splitlines() == [
-        'not in the money: 1 request of models without a price; set [journal.prices."MODEL"]',
+        'not in the money: 1 request of models without a price, or without one of audio tokens; set [journal.prices."MODEL"]',
         "not in the saved money: 1 hit on models without a price",
     ]
     unknown = kvproxy("log", "--client", "nobody", "--data", tmp_path, columns=120)

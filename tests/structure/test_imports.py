@@ -25,7 +25,7 @@ settings: doors errors index units
 apis: errors index settings units
 demo: apis blocks errors
 blocks: doors errors
-providers: errors settings
+providers: apis errors settings
 privacy: errors index optional_packages settings
 clients: errors index settings units
 tiers: blocks doors errors optional_packages privacy settings

@@ -13,6 +13,7 @@ from kvproxy.analyse.log_formats.labels import Labels
 from kvproxy.apis import APIS
 from kvproxy.apis.api import Api, ApiName
 from kvproxy.apis.json import Json, JsonMap, JsonObject, as_list, as_object, field, objects
+from kvproxy.apis.modalities import reported_modalities
 from kvproxy.apis.service_tiers import logged_tier, named_tier
 from kvproxy.errors import InvalidRequest
 
@@ -55,6 +56,7 @@ class SummedUsage:
         cached_tokens, written_5m, written_1h: tokens read from the provider's cache, and written to it; None if unknown.
         seconds: length of the period that begins at their time; 0 if unknown.
         priced_length: length of a prompt that has their price; None for the mean of the requests.
+        modalities: audio and image tokens, see `apis/modalities.py`; None without any.
     """
 
     requests: int | None
@@ -65,6 +67,7 @@ class SummedUsage:
     written_1h: int | None = None
     seconds: float = 0.0
     priced_length: int | None = None
+    modalities: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,13 @@ class LoggedRequest:
         if self.processing:
             return named_tier(self.processing)
         return logged_tier(self.body, self.response if isinstance(self.response, dict) else {})
+
+    @property
+    def modalities(self) -> str | None:
+        """Audio and image tokens, see `apis/modalities.py`; None without any."""
+        if (usage := self.summed or self.usage) is not None:
+            return usage.modalities
+        return reported_modalities(self.response) if isinstance(self.response, dict) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,11 +34,16 @@ from kvproxy.analyse.log_formats.logged_costs import logged_cost
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import Json, JsonObject, field, objects
+from kvproxy.apis.modalities import modalities_text
 from kvproxy.apis.service_tiers import BATCH
 from kvproxy.errors import InvalidRequest
 
 USAGE_TABLE = "usage-table"
-EXTRA_COLUMNS = {"end_time", "service_tier", "batch", "variant"}
+MODALITIES = {
+    f"{kind}_{modality}_tokens": (kind, modality) for kind in ("input", "output") for modality in ("audio", "image")
+}
+"""Columns of audio and image tokens, as OpenAI names them, with their kinds and modalities."""
+EXTRA_COLUMNS = {"end_time", "service_tier", "batch", "variant", *MODALITIES}
 """Columns of a usage table beside those of `fact_columns.py`."""
 _LONG_CONTEXT = 200_001
 """A prompt with the price of Anthropic's long context."""
@@ -90,6 +95,7 @@ def _openai_request(row: Row, value: JsonObject, bucket: JsonObject) -> LoggedRe
             "num_model_requests",
         )
     )
+    prompt, completion = _with_modalities(value, prompt, "input"), _with_modalities(value, completion, "output")
     _check_cached(prompt, cached)
     api: ApiName = "embeddings" if "embeddings" in str(value.get("object")) else "chat"
     if api == "embeddings":
@@ -106,7 +112,15 @@ def _openai_request(row: Row, value: JsonObject, bucket: JsonObject) -> LoggedRe
         client=_name(value, "api_key_name", "api_key_id", "user_email", "user_id"),
         names_model=bool(value.get("model")),
         processing=_batch(value),
-        summed=SummedUsage(requests, prompt, completion, cached, written, seconds=period),
+        summed=SummedUsage(
+            requests,
+            prompt,
+            completion,
+            cached,
+            written,
+            seconds=period,
+            modalities=_modalities(value, prompt, cached, completion),
+        ),
     )
 
 
@@ -204,6 +218,7 @@ def _read_table_row(row: Row) -> Iterator[LoggedRequest]:
             seconds=_DAY if is_of_day else seconds_between(time, parse_time(value.get("end_time"))),
             # The prompts of an unknown number of requests are assumed to be short.
             priced_length=0 if requests is None else None,
+            modalities=_modalities(value, tokens.prompt, tokens.cached, tokens.completion),
         ),
     )
 
@@ -211,6 +226,20 @@ def _read_table_row(row: Row) -> Iterator[LoggedRequest]:
 def _check_cached(prompt: int | None, cached: int | None) -> None:
     if prompt is not None and cached is not None and cached > prompt:
         raise InvalidRequest(f"{cached:,} cached tokens are more than the {prompt:,} input tokens")
+
+
+def _modalities(value: JsonObject, prompt: int | None, cached: int | None, completion: int | None) -> str | None:
+    return modalities_text(_counts_of_modalities(value), prompt or 0, cached or 0, completion or 0)
+
+
+def _counts_of_modalities(value: JsonObject) -> dict[tuple[str, str], int]:
+    return {key: count for column, key in MODALITIES.items() if (count := _count(value, column))}
+
+
+def _with_modalities(value: JsonObject, tokens: int | None, kind: str) -> int | None:
+    """Return all tokens of a kind: audio and images are among `tokens`, unless they are more."""
+    beside = sum(count for (counted, _), count in _counts_of_modalities(value).items() if counted == kind)
+    return tokens + beside if tokens is not None and beside > tokens else tokens
 
 
 def _batch(value: JsonObject) -> str | None:

@@ -9,6 +9,7 @@ from functools import partial
 from kvproxy.apis.api import response_for_client
 from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
 from kvproxy.apis.json import as_object, loads
+from kvproxy.apis.modalities import stored_modalities
 from kvproxy.backends.protocol import Backend
 from kvproxy.errors import DeadlineExceeded, KvproxyError, NotCached, UpstreamProtocolError, UpstreamTimeout
 from kvproxy.exchange import Answer, CacheHit, Exchange, ResponseFacts, Stale
@@ -82,6 +83,7 @@ class StoredResponses:
             completion_tokens=entry.completion_tokens,
             stale=stale,
             match=match,
+            modalities=stored_modalities(entry.response),
         )
         exchange.layer = "exact" if match is None else "semantic"
         exchange.status = 200

@@ -8,7 +8,6 @@ from types import MappingProxyType
 from kvproxy.journal.sessions.ledger import WITHOUT_COST
 from kvproxy.journal.sessions.session_reader import Turn
 from kvproxy.providers.cache_rules import cache_rule
-from kvproxy.providers.prices import price_at
 from kvproxy.settings.journal import MILLION, PriceSettings
 
 REMEDIES: Mapping[str, str] = MappingProxyType(
@@ -109,7 +108,7 @@ def _place(turn: Turn) -> str | None:
 def _add_one_hour_writes(
     report: AdviceReport, turn: Turn, long_sessions: set[int], prices: Mapping[str, PriceSettings]
 ) -> None:
-    price = price_at(turn.model, prices, turn.time, turn.prompt_tokens, turn.service_tier)
+    price = turn.price(prices)
     if price is None:
         return
     if turn.session in long_sessions and turn.reused_tokens and (turn.pause or 0.0) > _FIVE_MINUTES:

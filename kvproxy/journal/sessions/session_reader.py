@@ -31,7 +31,7 @@ _TURNS = (
     " r.reused_tokens, r.completion_tokens, t.written_5m, t.written_1h, (select name from names where number = t.region),"
     " t.place, (select name from names where number = t.diagnosis), t.agrees,"
     " (select name from names where number = t.keep_warm), case when r.layer = 'warming' then 1 else 0 end,"
-    " r.service_tier,"
+    " r.service_tier, r.modalities,"
     f" {', '.join(f't.{cause}' for cause in CAUSES)} from turns t join requests r on r.number = t.number"
 )
 _IS_HEADLESS = f"case when ',' || coalesce(r.tags, '') || ',' like '%,{HEADLESS_TAG},%' then 1 else 0 end"
@@ -88,6 +88,7 @@ class Turn:
         lost_cost: money that reuse of the lost tokens would have saved, without those of `WITHOUT_COST`; None without a price.
         is_warming: it repeated a turn of the session to keep its prefix cached, or to compute it.
         service_tier: see `apis/service_tiers.py`; None for the standard tier.
+        modalities: audio and image tokens, see `apis/modalities.py`; None without any.
         saved: money that reuse saved, less writes and storage; negative for a request that warmed the cache. None if unknown.
     """
 
@@ -119,9 +120,13 @@ class Turn:
     service_tier: str | None = None
     saved: float | None = None
     lost_cost: float | None = None
+    modalities: str | None = None
+
+    def price(self, prices: Mapping[str, PriceSettings]) -> PriceSettings | None:
+        return price_at(self.model, prices, self.time, self.prompt_tokens, self.service_tier, self.modalities)
 
     def with_cost(self, prices: Mapping[str, PriceSettings]) -> "Turn":
-        price = price_at(self.model, prices, self.time, self.prompt_tokens, self.service_tier)
+        price = self.price(prices)
         if price is None:
             return self
         written = (self.written_5m or 0, self.written_1h or 0)
@@ -321,14 +326,14 @@ class SessionReader:
         lost = " + ".join(f"coalesce(t.{cause}, 0)" for cause in CAUSES if cause != "new")
         sql = (
             "select r.model, r.time, r.prompt_tokens, coalesce(r.reused_tokens, 0), coalesce(t.written_5m, 0),"
-            f" coalesce(t.written_1h, 0), r.service_tier, {', '.join(f't.{cause}' for cause in CAUSES)}"
+            f" coalesce(t.written_1h, 0), r.service_tier, r.modalities, {', '.join(f't.{cause}' for cause in CAUSES)}"
             " from turns t"
             f" join requests r on r.number = t.number where {condition} and r.prompt_tokens > 0 and {lost} > 0"
             " and r.layer <> 'warming'"
         )
         losses: dict[tuple[str, str], list[RecordedLoss]] = {}
-        for model, time, prompt, reused, short, long, tier, *causes in self._reader.rows(sql, values):
-            if (price := price_at(model, self._prices, time, prompt, tier)) is not None:
+        for model, time, prompt, reused, short, long, tier, modalities, *causes in self._reader.rows(sql, values):
+            if (price := price_at(model, self._prices, time, prompt, tier, modalities)) is not None:
                 above = price_lost_per_token(price, prompt, reused, short, long)
                 tokens = {cause: count for cause, count in zip(CAUSES, causes, strict=True) if count}
                 day = utc_day(time)
@@ -378,12 +383,14 @@ class SessionReader:
         return [self._turn(row) for row in rows]
 
     def _turn(self, row: Sequence[Any]) -> Turn:
-        (*values, diagnosis, agrees, keep_warm, is_warming, tier), tokens = row[: -len(CAUSES)], row[-len(CAUSES) :]
+        (*values, diagnosis, agrees, keep_warm, is_warming, tier, modalities), tokens = (
+            row[: -len(CAUSES)],
+            row[-len(CAUSES) :],
+        )
         lost = {cause: count for cause, count in zip(CAUSES, tokens, strict=True) if count}
         agreement = None if agrees is None else bool(agrees)
-        return Turn(*(*values, lost, None, diagnosis, agreement, keep_warm, bool(is_warming), tier)).with_cost(
-            self._prices
-        )
+        turn = Turn(*(*values, lost, None, diagnosis, agreement, keep_warm, bool(is_warming), tier))
+        return replace(turn, modalities=modalities).with_cost(self._prices)
 
 
 def summarize_session(turns: Sequence[Turn]) -> Session:

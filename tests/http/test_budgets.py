@@ -719,4 +719,4 @@ def test_the_prices_of_fallbacks_are_searched_at_the_start(tmp_path: Path) -> No
     settings = load_settings(data=tmp_path, upstreams=servers, routing={"fallbacks": {"m": ["gpt-4o-mini"]}})
     published_prices._listed_model.cache_clear()
     with run_proxy(settings):
-        until(lambda: published_prices._listed_model.cache_info().currsize == 1)
+        until(lambda: published_prices._listed_model.cache_info().currsize >= 1)

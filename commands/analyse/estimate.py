@@ -277,7 +277,7 @@ def _pool_rows(estimated: "Estimate", prefill_rate: float, currency: str, sizes:
 
     prefix, alone = estimated.prefix, estimated.prefix_alone
     pools = [
-        (format_pool_size(point.blocks, prefix.block_size), point.reused, other.reused)
+        (format_pool_size(point.blocks, prefix.block_size), point.reused, point.discounted, other.reused)
         for point, other in zip(prefix.points, alone.points, strict=True)
     ]
     if sizes is None:
@@ -287,10 +287,13 @@ def _pool_rows(estimated: "Estimate", prefill_rate: float, currency: str, sizes:
             "Pool#": name,
             "Reused#": percent(prefix.share(reused)),
             "Saved seconds#": decimal(reused * estimated.token_scale / prefill_rate, 1),
-            f"Saved {currency}#": money(pool_money(estimated, reused)),
+            f"Saved {currency}#": money(pool_money(estimated, discounted)),
             "Without response cache#": percent(alone.share(other)),
         }
-        for name, reused, other in [*pools, ("unlimited", prefix.unlimited, alone.unlimited)]
+        for name, reused, discounted, other in [
+            *pools,
+            ("unlimited", prefix.unlimited, prefix.unlimited_discounted, alone.unlimited),
+        ]
     ]
 
 
@@ -329,6 +332,11 @@ def _assumptions(estimated: "Estimate", prefill_and_decode_rate: tuple[float, fl
         lines.append(f"not in the saved money: {plural(unpriced, 'hit')} of models without a price")
     if estimated.exact_savings.money is not None and estimated.reuse_discount is None:
         lines.append("no price of cached tokens is known: give --price INPUT,OUTPUT,CACHED for a million tokens")
+    if estimated.reuse_discount is not None and estimated.prefix.unlimited_discounted < estimated.prefix.unlimited:
+        lines.append(
+            "money of pools excludes reused prefixes below the provider's minimum (least_cached_tokens, else published): it"
+            " gives no discount on them"
+        )
     if estimated.service_tiers:
         names = ", ".join(estimated.service_tiers)
         batch = (
@@ -411,7 +419,7 @@ def _json_document(estimated: "Estimate", prefill_and_decode_rate: tuple[float, 
     document["wrong"]["interval"] = estimated.wrong.interval
     for prefix in (document["prefix"], document["prefix_alone"]):
         for point in prefix["points"]:
-            point["money"] = pool_money(estimated, point["reused"])
+            point["money"] = pool_money(estimated, point["discounted"])
     for name, hits in (("exact_savings", estimated.exact_savings), ("semantic_savings", estimated.semantic_savings)):
         document[name]["seconds"] = _seconds_saved_by_hits(hits, prefill_and_decode_rate)
     return document

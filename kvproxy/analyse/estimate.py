@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
@@ -168,7 +168,8 @@ async def estimate(
     for number, replayed_request in enumerate(replayed, 1):
         try:
             form, response = prompt_input(replayed_request.request), response_text(replayed_request.logged)
-            tokenized.append(await tokenize_request(tokenizer, replayed_request.request, form, response))
+            encoded = await tokenize_request(tokenizer, replayed_request.request, form, response)
+            tokenized.append(replace(encoded, minimum=_minimum_tokens(replayed_request, encoded, settings)))
         except KvproxyError:
             tokenized.append(None)
         advance(count, number / len(replayed))
@@ -284,6 +285,13 @@ def _service_tiers(requests: Sequence[LoggedRequest], prices: ModelPrices, *, ha
     )
 
 
+def _minimum_tokens(request: ReplayedRequest, tokens: TokenizedRequest, settings: Settings) -> int:
+    """Return the shortest prefix that the provider caches, in tokens of the tokenizer."""
+    reported, counted = _reported_counts(request)[0], len(tokens.prompt)
+    minimum = shortest_cached_prefix(request.request.model, settings.journal.prices)
+    return round(minimum * counted / reported) if reported and counted else minimum
+
+
 def _reported_tokens(requests: Sequence[ReplayedRequest]) -> int | None:
     counts = [_reported_counts(request)[0] for request in requests]
     return sum(count or 0 for count in counts) if counts and all(counts) else None
@@ -302,10 +310,10 @@ def _reported_counts(request: ReplayedRequest) -> tuple[int | None, int | None]:
     return request.request.api.prompt_and_completion_tokens(logged) if isinstance(logged, dict) else (None, None)
 
 
-def pool_money(estimated: Estimate, reused: int) -> float | None:
-    """Return the price of `reused` tokens of the tokenizer, in reported tokens; None without a price of cached tokens."""
+def pool_money(estimated: Estimate, discounted: int) -> float | None:
+    """Return the discount of tokens of the tokenizer, in reported tokens; None without a price of cached tokens."""
     discount = estimated.reuse_discount
-    return None if discount is None else reused * estimated.token_scale * discount
+    return None if discount is None else discounted * estimated.token_scale * discount
 
 
 def estimate_charts(estimated: Estimate) -> list[Chart]:

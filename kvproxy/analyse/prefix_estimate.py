@@ -1,7 +1,8 @@
 """Estimates how many prompt tokens of a log an engine's prefix cache would reuse."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvproxy.analyse.log_tokenizer import PromptEncoder
 from kvproxy.analyse.simulate.pool_simulation import ChainRequest, cached_prefix_length, lru_hits
@@ -17,19 +18,24 @@ _DEFAULT_SIZES = 8
 
 @dataclass(frozen=True, slots=True)
 class TokenizedRequest:
-    """The token ids of a request, and of the logged response. Requests with different salts share no blocks."""
+    """The token ids of a request, and of the logged response. Requests with different salts share no blocks.
+
+    `minimum` is the number of tokens of the shortest prefix that the provider caches.
+    """
 
     prompt: tuple[int, ...]
     response: tuple[int, ...] = ()
     salt: str = ""
+    minimum: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixPoint:
-    """The number of prompt tokens that a pool of `blocks` blocks reuses."""
+    """The number of prompt tokens that a pool of `blocks` blocks reuses; `discounted` ones are above the provider's minimum."""
 
     blocks: int
     reused: int
+    discounted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,7 @@ class PrefixEstimate:
 
     Attributes:
         prompts, prompt_tokens: number of prompts that reach the engine, and of their tokens.
-        unlimited: number of tokens that an unlimited pool reuses.
+        unlimited, unlimited_discounted: number of tokens that an unlimited pool reuses, see `PrefixPoint`.
         points: reuse for each size of the pool, ascending.
     """
 
@@ -46,6 +52,7 @@ class PrefixEstimate:
     prompts: int
     prompt_tokens: int
     unlimited: int
+    unlimited_discounted: int
     points: tuple[PrefixPoint, ...]
 
     def share(self, reused: int) -> float:
@@ -91,7 +98,13 @@ def estimate_prefix_reuse(
     chains = block_chains(requests, block_size)
     # One block is the null block, and one is for an incomplete block.
     chosen = sorted(set(sizes)) if sizes else [size + 2 for size in default_sizes(chains, _DEFAULT_SIZES)]
-    *hits, unlimited = lru_hits(chains, [*(max(1, size - 1) for size in chosen), None])
-    points = [PrefixPoint(size, block_size * hit) for size, hit in zip(chosen, hits, strict=True)]
+    pools = [*(max(1, size - 1) for size in chosen), None]
+    priced = [
+        replace(chain, least=math.ceil(request.minimum / block_size))
+        for chain, request in zip(chains, requests, strict=True)
+    ]
+    hits = [block_size * hit for hit in lru_hits(chains, pools)]
+    discounted = [block_size * hit for hit in lru_hits(priced, pools)] if any(each.least for each in priced) else hits
+    points = [PrefixPoint(*each) for each in zip(chosen, hits, discounted, strict=False)]
     tokens = sum(len(request.prompt) for request in requests)
-    return PrefixEstimate(block_size, len(requests), tokens, block_size * unlimited, tuple(points))
+    return PrefixEstimate(block_size, len(requests), tokens, hits[-1], discounted[-1], tuple(points))

@@ -120,27 +120,38 @@ class HitCurve:
         # pools above a size.
         self._largest_full = math.inf
 
-    def add(self, blocks: Sequence[Hashable], max_hits: int, ends_partially: bool) -> None:
+    def add(self, blocks: Sequence[Hashable], max_hits: int, ends_partially: bool, min_hits: int = 0) -> None:
         """Add a prompt.
 
         Args:
             max_hits: maximum number of leading blocks that count as hits, because the last token is always computed.
             ends_partially: whether the prompt ends in an incomplete block, which is not cached.
+            min_hits: fewer leading blocks than these count as none.
         """
         runs = self._stack.add(blocks)
         self.min_blocks = max(self.min_blocks, len(blocks) + ends_partially)
-        for run in runs:
-            first, stop = run.distance + 1, run.distance + 1 + max(0, min(run.stop, max_hits) - run.start)
-            middle = int(min(stop, max(first, self._largest_full + 1)))
-            for begin, end in ((first, middle), (middle + 1, stop + 1)):
-                self._changes[begin] += 1
-                self._changes[end] -= 1
+        num_reused = min(max_hits, runs[-1].stop if runs else 0)
+        for run in runs if min_hits <= num_reused else ():
+            # The leading blocks below the minimum are hits of the pools that contain all of them.
+            at_once = min_hits if run.start < min_hits <= run.stop else 0
+            start = max(run.start, min_hits)
+            offset = run.distance + 1 - run.start
+            self._count(start + offset, max(start, min(run.stop, max_hits)) + offset)
+            for _ in range(at_once):
+                self._count(min_hits - 1 + offset, min_hits + offset)
         if ends_partially:
             self._largest_full = 0
         elif blocks:
             is_known = bool(runs) and runs[-1].stop == len(blocks)
             last = runs[-1].distance + runs[-1].stop - runs[-1].start if is_known else math.inf
             self._largest_full = max(self._largest_full, last)
+
+    def _count(self, first: int, stop: int) -> None:
+        """Count a hit of the pools from each of these sizes on; a size above the largest full one is larger by a block."""
+        middle = int(min(stop, max(first, self._largest_full + 1)))
+        for begin, end in ((first, middle), (middle + 1, stop + 1)):
+            self._changes[begin] += 1
+            self._changes[end] -= 1
 
     def hits_by_pool_size(self) -> list[int]:
         """Return the hits of pools with 0, 1, 2, ... blocks. Larger pools have as many hits as the last one in the list."""

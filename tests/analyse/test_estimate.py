@@ -221,6 +221,31 @@ def test_two_counts_of_tokens_are_told_apart(tmp_path: Path) -> None:
     assert (plain.reported_tokens, plain.prefix.prompt_tokens) == (None, counted)
 
 
+def test_pools_save_no_money_below_the_minimum_of_the_provider(tmp_path: Path) -> None:
+    def asked(words: int) -> list[logs.Line]:
+        system = {"role": "system", "content": logs.words("system", words)}
+        return [
+            logs.line([system, {"role": "user", "content": f"question {number}"}], model="gpt-4o")
+            for number in range(3)
+        ]
+
+    def report(name: str, lines: list[logs.Line]) -> tuple[dict[str, Any], str]:
+        given = ("estimate", logs.write(tmp_path / name, lines), "--data", tmp_path)
+        return json.loads(kvproxy(*given, "--json").stdout), kvproxy(*given).stdout
+
+    short, text = report("short.jsonl", asked(40))
+    assert 0 < short["prefix"]["unlimited"] < 3 * 1_024
+    assert {point["money"] for point in short["prefix"]["points"]} == {0.0}
+    assert text.splitlines()[-1].startswith("money of pools excludes reused prefixes below the provider's minimum")
+    assert [line.split("\t")[3] for line in text.splitlines() if line.startswith("unlimited")] == ["0"]
+    # Claude 3.5 Sonnet has the same minimum; a longer prompt is above it.
+    long, text = report("long.jsonl", asked(1_000))
+    point = long["prefix"]["points"][-1]
+    assert point["discounted"] == point["reused"] > 1_024
+    assert point["money"] == pytest.approx(point["reused"] * 1.25 / 1e6)
+    assert "money of pools" not in text
+
+
 def test_a_usage_without_cached_tokens_has_whole_blocks_as_in_savings(tmp_path: Path) -> None:
     # The server's tokenizer is another one.
     usage = {"prompt_tokens": 300, "completion_tokens": 20}

@@ -1,5 +1,6 @@
 """One pass over a trace gives the hits of every pool size."""
 
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -28,9 +29,9 @@ def chains(prompts: list[tuple[list[int], int, bool]]) -> list[ChainRequest]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(PROMPTS)
-def test_every_size_equals_its_simulation(prompts: list[tuple[list[int], int, bool]]) -> None:
-    requests = chains(prompts)
+@given(PROMPTS, st.integers(0, 4))
+def test_every_size_equals_its_simulation(prompts: list[tuple[list[int], int, bool]], least: int) -> None:
+    requests = [replace(chain, least=least) for chain in chains(prompts)]
     sizes = list(range(1, 60))
     assert lru_hits(requests, [*sizes, None]) == [simulate(requests, size, "lru").hits for size in [*sizes, None]]
 

@@ -20,12 +20,14 @@ class ChainRequest:
         reusable: maximum number of leading blocks that count as hits, because at least one token is always computed.
         partial: the prompt ends in an incomplete block, which occupies a block during the request.
         use: time and client of the request, for the eviction policy `sessions`; None if unknown.
+        least: fewer leading blocks than these count as no hit.
     """
 
     blocks: Sequence[int]
     reusable: int
     partial: bool
     use: CacheUse | None = None
+    least: int = 0
 
     @property
     def size(self) -> int:
@@ -159,7 +161,8 @@ class SimulatedPool:
                 self._num_children[parent] = self._num_children.get(parent, 0) + 1
         for block in reversed(blocks):
             self._policy.add(block)
-        return min(num_cached, request.reusable)
+        hits = min(num_cached, request.reusable)
+        return hits if hits >= request.least else 0
 
 
 def simulate(requests: Iterable[ChainRequest], capacity: int | None, policy: str) -> PoolSimulation:
@@ -233,7 +236,7 @@ def lru_hits(requests: Sequence[ChainRequest], sizes: Sequence[int | None]) -> l
     """Return the number of hits with LRU for each pool size in blocks; None is unlimited."""
     curve = HitCurve()
     for request in requests:
-        curve.add(request.blocks, request.reusable, request.partial)
+        curve.add(request.blocks, request.reusable, request.partial, request.least)
     hits = curve.hits_by_pool_size()
     return [
         replay(requests, size, "lru").hits

@@ -92,6 +92,9 @@ def write_backup(
 def restore_backup(settings: Settings, archive: Path, *, replace: bool = False) -> BackupSummary:
     """Restore an archive to a data folder that no proxy uses. All files are checked before the first is restored."""
     places = _files_to_back_up(settings)
+    with _open_archive(archive):
+        # A missing archive is reported before a proxy that uses the folder.
+        pass
     settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (
         locked_folder(settings.data, "kvproxy restore"),

@@ -24,9 +24,9 @@ class RunningProxy:
 
 @contextmanager
 def locked_folder(folder: Path, url: str, journal: str | None = None) -> Iterator[None]:
-    """Lock a data folder for the proxy at `url`. Raises SettingsError, which names the proxy that has locked it.
+    """Lock a data folder for the proxy at `url`, or for the command of this name.
 
-    `journal`: see `RunningProxy`.
+    Raises SettingsError, which names the process that has locked it. `journal`: see `RunningProxy`.
     """
     path = folder / _FILE
     try:
@@ -66,7 +66,7 @@ def running_proxy(folder: Path) -> RunningProxy | None:
             except BlockingIOError:
                 owner = json.load(file)
                 url = str(owner["url"])
-                return RunningProxy(url, owner.get("journal")) if url.startswith("http") else None
+                return RunningProxy(url, owner.get("journal")) if _is_url(url) else None
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return None
@@ -75,14 +75,21 @@ def running_proxy(folder: Path) -> RunningProxy | None:
 def last_proxy_url(folder: Path) -> str | None:
     """Return the URL of the last proxy that used a data folder; None if no proxy did, or if the folder cannot be read."""
     try:
-        return str(json.loads((folder / _FILE).read_text(encoding="utf-8"))["url"])
+        url = str(json.loads((folder / _FILE).read_text(encoding="utf-8"))["url"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    return url if _is_url(url) else None
+
+
+def _is_url(owner: str) -> bool:
+    """Return False for a command that locked the folder."""
+    return owner.startswith("http")
 
 
 def _describe_owner(lock_content: str) -> str:
     try:
         owner = json.loads(lock_content)
-        return f"the proxy of process {owner['pid']} at {owner['url']}"
+        url = str(owner["url"])
+        return f"the proxy of process {owner['pid']} at {url}" if _is_url(url) else f"{url} of process {owner['pid']}"
     except (ValueError, KeyError, TypeError):
         return "another proxy"

@@ -4,6 +4,7 @@ import hashlib
 import io
 import itertools
 import json
+import os
 import tarfile
 import threading
 from pathlib import Path
@@ -94,7 +95,18 @@ def test_a_folder_in_use_is_not_restored(tmp_path: Path, archive: Path) -> None:
     (tmp_path / "b").mkdir()
     with locked_folder(tmp_path / "b", "http://127.0.0.1:1"):
         done = kvproxy("restore", archive, "--data", tmp_path / "b")
+        missing = kvproxy("restore", tmp_path / "none.tar.gz", "--data", tmp_path / "b")
     assert (done.returncode, "stop it, or choose another folder" in done.stderr) == (2, True)
+    assert (missing.returncode, missing.stderr) == (3, f"kvproxy: there is no file {tmp_path / 'none.tar.gz'}\n")
+
+
+def test_a_restored_folder_names_no_command_as_its_proxy(tmp_path: Path, archive: Path) -> None:
+    restore_backup(settings(tmp_path / "b"), archive)
+    gone = kvproxy("blocks", "stats", "--data", tmp_path / "b", url="")
+    assert "no proxy answers at http://127.0.0.1:8500: start one" in gone.stderr
+    with locked_folder(tmp_path / "b", "kvproxy restore"):
+        busy = kvproxy("restore", archive, "--data", tmp_path / "b")
+    assert f"kvproxy: kvproxy restore of process {os.getpid()} uses the data folder" in busy.stderr
 
 
 def rewritten(archive: Path, name: str, content: bytes | None) -> Path:

@@ -147,7 +147,9 @@ def _run(settings: "Settings", *, as_json: bool, demo: bool = False, problem: st
 
 
 def _serve_demo(load: "Callable[..., Settings]", cache: CacheOptions, *, as_json: bool) -> None:
+    from kvproxy.demo import DEMO
     from kvproxy.demo.upstream import run_demo_upstream
+    from kvproxy.settings.models import OTHER_MODELS
 
     options = asdict(cache)
     problem = _missing_weights() if options["semantic"] is None else None
@@ -156,7 +158,8 @@ def _serve_demo(load: "Callable[..., Settings]", cache: CacheOptions, *, as_json
     with run_demo_upstream() as url:
         # The name keeps stored responses, although the port changes.
         settings = load(
-            upstreams=[{"url": url, "kind": "demo"}],
+            # Other names would have the list prices of those models.
+            upstreams=[{"url": url, "kind": "demo", "models": [DEMO], "aliases": {OTHER_MODELS: DEMO}}],
             upstream="",
             routing={"name": "demo"},
             cache=settings_section(**options),

@@ -6,6 +6,8 @@ from fnmatch import fnmatchcase
 from kvproxy.settings.errors import SettingConflict, SettingPath
 from kvproxy.settings.upstreams import UpstreamServer
 
+OTHER_MODELS = "*"
+"""The alias of all names that no upstream serves."""
 _PATTERN_CHARACTERS = frozenset("*?[")
 
 

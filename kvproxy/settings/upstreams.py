@@ -100,7 +100,8 @@ class UpstreamServer(Section):
         description="Models that it serves, or patterns such as gpt-*; by default all models that no upstream names.",
     )
     aliases: dict[ModelName, ModelName] = Field(
-        default={}, description="Other names of its models, as tables of names and models."
+        default={},
+        description="Other names of its models, as tables of names and models; * is any name that no upstream serves.",
     )
     first_byte_timeout: Seconds | None = Field(
         default=None, gt=0, description="Overrides forward.first_byte_timeout for this upstream."

@@ -11,7 +11,7 @@ from kvproxy.apis.model_route import ModelRoute
 from kvproxy.backends.protocol import RelayedResponse, ServingUpstream
 from kvproxy.errors import InvalidRequest, ModelNotFound, Overloaded, UpstreamError, UpstreamsDraining
 from kvproxy.settings import RoutingSettings, UpstreamServer
-from kvproxy.settings.models import is_model_pattern, upstreams_of
+from kvproxy.settings.models import OTHER_MODELS, is_model_pattern, upstreams_of
 from kvproxy.upstreams.retry_log import RetryLog
 
 ALIAS_TAG = "alias:"
@@ -43,6 +43,7 @@ class ModelRoutes:
         self.fallback_counts: dict[str, FallbackCounts] = {}
         """By the requested model; empty until the first request for a model with fallbacks."""
         self._aliases = {alias: model for server in servers for alias, model in server.aliases.items()}
+        self._model_of_others = self._aliases.pop(OTHER_MODELS, None)
 
     @property
     def aliases(self) -> dict[str, str]:
@@ -56,6 +57,9 @@ class ModelRoutes:
         """Return the route of a model, or of an alias. Raises ModelNotFound."""
         model = self._aliases.get(name, name)
         urls = upstreams_of(model, self._servers)
+        if not urls and self._model_of_others is not None:
+            model = self._model_of_others
+            urls = upstreams_of(model, self._servers)
         if not urls:
             raise ModelNotFound(self._unknown_model(name), param="model")
         backend = self._settings.name or f"upstream:{' '.join(sorted(urls))}"

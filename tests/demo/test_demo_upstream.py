@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from kvproxy.demo import model_path
 from kvproxy.demo.numpy_model import NumpyModel
 from kvproxy.demo.upstream import run_demo_upstream
+from tests.polling import until
 from tests.ports import free_port
 from tests.processes import serve
 
@@ -161,6 +162,12 @@ def test_serve_demo_has_a_hit_without_torch(tmp_path: Path) -> None:
         answers = [httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=300) for _ in range(2)]
         assert [answer.status_code for answer in answers] == [200, 200]
         assert ["hit" in answer.headers["cache-status"] for answer in answers] == [False, True]
+        # The list price of another name does not apply.
+        paid = httpx.post(f"{running.url}/v1/chat/completions", json=body | {"model": "gpt-4o"}, timeout=300)
+        assert "hit" in paid.headers["cache-status"]
+        assert [row["id"] for row in httpx.get(f"{running.url}/v1/models").json()["data"]] == ["demo"]
+        until(lambda: len(httpx.get(f"{running.url}/admin/log").json()) == 3)
+        assert {row["model"] for row in httpx.get(f"{running.url}/admin/log").json()} == {"demo"}
         messages = {"max_tokens": 100, "stream": True}
         answers = [httpx.post(f"{running.url}/v1/messages", json=body | messages, timeout=300) for _ in range(2)]
         assert ["hit" in answer.headers["cache-status"] for answer in answers] == [False, True]

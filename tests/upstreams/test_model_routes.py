@@ -16,7 +16,8 @@ from kvproxy.errors import SettingsError
 from kvproxy.http.services import Services
 from kvproxy.installation.checks.model_routes import check_model_routes
 from kvproxy.installation.checks.servers import CheckWarning
-from kvproxy.settings import load_settings
+from kvproxy.settings import RoutingSettings, load_settings
+from kvproxy.upstreams.model_routes import ModelRoutes
 from tests.commands.run import result
 from tests.polling import until
 from tests.servers import run_proxy, run_upstream, until_stored
@@ -122,6 +123,19 @@ def test_requests_go_to_the_upstream_of_their_model_or_alias(tmp_path: Path) -> 
         assert (first["models"], first["aliases"], second["models"]) == ([LARGE, SMALL], {"fast": SMALL}, ["gpt-*"])
         # The upstream serves more models than it lists.
         assert result("explain", "x", "--model", "gpt-unlisted", url=proxy.url)["layer"] == "none"
+
+
+def test_a_wildcard_alias_names_the_model_of_all_names_that_no_upstream_serves() -> None:
+    servers = load_settings(
+        upstreams=[
+            {"url": "http://a", "models": ["demo"], "aliases": {"*": "demo", "fast": "demo"}},
+            {"url": "http://b", "models": ["gpt-*"]},
+        ]
+    ).servers
+    routes = ModelRoutes(servers, RoutingSettings())
+    found = {name: routes.find(name).model for name in ("demo", "fast", "gpt-5", "claude")}
+    assert found == {"demo": "demo", "fast": "demo", "gpt-5": "gpt-5", "claude": "demo"}
+    assert routes.names() == ["fast", "demo", "gpt-*"]
 
 
 def test_models_of_all_upstreams_are_listed_and_others_refused(tmp_path: Path) -> None:

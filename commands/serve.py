@@ -128,7 +128,7 @@ def serve(
         log=settings_section(level=log_level, format=log_format),
     )
     if demo:
-        _serve_demo(load, cache, as_json=as_json)
+        _serve_demo(load, cache, data, as_json=as_json)
         return
     servers = _upstream_settings(upstream or [], kv_events or [], kv_replay or [])
     # The flag replaces the settings of the file.
@@ -146,7 +146,17 @@ def _run(settings: "Settings", *, as_json: bool, demo: bool = False, problem: st
     run(settings, _print_json if as_json or settings.log.format == "json" else banner)
 
 
-def _serve_demo(load: "Callable[..., Settings]", cache: CacheOptions, *, as_json: bool) -> None:
+def _demo_folder(data: Path | None) -> Path | None:
+    """Return a folder of its own, unless the user names one: no other proxy counts the responses of the demonstration."""
+    from kvproxy.installation.data_folder import demo_folder
+    from kvproxy.operations.client import names_folder
+
+    if data is not None or names_folder(settings := load_settings()):
+        return data
+    return demo_folder(settings.data)
+
+
+def _serve_demo(load: "Callable[..., Settings]", cache: CacheOptions, data: Path | None, *, as_json: bool) -> None:
     from kvproxy.demo import DEMO
     from kvproxy.demo.upstream import run_demo_upstream
     from kvproxy.settings.models import OTHER_MODELS
@@ -162,6 +172,7 @@ def _serve_demo(load: "Callable[..., Settings]", cache: CacheOptions, *, as_json
             upstreams=[{"url": url, "kind": "demo", "models": [DEMO], "aliases": {OTHER_MODELS: DEMO}}],
             upstream="",
             routing={"name": "demo"},
+            data=_demo_folder(data),
             cache=settings_section(**options),
         )
         _run(settings, as_json=as_json, demo=True, problem=problem)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvproxy.demo import DEMO
 from kvproxy.errors import SettingsError
 from kvproxy.index.private_files import make_private_file
 
@@ -49,6 +50,11 @@ def locked_folder(folder: Path, url: str, journal: str | None = None) -> Iterato
         file.write(json.dumps({"pid": os.getpid(), "url": url, "journal": journal}))
         file.flush()
         yield
+
+
+def demo_folder(folder: Path) -> Path:
+    """Return the data folder of `kvproxy serve --demo`, given the default folder."""
+    return folder.with_name(f"{folder.name}-{DEMO}")
 
 
 def running_proxy_url(folder: Path) -> str | None:

@@ -336,10 +336,13 @@ def configured_token(url: str, data: Path | None = None) -> str | None:
 
 
 def _url_of(settings: "Settings") -> str:
-    from kvproxy.installation.data_folder import running_proxy_url
+    from kvproxy.installation.data_folder import demo_folder, running_proxy_url
 
     # Flags of `kvproxy serve` may have changed the address.
-    if (url := running_proxy_url(settings.data)) is not None:
+    url = running_proxy_url(settings.data)
+    if url is None and not names_folder(settings):
+        url = running_proxy_url(demo_folder(settings.data))
+    if url is not None:
         return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     if settings.port == 0:
         raise SettingsError("the setting port is 0, which means any free port: give --url", param="port")

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from kvproxy.demo import model_path
 from kvproxy.demo.numpy_model import NumpyModel
 from kvproxy.demo.upstream import run_demo_upstream
+from kvproxy.operations.client import configured_url
 from tests.polling import until
 from tests.ports import free_port
 from tests.processes import serve
@@ -148,14 +149,15 @@ def test_a_required_tool_is_called_once_by_a_loop_of_anthropic() -> None:
         assert client.messages.create(**asked).content[0].type == "text"
 
 
-def test_serve_demo_has_a_hit_without_torch(tmp_path: Path) -> None:
+def test_serve_demo_has_a_hit_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     port = free_port()
     # An import of torch or httpx fails.
     command = [
         sys.executable,
         "-c",
         "import sys; sys.modules['torch'] = sys.modules['httpx'] = None; from kvproxy.__main__ import main; main()",
-        *("serve", "--demo", "--port", str(port), "--data", str(tmp_path / "data")),
+        *("serve", "--demo", "--port", str(port)),
     ]
     body = {"model": "demo", "messages": [{"role": "user", "content": "What is a block?"}]}
     with serve(command, port, tmp_path / "log") as running:
@@ -191,6 +193,10 @@ def test_serve_demo_has_a_hit_without_torch(tmp_path: Path) -> None:
         assert "serve another model with --upstream" in unknown["error"]["message"]
         (row,) = httpx.get(f"{running.url}/admin/upstreams").json()
         assert row["state"] == "up"
+        # Commands find it, and the next proxy does not count its responses.
+        assert configured_url() == running.url
+        assert (tmp_path / "kvproxy-demo/responses.db").is_file()
+        assert not (tmp_path / "kvproxy").exists()
     assert "with the demonstration model" in (tmp_path / "log").read_text()
 
 

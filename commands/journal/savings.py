@@ -45,9 +45,9 @@ def savings(
     plot: Plot = None,
     source: JournalOptions,
 ) -> Output:
-    r"""Sum the tokens, seconds and money saved by all caches.
+    """Sum the tokens, seconds and money saved by all caches.
 
-    Prices are set in kvproxy.toml: \[journal.prices."gpt-4o*"] with input, cached, write_5m, write_1h and output per million
+    Prices are set in kvproxy.toml: [journal.prices."gpt-4o*"] with input, cached, write_5m, write_1h and output per million
     tokens. The layer prefix includes the provider's own cache. A hit saves the provider's price, with the discount that its own
     prefix cache would have given. The column At least subtracts the largest plausible number of wrong semantic hits. Removed
     responses stay in the sums. With --ledger, each prompt

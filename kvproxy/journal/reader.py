@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.errors import InvalidRequest, NotFound, StoreUnavailable
-from kvproxy.journal.databases.computed_fields import COMPUTED_FIELDS, invalid_condition
+from kvproxy.journal.databases.computed_fields import invalid_condition, named_fields
 from kvproxy.journal.databases.database import InvalidQuery, JournalFailed
 from kvproxy.journal.databases.open_database import open_to_read
 from kvproxy.journal.groups import STANDARD_TIER, Group, RequestGroup, SumsGroup
@@ -411,12 +411,16 @@ class JournalReader:
         rows = self.rows("select whole from prompts where number = ? and whole is not null", [prompt_number])
         return as_object(loads(zlib.decompress(rows[0][0]))) if rows else None
 
+    def lacks_fields_of(self, condition: str) -> bool:
+        """Return whether an SQL condition names fields that the database lacks: computed ones, and `proxy` in a file."""
+        return not set(named_fields(condition)) <= set(self._database.columns)
+
     def rows(self, sql: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
         """Return the rows of an SQL query. Raises InvalidRequest for invalid SQL, KvproxyError for an unreadable journal."""
         try:
             return self._database.rows(sql, values)
         except InvalidQuery as error:
-            raise invalid_condition(error, [*self._database.columns, *COMPUTED_FIELDS]) from None
+            raise invalid_condition(error) from None
         except JournalFailed as error:
             raise StoreUnavailable(f"cannot read the journal {self.name}: {error}") from None
 

@@ -15,7 +15,7 @@ from kvproxy.index.store_location import is_url
 from kvproxy.installation.checks.configured_store import open_configured_store, store_exists
 from kvproxy.installation.data_folder import running_proxy
 from kvproxy.journal.daily_sums import table_of_teams
-from kvproxy.journal.databases.computed_fields import NumberedRecords, matching_numbers, names_computed_field
+from kvproxy.journal.databases.computed_fields import NumberedRecords, matching_numbers
 from kvproxy.journal.groups import Group, RequestGroup
 from kvproxy.journal.reader import JournalReader, LayerCounts, PromptCount, RecordFilter
 from kvproxy.journal.record import Record, RecordWithQuestions
@@ -155,8 +155,8 @@ class DirectJournal:
         return [replace(row, differs_in=self._differing_fields(row, first.setdefault(row.name, row))) for row in named]
 
     def _in_sql(self, query: RecordQuery) -> RecordFilter:
-        """Return a filter that the database can apply, also if the condition names computed fields."""
-        if query.where is None or not names_computed_field(query.where):
+        """Return a filter that the database can apply, also if the condition names fields that it lacks."""
+        if query.where is None or not self.reader.lacks_fields_of(query.where):
             return query
         numbers: list[int] = []
         for found in matching_numbers(query.where, self._pages(replace(query, where=None))):

@@ -68,6 +68,7 @@ def test_the_help_shows_all_text_in_brackets() -> None:
         if bracketed := re.findall(r"\[[^\]\n]*\]", "\n".join(map(str, texts))):
             shown = " ".join(kvproxy(*path.split()[1:], "--help").stdout.split())
             assert [text for text in bracketed if text not in shown] == [], path
+        assert "\\" not in "\n".join(map(str, texts)), path
 
 
 def test_the_list_of_commands_has_the_first_line_of_each_help() -> None:

@@ -717,6 +717,20 @@ def test_a_condition_can_look_and_nothing_else(journal: StoredJournal) -> None:
                 reader.records(RecordQuery(where=where))
 
 
+def test_conditions_over_every_listed_field_are_valid(tmp_path: Path) -> None:
+    with closing(open_stored_journal(tmp_path / "journal.db", JournalSettings())) as journal:
+        journal.add(finished("a", "1"))
+        journal.flush()
+    listed = [kvproxy("log", "--where", where, "--data", tmp_path).stderr for where in ("cost >", "status >")]
+    names = [text.partition("condition over the fields ")[2].strip().split(", ") for text in listed]
+    assert names[0] == names[1]
+    (found,) = [json.loads(line) for line in kvproxy("log", "--json", "--data", tmp_path).stdout.splitlines()]
+    assert set(names[0]) == found.keys()
+    every = " and ".join(f"({name} is null or {name} is not null)" for name in names[0])
+    for where in ("proxy is null", every):
+        assert len(kvproxy("log", "--where", where, "--json", "--data", tmp_path).stdout.splitlines()) == 1
+
+
 def test_a_reader_can_be_closed_by_another_thread(journal: StoredJournal) -> None:
     reader = journal.reader()
     with ThreadPoolExecutor() as pool:

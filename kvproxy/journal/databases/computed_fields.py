@@ -8,10 +8,9 @@ from dataclasses import dataclass, fields
 
 from kvproxy.apis.json import dumps
 from kvproxy.errors import InvalidRequest
-from kvproxy.journal.record import Record, RecordWithQuestions
+from kvproxy.journal.record import RecordWithQuestions
 
 _NAMES = tuple(field.name for field in fields(RecordWithQuestions))
-COMPUTED_FIELDS = _NAMES[len(fields(Record)) :]
 
 
 def named_fields(condition: str) -> list[str]:
@@ -20,14 +19,10 @@ def named_fields(condition: str) -> list[str]:
     return [name for name in _NAMES if name in words]
 
 
-def names_computed_field(condition: str) -> bool:
-    return not set(COMPUTED_FIELDS).isdisjoint(named_fields(condition))
-
-
-def invalid_condition(error: Exception, names: Sequence[str]) -> InvalidRequest:
-    """Return the error for a condition that is no SQL, or names other fields than `names`."""
+def invalid_condition(error: Exception) -> InvalidRequest:
+    """Return the error for a condition that is no SQL, or names an unknown field."""
     return InvalidRequest(
-        f"the journal cannot run this query ({error}): --where takes an SQL condition over the fields {', '.join(names)}"
+        f"the journal cannot run this query ({error}): --where takes an SQL condition over the fields {', '.join(_NAMES)}"
     )
 
 
@@ -46,7 +41,7 @@ def matching_numbers(condition: str, pages: Iterable[Sequence[RecordWithQuestion
                 database.executemany(insert, [[_sql_value(getattr(row, name)) for name in names] for row in rows])
                 yield [number for (number,) in database.execute(sql)]
         except (sqlite3.Error, sqlite3.Warning) as error:
-            raise invalid_condition(error, _NAMES) from None
+            raise invalid_condition(error) from None
 
 
 def _sql_value(value: object) -> object:

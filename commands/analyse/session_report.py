@@ -202,6 +202,12 @@ def print_costs(report: "SessionReport") -> None:
             ),
             title="If each turn stored its whole prompt:",
         )
+    if report.keep_warm is not None:
+        sent = report.keep_warm
+        print_text(
+            f"The last row has {plural(sent.requests, 'keep-warm request')}, which read {plural(sent.tokens, 'token')} for"
+            f" {money(sent.cost)} {currency}."
+        )
     _print_advice(report)
     _print_notes(report)
 

@@ -372,10 +372,12 @@ def top(
             number_column("Backend seconds", "seconds", optional=not backend): decimal(row.seconds),
             number_column("Response tokens", "generated", optional=True): row.generated,
             number_column("Cost", "cost", optional=not cost): money(row.cost, leaves_out_models=row.unpriced > 0),
-            Column("Differs in", digits=30, is_text=True, hides_empty=True): ", ".join(row.differs_in),
         }
         for row in listed
     ]
+    if by == "prompt":
+        name = Column("Differs in", digits=30, is_text=True, hides_empty=True)
+        rows = [{**cells, name: ", ".join(row.differs_in)} for cells, row in zip(rows, listed, strict=True)]
     document = [asdict(row) for row in listed]
     empty = "" if rows else no_match(journal, selection, _NO_TEAM if by == "team" else EMPTY)
     output = table_output(

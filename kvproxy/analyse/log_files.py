@@ -68,7 +68,7 @@ def find_log_files(paths: Mapping[Path, Path], *, with_transcripts: bool = True)
     known = set[Path]()
     for path, name in paths.items():
         if not path.exists():
-            raise NotFound(f"no file {name}: check the path")
+            raise NotFound(f"no file {name}: check the path, or try docs/examples/shop.jsonl of the clone")
         for file in sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]:
             if file.resolve() in known:
                 continue

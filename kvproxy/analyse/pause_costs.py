@@ -5,8 +5,9 @@ one-hour write is assumed to keep the whole prefix for one hour, at the write pr
 """
 
 import math
+import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from kvproxy.providers.cache_policy import (
     HOUR,
@@ -48,12 +49,35 @@ LongWrite = Callable[[int, int], bool]
 """Returns whether a request writes for one hour. Arguments: uncached tokens, and tokens not yet written for one hour."""
 
 
+@dataclass(frozen=True, slots=True)
+class InputPrice:
+    """The price of all input, in the unit of the prices per token, and the part of it that keep-warm requests cost.
+
+    Attributes:
+        requests, tokens: number of keep-warm requests, and of the prompt tokens that they read.
+    """
+
+    total: float = 0.0
+    keep_warm: float = 0.0
+    requests: int = 0
+    tokens: int = 0
+
+    def __add__(self, other: "InputPrice") -> "InputPrice":
+        return InputPrice(*map(operator.add, astuple(self), astuple(other)))
+
+
 def session_price(session: Session, keep_warm: KeepWarmCount, long_write: LongWrite, prices: PriceSettings) -> float:
     """Return the price of a session's input, in the unit of `prices` per token."""
+    return input_price(session, keep_warm, long_write, prices).total
+
+
+def input_price(session: Session, keep_warm: KeepWarmCount, long_write: LongWrite, prices: PriceSettings) -> InputPrice:
+    """Return the price of a session's input, in the unit of `prices` per token."""
     total, kept, before = 0.0, 0, 0
+    requests = tokens = 0
     for step in session:
         sent = 0.0 if step.pause is None else min(step.required_keep_warm_requests, keep_warm(before, kept))
-        total += sent * prices.price_of_reuse * step.shared
+        requests, tokens = requests + int(sent), tokens + int(sent) * step.shared
         if step.pause == math.inf:
             break
         live = tokens_still_cached(step, sent, kept)
@@ -65,7 +89,8 @@ def session_price(session: Session, keep_warm: KeepWarmCount, long_write: LongWr
         )
         kept = step.tokens if is_long else kept
         before = step.tokens
-    return total
+    paid = tokens * prices.price_of_reuse
+    return InputPrice(total + paid, paid, requests, tokens)
 
 
 def tokens_still_cached(step: SessionStep, num_keep_warm: float, one_hour_tokens: int) -> int:
@@ -83,8 +108,12 @@ def tokens_still_cached(step: SessionStep, num_keep_warm: float, one_hour_tokens
 
 
 def provider_policy_price(session: Session, survival: SurvivalFunction, prices: PriceSettings) -> float:
-    """Return `session_price` for the keep-warm requests and one-hour writes that `provider_cache_policy` chooses."""
-    return session_price(
+    return provider_policy_input(session, survival, prices).total
+
+
+def provider_policy_input(session: Session, survival: SurvivalFunction, prices: PriceSettings) -> InputPrice:
+    """Return `input_price` for the keep-warm requests and one-hour writes that `provider_cache_policy` chooses."""
+    return input_price(
         session,
         lambda tokens, kept: keep_warm_requests(survival, prices, kept / tokens if tokens else 0.0),
         lambda new, unprotected: should_cache_for_an_hour(new, unprotected, survival, prices),

@@ -14,7 +14,7 @@ from kvproxy.analyse.compared_costs import compare_reports
 from kvproxy.analyse.log_formats.cost_reports import CostReport
 from kvproxy.analyse.log_formats.log_format import LoggedRequest, SummedUsage
 from kvproxy.analyse.log_replay import logged_tenant
-from kvproxy.analyse.pause_costs import LongWrite, SessionStep, provider_policy_price, session_price
+from kvproxy.analyse.pause_costs import InputPrice, LongWrite, SessionStep, provider_policy_input, session_price
 from kvproxy.analyse.simulate.trace_reader import TraceSession
 from kvproxy.analyse.trace_turns import trace_turns
 from kvproxy.analyse.turn_losses import TurnLoss, turn_losses
@@ -68,6 +68,15 @@ class ChangedRegion:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepWarmCost:
+    """Keep-warm requests, the prompt tokens that they read, and their cost."""
+
+    requests: int
+    tokens: int
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
 class SessionReport:
     """The sessions of a log.
 
@@ -81,6 +90,7 @@ class SessionReport:
         cost, uncached: price of all input, and its price without a provider's cache.
         pause_costs: for each way to keep prefixes during pauses, the cost of the input if each turn stored its whole prompt,
             over the sessions with models whose prompts are marked by `cache_control`; five-minute writes are the first way.
+        keep_warm: the keep-warm requests whose cost the last way has; None without costs of pauses.
         without_usage: number of ignored requests whose response does not report its usage.
         is_relative: whether all prices are multiples of the price of a million input tokens, because no model has a price.
         unpriced: number of requests of models without a price, which costs exclude; 0 if `is_relative`.
@@ -98,6 +108,7 @@ class SessionReport:
     is_relative: bool
     unpriced: int = 0
     files: int = 0
+    keep_warm: KeepWarmCost | None = None
     losses: list[TurnLoss] = field(default_factory=list)
     advice: list[Advice] = field(default_factory=list)
 
@@ -138,6 +149,7 @@ def report_sessions(
         if turn.region is not None and "changed" in turn.lost:
             changed[turn.region].append(turn.lost["changed"])
     regions = [ChangedRegion(region, len(lost), sum(lost)) for region, lost in changed.items()]
+    pause_costs, keep_warm = _pause_costs(list(by_session.values()), prices)
     shares = [
         mean(map(_common_prefix_share, session_turns[1:]))
         for session_turns in by_session.values()
@@ -153,10 +165,11 @@ def report_sessions(
         (median(shares), mean(shares)) if shares else None,
         sum(_input_cost(turn, prices) for turn in turns),
         sum(_input_cost(turn, prices, cached=False) for turn in turns),
-        _pause_costs(list(by_session.values()), prices),
+        pause_costs,
         without_usage,
         is_relative,
         sum(not turn.has_price for turn in turns),
+        keep_warm=keep_warm,
         advice=advise(turns, prices, settings.currency).rows,
         losses=sorted(turn_losses(turns), key=lambda loss: (-(loss.lost_cost or 0.0), -loss.tokens)),
     )
@@ -392,12 +405,15 @@ def _shared_tokens(turn: Turn) -> int:
     return round(turn.prompt_tokens * _common_prefix_share(turn))
 
 
-def _pause_costs(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceSettings]) -> dict[str, float]:
+def _pause_costs(
+    sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceSettings]
+) -> tuple[dict[str, float], KeepWarmCost | None]:
     writes: dict[str, LongWrite] = {
         'breakpoints = "5m"': lambda new, unprotected: False,
         'breakpoints = "1h"': lambda new, unprotected: True,
     }
-    costs = dict.fromkeys([*writes, _POLICY], 0.0)
+    costs = dict.fromkeys(writes, 0.0)
+    policy = InputPrice()
     survival = PauseTimes().survival()
     for turns in _branches(sessions):
         rule, price = cache_rule(turns[0].model), price_of(turns[0].model, prices)
@@ -412,5 +428,11 @@ def _pause_costs(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceS
         steps.append(SessionStep(0, turns[-1].prompt_tokens, inf))
         for name, long_write in writes.items():
             costs[name] += session_price(steps, lambda tokens, kept: 0, long_write, price)
-        costs[_POLICY] += provider_policy_price(steps, survival, price)
-    return {name: cost / MILLION for name, cost in costs.items()} if any(costs.values()) else {}
+        policy += provider_policy_input(steps, survival, price)
+    if not any(costs.values()):
+        return {}, None
+    costs[_POLICY] = policy.total
+    return (
+        {name: cost / MILLION for name, cost in costs.items()},
+        KeepWarmCost(policy.requests, policy.tokens, policy.keep_warm / MILLION),
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.analyse.pause_costs import Session, SessionStep, provider_policy_price, session_price
+from kvproxy.analyse.pause_costs import Session, SessionStep, input_price, provider_policy_price, session_price
 from kvproxy.providers.cache_policy import (
     HOUR,
     KEEP_WARM_SECONDS,
@@ -81,6 +81,9 @@ def test_prices_of_a_trace(tmp_path: Path) -> None:
     expired = session_price(session, lambda tokens, kept: 0, never, ANTHROPIC_PRICES)
     assert expired == pytest.approx(first + second + 1.25 * 768)
     warm = session_price(session, lambda tokens, kept: 1, never, ANTHROPIC_PRICES)
+    paid = input_price(session, lambda tokens, kept: 1, never, ANTHROPIC_PRICES)
+    assert (paid.total, paid.keep_warm) == (warm, paid.tokens * ANTHROPIC_PRICES.price_of_reuse)
+    assert paid.requests > 0
     assert warm == pytest.approx(first + second + 2 * 0.1 * 704 + 1.25 * 64 + 0.1 * 768)
     # The second request writes 64 tokens for one hour, so the prefix survives the pause.
     hour = session_price(session, lambda tokens, kept: 0, lambda new, unprotected: new == 64, ANTHROPIC_PRICES)

@@ -82,6 +82,11 @@ def test_claude_code_lost_its_prefix_in_a_pause(tmp_path: Path) -> None:
     expired = next(row for row in found.ledger.rows if row.result == "expired")
     assert expired.cost == pytest.approx(12_900 * 3.45 / 1e6, rel=0.01)
     assert found.pause_costs['breakpoints = "auto", keep_warm_tokens'] <= found.pause_costs['breakpoints = "5m"']
+    # The cost of the policy can be computed again.
+    sent = found.keep_warm
+    assert sent is not None
+    assert sent.requests > 0
+    assert sent.cost == pytest.approx(sent.tokens * 0.3 / 1e6)
 
 
 @pytest.mark.parametrize(

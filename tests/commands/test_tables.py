@@ -444,6 +444,8 @@ def test_the_columns_of_a_pipe_do_not_depend_on_its_rows(tmp_path: Path) -> None
     journal.close()
     assert "stored_question" in piped_columns("log", "--data", tmp_path)
     assert "differs_in" in piped_columns("log", "top", "--data", tmp_path)
+    # Only groups of prompts have it.
+    assert "differs_in" not in piped_columns("log", "top", "--by", "reason", "--data", tmp_path)
     assert {"spent", "money", "least_money"} <= {*piped_columns("savings", "--data", tmp_path)}
     assert "Stored question" not in kvproxy("log", "--data", tmp_path, columns=200).stdout
 

@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from json import JSONDecoder
 
 from kvproxy.apis.api_request import BYTES_PER_TOKEN, in_thread_if_large
-from kvproxy.apis.json import as_object, loads
+from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.apis.modalities import reported_modalities
 from kvproxy.apis.reported_usage import (
     PrefixReuse,
@@ -208,7 +209,7 @@ class UnparsedRequestCharge:
 
     Args:
         exchange: its account is charged, and it receives the usage if the request costs money.
-        model: the model to pay for, if the client has a budget; None if the request costs no money.
+        model: the model to pay for; None if it is unknown, or if the request costs no money.
         content_length: 0 if it is unknown.
         output: the most tokens of the response.
     """
@@ -241,6 +242,7 @@ class UnparsedRequestCharge:
             price = await reserve(self._account, self._reserved, self._output, self._model, self._exchange.arrived)
             # No fallback answers such a request.
             self._price = price if price is not None and price.is_known else None
+        self._exchange.unread_model = ""
 
     def charge_upload(self, body: Body) -> Body:
         return body if isinstance(body, bytes) else self._charge_chunks(body)
@@ -277,22 +279,25 @@ class UnparsedRequestCharge:
                 self._refused = None
 
     def _aborted_usage(self) -> tuple[int, float]:
-        if self._price is None:
+        if self._model is None:
             return self._reserved, 0.0
-        self._exchange.unread_model = self._price.model
+        self._exchange.unread_model = self._model
         self._exchange.facts = ResponseFacts(estimated_usage=(self._reserved, 0))
-        return self._reserved, self._price.cost(self._reserved, 0) or 0.0
+        return self._reserved, 0.0 if self._price is None else self._price.cost(self._reserved, 0) or 0.0
 
     def charge_response(self, reply: RelayedResponse) -> RelayedResponse:
         is_json = any(name == "content-type" and "json" in value for name, value in reply.headers)
 
         def count(chunk: bytes) -> None:
             self._size += len(chunk)
-            if is_json and self._size <= _READ_BYTES:
+            if is_json:
                 self._body += chunk
+                # The usage follows the images of a large response.
+                del self._body[:-_READ_BYTES]
 
         def settle() -> None:
             if reply.status >= 400:
+                self._exchange.unread_model = self._model or ""
                 self._account.settle(0)
             else:
                 self._account.settle(*self._usage(), self._model or "")
@@ -304,11 +309,8 @@ class UnparsedRequestCharge:
         """Return the used tokens, and their price."""
         prompt, completion, prefix = self._reserved, self._size // BYTES_PER_TOKEN, None
         tokens, is_reported, tier, modalities = prompt + completion, False, None, None
-        if 0 < self._size == len(self._body):
-            try:
-                response = as_object(loads(bytes(self._body)))
-            except ValueError:
-                response = {}
+        if self._body:
+            response = self._read_response()
             sent = max(self._uploaded, BYTES_PER_TOKEN * self._reserved)
             limits = UsageLimits(possible_tokens(sent), possible_tokens(self._size))
             tier = served_tier(response)
@@ -317,12 +319,40 @@ class UnparsedRequestCharge:
                 tokens, (prompt, completion), prefix, is_reported = sum(used), used, reuse, True
                 prompt = prompt if prefix is None else prefix.prompt_tokens
                 modalities = reported_modalities(response)
-        if self._price is None:
+        if self._model is None:
             return tokens, 0.0
         usage = prompt, completion
-        self._exchange.unread_model = self._price.model
-        self._exchange.facts = (
-            ResponseFacts(usage=usage, prefix=prefix) if is_reported else ResponseFacts(estimated_usage=usage)
-        )
-        self._exchange.facts.service_tier, self._exchange.facts.modalities = tier, modalities
+        self._exchange.unread_model = self._model
+        if is_reported:
+            facts = ResponseFacts(usage=usage, prefix=prefix, service_tier=tier, modalities=modalities)
+        elif self._has_estimate():
+            facts = ResponseFacts(estimated_usage=usage, service_tier=tier)
+        else:
+            facts = ResponseFacts(service_tier=tier)
+        self._exchange.facts = facts
+        if self._price is None or (not is_reported and not self._has_estimate()):
+            return tokens, 0.0
         return tokens, self._price.cost(prompt, completion, prefix, None, tier, modalities) or 0.0
+
+    def _has_estimate(self) -> bool:
+        """Whether the bytes of the response estimate its tokens: a budget counts them, but those of images and audio are many."""
+        return self._account.has_budget or 0 < self._size == len(self._body)
+
+    def _read_response(self) -> JsonObject:
+        """Return the response, or only its usage if it is large; empty if it is not readable."""
+        body = bytes(self._body)
+        if self._size > len(body):
+            return _usage_at_end(body)
+        try:
+            return as_object(loads(body))
+        except ValueError:
+            return {}
+
+
+def _usage_at_end(body: bytes) -> JsonObject:
+    _, name, rest = body.rpartition(b'"usage":')
+    try:
+        usage, _ = JSONDecoder().raw_decode(rest.decode("utf-8", "replace").lstrip())
+    except ValueError:
+        return {}
+    return {"usage": usage} if name and isinstance(usage, dict) else {}

@@ -10,8 +10,18 @@ from kvproxy.settings.access import ClientSettings
 _READING = ("GET", "HEAD", "OPTIONS")
 
 
-def requires_model(exchange: Exchange) -> bool:
-    """Whether the proxy must read the model of a request: its client may use some models only, or has a budget."""
+def reads_model(request: Request, exchange: Exchange, most_bytes: int) -> bool:
+    """Whether the proxy reads the body of a client's request on a forwarded route, because its model decides the price.
+
+    A larger body than `most_bytes`, or one of unknown length, is read only if the client may lack the model.
+    """
+    length = request.headers.get("content-length", "")[:15]
+    is_short = length.isdecimal() and int(length) <= most_bytes
+    return exchange.client is not None and (is_short or _requires_model(exchange))
+
+
+def _requires_model(exchange: Exchange) -> bool:
+    """Whether a request without a readable model is refused: its client may use some models only, or has a budget."""
     client, account = exchange.client, exchange.account
     return client is not None and (bool(client.models) or (account is not None and account.has_budget))
 
@@ -36,23 +46,33 @@ def allowed_listing(client: ClientSettings | None, listing: JsonObject) -> JsonO
 
 
 def check_model_of_body(request: Request, exchange: Exchange, body: bytes | None) -> str | None:
-    """Check and return the model in the body of a forwarded request. Raise Forbidden also if no model can be read there.
+    """Check and return the model in the body of a forwarded request; None if it has none, or was not read (None).
 
-    None if the request only reads, cancels, or deletes, so that it has no body, or if the client may use all models without a
-    budget.
+    Raises Forbidden if the client may not use the model, or if no model can be read although the client may use some models
+    only, or has a budget. A request that only reads, cancels, or deletes needs no model.
     """
     client = exchange.client
-    if client is None or not requires_model(exchange) or request.method in _READING or body == b"":
+    if client is None or request.method in _READING or body == b"":
         return None
-    try:
-        model = as_object(loads(body or b"")).get("model")
-    except ValueError:
-        model = None
-    if not isinstance(model, str):
+    model = _model_of(body or b"")
+    if model is None and not _requires_model(exchange):
+        return None
+    if model is None:
         raise Forbidden(
             f"the client {client.name} {'may use some models only' if client.models else 'has a budget'}, and the body of"
             f" {request.method} {request.scope['path']} has no field model that the proxy can read",
             param="model",
+            limit="models" if client.models else "prices",
         )
+    # The record of a refused request names its model; UnparsedRequestCharge decides on that of a forwarded one.
+    exchange.unread_model = model
     check_model(client, model)
     return model
+
+
+def _model_of(body: bytes) -> str | None:
+    try:
+        model = as_object(loads(body)).get("model")
+    except ValueError:
+        return None
+    return model if isinstance(model, str) else None

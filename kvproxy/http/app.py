@@ -17,7 +17,7 @@ from kvproxy.http.access_rules import AdminGuard, PageGuard
 from kvproxy.http.admin import AdminApp
 from kvproxy.http.client_authentication import ClientGuard
 from kvproxy.http.error_responses import ErrorHandler, error_body, error_response
-from kvproxy.http.exchange_middleware import ExchangeMiddleware, request_id_of
+from kvproxy.http.exchange_middleware import ExchangeMiddleware, exchange_of, request_id_of
 from kvproxy.http.services import Services
 from kvproxy.http.unread_refusals import RefuseUnread
 from kvproxy.index.entry_redaction import RedactionFailed
@@ -72,6 +72,7 @@ async def _on_known_error(request: Request, error: Exception) -> Response:
         error = StoreUnavailable(str(error)) if isinstance(error, CacheStoreError) else KvproxyError(str(error))
     services: Services = request.app.state.services
     services.metrics.count_error(error)
+    exchange_of(request.scope).reached_limit = error.reached_limit
     return error_response(services.access.visible_error(request, error), request.scope)
 
 

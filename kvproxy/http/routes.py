@@ -30,7 +30,7 @@ from kvproxy.exchange import Exchange
 from kvproxy.flow.finish import record_failure
 from kvproxy.flow.provider_ids import remove_responses
 from kvproxy.flow.quota_charges import UnparsedRequestCharge
-from kvproxy.http.allowed_models import allowed_listing, check_model, check_model_of_body, requires_model
+from kvproxy.http.allowed_models import allowed_listing, check_model, check_model_of_body, reads_model
 from kvproxy.http.cache_status import BYPASS, cache_headers
 from kvproxy.http.client_authentication import DOCUMENT_PATH
 from kvproxy.http.deadlines_and_disconnects import Deadline, RelayResponse, WholeResponse
@@ -307,8 +307,8 @@ async def forward_unparsed(request: Request) -> Response:
     has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
     app, is_json = services(request), request.headers.get("content-type", "").startswith("application/json")
     has_routes = app.built.fleet is not None and app.built.fleet.routes is not None
-    if has_body and is_json and (has_routes or requires_model(exchange_of(request.scope))):
-        limits = app.settings.limits
+    limits = app.settings.limits
+    if has_body and is_json and (has_routes or reads_model(request, exchange_of(request.scope), limits.body_bytes)):
         with app.bodies.reservation() as reservation:
             # The body names the model, which chooses the upstream, and which a client may lack.
             return await _forward(
@@ -419,7 +419,7 @@ async def _start_charge(request: Request, body: bytes | None, model: str | None)
     # Providers count tokens for free.
     path = request.scope["path"]
     paid = None if path.endswith("/count_tokens") else model
-    # If a client with a budget sends a body, it is JSON with a model.
+    # A body with a model is JSON.
     output = 0 if paid is None or account.prices is None else most_output_tokens(path, as_object(loads(body or b"{}")))
     charge = UnparsedRequestCharge(exchange, account, sent, services(request).usage_log, paid, output)
     await charge.reserve()

@@ -195,8 +195,8 @@ class StoredJournal(Journal):
         self._thread.start()
 
     def add(self, exchange: Exchange) -> None:
-        # A budget counts unread requests, too.
-        is_recorded = exchange.api is not None or exchange.unread_model
+        # Bills count unread requests of clients, too.
+        is_recorded = exchange.api is not None or exchange.unread_model or _is_refused_by_limit(exchange)
         if is_recorded and not self._queue.put(exchange):
             self.lost += 1
 
@@ -398,3 +398,7 @@ def open_journal(
 
     store.removal_listeners.append(removed)
     return journal
+
+
+def _is_refused_by_limit(exchange: Exchange) -> bool:
+    return exchange.client is not None and exchange.layer == "refused" and exchange.reached_limit is not None

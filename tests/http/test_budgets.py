@@ -717,6 +717,7 @@ def test_the_prices_of_fallbacks_are_searched_at_the_start(tmp_path: Path) -> No
     """The search of the price list would block the event loop when it charges the first fallback."""
     servers = [{"url": "http://127.0.0.1:9", "models": ["m"]}, {"url": "http://127.0.0.1:8", "models": ["gpt-4o-mini"]}]
     settings = load_settings(data=tmp_path, upstreams=servers, routing={"fallbacks": {"m": ["gpt-4o-mini"]}})
-    published_prices._listed_model.cache_clear()
+    for cached in (published_prices._listed_model, published_prices._listed_prices):
+        cached.cache_clear()
     with run_proxy(settings):
         until(lambda: published_prices._listed_model.cache_info().currsize >= 1)

@@ -48,9 +48,13 @@ class StoreHealth:
     """The failures of a store.
 
     After a failed write, the store counts as failing until a write of at least the same `write_demand` succeeds.
+
+    Attributes:
+        is_logged: whether failures are logged; commands print the raised error instead.
     """
 
     def __init__(self, name: str) -> None:
+        self.is_logged = True
         self._name = name
         self._failed_demand = 0
         self._failures: dict[Operation, str] = {}
@@ -65,7 +69,8 @@ class StoreHealth:
         if isinstance(error, InvalidValue):
             return
         effect = "no response is stored" if operation == "write" else "no stored response is found"
-        self._logs[operation].log_failure("%s; until it works again, %s", error, effect)
+        if self.is_logged:
+            self._logs[operation].log_failure("%s; until it works again, %s", error, effect)
         self._failures[operation] = str(error)
         self._is_unreachable = isinstance(error, StoreUnreachable)
         if operation == "write":

@@ -1,19 +1,23 @@
 """kvproxy cache, with a running proxy and with a store on disk."""
 
+import contextlib
 import getpass
 import json
 import re
+import sqlite3
 import time
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from kvproxy.errors import SettingsError
+from kvproxy.errors import KvproxyError, SettingsError
+from kvproxy.index import sqlite_files
 from kvproxy.index.entry import Entry
 from kvproxy.index.store import open_store
 from kvproxy.installation.checks.access import access_warnings
 from kvproxy.installation.checks.all_checks import check_clients, check_files
+from kvproxy.installation.checks.configured_store import open_configured_store
 from kvproxy.installation.checks.servers import CheckWarning
 from kvproxy.library import open_cache
 from kvproxy.settings import load_settings
@@ -216,6 +220,21 @@ def test_a_dry_run_changes_nothing_and_a_soft_removal_expires_entries(tmp_path: 
     queue = result("cache", "queue", "--store", path)
     assert [each["reason"] for each in queue] == ["low priority"] * 2
     assert all(each["expires"] <= time.time() for each in queue)
+
+
+def test_a_locked_store_is_one_error_that_names_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = stored(tmp_path / "responses.db", make_entry())
+    monkeypatch.setattr(sqlite_files, "_BUSY_TIMEOUT", 0.01)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("begin exclusive")
+        with (
+            pytest.raises(KvproxyError, match=f"another process has locked the store {path}: try again"),
+            open_configured_store(load_settings(data=tmp_path)) as store,
+        ):
+            store.delete(["x"])
+    assert caplog.text == ""
 
 
 def test_without_the_last_client_every_command_says_that_all_requests_are_rejected(tmp_path: Path) -> None:

@@ -244,9 +244,15 @@ class _ConvertingErrors:
         elif isinstance(error, CacheStoreError):
             database.health.failed(self._operation, error, demand)
         elif isinstance(error, sqlite3.Error | UnicodeDecodeError):
-            failure = CacheStoreError(f"the store {database.path} failed ({error}): check the disk, and kvproxy doctor")
+            failure = _explain(database.path, error)
             database.health.failed(self._operation, failure, demand)
             raise failure from error
+
+
+def _explain(path: Path, error: Exception) -> CacheStoreError:
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return CacheStoreError(f"another process has locked the store {path}: try again after it has ended")
+    return CacheStoreError(f"the store {path} failed ({error}): check the disk, and kvproxy doctor")
 
 
 class _SqliteTransaction:

@@ -42,6 +42,7 @@ def open_configured_store(settings: Settings, *, accepts_constant: bool = True) 
         store = open_store(
             settings.store_location, cipher=load_cipher(settings.encryption), accepts_constant=accepts_constant
         )
+        store.database.health.is_logged = False
         try:
             yield store
         finally:

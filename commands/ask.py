@@ -8,10 +8,11 @@ from typer import Option
 
 from kvproxy.apis.api import ApiName
 from kvproxy.commands.options import ApiKey, ProxyOptions
-from kvproxy.commands.output import Output, print_text
+from kvproxy.commands.output import Output, print_note, print_text
 from kvproxy.commands.request_body import PromptOptions, RequestFieldOptions
 from kvproxy.errors import InvalidRequest
 from kvproxy.operations.api_paths import PATHS, credential_headers
+from kvproxy.operations.client import response_error
 from kvproxy.telemetry.printable_text import escape_cell
 
 _STATUS_HEADER = "cache-status"
@@ -29,9 +30,11 @@ def ask(
     """Send a request, and print its Cache-Status and the answer.
 
     The answer is stored as that of any client. `kvproxy explain` predicts the source without sending the request. --json adds
-    the id of the request and the whole response; `answers` has the text of each choice.
+    the status, the id of the request, and the whole response, also of an error; `answers` has the text of each choice.
 
     Example: kvproxy ask "What is a block?"
+
+    Example: git diff | kvproxy ask --system "Review this change."
 
     Example: kvproxy ask --file request.json --header "cache-control: no-cache"
     """
@@ -45,25 +48,30 @@ def ask(
     if model is not None or "model" not in body:
         body["model"] = model or client.first_model(headers)
     started = time.perf_counter()
-    response, sent = client.send(PATHS[chosen], body, headers=headers)
-    answers = _answers(chosen, response)
+    received, response = client.send(PATHS[chosen], body, headers=headers)
+    error = None if received.is_success else response_error(received)
+    answers = _answers(chosen, response) if error is None else []
     document = {
-        "answer": answers[0],
+        "status": received.status_code,
+        "answer": answers[0] if answers else None,
         "answers": answers,
-        "cache_status": sent.get(_STATUS_HEADER),
-        "request_id": sent.get("x-kvproxy-request-id") or sent.get("x-request-id"),
+        "cache_status": received.headers.get(_STATUS_HEADER),
+        "request_id": received.headers.get("x-kvproxy-request-id") or received.headers.get("x-request-id"),
         "seconds": round(time.perf_counter() - started, 4),
         "response": response,
     }
 
     def show() -> None:
+        if error is not None:
+            print_note(f"kvproxy: HTTP {received.status_code}: {escape_cell(error.message)}")
+            return
         # A header stays on one line, so that its key can be copied.
         typer.echo(f"{_STATUS_HEADER}: {document['cache_status'] or 'none: the server is not a kvproxy'}")
         for number, answer in enumerate(answers, 1):
             choice = f"choice {number}: " if len(answers) > 1 else ""
             print_text(choice + escape_cell(answer or "(no text: --json prints the response)"))
 
-    return Output(document, show)
+    return Output(document, show, exit_code=0 if error is None else error.exit_code)
 
 
 def _answers(api: ApiName, response: Any) -> list[str | None]:

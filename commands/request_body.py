@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,7 +52,7 @@ class RequestFieldOptions:
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    prompt: Annotated[str | None, Argument(help="Question of the user.")] = None
+    prompt: Annotated[str | None, Argument(help="Question of the user; - is stdin, as is a pipe without one.")] = None
     system: Annotated[str | None, Option(help="System prompt before the question.")] = None
     file: Annotated[Path | None, Option(help="File with a request body instead of a prompt; - is stdin.")] = None
 
@@ -59,15 +60,15 @@ class PromptOptions:
         """Return the body of a chat request with the prompt, or the body in the file.
 
         Raises:
-            BadParameter: both a prompt and a file are given, or neither, or the prompt is the name of a file.
+            BadParameter: both a prompt and a file are given, or neither, also on stdin, or the prompt is the name of a file.
             NotFound, InvalidRequest: the file cannot be read.
         """
-        if (self.prompt is None) == (self.file is None):
-            raise typer.BadParameter("give a prompt, or --file with a request")
         if self.file is None:
-            self._refuse_file_name()
+            question = self._question()
             before = [{"role": "system", "content": self.system}] if self.system else []
-            return {"messages": [*before, {"role": "user", "content": self.prompt}]}
+            return {"messages": [*before, {"role": "user", "content": question}]}
+        if self.prompt is not None:
+            raise typer.BadParameter("give a prompt, or --file with a request, and not both")
         if self.system is not None:
             raise typer.BadParameter("--system needs a prompt: write the system prompt into the file instead")
         try:
@@ -78,6 +79,16 @@ class PromptOptions:
         if not isinstance(body, dict):
             raise InvalidRequest(f"{self.file} must contain one request as a JSON object")
         return body
+
+    def _question(self) -> str:
+        if self.prompt not in (None, "-"):
+            self._refuse_file_name()
+            return str(self.prompt)
+        # At a terminal, only an explicit - waits for text.
+        text = "" if self.prompt is None and sys.stdin.isatty() else read_text(Path("-")).rstrip("\r\n")
+        if not text:
+            raise typer.BadParameter("give a prompt, also on stdin, or --file with a request")
+        return text
 
     def _refuse_file_name(self) -> None:
         # A long prompt is no valid name.

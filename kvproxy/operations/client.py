@@ -63,10 +63,16 @@ class ProxyClient:
         """Send a POST request, and return the parsed JSON. A body of bytes is sent unchanged, and another body as JSON."""
         return self._json(self._send("POST", path, query, headers=headers, **_content(body)))
 
-    def send(self, path: str, body: Any, *, headers: Mapping[str, str]) -> tuple[Any, Mapping[str, str]]:
-        """Send a POST request with JSON. Return the parsed JSON and the headers of the response."""
-        response = self._send("POST", path, {}, headers=headers, json=body)
-        return self._json(response), response.headers
+    def send(self, path: str, body: Any, *, headers: Mapping[str, str]) -> "tuple[Response, Any]":
+        """Send a POST request with JSON. Return the response, also of an error, and its JSON; None for an error without."""
+        with self._explained_errors():
+            response = self._client.request("POST", path, {}, dict(headers), json=body)
+        try:
+            return response, response.json()
+        except ValueError:
+            if response.is_success:
+                raise self._not_a_proxy_error() from None
+            return response, None
 
     def delete(self, path: str, **query: Any) -> Any:
         return self._json(self._send("DELETE", path, query))

@@ -38,6 +38,35 @@ def test_errors_name_their_cause(tmp_path: Path) -> None:
     assert kvproxy("ask", "x", url=NOWHERE).returncode == 4
 
 
+def test_the_prompt_may_be_on_stdin(tmp_path: Path) -> None:
+    with proxied(tmp_path) as url:
+        first = kvproxy("ask", "What is a block?", "--model", "m", "--header", "cache-control: confirm", url=url)
+        assert "; stored" in first.stdout
+        for given in ((), ("-",)):
+            asked = kvproxy("ask", *given, "--model", "m", url=url, stdin=b"What is a block?\n")
+            assert "hit" in asked.stdout.splitlines()[0], asked
+    for given in ((), ("-",)):
+        empty = kvproxy("ask", *given, stdin=b"\n")
+        assert (empty.returncode, "give a prompt, also on stdin, or --file" in empty.stderr) == (2, True)
+
+
+def test_errors_of_the_server_have_their_status(tmp_path: Path) -> None:
+    async def respond(request: Request) -> JSONResponse:
+        status = int((await request.json())["user"])
+        return JSONResponse({"error": {"message": "slow down"}}, status)
+
+    with run_upstream(respond) as upstream, run_front(tmp_path, upstream) as (url, _):
+        for status, code in ((500, 1), (429, 1), (401, 1), (404, 3), (400, 2)):
+            given = ("ask", "x", "--model", "m", "--body", f'user="{status}"')
+            shown = kvproxy(*given, url=url)
+            assert (shown.returncode, shown.stdout, shown.stderr) == (code, "", f"kvproxy: HTTP {status}: slow down\n")
+            printed = kvproxy(*given, "--json", url=url)
+            document = json.loads(printed.stdout)
+            assert (printed.returncode, document["status"], document["answer"]) == (code, status, None)
+            assert document["response"]["error"]["message"] == "slow down"
+            assert document["request_id"]
+
+
 def test_all_choices_are_printed(tmp_path: Path) -> None:
     choices = [{"index": at, "message": {"role": "assistant", "content": f"answer {at}"}} for at in range(3)]
 

@@ -148,7 +148,8 @@ class SavingsReport:
         wrong: estimated share of wrong semantic hits; None if no hit was compared with a fresh response.
         refused: number of requests that the proxy refused; no group counts them.
         semantic: number of semantic hits.
-        marked_wrong: number of stored responses that a person rejected; None without a store.
+        marked_wrong: number of responses that a person rejected, and that a recorded semantic hit of the selected requests
+            received; None without a store.
     """
 
     rows: list[Saving]
@@ -172,7 +173,7 @@ def savings_report(
     Args:
         verdicts: None without a store.
     """
-    wrong = None if verdicts is None else wrong_hit_interval(verdicts.counts)
+    wrong = None if verdicts is None else wrong_hit_interval(verdicts.counts, is_of_all=selection == SumsFilter())
     rejected = () if verdicts is None else verdicts.rejected
     rows = savings(reader, by, ModelPrices(journal), wrong, selection, rejected)
     layers = Counter[str]()
@@ -181,8 +182,13 @@ def savings_report(
     total = _sum_savings(rows) if by != "tag" else None
     if total is not None:
         total.remove_unknown()
-    marked = None if verdicts is None else verdicts.counts["rejected"]
+    marked = None if verdicts is None else _num_rejected(reader, selection, rejected)
     return SavingsReport(rows, total, wrong, journal.currency, layers["refused"], layers["semantic"], marked)
+
+
+def _num_rejected(reader: JournalReader, selection: SumsFilter, rejected: Collection[str]) -> int:
+    sums = recorded_wrong_hits(reader, "layer", selection, rejected).values()
+    return len({entry for each in sums for entry in each.entries})
 
 
 def savings(

@@ -1,7 +1,7 @@
 """Wrong semantic hits: sums over those whose response a person rejected, and the estimated share of wrong ones."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kvproxy.index.policies.policy import JUDGE_BY_MODEL, checked_interval
 from kvproxy.journal.groups import SavingsKey
@@ -13,7 +13,8 @@ from kvproxy.units import utc_day
 _BATCH = 500
 _HITS = (
     "select r.time, r.layer, r.model, r.tenant, coalesce(r.tags, ''), r.team, r.prompt_tokens, r.completion_tokens, r.total_ms,"
-    f" (select min(c.total_ms) from requests c where c.entry = r.entry and c.layer in {BACKEND} and c.number < r.number)"
+    f" (select min(c.total_ms) from requests c where c.entry = r.entry and c.layer in {BACKEND} and c.number < r.number),"
+    " r.entry"
     " from requests r where r.layer = 'semantic' and r.status = 200 and {condition} and r.entry in ({places})"
 )
 Place = tuple[str, str, str, str]
@@ -32,6 +33,7 @@ class _Hit:
     completion_tokens: int | None
     total_ms: float | None
     computed_ms: float | None
+    entry: str
 
     @property
     def day(self) -> str:
@@ -40,16 +42,21 @@ class _Hit:
 
 @dataclass(slots=True)
 class WrongHitSums:
-    """Sums over wrong hits; `seconds` is the duration of the original responses minus that of the hits."""
+    """Sums over wrong hits; `seconds` is the duration of the original responses minus that of the hits.
+
+    `entries` has the ids of their responses.
+    """
 
     requests: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     seconds: float = 0.0
     unreported: int = 0
+    entries: set[str] = field(default_factory=set)
 
     def add(self, hit: _Hit) -> None:
         self.requests += 1
+        self.entries.add(hit.entry)
         self.prompt_tokens += hit.prompt_tokens or 0
         self.completion_tokens += hit.completion_tokens or 0
         self.seconds += 0.0 if hit.computed_ms is None else (hit.computed_ms - (hit.total_ms or 0.0)) / 1000
@@ -69,7 +76,7 @@ class WrongHitSums:
 def recorded_wrong_hits(
     reader: JournalReader, by: SavingsKey, selection: SumsFilter, rejected: Collection[str]
 ) -> dict[Place, WrongHitSums]:
-    """Return the sums of the recorded hits on rejected responses .
+    """Return the sums of the recorded hits on rejected responses.
 
     Hits whose records were deleted are unknown.
     """
@@ -94,8 +101,11 @@ class WrongHitInterval:
     source: str
 
 
-def wrong_hit_interval(counts: Mapping[str, int]) -> WrongHitInterval | None:
-    """Return the interval of the compared hits, from `Observations.summary`; None without any."""
+def wrong_hit_interval(counts: Mapping[str, int], *, is_of_all: bool) -> WrongHitInterval | None:
+    """Return the interval of the compared hits, from `Observations.summary`; None without any.
+
+    `is_of_all` is false in a report on selected requests: the counts are those of all requests.
+    """
     wrong, decided, undecided = counts["accepted_wrong"], counts["accepted"], counts["accepted_undecided"]
     if not decided + undecided:
         return None
@@ -103,6 +113,7 @@ def wrong_hit_interval(counts: Mapping[str, int]) -> WrongHitInterval | None:
         f"95% interval; {wrong:,} of {decided:,} semantic hits compared with a fresh response were wrong"
         + (f", and {undecided:,} undecided, which may be equal or wrong" if undecided else "")
         + "; without the first hits of each namespace"
+        + ("" if is_of_all else "; of all requests, not only the selected ones")
         + (f"; most are undecided: {JUDGE_BY_MODEL}" if undecided > decided else "")
     )
     return WrongHitInterval(*checked_interval(decided - wrong, wrong, undecided), source)

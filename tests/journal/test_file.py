@@ -27,7 +27,7 @@ from kvproxy.journal.completeness import complete_since
 from kvproxy.journal.databases.sqlite import open_file, open_to_read
 from kvproxy.journal.groups import SavingsGroup
 from kvproxy.journal.journal import StoredJournal, open_stored_journal
-from kvproxy.journal.savings import HitVerdicts, Saving, savings, savings_report
+from kvproxy.journal.savings import HitVerdicts, Saving, SavingsReport, savings, savings_report
 from kvproxy.journal.schema import ADDED_COLUMNS, FILE
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.journal.spending import recorded_requests, spending_report, with_costs
@@ -568,16 +568,37 @@ def test_the_reuse_of_a_shared_response_counts_once(journal: StoredJournal) -> N
     assert rows["shared"].money == pytest.approx(HIT)
 
 
+def test_the_savings_of_a_tenant_count_its_own_rejected_responses(journal: StoredJournal) -> None:
+    journal.add(finished("a", "of ann", hit=True, layer="semantic", tenant="client:ann"))
+    journal.add(finished("a", "of ben", hit=True, layer="semantic", tenant="client:ben"))
+    journal.add(finished("a", "of ben, exact", hit=True, tenant="client:ben"))
+    journal.add(finished("b", "also of ben", hit=True, layer="semantic", tenant="client:ben"))
+    journal.flush()
+    ids = [record.entry for record in journal.latest(4)]
+    counts = {"accepted": 13, "accepted_wrong": 0, "accepted_undecided": 0}
+
+    def report(tenant: str | None, rejected: str | None) -> SavingsReport:
+        verdicts = HitVerdicts(counts, [str(rejected), "without a hit"])
+        with closing(journal.reader()) as reader:
+            return savings_report(reader, "layer", JournalSettings(), verdicts, SumsFilter(tenant=tenant))
+
+    for tenant, numbers in (("ann", (1, 0)), ("ben", (1, 1)), ("carl", (0, 0)), (None, (1, 1))):
+        assert tuple(report(tenant, id).marked_wrong for id in (ids[3], ids[0])) == numbers
+    sources = [report(tenant, None).wrong for tenant in ("ann", None)]
+    assert [
+        each is not None and each.source.endswith("; of all requests, not only the selected ones") for each in sources
+    ] == [True, False]
+
+
 def test_semantic_hits_without_a_comparison_are_not_certain(journal: StoredJournal) -> None:
     journal.add(finished("a", "first"))
     journal.add(finished("a", "hit", hit=True, layer="semantic"))
     journal.flush()
     settings, counts = JournalSettings(prices=PRICES), {"accepted": 100, "accepted_wrong": 1, "accepted_undecided": 0}
-    counts["rejected"] = 2
     with closing(journal.reader()) as reader:
         unknown, known = (savings_report(reader, "layer", settings, each) for each in (None, HitVerdicts(counts)))
     assert (unknown.semantic, unknown.wrong, unknown.marked_wrong) == (1, None, None)
-    assert known.marked_wrong == 2
+    assert known.marked_wrong == 0
     (row,) = (row for row in unknown.rows if row.name == "semantic")
     assert (row.money, row.least_money) == (pytest.approx(HIT), 0.0)
     assert known.wrong is not None

@@ -56,7 +56,7 @@ def warm(
     interrupted run can be continued. With --prefix-only each prompt is computed up to its first token. With --answer-column,
     the answers of the table are stored, and nothing is sent to a model; this needs the admin token.
 
-    The exit code is 0 if every request was answered, 1 if a request or a pin failed or nothing was stored, 130 after Ctrl-C.
+    The exit code is 0 if every request was answered, 1 if a request or a pin failed or no response is stored, 130 after Ctrl-C.
 
     Example: kvproxy warm requests.jsonl --dry-run
 
@@ -126,7 +126,7 @@ def warm(
         # For `blocks unpin`, a name that begins with a dash would be an option.
         warming.pin_all(target, requests, "stdin" if name == "-" else name, report)
     if report.has_cache and not prefix_only and not report.cached and not code:
-        print_note("nothing was stored: see the Cache-Status header of the responses, and docs/http.md")
+        print_note("no response is stored: see the Cache-Status header of the responses, and docs/http.md")
         code = 1
     if report.has_cache and report.cached and report.not_stored and not prefix_only:
         lines = format_line_numbers(report.not_stored)

@@ -16,6 +16,7 @@ from kvproxy.units import plural
 if TYPE_CHECKING:
     from kvproxy.index.evaluation.pair_evaluation import Calibration, LevelResult
     from kvproxy.index.evaluation.stream_evaluation import StreamReport
+    from kvproxy.index.policies.policy import LearningStatus
 
 _LISTED_PAIRS = 10
 
@@ -56,7 +57,7 @@ def calibrate(
             )
         charts = calibration.stream_charts(report)
         save_charts(charts, plot)
-        return Output(report.document(), lambda: _print_stream_report(report, charts))
+        return Output(report.document(), lambda: _print_stream_report(report, settings.cache.policy, charts))
     if pairs is not None and stream is None:
         with progress_bar("measuring") as progress:
             result = calibration.calibrate_pairs(stdin_or_path(pairs), settings, target_error, progress)
@@ -146,21 +147,33 @@ def _needed_pairs_sentence(target_error: float) -> str:
     return f"This limit takes {plural(pairs_for_bound(target_error), 'served pair')} without a wrong hit, and more with one"
 
 
-def _print_stream_report(report: "StreamReport", charts: list[Chart]) -> None:
-    from kvproxy.index.evaluation.stream_evaluation import EQUAL_TEXTS
+def _bound_sentence(learning: "LearningStatus") -> str:
+    served, by_checked, bound = f"{learning.served:,}", learning.by_checked, percent(learning.max_error)
+    if learning.expected_wrong is None:
+        return (
+            f"How many of the {served} hits of learned are wrong is unknown to it, because no comparison estimates it."
+        )
+    most = f"learned has at most {learning.most_wrong:,} wrong ones among its {served} hits by its own comparisons"
+    if not by_checked:
+        return f"{most} (90% confidence); from the 500th hit on, its bound is {bound}."
+    return (
+        f"{most}. checked accepted {by_checked:,} of these hits, for which this number is the end of a 95% interval, and {bound}"
+        f" a goal; the bound {bound} (90% confidence, from the 500th hit on) is for the others only."
+    )
 
+
+def _print_stream_report(report: "StreamReport", policy: str, charts: list[Chart]) -> None:
     print_charts(charts)
     document = report.document()
     within = {name for name, outcome in report.outcomes.items() if outcome.wrong_share <= report.max_error}
     ordered = sorted(report.outcomes.items(), key=lambda item: (item[0] not in within, -item[1].hit_rate))
-    best = next((name for name, outcome in ordered if name in within - {EQUAL_TEXTS} and outcome.hit_rate), None)
     rows: list[Row] = [
         {
             "Policy": name if name != "threshold" or report.level is None else f"threshold {report.level}",
             "Hit rate#": percent(outcome.hit_rate),
             "Wrong#": percent(outcome.wrong_share),
             "Worst#": percent(outcome.worst_wrong_share),
-            "Use": "best" if name == best else "",
+            "Use": "best" if name == report.best else "",
         }
         for name, outcome in ordered
     ]
@@ -170,11 +183,12 @@ def _print_stream_report(report: "StreamReport", charts: list[Chart]) -> None:
         " for fixed responses."
     )
     print_text(
-        f"learned has the bound {percent(report.max_error)}: at most {report.most_wrong:,} of its"
-        f" {int(report.outcomes['learned'].served.sum()):,} hits are wrong (90% confidence); threshold is the best"
-        f" fixed threshold in hindsight; best has the highest hit rate within the"
-        f" bound; worst is the largest share of wrong hits after 500 hits."
+        f"{_bound_sentence(report.learning)} threshold is the best fixed threshold in hindsight; best has the highest hit rate"
+        f" with at most {percent(report.max_error)} wrong hits; worst is the largest share of wrong hits after 500 hits."
     )
+    if report.best not in (None, policy):
+        level = f" and cache.min_similarity = {report.level}" if report.best == "threshold" else ""
+        print_text(f'The settings have the policy {policy}. For best, set cache.policy = "{report.best}"{level}.')
     if report.random_orders:
         orders = document["orders"]
         print_text(

@@ -16,7 +16,7 @@ from kvproxy.index.models.embedder import Embedder
 from kvproxy.index.policies.learned.answer_classes import text_digest
 from kvproxy.index.policies.learned.answer_facts import answers_equal, embedded_part
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
-from kvproxy.index.policies.policy import Policy
+from kvproxy.index.policies.policy import LearningStatus, Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy
 
 EQUAL_TEXTS = "learned, equal texts"
@@ -40,7 +40,7 @@ class StreamReport:
 
     Attributes:
         level: the best threshold for this stream, which the policy `threshold` uses; None if each has too many wrong answers.
-        most_wrong: upper bound (90% probability) of the wrong answers among those that `learned` served.
+        learning: state of `learned` after the stream.
         random_orders: the results of `learned` for the questions in random orders.
     """
 
@@ -48,16 +48,27 @@ class StreamReport:
     max_error: float
     outcomes: dict[str, ReplayOutcome]
     level: float | None
-    most_wrong: int
+    learning: LearningStatus
     random_orders: Sequence[ReplayOutcome] = field(default_factory=tuple)
+
+    @property
+    def best(self) -> str | None:
+        """The policy with the highest hit rate within the bound; None if none of them serves anything within it."""
+        rates = {
+            name: outcome.hit_rate
+            for name, outcome in self.outcomes.items()
+            if name != EQUAL_TEXTS and outcome.wrong_share <= self.max_error and outcome.hit_rate
+        }
+        return max(rates, key=rates.__getitem__, default=None)
 
     def document(self) -> dict[str, Any]:
         policies: dict[str, dict[str, Any]] = {
             name: _outcome_document(outcome) for name, outcome in self.outcomes.items()
         }
-        policies["learned"]["most_wrong"] = self.most_wrong
+        policies["learned"] |= {"most_wrong": self.learning.most_wrong, "by_checked": self.learning.by_checked}
         policies["threshold"]["level"] = self.level
         document: dict[str, Any] = {"requests": self.requests, "max_error": self.max_error, "policies": policies}
+        document["best"] = self.best
         if self.random_orders:
             document["orders"] = {
                 "count": len(self.random_orders),
@@ -178,7 +189,7 @@ def replay_policies(
 
     policy = learned()
     outcomes = {"learned": ask(stream, policy, 0, "learned")}
-    most_wrong = policy.status("").most_wrong
+    learning = policy.status("")
     if not judge_error:
         outcomes[EQUAL_TEXTS] = replay(
             stream, learned(), texts_differ=False, progress=lambda share: progress(EQUAL_TEXTS, share)
@@ -191,4 +202,4 @@ def replay_policies(
         order = list(range(len(stream.texts)))
         random.Random(seed).shuffle(order)
         others.append(ask(stream.reordered(order), learned(), seed, f"order {seed}"))
-    return StreamReport(len(stream.texts), max_error, outcomes, level, most_wrong, others)
+    return StreamReport(len(stream.texts), max_error, outcomes, level, learning, others)

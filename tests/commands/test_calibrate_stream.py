@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from kvproxy.commands.analyse.calibrate import _bound_sentence
 from kvproxy.index.evaluation.labelled_pairs import read_pairs
+from kvproxy.index.policies.policy import LearningStatus
 from tests.commands.run import ROOT, kvproxy, result
 
 LINES = [
@@ -44,6 +46,43 @@ def test_the_stream_report_is_a_table(stream: Path) -> None:
     rows = [line.split("\t") for line in done.stdout.splitlines() if "\t" in line]
     best = [row for row in rows[1:] if row[-1] == "best"]
     assert best in ([], [rows[1]])
+
+
+def test_a_bound_without_comparisons_is_unknown_and_the_best_policy_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.jsonl"
+    subjects = ("a board", "an invoice", "a budget", "a contact", "a calendar", "a map")
+    lines = [
+        {"text": f"{form} {subject}?", "answer": subject}
+        for form in (
+            "How do I export",
+            "How can I export",
+            "Can you tell me how I could export",
+            "Please, how do I export",
+        )
+        for subject in subjects
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = result("calibrate", "--stream", path)
+    learned = found["policies"]["learned"]
+    (curve,) = learned["curve"]
+    assert curve["served"] == learned["by_checked"] > 0
+    monkeypatch.setenv("KVPROXY_CACHE__POLICY", "threshold")
+    shown = " ".join(kvproxy("calibrate", "--stream", path).stdout.split())
+    assert "How many of the 18 hits of learned are wrong is unknown to it" in shown
+    assert f'The settings have the policy threshold. For best, set cache.policy = "{found["best"]}".' in shown
+
+
+@pytest.mark.parametrize(
+    ("by_checked", "bounded"), [(0, "its bound is 2.0%."), (1_300, "checked accepted 1,300 of these hits")]
+)
+def test_the_bound_holds_for_hits_of_the_score(by_checked: int, bounded: str) -> None:
+    learning = LearningStatus(60, by_checked == 0, 0.1, 1_303, 0.5, 33, 0.02, 0.5, 0, by_checked=by_checked)
+    sentence = _bound_sentence(learning)
+    assert "at most 33 wrong ones among its 1,303 hits" in sentence
+    assert bounded in sentence
+    assert ("is for the others only" in sentence) == bool(by_checked)
 
 
 def test_the_recipe_makes_labelled_pairs(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from kvproxy.journal.sessions.ledger import REPEATED, REUSABLE, WARMING
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.journal.spending import recorded_requests
 from kvproxy.journal.sums_filter import SumsFilter
-from kvproxy.journal.wrong_hits import WrongHitInterval, recorded_wrong_hits, wrong_hit_interval
+from kvproxy.journal.wrong_hits import WrongHitInterval, count_served_rejected, recorded_wrong_hits, wrong_hit_interval
 from kvproxy.providers.prices import ModelPrices, price_on
 from kvproxy.settings.journal import MILLION, JournalSettings, PriceSettings, hit_price, storage_price
 
@@ -182,13 +182,8 @@ def savings_report(
     total = _sum_savings(rows) if by != "tag" else None
     if total is not None:
         total.remove_unknown()
-    marked = None if verdicts is None else _num_rejected(reader, selection, rejected)
+    marked = None if verdicts is None else count_served_rejected(reader, selection, rejected)
     return SavingsReport(rows, total, wrong, journal.currency, layers["refused"], layers["semantic"], marked)
-
-
-def _num_rejected(reader: JournalReader, selection: SumsFilter, rejected: Collection[str]) -> int:
-    sums = recorded_wrong_hits(reader, "layer", selection, rejected).values()
-    return len({entry for each in sums for entry in each.entries})
 
 
 def savings(

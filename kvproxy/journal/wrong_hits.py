@@ -117,3 +117,9 @@ def wrong_hit_interval(counts: Mapping[str, int], *, is_of_all: bool) -> WrongHi
         + (f"; most are undecided: {JUDGE_BY_MODEL}" if undecided > decided else "")
     )
     return WrongHitInterval(*checked_interval(decided - wrong, wrong, undecided), source)
+
+
+def count_served_rejected(reader: JournalReader, selection: SumsFilter, rejected: Collection[str]) -> int:
+    """Return the number of rejected responses that recorded semantic hits of the selected requests received."""
+    sums = recorded_wrong_hits(reader, "layer", selection, rejected).values()
+    return len({entry for each in sums for entry in each.entries})

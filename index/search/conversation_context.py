@@ -34,8 +34,8 @@ from kvproxy.index.search.reported_statements import without_report
 from kvproxy.index.search.statement_roles import (
     are_exchanged,
     are_reordered,
-    exchange_order,
     exchange_roles,
+    replace_repeated_words,
     subjects_differ,
 )
 from kvproxy.index.search.turn_words import (
@@ -368,7 +368,9 @@ def _copies_differ(turn: str, copy: str, are_alike: Callable[[str, str], bool], 
     if not is_question(turn) and subjects_differ(turn, copy):
         return True
     statements, copied = (" ".join(statements_of(each)) for each in (turn, copy))
-    if exchange_order(statements, copied):
+    if have_equal_content(statements, copied) and are_reordered(statements, copied):
+        return True
+    if not (alone and also_alone) and replace_repeated_words(statements, copied):
         return True
     if not alone and not also_alone and not is_question(turn):
         return are_reordered(turn, copy)

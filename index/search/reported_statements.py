@@ -10,7 +10,7 @@ _REPORT = re.compile(
     r"|(?:in|to|from) (?:my|our) (?:opinion|experience|knowledge|understanding|view|notes)\b,? "
     r"|according to (?:my|our) [\w ]{1,30}, "
     r"|" + _USER + r" (?:know|knew|think|thought|believe|guess|assume|understand|understood|gather|heard|reckon|suppose|sure"
-    r"|told)\b(?: about this)?(?: that)? "
+    r"|told)\b(?! so\b| not\b)(?: about this)?(?: that)? "
     r"|" + _USER + r" (?:read|found|find|learn(?:ed|t)?|see|saw|said|remember|noticed|checked|mean|mentioned)(?: out)? that "
     r"|(?:my|our) \w+(?: \w+)? (?:says?|said|states?|reads?|shows?|tells?|told)(?: me| us)?(?: that)? "
     r")(?=\w)",

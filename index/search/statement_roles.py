@@ -50,6 +50,27 @@ def exchange_order(statements: str, others: str) -> bool:
     return len(ours) != len(theirs) or any(map(frozenset.isdisjoint, ours, theirs))
 
 
+def replace_repeated_words(statement: str, other: str) -> bool:
+    """Whether one statement repeats a word where the other has another one.
+
+    Example: `boards are exported in the board menu` and `boards are exported in the File menu`.
+    """
+    ours, theirs = _content_in_order(statement), _content_in_order(other)
+    return bool(_unmatched(ours, theirs) and _unmatched(theirs, ours))
+
+
+def _unmatched(ours: list[frozenset[str]], theirs: list[frozenset[str]]) -> list[frozenset[str]]:
+    """Return the words without a counterpart, of which each word has one."""
+    left, unmatched = list(theirs), list[frozenset[str]]()
+    for each in ours:
+        place = next((place for place, other in enumerate(left) if not each.isdisjoint(other)), None)
+        if place is None:
+            unmatched.append(each)
+        else:
+            del left[place]
+    return unmatched
+
+
 def _content_in_order(text: str) -> list[frozenset[str]]:
     """Return the roots of each content word, and each number, in their order."""
     tokens = (token.lower().replace("’", "'").removesuffix("'s") for token in _WORD_OR_NUMBER.findall(text))

@@ -1,6 +1,6 @@
 """`kvproxy prices`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 
 _NAMES = {"input": "Input", "cached": "Cached", "write_5m": "Written 5m", "write_1h": "Written 1h", "output": "Output"}
 
+_MODALITIES = {
+    "audio_input": "Audio in",
+    "audio_output": "Audio out",
+    "image_input": "Image in",
+    "image_output": "Image out",
+}
+
 app = CommandGroup("prices", help="List, show, or update the prices of paid APIs.")
 
 
@@ -41,8 +48,9 @@ def show(
     """Show the prices in use, per million tokens.
 
     The source is a table of [journal.prices], or the providers' list. A model without a price has no source. Longer prompts of
-    some models have other prices, in a row for each, and so do later prices of the settings, and service tiers. A tier
-    without own prices has a factor of the standard price, from the settings, or as the provider publishes it.
+    some models have other prices, in a row for each, and so do other hours of the day, later prices of the settings, and
+    service tiers. A tier without own prices has a factor of the standard price, from the settings, or as the provider
+    publishes it.
 
     Example: kvproxy prices show claude-sonnet-4-6
     """
@@ -69,6 +77,7 @@ def show(
         lambda: print_table(rows, empty=empty, layout=layout, records=records),
         records=records,
         fields=fields,
+        note=_unpriced_note(prices),
     )
 
 
@@ -124,8 +133,23 @@ def _rows(price: "ModelPrice") -> Iterator[Row]:
             "Source?": tier.source,
             "Since?": tier.since,
             number_column("Prompt above", "above"): tier.above,
+            Column("Hours UTC", field="hours", hides_empty=True): tier.hours,
             **{number_column(title, name): getattr(tier, name) for name, title in _NAMES.items()},
+            **{
+                number_column(title, name, hides_empty=True): getattr(tier, name) for name, title in _MODALITIES.items()
+            },
         }
+
+
+def _unpriced_note(prices: "Sequence[ModelPrice]") -> str | None:
+    names = [price.model for price in prices if not price.tiers]
+    if not names:
+        return None
+    tables = ", ".join(f'[journal.prices."{name}"]' for name in names)
+    return (
+        f"no known price: {', '.join(names)}; set {tables}. kvproxy does not use list prices of models for audio or images,"
+        " or per hour of audio."
+    )
 
 
 @app.subcommand

@@ -194,6 +194,8 @@ class PriceTier:
         since: the UTC day on which later prices start; None for the present prices.
         service_tier: tier that serves the requests, such as batch; None for the standard tier.
         source: as that of the model, with the factor of the service tier if the list has no prices of it.
+        audio_input, audio_output, image_input, image_output: prices of audio and image tokens; of images without one, text's.
+        hours: hours of this day in UTC with the prices, such as `01:00-04:00, 06:00-10:00`; None for all.
     """
 
     above: int
@@ -205,12 +207,19 @@ class PriceTier:
     since: str | None = None
     service_tier: str | None = None
     source: str | None = None
+    audio_input: float | None = None
+    audio_output: float | None = None
+    image_input: float | None = None
+    image_output: float | None = None
+    hours: str | None = None
 
     @classmethod
     def of(
         cls, above: int, price: PriceSettings, source: str | None, since: str | None = None, tier: str | None = None
     ) -> "PriceTier":
-        return cls(above, price.input, price.cached, price.write_5m, price.write_1h, price.output, since, tier, source)
+        text = price.input, price.cached, price.write_5m, price.write_1h, price.output
+        audio, image = (price.audio_input, price.audio_output), (price.image_input, price.image_output)
+        return cls(above, *text, since, tier, source, *audio, *image)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +278,10 @@ def configured_prices(settings: JournalSettings, query: PriceQuery, models: Iter
 
 def _price_tiers(model: str, prices: ModelPrices) -> Iterator[PriceTier]:
     source = prices.source_of(model)
-    for above, price in prices.tiers(model):
+    hours = prices.hours(model)
+    for text, price in hours:
+        yield replace(PriceTier.of(0, price, source), hours=text)
+    for above, price in prices.tiers(model)[1 if hours else 0 :]:
         yield PriceTier.of(above, price, source)
     for day, price in prices.later(model):
         yield PriceTier.of(0, price, source, day)

@@ -1,17 +1,20 @@
 """Prices of models: those of the settings, else the providers' list prices from the package `genai-prices`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time
+from datetime import UTC, date, datetime, time, timedelta
 from fnmatch import fnmatchcase
+from itertools import groupby
 
 from kvproxy.providers.cache_rules import cache_rule, cache_rule_or_assumption, rule_of_marks
 from kvproxy.providers.modality_prices import of_modalities
 from kvproxy.providers.published_prices import (
     has_list_price,
+    least_priced_otherwise,
     list_price,
     listed_models,
     listed_tiers,
+    noon_today,
     published_tier_factor,
     tier_starts,
 )
@@ -20,6 +23,8 @@ from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
 _FIRST_DAY = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_PRICES = datetime(2020, 1, 1, tzinfo=UTC).timestamp()
 _NOON = time(12)
+_HALF_HOUR = timedelta(minutes=30)
+_HALF_HOURS = 48
 _MAX_SEARCHED = 4_096  # Models and half hours.
 
 
@@ -114,6 +119,26 @@ class ModelPrices(Mapping[str, PriceSettings]):
         starts = [0] if self.source_of(model) != "list" else [0, *tier_starts(model, self.price_list)]
         priced = ((start, self.at(model, None, start + 1, service_tier)) for start in starts)
         return [(start, price) for start, price in priced if price is not None]
+
+    def hours(self, model: str) -> list[tuple[str, PriceSettings]]:
+        """Return the list prices of a model by the hours of this UTC day, such as `01:00-04:00, 06:00-10:00`, that of noon first.
+
+        Empty if the price does not depend on the hour.
+        """
+        if self.source_of(model) != "list" or least_priced_otherwise(model, self.price_list) != 0:
+            return []
+        noon = noon_today()
+        midnight = noon - timedelta(hours=12)
+        prices = [self.at(model, midnight + half * _HALF_HOUR) for half in range(_HALF_HOURS)]
+        spans = [
+            (price, f"{_clock(midnight, halves[0])}-{_clock(midnight, halves[-1] + 1)}")
+            for price, halves in _runs(prices)
+            if price is not None
+        ]
+        found = list(
+            {price.model_dump_json(): price for price in (prices[_HALF_HOURS // 2], *prices) if price}.values()
+        )
+        return [(", ".join(text for other, text in spans if other == price), price) for price in found]
 
     def service_tiers(self, model: str) -> dict[str, str]:
         """Return the service tiers with a known price, by name, each with its source, as in `source_of`.
@@ -214,6 +239,17 @@ def price_at(
     else:
         price = price_of(model, prices)
     return price if price is None or modalities is None else of_modalities(price, modalities)
+
+
+def _runs(prices: Sequence[PriceSettings | None]) -> Iterator[tuple[PriceSettings | None, list[int]]]:
+    """Yield each price with the consecutive places that have it."""
+    for _, run in groupby(enumerate(prices), key=lambda place: place[1]):
+        places = list(run)
+        yield places[0][1], [number for number, _ in places]
+
+
+def _clock(midnight: datetime, halves: int) -> str:
+    return "24:00" if halves == _HALF_HOURS else f"{midnight + halves * _HALF_HOUR:%H:%M}"
 
 
 def _half_hour(seconds: float) -> int:

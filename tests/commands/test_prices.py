@@ -211,3 +211,34 @@ def test_models_with_a_price_are_listed_by_the_names_that_have_it(tmp_path: Path
     assert all("sonnet-5-5" in row["model"] for row in found)
     assert len(result("prices", "ls", "--limit", 2, "--data", tmp_path)) == 2
     assert "no model with a known price" in kvproxy("prices", "ls", "--search", "?", "--data", tmp_path).stderr
+
+
+def test_prices_by_the_hour_have_rows(tmp_path: Path) -> None:
+    (listed,) = result("prices", "show", "deepseek-chat", "--data", tmp_path)
+    assert [(tier["hours"], tier["input"], tier["output"]) for tier in listed["tiers"]] == [
+        ("00:30-16:30", 0.27, 1.1),
+        ("00:00-00:30, 16:30-24:00", 0.135, 0.55),
+    ]
+    (listed,) = result("prices", "show", "gpt-4o", "--data", tmp_path)
+    assert {tier["hours"] for tier in listed["tiers"]} == {None}
+
+
+def test_a_model_without_a_price_says_so(tmp_path: Path) -> None:
+    done = kvproxy("prices", "show", "gpt-audio", "gpt-4o", "--data", tmp_path)
+    assert done.returncode == 0
+    assert 'no known price: gpt-audio; set [journal.prices."gpt-audio"]' in done.stderr
+
+
+def test_prices_of_audio_and_images_are_shown(tmp_path: Path) -> None:
+    prices = {"gpt-4o-audio*": {"audio_input": 40, "audio_output": 80}}
+    done = kvproxy(
+        "prices",
+        "show",
+        "gpt-4o-audio-preview",
+        "--json",
+        "--data",
+        tmp_path,
+        KVPROXY_JOURNAL__PRICES=json.dumps(prices),
+    )
+    tier = json.loads(done.stdout)[0]["tiers"][0]
+    assert (tier["input"], tier["audio_input"], tier["audio_output"], tier["image_input"]) == (2.5, 40, 80, None)

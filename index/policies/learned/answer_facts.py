@@ -13,6 +13,7 @@ from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.guards.negation_and_opposites import opposite_words
 from kvproxy.index.policies.guards.noun_kinds import are_of_one_kind, meanings
 from kvproxy.index.policies.guards.numbers_and_code import code_tokens, normalize_number
+from kvproxy.index.policies.guards.relations import roles_are_exchanged
 from kvproxy.index.policies.guards.words import (
     FUNCTION_WORDS,
     NEGATION,
@@ -170,6 +171,8 @@ def _facts_equal(one: str, other: str, alone: list[str], also_alone: list[str], 
         return None
     if is_copy and (alone or also_alone or _words_are_reordered(one, other)):
         return None  # A replaced, missing, or moved word may be a fact.
+    if roles_are_exchanged(one, other):
+        return None
     # Each word of a short answer may be its only fact.
     return None if is_short and alone and also_alone else True
 

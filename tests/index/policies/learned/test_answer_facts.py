@@ -33,6 +33,18 @@ def test_a_replaced_word_of_a_short_answer_may_be_its_only_fact(one: str, other:
     assert answers_equal(one, other, cosine=0.9) is equal
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Stress can cause hair loss in adults.", "Hair loss can cause stress in adults."),
+        ("The fee is included in the ticket price.", "The ticket price is included in the fee."),
+        ("A visa requires a job offer.", "A visa is required for a job offer."),
+    ],
+)
+def test_answers_that_exchange_two_things_are_not_equal(one: str, other: str) -> None:
+    assert answers_equal(one, other, cosine=0.99) is not True
+
+
 _OPENINGS = (
     *("Sure! {}.", "Certainly, {}.", "Of course! {}.", "Absolutely: {}.", "No problem! {}.", "Great question! {}."),
     *("To do that: {}.", "Happy to help. {}.", "Here is how it works: {}.", "{}."),

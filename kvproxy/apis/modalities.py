@@ -15,6 +15,8 @@ _DETAILS = {
 
 # Most responses report 0 audio tokens, and need not be parsed.
 _POSITIVE = re.compile(rb'"(?:audio|image)_tokens":\s*[1-9]')
+_PAIR = r"(?:input|cached|output)_(?:audio|image)=\d{1,15}/[1-9]\d{0,14}"
+_TEXT = re.compile(f"{_PAIR}(?:,{_PAIR})*")
 
 
 class Part(NamedTuple):
@@ -86,6 +88,11 @@ def modalities_text(counts: Mapping[tuple[str, str], int], prompt: int, cached: 
                 if tokens:
                     parts.append(f"{kind}_{modality}={tokens}/{totals[kind]}")
     return ",".join(parts) or None
+
+
+def logged_modalities(value: Json) -> str | None:
+    """Return a logged text of `modalities_text`; None for another value."""
+    return value if isinstance(value, str) and _TEXT.fullmatch(value) is not None else None
 
 
 def read_modalities(text: str) -> list[Part]:

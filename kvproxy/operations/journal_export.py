@@ -20,9 +20,9 @@ def request_lines(journal: DirectJournal, query: RecordQuery) -> Iterator[bytes 
     """Yield a line per successful request of a client, oldest first; None for a request whose text is not stored.
 
     A line has `custom_id`, `method`, `url`, and `body`, as in a batch of OpenAI, and `time` in seconds since the epoch. Its
-    `layer`, `service_tier`, tokens, `cost`, and `tags` are those of `log --json`; null if unknown. Its `headers` have the name
-    of its session, a number for its namespace, and a number for its tenant, which is also the `client`, so that tools that
-    read the file keep them apart.
+    `layer`, `service_tier`, `modalities`, tokens, `cost`, and `tags` are those of `log --json`; null if unknown. Its `headers`
+    have the name of its session, a number for its namespace, and a number for its tenant, which is also the `client`, so that
+    tools that read the file keep them apart.
     """
     headers = _ClientHeaders(journal.reader)
     bodies: dict[tuple[int, str], JsonObject | None] = {}
@@ -48,6 +48,7 @@ def _facts_of(record: RecordWithQuestions) -> JsonObject:
         "time": record.time,
         "layer": record.layer,
         "service_tier": record.service_tier,
+        "modalities": record.modalities,
         "prompt_tokens": record.prompt_tokens,
         "cached_tokens": record.reused_tokens,
         "written_5m": record.written_5m,

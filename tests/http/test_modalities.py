@@ -11,7 +11,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kvproxy.apis.modalities import modalities_text, reported_modalities, stored_modalities
+from kvproxy.apis.modalities import logged_modalities, modalities_text, reported_modalities, stored_modalities
 from kvproxy.clients.client_keys import add_client, set_limits
 from kvproxy.journal.bill import bill
 from kvproxy.journal.savings import savings
@@ -128,6 +128,56 @@ def test_a_log_and_reports_of_usage_price_audio(tmp_path: Path) -> None:
         if file != own:
             priced = reports("estimate", file, "--sessions", "--by", "model", data=tmp_path, prices=AUDIO)
             assert priced["total"]["cost"] == pytest.approx(COST)
+
+
+LANGFUSE = {
+    "traceId": "t",
+    "type": "GENERATION",
+    "startTime": "2026-11-20T10:00:00Z",
+    "model": MODEL,
+    "input": [{"role": "user", "content": "Say hi"}],
+    "output": {"role": "assistant", "content": "Hi"},
+    "usageDetails": {"input": 200, "input_audio_tokens": 800, "output": 100, "output_audio_tokens": 400},
+}
+SPAN = {
+    "start_time": "2026-11-20T10:00:00Z",
+    "attributes": {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": MODEL,
+        "gen_ai.input.messages": json.dumps([{"role": "user", "parts": [{"type": "text", "content": "Say hi"}]}]),
+        "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": "Hi"}]}]),
+        "llm.token_count.prompt": 1_000,
+        "llm.token_count.completion": 500,
+        "llm.token_count.prompt_details.audio": 800,
+        "llm.token_count.completion_details.audio": 400,
+    },
+}
+
+
+@pytest.mark.parametrize("row", [LANGFUSE, SPAN])
+def test_exports_of_other_tools_report_audio(tmp_path: Path, row: dict[str, Any]) -> None:
+    file = tmp_path / "export.jsonl"
+    file.write_text(json.dumps(row))
+    (group,) = reports("estimate", file, "--sessions", "--by", "model", data=tmp_path)["rows"]
+    assert (group["cost"], group["unpriced"], group["input_tokens"]) == (None, 1, 1_000)
+    (group,) = reports("estimate", file, "--sessions", "--by", "model", data=tmp_path, prices=AUDIO)["rows"]
+    assert group["cost"] == pytest.approx(COST)
+
+
+def test_exported_requests_have_their_audio(tmp_path: Path) -> None:
+    journal = {"text": "all", **AUDIO["journal"]}
+    with asked(tmp_path, journal=journal):
+        pass
+    file = tmp_path / "requests.jsonl"
+    reports("log", "export", file, "--format", "requests", data=tmp_path)
+    (group,) = reports("estimate", file, "--sessions", "--by", "model", data=tmp_path, prices=AUDIO)["rows"]
+    assert group["cost"] == pytest.approx(COST)
+
+
+@pytest.mark.parametrize("text", ["", "input_audio", "input_audio=1/0", "input_audio=1/2,", "other_audio=1/2", 7, None])
+def test_a_damaged_text_of_a_log_names_no_modalities(text: object) -> None:
+    assert logged_modalities(text) is None  # type: ignore[arg-type]
+    assert logged_modalities("input_audio=1/2,output_image=3/4") is not None
 
 
 def test_audio_beside_the_input_tokens_is_added_to_them(tmp_path: Path) -> None:

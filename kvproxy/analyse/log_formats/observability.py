@@ -19,7 +19,8 @@ from kvproxy.analyse.log_formats.log_format import (
     seconds_between,
 )
 from kvproxy.apis import APIS
-from kvproxy.apis.json import Json, JsonObject, as_token_count, field, objects
+from kvproxy.apis.json import Json, JsonObject, as_object, as_token_count, field, objects
+from kvproxy.apis.modalities import MODALITIES
 from kvproxy.errors import InvalidRequest
 
 # Names of the kinds of tokens in Langfuse's usage.
@@ -95,6 +96,11 @@ def _langfuse_usage(value: JsonObject) -> JsonObject | None:
         # Not each provider reports its writes.
         writes: JsonObject = {"cache_write_tokens": sum(written)} if written else {}
         reported["prompt_tokens_details"] = {"cached_tokens": cached, **writes}
+    for field_name, counted in (("prompt_tokens_details", prompt), ("completion_tokens_details", output)):
+        for modality in MODALITIES:
+            if tokens := sum(count for name, count in counted.items() if modality in name.lower()):
+                details: JsonObject = {f"{modality}_tokens": tokens}
+                reported[field_name] = as_object(reported.get(field_name, {})) | details
     return reported
 
 

@@ -28,6 +28,7 @@ from kvproxy.analyse.log_formats.log_format import (
 from kvproxy.apis import APIS
 from kvproxy.apis.api import Api
 from kvproxy.apis.json import Json, JsonObject, objects
+from kvproxy.apis.modalities import logged_modalities
 from kvproxy.apis.request_directives import TAGS_HEADER
 from kvproxy.apis.service_tiers import BATCH, STANDARD
 from kvproxy.errors import InvalidRequest
@@ -146,7 +147,8 @@ def _exported_usage(value: JsonObject) -> SummedUsage | None:
         return None
     counts = [value.get(name) for name in _EXPORTED_COUNTS]
     prompt, completion, cached, short, hour = (count if isinstance(count, int) else None for count in counts)
-    return None if prompt is None else SummedUsage(1, prompt, completion, cached, short, hour)
+    modalities = logged_modalities(value.get("modalities"))
+    return None if prompt is None else SummedUsage(1, prompt, completion, cached, short, hour, modalities=modalities)
 
 
 def _read_export_usage(row: Row) -> Iterator[LoggedRequest]:

@@ -132,8 +132,12 @@ def _with_usage(response: JsonObject | str | None, attributes: dict[str, Any]) -
     # Not each provider reports its writes.
     if written is not None:
         details["cache_write_tokens"] = written
+    if audio := as_token_count(attributes.get("llm.token_count.prompt_details.audio")):
+        details["audio_tokens"] = audio
     if details:
         usage["prompt_tokens_details"] = details
+    if spoken := as_token_count(attributes.get("llm.token_count.completion_details.audio")):
+        usage["completion_tokens_details"] = {"audio_tokens": spoken}
     tier = _first(attributes, *_TIERS)
     return {**response, "usage": usage} | ({} if tier is None else {"service_tier": tier})
 

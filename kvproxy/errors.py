@@ -187,3 +187,8 @@ class SettingsError(KvproxyError, exit_code=2): ...
 
 class ProxyUnreachable(KvproxyError, exit_code=4):
     """No proxy responds at the URL that a command was given."""
+
+
+def describe_cause(error: Exception) -> str:
+    """Return the cause of an error that Python raised for a malformed value, without the name of its class."""
+    return f"no field {error.args[0]!r}" if isinstance(error, KeyError) and error.args else str(error)

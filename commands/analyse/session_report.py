@@ -111,7 +111,7 @@ def _read_recorded(
     """Return the requests in order of time, the agent traces, and reports of costs. Notes name unread files and lines."""
     from kvproxy.analyse.transcripts import read_transcripts
 
-    found = read_transcripts(files.transcripts, progress)
+    found = read_transcripts(files.transcripts, progress, files.leave_out_transcript)
     for file, lines in list(found.damaged.items())[:_SHOWN_FILES]:
         print_note(f"not JSON, and left out: {format_line_numbers(lines)} of {file}")
     if len(found.damaged) > _SHOWN_FILES:

@@ -366,7 +366,9 @@ def top(
             if by == "tenant"
             else row.name,
             "Requests#": row.requests,
-            number_column("Cached", "cached"): Formatted(percent(row.cached / max(1, row.requests)), row.cached),
+            number_column("Cached", "cached"): Formatted(
+                f"{row.cached:,} ({percent(row.cached / max(1, row.requests))})", row.cached
+            ),
             # The column of the order stays in a narrow terminal.
             number_column("Computed tokens", "computed", optional=backend): row.computed,
             number_column("Backend seconds", "seconds", optional=not backend): decimal(row.seconds),

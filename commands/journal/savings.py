@@ -338,6 +338,8 @@ def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
             f"{plural(unreported, 'hit')} without reported tokens: tokens and money do not include"
             f" {'it' if unreported == 1 else 'them'}, because their answers were stored without a usage."
         )
+    if has_price and (unpriced := sum(row.unpriced_requests for row in report.rows)):
+        print_text(f"Spent does not include {plural(unpriced, 'request')} of models without a price.")
     if has_price and (unreported := sum(row.unreported_requests for row in report.rows)):
         print_text(f"Spent does not include {plural(unreported, 'request')} without reported usage.")
     if has_price and (estimated := sum(row.estimated_requests for row in report.rows)):

@@ -1,5 +1,6 @@
 """Finds the transcripts of agents and the logs of requests in files and folders, and reads several logs as one."""
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -40,15 +41,23 @@ class LogFiles:
 
     Attributes:
         transcripts: transcripts and agent traces.
+        names: names for people of the transcripts in folders.
         left_out: unread files of folders by cause.
     """
 
     transcripts: list[Path] = field(default_factory=list)
     logs: list[LogFile] = field(default_factory=list)
+    names: dict[Path, Path] = field(default_factory=dict)
     left_out: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def leave_out(self, name: Path, cause: str) -> None:
         self.left_out[cause].append(str(name))
+
+    def leave_out_transcript(self, file: Path, error: TraceError) -> None:
+        """Leave out an unreadable transcript of a folder. Raises the error for a file that the user named."""
+        if file not in self.names:
+            raise error
+        self.leave_out(self.names[file], _without_name(error.message, file))
 
     def describe_left_out(self) -> Iterator[str]:
         for cause, names in self.left_out.items():
@@ -69,7 +78,7 @@ def find_log_files(paths: Mapping[Path, Path], *, with_transcripts: bool = True)
     for path, name in paths.items():
         if not path.exists():
             raise NotFound(f"no file {name}: check the path, or try docs/examples/shop.jsonl of the clone")
-        for file in sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]:
+        for file in _files_below(path) if path.is_dir() else [path]:
             if file.resolve() in known:
                 continue
             known.add(file.resolve())
@@ -89,10 +98,17 @@ def find_log_files(paths: Mapping[Path, Path], *, with_transcripts: bool = True)
     return files
 
 
+def _files_below(folder: Path) -> list[Path]:
+    """Return the files in a folder and its folders, without those that another program removes meanwhile."""
+    files = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
+    return sorted(file for file in files if file.is_file())
+
+
 def _add_file(files: LogFiles, file: Path, name: Path, *, with_transcripts: bool) -> None:
     try:
         if with_transcripts and file.name.endswith(SUFFIXES) and is_transcript(file):
             files.transcripts.append(file)
+            files.names[file] = name
             return
     except TraceError as error:
         files.leave_out(name, _without_name(error.message, file))
@@ -112,7 +128,7 @@ def read_logs(files: LogFiles, read: Callable[[LogFile], RequestLog]) -> Request
     for file in files.logs:
         try:
             logs[str(file.name)] = read(file)
-        except InvalidRequest as error:
+        except (InvalidRequest, NotFound) as error:
             if file.is_given:
                 raise
             files.leave_out(file.name, _without_name(error.message, file.name))

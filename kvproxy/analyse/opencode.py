@@ -10,6 +10,7 @@ from kvproxy.analyse.log_formats.log_format import LoggedRequest, parse_time
 from kvproxy.analyse.simulate.trace_reader import TraceError
 from kvproxy.apis import APIS
 from kvproxy.apis.json import Json, JsonObject, as_object, field, loads, objects
+from kvproxy.errors import describe_cause
 
 _TABLES = {"session", "message", "part"}
 _CLEARED = "[Old tool result content cleared]"
@@ -45,7 +46,7 @@ def opencode_requests(path: Path) -> list[LoggedRequest]:
     try:
         return [request for messages in _sessions(path) for request in _requests(messages)]
     except (*_INVALID, sqlite3.Error) as error:
-        raise TraceError(f"{path}, line 1: not a session of opencode ({error!r})") from None
+        raise TraceError(f"{path}, line 1: not a session of opencode ({describe_cause(error)})") from None
 
 
 def _is_database(path: Path) -> bool:

@@ -26,7 +26,7 @@ from kvproxy.analyse.log_formats.rows import NO_JSON, NO_OBJECT_ITEM, NO_OBJECT_
 from kvproxy.analyse.log_formats.usage_reports import EXTRA_COLUMNS, USAGE_TABLE
 from kvproxy.apis import APIS
 from kvproxy.apis.json import Json, JsonObject, dumps, objects
-from kvproxy.errors import InvalidRequest
+from kvproxy.errors import InvalidRequest, describe_cause
 from kvproxy.units import format_line_numbers, plural
 
 _SAMPLE = 1_000
@@ -278,7 +278,9 @@ def _read_rows(
             log.errors.append(LineError(number, error.message))
         except (KeyError, TypeError, ValueError) as error:
             missing = own.missing(value)
-            lacks = f"the row lacks {', '.join(missing)}" if missing else f"the row is malformed ({error!r})"
+            lacks = (
+                f"the row lacks {', '.join(missing)}" if missing else f"the row is malformed ({describe_cause(error)})"
+            )
             log.errors.append(LineError(number, lacks.replace("|", " or ")))
         else:
             if any(_is_dated_and_has_id(request, value) for request in requests):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvproxy.analyse.log_formats.log_format import PROMPT_FIELDS, LoggedRequest, logged_time
 from kvproxy.analyse.opencode import is_opencode_file, opencode_requests
-from kvproxy.analyse.simulate.trace_reader import TraceSession, read_text, weka_sessions
+from kvproxy.analyse.simulate.trace_reader import TraceError, TraceSession, read_text, weka_sessions
 from kvproxy.apis import APIS
 from kvproxy.apis.json import Json, JsonObject, as_object, field, objects
 from kvproxy.apis.message_parts import role_of
@@ -52,29 +52,43 @@ def _begins_transcript(line: str) -> bool:
     return "sessionId" in entry and "type" in entry and not any(name in entry for name in PROMPT_FIELDS)
 
 
-def read_transcripts(files: Sequence[Path], progress: Callable[[float], None] = lambda share: None) -> Transcripts:
+def read_transcripts(
+    files: Sequence[Path],
+    progress: Callable[[float], None] = lambda share: None,
+    on_error: Callable[[Path, TraceError], None] | None = None,
+) -> Transcripts:
     """Return the requests of transcripts, and the sessions of agent traces. `progress` receives the share of read files.
 
-    A resumed session of Claude Code begins with a copy of the earlier one; copied requests count once.
+    A resumed session of Claude Code begins with a copy of the earlier one; copied requests count once. `on_error` receives each
+    unreadable file with its error; without it, the error is raised.
     """
     found = Transcripts()
     answered: set[tuple[str, str]] = set()
     for number, file in enumerate(files):
         progress(number / len(files))
-        if is_opencode_file(file, read_text(file, _HEAD_CHARACTERS)):
-            found.requests.extend(opencode_requests(file))
-            continue
-        text = read_text(file)
-        if text.lstrip().startswith("{") and '"hash_ids"' in text[:_HEAD_CHARACTERS]:
-            found.traces.extend(weka_sessions(file, text))
-            continue
-        lines, damaged = _json_lines(text)
-        if damaged:
-            found.damaged[file] = damaged
-        is_codex = any(line.get("type") == "session_meta" for line in lines[:5])
-        found.requests.extend(_codex_requests(lines) if is_codex else _claude_requests(lines, answered))
+        try:
+            _read_transcript(file, found, answered)
+        except TraceError as error:
+            if on_error is None:
+                raise
+            on_error(file, error)
     found.requests.sort(key=lambda request: request.time or 0.0)
     return found
+
+
+def _read_transcript(file: Path, found: Transcripts, answered: set[tuple[str, str]]) -> None:
+    if is_opencode_file(file, read_text(file, _HEAD_CHARACTERS)):
+        found.requests.extend(opencode_requests(file))
+        return
+    text = read_text(file)
+    if text.lstrip().startswith("{") and '"hash_ids"' in text[:_HEAD_CHARACTERS]:
+        found.traces.extend(weka_sessions(file, text))
+        return
+    lines, damaged = _json_lines(text)
+    if damaged:
+        found.damaged[file] = damaged
+    is_codex = any(line.get("type") == "session_meta" for line in lines[:5])
+    found.requests.extend(_codex_requests(lines) if is_codex else _claude_requests(lines, answered))
 
 
 def _json_lines(text: str) -> tuple[list[JsonObject], list[int]]:

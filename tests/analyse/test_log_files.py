@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from kvproxy.analyse.log_files import find_log_files
+from kvproxy.commands.analyse.options import read_requests
 from tests.analyse.test_log_formats import CHAT, LITELLM
 from tests.analyse.test_spending import write_transcripts
 from tests.commands.run import Done, kvproxy
@@ -55,6 +57,26 @@ def test_a_folder_of_logs_is_read_as_one(folder: Path) -> None:
     assert "left out notes.jsonl: line 1: unknown format, its fields are a;" in done.stderr
     rows = json.loads(run(folder, "--sessions", "--by", "day", "--json").stdout)["rows"]
     assert [(row["name"], row["requests"]) for row in rows] == [("2026-11-01", 2), ("2026-11-02", 1), ("2026-11-03", 1)]
+
+
+def test_a_damaged_transcript_of_a_folder_is_left_out(folder: Path) -> None:
+    damaged = folder / "damaged.json"
+    damaged.write_text('{"info": {"id": "ses_1"}, "messages": [{"info": 3, "parts": []}]}')
+    cause = "line 1: not a session of opencode (expected an object, not int)"
+    done = run(folder, "--sessions", "--by", "day", "--json")
+    assert [row["requests"] for row in json.loads(done.stdout)["rows"]] == [2, 1, 1]
+    assert f"left out damaged.json: {cause}\n" in done.stderr
+    named = kvproxy("estimate", damaged)
+    assert (named.returncode, named.stderr) == (2, f"kvproxy: {damaged}, {cause}\n")
+
+
+def test_a_file_that_vanishes_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = find_log_files({folder: folder})
+    (folder / "day2.jsonl").unlink()
+    (folder / "gone").symlink_to(folder / "nothing")
+    log = read_requests(files, "m", None)
+    assert len(log.requests) == 3
+    assert any("day2.jsonl" in text for text in files.describe_left_out())
 
 
 def test_a_folder_of_logs_and_transcripts_counts_both_with_sessions(folder: Path) -> None:

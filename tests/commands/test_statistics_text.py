@@ -108,6 +108,12 @@ def test_hits_without_a_usage_save_an_unknown_amount(capsys: pytest.CaptureFixtu
     assert "No price is known" in capsys.readouterr().out
 
 
+def test_spent_names_the_requests_that_it_omits(capsys: pytest.CaptureFixture[str]) -> None:
+    row = Saving("prefix", requests=3, spent=1.0, money=0.5, unpriced_requests=2)
+    _print_notes(SavingsReport([row], row, None, "USD"), has_price=True)
+    assert "Spent does not include 2 requests of models without a price.\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("seconds", "unmeasured", "money", "said"),
     [

@@ -685,6 +685,17 @@ def test_hits_that_took_longer_than_the_response_lower_the_saved_seconds(journal
     assert row.seconds == row.hit_seconds == pytest.approx(3 * 0.04 - 0.0632 - 0.1453 - 0.008)
 
 
+def test_cached_requests_of_a_group_are_a_number_at_a_terminal_and_in_a_pipe(tmp_path: Path) -> None:
+    with closing(open_stored_journal(tmp_path / "journal.db", JournalSettings())) as journal:
+        for name, hit in (("1", False), ("2", True), ("3", True), ("4", True)):
+            journal.add(finished("a", name, hit=hit))
+        journal.flush()
+    given = ("log", "top", "--by", "model", "--data", tmp_path)
+    assert "3 (75.0%)" in kvproxy(*given, columns=160).stdout
+    head, row = (line.split("\t") for line in kvproxy(*given).stdout.splitlines()[:2])
+    assert row[head.index("cached")] == "3"
+
+
 def test_unknown_seconds_are_none_in_every_format(tmp_path: Path) -> None:
     with closing(open_stored_journal(tmp_path / "journal.db", JournalSettings())) as journal:
         # Two requests show no time per token, and no record has the time in which an imported response was computed.

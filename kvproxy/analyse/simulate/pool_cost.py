@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvproxy.analyse.simulate.trace_reader import TraceError
+from kvproxy.errors import describe_cause
 from kvproxy.upstreams.limited_fetch import FetchError, fetch
 
 GIB = 2**30
@@ -53,7 +54,8 @@ def kv_size(model: str) -> KVSize:
         return _kv_size(config.get("text_config") or config)
     except (FetchError, OSError, ValueError, KeyError, TypeError) as error:
         raise TraceError(
-            f"cannot read config.json of {model} ({error!r}): use the folder of a transformers model, or --bytes-per-token"
+            f"cannot read config.json of {model} ({describe_cause(error)}): use the folder of a transformers model, or"
+            " --bytes-per-token"
         ) from None
 
 

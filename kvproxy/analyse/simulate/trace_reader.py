@@ -16,7 +16,7 @@ from kvproxy.analyse.simulate.file_kinds import describe_binary
 from kvproxy.analyse.simulate.pool_simulation import ChainRequest, TraceRequest, check_count
 from kvproxy.blocks.block_hash import BlockHasher, check_token
 from kvproxy.blocks.eviction.session_policy import CacheUse
-from kvproxy.errors import InvalidRequest
+from kvproxy.errors import InvalidRequest, describe_cause
 
 T = TypeVar("T")
 JsonObject = dict[str, Any]
@@ -216,7 +216,7 @@ def _join_sessions(path: Path, lines: list[_TraceLine]) -> list[_TraceLine]:
                     whole["hash_ids"] = ids
                 joined.append(_TraceLine(line.position, fields | whole))
     except _FIELD_ERRORS as error:
-        raise TraceError(f"{path}, {line.position}: bad request ({error!r})") from None
+        raise TraceError(f"{path}, {line.position}: bad request ({describe_cause(error)})") from None
     return joined
 
 
@@ -234,7 +234,7 @@ def _csv_lines(path: Path, columns: list[str], numbered: list[tuple[int, str]]) 
             lengths = {"input_length": int(prompt), "output_length": int(response)}
             lines.append(_TraceLine(f"line {number}", {"timestamp": 1000 * _table_seconds(time), **lengths}))
         except (KeyError, ValueError) as error:
-            raise TraceError(f"{path}, line {number}: bad request ({error!r})") from None
+            raise TraceError(f"{path}, line {number}: bad request ({describe_cause(error)})") from None
     start = min((line.fields["timestamp"] for line in lines), default=0.0)
     return [_TraceLine(line.position, line.fields | {"timestamp": line.fields["timestamp"] - start}) for line in lines]
 
@@ -266,7 +266,7 @@ def weka_sessions(path: Path, text: str) -> list[TraceSession]:
         size, name = int(trace["block_size"]), str(trace.get("id", path.name))
         sessions = list(_weka_requests(trace["requests"], 0.0))
     except _FIELD_ERRORS as error:
-        raise TraceError(f"{path}, line 1: not an agent trace of WEKA ({error!r})") from None
+        raise TraceError(f"{path}, line 1: not an agent trace of WEKA ({describe_cause(error)})") from None
     names = (f"{name} agent {number}" if number else name for number in itertools.count())
     return [TraceSession(own, size, requests) for own, requests in zip(names, sessions, strict=False) if requests]
 
@@ -316,7 +316,7 @@ def _convert_line(path: Path, line: _TraceLine, parse: Callable[[dict[str, Any]]
     try:
         return parse(line.fields)
     except _FIELD_ERRORS as error:
-        raise TraceError(f"{path}, {line.position}: bad request ({error!r})") from None
+        raise TraceError(f"{path}, {line.position}: bad request ({describe_cause(error)})") from None
 
 
 def _make_parser(kind: str, block_size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], TraceRequest]:

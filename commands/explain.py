@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kvproxy.flow.explanation import (
         ClosestRequest,
         FieldDifference,
+        InputsExplanation,
         NeighbourExplanation,
         RequestExplanation,
         SemanticExplanation,
@@ -179,6 +180,8 @@ def _print_explanation(explanation: "RequestExplanation", layout: Layout) -> Non
     )
     if explanation.refusal is not None:
         print_text(f"The proxy would refuse the request: {explanation.refusal}.")
+    elif explanation.inputs is not None and explanation.layer in ("exact", "none"):
+        print_text(_inputs_sentence(explanation.inputs))
     else:
         print_text(_UPSTREAM_SENTENCE if is_unknown else SENTENCES[explanation.layer])
     exact, semantic, prefix = explanation.exact, explanation.semantic, explanation.prefix
@@ -191,7 +194,7 @@ def _print_explanation(explanation: "RequestExplanation", layout: Layout) -> Non
             *([("API", explanation.api)] if explanation.api != "chat" else []),
             *([("model", _route_text(explanation.route))] if explanation.route else []),
             *([("rule", explanation.rule)] if explanation.rule else []),
-            ("exact key", f"{explanation.key[:16]}, {stored}"),
+            ("exact key", f"{explanation.key[:16]}{'' if explanation.inputs else f', {stored}'}"),
             ("namespace", explanation.namespace[:16]),
             *([("policy", _policy_and_limits(semantic))] if semantic.policy else []),
             *([("question", _question_beside_passages(semantic.question))] if semantic.question else []),
@@ -209,6 +212,13 @@ def _print_explanation(explanation: "RequestExplanation", layout: Layout) -> Non
         print_text("prefix     unknown: the upstream manages its cache, and reports reuse only with its answer")
     else:
         _print_prefix(prefix)
+
+
+def _inputs_sentence(inputs: "InputsExplanation") -> str:
+    if inputs.cached == inputs.count:
+        return f"The response cache would answer: {plural(inputs.count, 'input')} of the array, all stored."
+    rest = "the upstream would compute the others" if inputs.cached else "the upstream would compute them"
+    return f"The response cache has {inputs.cached:,} of {plural(inputs.count, 'input')} of the array; {rest}."
 
 
 def _question_beside_passages(question: str) -> str:

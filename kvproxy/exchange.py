@@ -1,7 +1,7 @@
 """One request: the HTTP layer creates an `Exchange`, the path fills it in, and the observers receive it once."""
 
 from asyncio import Task
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from time import perf_counter, time
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Stale = Literal["stale-while-revalidate", "stale-if-error"]
 """Reason to serve an expired response (RFC 5861)."""
-ForwardReason = Literal["uri-miss", "request", "stale", "bypass"]
+ForwardReason = Literal["uri-miss", "request", "stale", "bypass", "partial"]
 """Reason to call the backend (RFC 9211).
 
 `uri-miss`: no response is stored. `request`: the request's `Cache-Control` rejects the stored response. `stale`: the stored
-response is stale. `bypass`: the request is not cacheable.
+response is stale. `bypass`: the request is not cacheable. `partial`: some inputs of an array are stored.
 """
 
 
@@ -75,6 +75,7 @@ class CacheHit:
     """The stored response that was served.
 
     Attributes:
+        id: empty if several responses answer an array of inputs.
         age: seconds since storage.
         ttl: seconds until expiry; negative after expiry.
         match: the question of a semantic hit, and its scores.
@@ -90,6 +91,23 @@ class CacheHit:
     stale: Stale | None = None
     match: "Candidate | None" = None
     modalities: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayInputs:
+    """The inputs of a request that are cached one by one.
+
+    Attributes:
+        count: inputs of the client's request.
+        cached: those whose responses were stored.
+        cached_tokens: tokens of the cached inputs; None if they are unknown.
+        missing: the single request for each other input, without duplicates. The exchange's request is for all of them.
+    """
+
+    count: int
+    cached: int
+    cached_tokens: int | None
+    missing: Sequence[tuple[ApiRequest, CacheKey]] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +232,7 @@ class Exchange:
         bypass_reason: reason token (see `journal/reasons.py`) if the lookups were skipped.
         stored_entry: the stored response to an equal request, which may have expired. `finish` removes it.
         is_entry_refused: a fresh response is stored, but the request's `no-cache` or `max-age` rejects it.
+        inputs: the inputs of an array that are cached one by one; None for another request.
         was_queued: the event loop lagged, so the request waited, and has no semantic lookup.
         is_shadow_hit: in shadow mode, the response to a similar question would have been served. The request warms no cache.
         lookup_failed: the store or the embedder failed.
@@ -261,6 +280,8 @@ class Exchange:
     stored_entry: Entry | None = None
     is_entry_refused: bool = False
     exact_done: float = 0.0
+    # CachedInputs, which replaces the request, too
+    inputs: ArrayInputs | None = None
     # LimitLoad
     was_queued: bool = False
     # SemanticHits, and StaleIfError
@@ -310,6 +331,11 @@ class Exchange:
         """Whether shadow mode compares this answered request with the response that it would have served."""
         is_answered = self.failure is None and not self.client_disconnected and self.status < 400
         return self.is_shadow_hit and is_answered and self.hit is None
+
+    @property
+    def inputs_to_store(self) -> Sequence[tuple[ApiRequest, CacheKey]]:
+        """The single requests whose responses are stored, if the exchange's request is for several inputs; else empty."""
+        return self.inputs.missing if self.inputs is not None and len(self.inputs.missing) > 1 else ()
 
     @property
     def is_warming(self) -> bool:

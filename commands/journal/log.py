@@ -291,6 +291,7 @@ def _record_row(record: "RecordWithQuestions", *, hides_empty: bool) -> Row:
         "Reason": _reason(record),
         number_column("Tokens", "tokens", optional=True, outranks_text=True): _tokens(record),
         number_column("Cost", "cost", optional=True, outranks_text=True): money(record.cost),
+        number_column("Cached inputs", "inputs_cached", optional=True, hides_empty=hides_empty): _cached_inputs(record),
         number_column("ms", "total_ms"): milliseconds(record.total_ms),
         digest_column("Request", 8, field="request_id"): record.request_id,
         "Model?": record.model,
@@ -300,6 +301,12 @@ def _record_row(record: "RecordWithQuestions", *, hides_empty: bool) -> Row:
         text_column("Question"): record.question,
         text_column("Stored question", hides_empty=hides_empty): _matched_question(record),
     }
+
+
+def _cached_inputs(record: "Record") -> Formatted | None:
+    if record.inputs is None:
+        return None
+    return Formatted(f"{record.inputs_cached or 0:,}/{record.inputs:,}", record.inputs_cached)
 
 
 def _lost_cells(record: "RecordWithQuestions", cause: str) -> Row:

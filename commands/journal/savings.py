@@ -333,6 +333,10 @@ def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
             owed.append(f"{amount_text(total.hit_money)} {report.currency}")
         if owed:
             print_text(f"Hits saved {' and '.join(owed)} of all; the backend's own prefix cache saved the rest.")
+    if partial := sum(row.partial_hits for row in report.rows):
+        print_text(
+            f"{plural(partial, 'request')} of arrays had some inputs from the cache: tokens and money include these inputs."
+        )
     if unreported := sum(row.unreported_hits for row in report.rows):
         print_text(
             f"{plural(unreported, 'hit')} without reported tokens: tokens and money do not include"

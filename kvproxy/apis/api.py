@@ -101,6 +101,10 @@ class Api:
         """Whether an equal request may receive the same response."""
         return self.fields.never_cached_field(body) is None
 
+    def separate_inputs(self, body: JsonMap) -> Sequence[Json]:
+        """Return the inputs of an array that are cached one by one; empty if the request has one response as a whole."""
+        return ()
+
     def is_stored_by_provider(self, body: JsonMap) -> bool:
         """Whether the provider stores the response, so that a client can retrieve and delete it by its id."""
         return body.get("store", self.fields.defaults.get("store")) is True

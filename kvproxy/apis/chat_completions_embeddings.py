@@ -1,10 +1,11 @@
 """Chat completions, completions, and embeddings, whose formats share fields."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from kvproxy.apis.api import STREAM_FIELD, Api, ApiName, Question, TokenCounts, content_text, last_turn_question
 from kvproxy.apis.choice_streams import OUTSIDE_CHOICE, REPEATED_FIELDS, ChoiceAssembler, FieldPlaces
+from kvproxy.apis.embedding_inputs import is_single_input, separate_inputs
 from kvproxy.apis.field_checks import (
     allows_semantic,
     check_common_fields,
@@ -216,6 +217,9 @@ class Embeddings(Api):
     def is_cacheable(self, body: JsonMap) -> bool:
         return not body.get("stream") and super().is_cacheable(body)
 
+    def separate_inputs(self, body: JsonMap) -> Sequence[Json]:
+        return separate_inputs(body)
+
     def display_text(self, body: JsonMap) -> str:
         return to_text(body.get("input"))
 
@@ -227,6 +231,6 @@ class Embeddings(Api):
         data = response.get("data")
         if response.get("error") is not None:
             return NotStored(Cause.ERROR)
-        if not isinstance(data, list):
+        if not isinstance(data, list) or (is_single_input(body) and len(data) > 1):
             return NotStored(Cause.INVALID)
         return None if data and all(field(item, "embedding") for item in data) else NotStored(Cause.EMPTY)

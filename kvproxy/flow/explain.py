@@ -15,6 +15,7 @@ from kvproxy.flow.explanation import (
     ClosestRequest,
     ExactExplanation,
     FieldDifference,
+    InputsExplanation,
     NeighbourExplanation,
     RequestExplanation,
     SemanticExplanation,
@@ -107,6 +108,9 @@ async def explain(path: RequestPath, prefix_cache: PrefixCache, request: ApiRequ
         prefix=prefix,
         rule=request.control.rule.name or None,
         route=request.route,
+        inputs=None
+        if exchange.inputs is None
+        else InputsExplanation(count=exchange.inputs.count, cached=exchange.inputs.cached),
     )
 
 

@@ -81,6 +81,14 @@ class ClosestRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InputsExplanation:
+    """The number of inputs of an array that are cached one by one, and of those whose responses would be served."""
+
+    count: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestExplanation:
     """The prediction for a request.
 
@@ -93,6 +101,7 @@ class RequestExplanation:
         prefix: None if the backend does not report its prefix cache.
         rule: name of the request's rule.
         route: None if all upstreams serve the same models.
+        inputs: the lookup of each input of an array; None for another request.
         refusal: why the proxy would refuse the client or its model; None if it accepts both.
     """
 
@@ -108,4 +117,5 @@ class RequestExplanation:
     prefix: PrefixReport | None
     rule: str | None
     route: ModelRoute | None
+    inputs: InputsExplanation | None = None
     refusal: str | None = None

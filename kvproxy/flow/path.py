@@ -35,6 +35,7 @@ from kvproxy.flow.layers.cached import (
     StoredResponses,
     UntilDisconnect,
 )
+from kvproxy.flow.layers.cached_inputs import CachedInputs
 from kvproxy.flow.layers.forwarded import CallBackend, ChargeQuota, JoinOrForward, Lease, StoreResponse
 from kvproxy.flow.layers.layer import Layer, Metric, PathContext, PluginLayer, Prediction, SendingLayer
 from kvproxy.flow.layers.load_limit import LimitLoad
@@ -154,6 +155,7 @@ class RequestPath:
             renewal := Renewal(background),
             ExactHits(cache, responses),
             StaleHits(responses),
+            CachedInputs(cache, responses, self.compute_key),
             load := LimitLoad(limits, journal),
             UntilDisconnect(),
             similar := SemanticHits(cache, settings, responses),

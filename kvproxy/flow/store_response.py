@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os import urandom
@@ -12,6 +12,7 @@ from os import urandom
 from kvproxy.apis.api import TokenCounts
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.cache_diagnoses import reported_diagnosis
+from kvproxy.apis.embedding_inputs import split_response
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.message_parts import answer_digests
 from kvproxy.apis.modalities import reported_modalities
@@ -42,6 +43,7 @@ from kvproxy.settings import CacheSettings
 
 PARSE_STEP_BYTES = 4 * 1024  # Parsed before other tasks may run: about 25 events, or half a millisecond.
 _END_SECONDS = 0.25  # Maximum time from a stream's final event until its end.
+_WRITES_AT_ONCE = 32  # Of the inputs of an array.
 _MAX_TTL = 30 * 86_400.0
 _SURROGATE_KEY = "surrogate-key"
 _DIRECTIVE_HEADERS = ("cache-control", TAGS_HEADER, _SURROGATE_KEY)
@@ -171,6 +173,31 @@ class ResponseWriter:
             await self._cache.pending_writes.wait_for_space()
         return pending
 
+    async def start_writes_of_inputs(
+        self, exchange: Exchange, facts: ResponseFacts, body: JsonObject, directives: ResponseDirectives
+    ) -> PendingWrite:
+        """Start to store the response to each input of an array, as that of its single request. Raises UnstorableResponse."""
+        requests = exchange.inputs_to_store
+        bodies = split_response(body, len(requests))
+        if bodies is None:
+            raise UnstorableResponse(Cause.INVALID, "not one embedding for each input")
+        singles = [
+            (
+                Exchange(exchange.api, exchange.request_id, exchange.tenant, request=request, key=key),
+                ResponseFacts(),
+                single,
+            )
+            for (request, key), single in zip(requests, bodies, strict=True)
+        ]
+        writes: list[PendingWrite] = []
+        for start in range(0, len(singles), _WRITES_AT_ONCE):
+            parts = singles[start : start + _WRITES_AT_ONCE]
+            writes += await asyncio.gather(*(self.start_write(*part, directives) for part in parts))
+        waiting = _wait_for_all(writes, facts, [own for _, own, _ in singles])
+        whole = PendingWrite(exchange.cache_key.exact, None, writes[-1].redacted, asyncio.create_task(waiting))
+        facts.write = whole.task
+        return whole
+
     def _on_written(
         self,
         exchange: Exchange,
@@ -232,6 +259,17 @@ class ResponseWriter:
         if not self._cache.store.fits(entry):
             raise UnstorableResponse(Cause.TOO_LARGE)
         return entry
+
+
+async def _wait_for_all(
+    writes: Sequence[PendingWrite], facts: ResponseFacts, facts_of_inputs: Sequence[ResponseFacts]
+) -> bool:
+    """Wait for the writes of an array, and note in its facts why one of them failed. Return whether all are stored."""
+    are_stored = [await write.wait_until_stored() for write in writes]
+    # A write that has ended notes its failure in a callback.
+    await asyncio.sleep(0)
+    facts.not_stored = next((own.not_stored for own in facts_of_inputs if own.not_stored is not None), None)
+    return all(are_stored)
 
 
 def _serialize(body: JsonObject) -> bytes:
@@ -344,7 +382,9 @@ class ResponseRecorder:
         if facts.not_stored is not None or response.entry is not None:
             return None
         directives = read_response_directives(response.headers)
-        return await self._writer.start_write(self._exchange, facts, body, directives)
+        writer = self._writer
+        start = writer.start_writes_of_inputs if self._exchange.inputs_to_store else writer.start_write
+        return await start(self._exchange, facts, body, directives)
 
     def _reported_usage(self, response: BackendResponse, body: JsonObject) -> TokenCounts:
         request, facts = self._exchange.api_request, response.facts

@@ -3,7 +3,7 @@
 import math
 
 from kvproxy.apis.reported_usage import PrefixReuse
-from kvproxy.exchange import CacheHit, Exchange
+from kvproxy.exchange import ArrayInputs, CacheHit, Exchange
 from kvproxy.index.search.lookup_result import Candidate
 
 CACHE = "kvproxy"
@@ -18,16 +18,23 @@ def cache_headers(exchange: Exchange) -> list[tuple[str, str]]:
         # RFC 9211: only responses from a cache and forwarded ones have the header.
         return []
     if hit is not None:
-        return [("cache-status", _format_hit(hit)), ("age", str(max(0, _integer(hit.age))))]
+        return [("cache-status", _format_hit(hit, exchange.inputs)), ("age", str(max(0, _integer(hit.age))))]
     return [("cache-status", _format_forward(exchange))]
 
 
-def _format_hit(hit: CacheHit) -> str:
+def _format_hit(hit: CacheHit, inputs: ArrayInputs | None) -> str:
     detail = "exact" if hit.match is None else _format_scores(hit.match)
+    if inputs is not None:
+        detail += f" {_format_inputs(inputs)}"
     if hit.stale is not None:
         detail += f" {hit.stale}"
     ttl = _integer(math.floor(hit.ttl) if hit.stale else hit.ttl)
-    return f'{CACHE}; hit; ttl={ttl}; detail="{detail}"; key="{hit.id}"'
+    key = f'; key="{hit.id}"' if hit.id else ""
+    return f'{CACHE}; hit; ttl={ttl}; detail="{detail}"{key}'
+
+
+def _format_inputs(inputs: ArrayInputs) -> str:
+    return f"inputs {inputs.cached}/{inputs.count}"
 
 
 def _integer(value: float) -> int:
@@ -57,6 +64,7 @@ def _format_forward(exchange: Exchange) -> str:
     # A stream's upstream reports the reuse in an event, which may arrive before or after the headers are sent.
     is_late = facts.served_by is not None and exchange.request is not None and exchange.request.stream
     details = [_format_prefix(facts.prefix)] if facts.prefix is not None and not is_late else []
+    details += [_format_inputs(exchange.inputs)] if exchange.inputs is not None else []
     details += ["skipped"] if exchange.lookup is not None and exchange.lookup.skip_reason is not None else []
     details += [f"not stored: {facts.not_stored}"] if facts.not_stored is not None and exchange.status == 200 else []
     if details:

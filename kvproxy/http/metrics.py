@@ -103,6 +103,11 @@ class Metrics:
             " Responses without reported tokens are not counted.",
             "layer",
         )
+        self._inputs = self._counter(
+            "inputs",
+            "Inputs of arrays to embed, by whether the response cache had them.",
+            "result",
+        )
         # For each request, `labels` would take as long as a lookup in the cache.
         self._requests, self._first_byte = lru_cache(requests.labels), lru_cache(first_byte.labels)
         self._duration, self._completion_tokens = lru_cache(duration.labels), lru_cache(completion_tokens.labels)
@@ -299,7 +304,7 @@ class Metrics:
             "Savings since the journal began.",
             "layer",
             answered="Requests that a cache answered.",
-            prompt_tokens="Their prompt tokens.",
+            prompt_tokens="Their prompt tokens, and those of the cached inputs of other arrays to embed.",
             completion_tokens="Their response tokens.",
             reused_tokens="Prompt tokens that the backend reused.",
             seconds="Seconds of the backend.",
@@ -335,6 +340,9 @@ class Metrics:
         layer = "error" if is_failed else exchange.layer
         self._requests(exchange.api, layer, exchange.status).inc()
         self._duration(layer).observe((exchange.ended or exchange.first_byte) - exchange.started)
+        if exchange.inputs is not None:
+            self._inputs.labels("cached").inc(exchange.inputs.cached)
+            self._inputs.labels("missing").inc(exchange.inputs.count - exchange.inputs.cached)
         if not exchange.was_collapsed:
             facts, hit = exchange.facts, exchange.hit
             if hit is None and facts.prefix is not None and exchange.client is not None:

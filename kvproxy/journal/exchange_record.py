@@ -31,7 +31,7 @@ def record_of(exchange: Exchange) -> Record:
         tags = (*tags, "repaired:tokens")
     if request is not None and upstream is not None and upstream.fallback:
         tags = (*tags, f"{FALLBACK_TAG}{request.model}")
-    start, layer = exchange.started, layer_of(exchange, reason)
+    start, layer, inputs = exchange.started, layer_of(exchange, reason), exchange.inputs
     estimated_prompt, estimated_completion = _estimated_usage(exchange)
     is_unserved = hit is not None or (exchange.status != 200 and estimated_prompt is not None)
     return Record(
@@ -48,7 +48,7 @@ def record_of(exchange: Exchange) -> Record:
         reason=reason,
         changed=None,
         removed_at=None,
-        entry=facts.entry_id if hit is None else hit.id,
+        entry=facts.entry_id if hit is None else hit.id or None,
         near=None if near is None else near.id,
         similarity=None if near is None else near.similarity,
         score=None if near is None else near.score,
@@ -80,6 +80,9 @@ def record_of(exchange: Exchange) -> Record:
         modalities=facts.modalities if hit is None else hit.modalities,
         team=exchange.team,
         reached_limit=exchange.reached_limit,
+        inputs=None if inputs is None else inputs.count,
+        inputs_cached=None if inputs is None else inputs.cached,
+        inputs_cached_tokens=None if inputs is None else inputs.cached_tokens,
     )
 
 
@@ -153,7 +156,9 @@ def reason_of(exchange: Exchange) -> str:
         return exchange.bypass_reason
     if exchange.lookup_failed:
         return "miss-failed"
-    return "miss-old" if exchange.is_entry_refused else "miss-new"
+    if exchange.is_entry_refused:
+        return "miss-old"
+    return "miss-inputs" if exchange.inputs_to_store else "miss-new"
 
 
 def reason_of_unexplained_miss(exchange: Exchange, *, asked_before: bool, computed_before: bool) -> str:

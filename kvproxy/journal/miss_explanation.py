@@ -276,6 +276,8 @@ def explain_in_sentences(explanation: MissExplanation, format_time: Callable[[fl
     sentences = [meaning_of_reason(record.reason)]
     if record.reached_limit is not None:
         sentences.append(f"The reached limit is {record.reached_limit}, see docs/limits.md.")
+    if record.inputs is not None:
+        sentences.append(f"Of {plural(record.inputs, 'input')}, {record.inputs_cached or 0:,} were stored.")
     if record.removed_at is not None:
         sentences.append(f"It was removed at {format_time(record.removed_at)}.")
     if PASSAGES in (record.changed or "").split(","):

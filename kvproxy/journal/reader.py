@@ -110,6 +110,8 @@ class TotalRow:
     or audio or image tokens.
     `unpaid` ones failed, and cost nothing; those before this sum existed are not among them.
     `saved_seconds` is the duration of original responses minus that of their hits; it is negative if the hits took longer.
+    `partial_hits` had some cached inputs of an array, with `inputs_cached_tokens`; those of `unreported_partial_hits` are
+    unknown.
     """
 
     name: str
@@ -128,6 +130,9 @@ class TotalRow:
     estimated_completion_tokens: int
     tiered: int
     unpaid: int
+    partial_hits: int
+    unreported_partial_hits: int
+    inputs_cached_tokens: int
 
 
 class JournalReader:

@@ -20,6 +20,7 @@ _REASONS: dict[str, str] = {
     "miss-removed": "An equal request was stored, but it was removed.",
     "miss-changed": "An earlier request with the same question differs in its settings, other messages, or passages.",
     "miss-unstored": "An equal request was answered before, but its response was not stored.",
+    "miss-inputs": "Several inputs of an array are not stored; `inputs_cached` counts the stored ones.",
     "miss-concurrent": "An equal request was in flight, and could not share its response: each wants a sample, or another form.",
     "miss-old": "An equal or similar request is stored, but its response is older than the request's `max-age`.",
     "miss-failed": "The store or the embedder failed.",

@@ -67,6 +67,9 @@ class Record:
     reached_limit: str | None = None
     verdict: str | None = None
     modalities: str | None = None
+    inputs: int | None = None
+    inputs_cached: int | None = None
+    inputs_cached_tokens: int | None = None
     proxy: str | None = None
 
 

@@ -44,9 +44,12 @@ _MAX_TEXT = 200
 _SHOWN_END = 120  # Characters of the end of a longer text, where the question after passages is.
 _OMITTED = " … "
 _DAY = 86_400
+_ANSWERED = ("forward", "prefix", "shared")
+"""Layers of complete responses that may have cached inputs beside computed ones."""
 _SUMS = (
     *("requests", "prompt_tokens", "completion_tokens", "reused_tokens", "saved_seconds", "unreported"),
     *("estimated", "estimated_prompt_tokens", "estimated_completion_tokens", "tiered", "unpaid"),
+    *("partial_hits", "unreported_partial_hits", "inputs_cached_tokens"),
 )
 
 
@@ -286,7 +289,7 @@ class RecordWriter:
         is_unreported = is_paid and None in (record.prompt_tokens, record.completion_tokens)
         counts = int(is_unreported), int(estimated != (None, None)), *(count or 0 for count in estimated)
         has_own_price = record.service_tier is not None or record.modalities is not None
-        counts = *counts, int(has_own_price), int(not is_paid)
+        counts = *counts, int(has_own_price), int(not is_paid), *_partial_hit_sums(record)
         # A revalidation costs money, and is no request of a client.
         requests = int(record.layer != "revalidated")
         values = (requests, *tokens, self._saved_seconds(exchange, record), *counts)
@@ -328,6 +331,14 @@ def _key_of(event: Event) -> str | None:
     if isinstance(event, Exchange):
         return None if event.key is None else event.key.exact
     return event.key if isinstance(event, ResponseStored | ResponseRemoved) else None
+
+
+def _partial_hit_sums(record: Record) -> tuple[int, int, int]:
+    """Return whether the cache had some inputs of an array, whether their tokens are unknown, and their tokens."""
+    is_answered = record.status == 200 and record.layer in _ANSWERED
+    if not (is_answered and record.inputs_cached) or record.inputs_cached == record.inputs:
+        return 0, 0, 0
+    return 1, int(record.inputs_cached_tokens is None), record.inputs_cached_tokens or 0
 
 
 def _stored_texts(

@@ -7,19 +7,24 @@ from dataclasses import dataclass, fields
 from kvproxy.journal.groups import SavingsGroup, SavingsKey
 from kvproxy.journal.prefill_time import PrefillCost, prefill_costs
 from kvproxy.journal.priced_requests import PricedRequest, requests_with_other_prices
-from kvproxy.journal.reader import CACHES, OF_PROXY, JournalReader
+from kvproxy.journal.reader import CACHES, OF_PROXY, JournalReader, TotalRow
 from kvproxy.journal.saving_groups import bill_name, client_of, grouped_totals, groups_of
-from kvproxy.journal.sessions.ledger import REPEATED, REUSABLE, WARMING
+from kvproxy.journal.sessions.cached_shares import cached_share_bounds
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.journal.spending import recorded_requests
 from kvproxy.journal.sums_filter import SumsFilter
-from kvproxy.journal.wrong_hits import WrongHitInterval, count_served_rejected, recorded_wrong_hits, wrong_hit_interval
+from kvproxy.journal.wrong_hits import (
+    HitVerdicts,
+    WrongHitInterval,
+    count_served_rejected,
+    recorded_wrong_hits,
+    wrong_hit_interval,
+)
 from kvproxy.providers.prices import ModelPrices, price_on
 from kvproxy.settings.journal import MILLION, JournalSettings, PriceSettings, hit_price, storage_price
 
 _ROUNDING = 1e-12  # Far below the price of a token.
 _NO_SHARES = (0.0, 0.0)
-_LOST_PREFIXES = ("evicted", "expired", "moved", "unreported")
 
 
 @dataclass(slots=True)
@@ -47,7 +52,8 @@ class Saving:
         priced_tokens: prompt tokens of hits on models with a price of cached tokens.
         cached_tokens: part of `priced_tokens` that the provider's cache would have reused; counted at the price of reuse.
         uncertain_tokens: prompt tokens of hits for which `cached_tokens` is uncertain; `money` assumes the lowest number.
-        unreported_hits: hits whose tokens are unknown; tokens and `money` exclude them.
+        partial_hits: requests of which a cache had some inputs of an array. Tokens and `money` include these inputs.
+        unreported_hits: hits, and partial hits, whose tokens are unknown; tokens and `money` exclude them.
         unpriced_hits, unpriced_reused_tokens: hits and reused tokens of models without a price; `money` excludes them.
         wrong_hits: semantic hits whose response a person rejected; tokens, seconds and money exclude them.
     """
@@ -74,6 +80,7 @@ class Saving:
     priced_tokens: int = 0
     cached_tokens: int = 0
     uncertain_tokens: int = 0
+    partial_hits: int = 0
     unreported_hits: int = 0
     unpriced_hits: int = 0
     unpriced_reused_tokens: int = 0
@@ -91,12 +98,13 @@ class Saving:
 
     def remove_unknown(self) -> None:
         """Replace sums of which no part is known by None."""
-        if self.answered and self.unreported_hits == self.answered:
+        hits = self.answered + self.partial_hits
+        if hits and self.unreported_hits == hits:
             self.prompt_tokens = self.completion_tokens = None
-        # Imported responses have no duration, so their hits save an unknown time.
-        if self.answered and not self.hit_seconds:
+        # Imported responses and the inputs of an array have no duration, so their hits save an unknown time.
+        if hits and not self.hit_seconds:
             self.hit_seconds = None
-        if not self.seconds and (self.unmeasured_tokens or self.answered):
+        if not self.seconds and (self.unmeasured_tokens or hits):
             self.seconds = self.least_seconds = self.most_seconds = None
 
     def add_money(self, money: float, least_money: float, *, is_hit: bool = False) -> None:
@@ -124,19 +132,6 @@ class Saving:
         for name in names:
             if abs(getattr(self, name) or 0.0) < _ROUNDING:
                 setattr(self, name, None)
-
-
-@dataclass(frozen=True, slots=True)
-class HitVerdicts:
-    """Verdicts on the semantic hits of a store.
-
-    Attributes:
-        counts: numbers of compared semantic hits, from `Observations.summary`.
-        rejected: ids of the responses that a person rejected.
-    """
-
-    counts: Mapping[str, int]
-    rejected: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +196,7 @@ def savings(
         rejected: ids of responses whose semantic hits saved nothing.
     """
     savings_by_name: dict[str, Saving] = {}
-    costs, cached_shares = prefill_costs(reader), _provider_cached_share_bounds(reader)
+    costs, cached_shares = prefill_costs(reader), cached_share_bounds(reader)
     most_wrong = 1.0 if wrong_interval is None else wrong_interval.most
     wrong_hits = recorded_wrong_hits(reader, by, selection, rejected)
     for row in grouped_totals(reader, by, selection):
@@ -232,6 +227,7 @@ def savings(
         cost = costs.get(row.model, PrefillCost(0.0, 0.0, 0.0))
         saving.add_seconds(row.saved_seconds, reused, cost)
         saving.unmeasured_tokens += 0 if row.model in costs else reused
+        _add_partial_hits(saving, row, price)
         if is_hit:
             saving.answered += row.requests
             saving.wrong_hits += 0 if saved_nothing is None else saved_nothing.requests
@@ -271,6 +267,18 @@ def savings(
     return sorted(
         order, key=lambda group: (group.money or 0.0, group.seconds or 0.0, group.prompt_tokens or 0), reverse=True
     )
+
+
+def _add_partial_hits(saving: Saving, row: TotalRow, price: PriceSettings | None) -> None:
+    """Add the cached inputs of arrays whose other inputs the backend computed. No provider caches a part of an input."""
+    known = row.partial_hits - row.unreported_partial_hits
+    saving.partial_hits += row.partial_hits
+    saving.unreported_hits += row.unreported_partial_hits
+    saving.add_tokens(row.inputs_cached_tokens, 0)
+    saving.unpriced_hits += known if price is None else 0
+    if known and price is not None:
+        money = hit_price(price, row.inputs_cached_tokens, 0, 0)
+        saving.add_money(money, money, is_hit=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,41 +360,6 @@ def _correct_prices(
             savings_by_name.setdefault(name, Saving(name)).add_cost(own_cost - usual_cost)
     for name in unpriced:
         savings_by_name[name].drop_rounding()
-
-
-def _provider_cached_share_bounds(reader: JournalReader) -> dict[tuple[str, str, str], tuple[float, float]]:
-    # By tenant, model, and layer: bounds of the share of the prompt tokens of hits that the provider's cache would have reused.
-    tokens: dict[tuple[str, str], Counter[str]] = {}
-    for tenant, model, result, count in reader.rows(
-        "select tenant, model, result, sum(tokens) from prompt_tokens group by 1, 2, 3", []
-    ):
-        # Requests that warmed the cache show what the backend reuses, too.
-        tokens.setdefault((tenant, model), Counter())[result.removeprefix(WARMING)] += int(count)
-    prompts = Counter[tuple[str, str, str]]()
-    for row in reader.totals("layer"):
-        prompts[row.tenant, row.model, row.layer] += row.prompt_tokens
-    shares = {}
-    for (tenant, model, layer), total in prompts.items():
-        known = tokens.get((tenant, model), Counter())
-        least = most = 0.0
-        for name, lost in ((REUSABLE, _LOST_PREFIXES), (REPEATED, (*_LOST_PREFIXES, "minimum"))):
-            repeated = min(1.0, known.get(name + layer, 0) / max(1, total))
-            bounds = _reused_share_bounds(known, lost)
-            least, most = least + repeated * bounds[0], most + repeated * bounds[1]
-        shares[tenant, model, layer] = min(1.0, least), min(1.0, most)
-    return shares
-
-
-def _reused_share_bounds(tokens: Mapping[str, int], lost: Sequence[str]) -> tuple[float, float]:
-    """Return bounds of the share of repeated prefixes that the backend reused in requests that were no hits.
-
-    `lost` names the causes that also lose the prefixes of hits.
-    """
-    reused, unreported = tokens.get("reused", 0), tokens.get("unreported", 0)
-    total = reused + sum(tokens.get(cause, 0) for cause in lost)
-    if not total:
-        return float("reused" in tokens), 1.0
-    return reused / total, (reused + unreported) / total
 
 
 def _subtract_writes(

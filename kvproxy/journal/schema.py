@@ -24,7 +24,8 @@ _TOTALS = (
     " reused_tokens integer not null, saved_seconds float not null, unreported integer not null default 0,"
     " estimated integer not null default 0, estimated_prompt_tokens integer not null default 0,"
     " estimated_completion_tokens integer not null default 0, tiered integer not null default 0,"
-    " unpaid integer not null default 0,"
+    " unpaid integer not null default 0, partial_hits integer not null default 0,"
+    " unreported_partial_hits integer not null default 0, inputs_cached_tokens integer not null default 0,"
     " primary key (day, tenant, model, layer, tag)) without rowid"
 )
 _PROMPT_TOKENS = (
@@ -60,7 +61,7 @@ TABLES = (
     " predicted_tokens integer, reused_tokens integer, tags integer, not_stored integer,"
     " estimated_prompt_tokens integer, estimated_completion_tokens integer, service_tier integer,"
     " upstream_request_id text, response_id text, team integer, reached_limit integer, verdict integer,"
-    " modalities text)",
+    " modalities text, inputs integer, inputs_cached integer, inputs_cached_tokens integer)",
     "create table tombstones (key blob primary key, reason text not null, time float not null) without rowid",
     "create index tombstones_time on tombstones (time)",
     _TOTALS,
@@ -84,12 +85,18 @@ ADDED_COLUMNS = (
     ("records", "reached_limit integer"),
     ("records", "verdict integer"),
     ("records", "modalities text"),
+    ("records", "inputs integer"),
+    ("records", "inputs_cached integer"),
+    ("records", "inputs_cached_tokens integer"),
     ("totals", "unreported integer not null default 0"),
     ("totals", "estimated integer not null default 0"),
     ("totals", "estimated_prompt_tokens integer not null default 0"),
     ("totals", "estimated_completion_tokens integer not null default 0"),
     ("totals", "tiered integer not null default 0"),
     ("totals", "unpaid integer not null default 0"),
+    ("totals", "partial_hits integer not null default 0"),
+    ("totals", "unreported_partial_hits integer not null default 0"),
+    ("totals", "inputs_cached_tokens integer not null default 0"),
     ("turns", "diagnosis integer"),
     ("turns", "agrees integer"),
     ("turns", "keep_warm integer"),

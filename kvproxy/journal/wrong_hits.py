@@ -22,6 +22,19 @@ Place = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
+class HitVerdicts:
+    """Verdicts on the semantic hits of a store.
+
+    Attributes:
+        counts: numbers of compared semantic hits, from `Observations.summary`.
+        rejected: ids of the responses that a person rejected.
+    """
+
+    counts: Mapping[str, int]
+    rejected: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class _Hit:
     time: float
     layer: str

@@ -56,7 +56,7 @@ class DirectCache:
         self.store.observations.add([Observation.from_verdict(entry.id, verdict.right)])
 
     async def import_entries(self, entries: "Sequence[ExportedEntry]") -> int:
-        from kvproxy.apis.imported_entry import is_servable
+        from kvproxy.flow.imported_entry import is_servable
         from kvproxy.index.entry_redaction import RedactionFailed
         from kvproxy.index.store.export import import_into
 

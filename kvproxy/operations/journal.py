@@ -31,7 +31,7 @@ from kvproxy.settings.tree import config_file
 
 if TYPE_CHECKING:
     from kvproxy.index.store import Store
-    from kvproxy.journal.savings import HitVerdicts
+    from kvproxy.journal.wrong_hits import HitVerdicts
 
 ROWS = RowLimits(default=100, most=1_000)
 PAGE = 1_000
@@ -178,7 +178,7 @@ class DirectJournal:
 
     def _hit_verdicts(self) -> "HitVerdicts | None":
         from kvproxy.index.store import open_observations
-        from kvproxy.journal.savings import HitVerdicts
+        from kvproxy.journal.wrong_hits import HitVerdicts
 
         if not store_exists(self._settings):
             return None

@@ -27,12 +27,12 @@ from kvproxy.journal.completeness import complete_since
 from kvproxy.journal.databases.sqlite import open_file, open_to_read
 from kvproxy.journal.groups import SavingsGroup
 from kvproxy.journal.journal import StoredJournal, open_stored_journal
-from kvproxy.journal.savings import HitVerdicts, Saving, SavingsReport, savings, savings_report
+from kvproxy.journal.savings import Saving, SavingsReport, savings, savings_report
 from kvproxy.journal.schema import ADDED_COLUMNS, FILE
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.journal.spending import recorded_requests, spending_report, with_costs
 from kvproxy.journal.sums_filter import SumsFilter, sums_filter
-from kvproxy.journal.wrong_hits import WrongHitInterval
+from kvproxy.journal.wrong_hits import HitVerdicts, WrongHitInterval
 from kvproxy.operations.keys import list_clients
 from kvproxy.operations.record_query import RecordQuery
 from kvproxy.providers.prices import ModelPrices

@@ -2,12 +2,14 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from kvproxy.apis.api import response_for_client
 from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
+from kvproxy.apis.embedding_inputs import sum_tokens
 from kvproxy.apis.json import as_object, loads
 from kvproxy.apis.modalities import stored_modalities
 from kvproxy.backends.protocol import Backend
@@ -30,6 +32,7 @@ RENEWAL_PREFIX = "renewal-"
 """Beginning of the id of a request that renews a stale response."""
 _FALLBACK_FRACTION = 0.9  # Of the client's timeout, after which a stale response is served.
 _log = logging.getLogger("kvproxy")
+T = TypeVar("T")
 
 
 class StoredResponses:
@@ -71,24 +74,35 @@ class StoredResponses:
             headers = [EVENTS, ("cache-control", "no-cache")]
         size = len(entry.request) + len(entry.response)
         body = await in_thread_if_large(size, partial(_body_for, request, entry))
-        if not exchange.is_warming:
-            self._store.record_hit(entry.id)
-        now = self._clock()
+        self.record_hit(exchange, [entry], match, stale)
+        return Answer(200, headers, body)
+
+    def record_hit(
+        self, exchange: Exchange, entries: Sequence[Entry], match: Candidate | None = None, stale: Stale | None = None
+    ) -> None:
+        """Record in an exchange that a stored response answers it, or the responses to all inputs of an array."""
+        self.count_hits(exchange, entries)
+        now, first = self._clock(), entries[0]
+        is_one = len(entries) == 1
         exchange.hit = CacheHit(
-            id=entry.id,
-            key=entry.key,
-            age=max(0.0, now - entry.created),
-            ttl=entry.expires - now,
-            prompt_tokens=entry.prompt_tokens,
-            completion_tokens=entry.completion_tokens,
+            id=first.id if is_one else "",
+            key=first.key if is_one else exchange.cache_key.exact,
+            age=max(0.0, now - min(entry.created for entry in entries)),
+            ttl=min(entry.expires for entry in entries) - now,
+            prompt_tokens=sum_tokens([entry.prompt_tokens for entry in entries]),
+            completion_tokens=sum_tokens([entry.completion_tokens for entry in entries]),
             stale=stale,
             match=match,
-            modalities=stored_modalities(entry.response),
+            # Inputs of an array are texts.
+            modalities=stored_modalities(first.response) if is_one else None,
         )
         exchange.layer = "exact" if match is None else "semantic"
         exchange.status = 200
         exchange.first_byte = time.perf_counter()
-        return Answer(200, headers, body)
+
+    def count_hits(self, exchange: Exchange, entries: Iterable[Entry]) -> None:
+        for id in {entry.id for entry in entries} if not exchange.is_warming else ():
+            self._store.record_hit(id)
 
 
 def _body_for(request: ApiRequest, entry: Entry) -> bytes:
@@ -98,7 +112,7 @@ def _body_for(request: ApiRequest, entry: Entry) -> bytes:
     return b"".join(request.api.replay(as_object(loads(response)), request.body))
 
 
-class _LoggingFailures:
+class LoggingFailures:
     """Logs an exception of a lookup, so that the request is forwarded. A generator would take several times as long."""
 
     def __init__(self, exchange: Exchange) -> None:
@@ -119,6 +133,15 @@ class _LoggingFailures:
         return True
 
 
+async def look_up_in_time(exchange: Exchange, cache: ResponseCache, look_up: Callable[[Exchange], Awaitable[T]]) -> T:
+    """Return the result of a lookup. Raises DeadlineExceeded if a remote store exceeds the request's timeout."""
+    seconds = exchange.api_request.control.timeout
+    if seconds is None or not cache.store.remote:
+        return await look_up(exchange)
+    left = max(0.0, seconds - (time.perf_counter() - exchange.started))
+    return await with_timeout(left, look_up(exchange), "the store did not answer")
+
+
 class ExactHits(Layer):
     """Serves the stored response to an equal request if it is fresh."""
 
@@ -128,18 +151,11 @@ class ExactHits(Layer):
         self._responses = responses
 
     async def answer(self, exchange: Exchange, rest: Rest) -> Answer:
-        answer = await self._find_in_time(exchange) if exchange.cacheable else None
+        answer = await look_up_in_time(exchange, self._cache, self._serve) if exchange.cacheable else None
         return answer or await rest(exchange)
 
-    async def _find_in_time(self, exchange: Exchange) -> Answer | None:
-        seconds = exchange.api_request.control.timeout
-        if seconds is None or not self._cache.store.remote:
-            return await self._serve(exchange)
-        left = max(0.0, seconds - (time.perf_counter() - exchange.started))
-        return await with_timeout(left, self._serve(exchange), "the store did not answer")
-
     async def _serve(self, exchange: Exchange) -> Answer | None:
-        with _LoggingFailures(exchange):
+        with LoggingFailures(exchange):
             entry = await self._find(exchange)
             if entry is not None:
                 return await self._responses.replay(exchange, entry)
@@ -175,7 +191,7 @@ class StaleHits(Layer):
     async def answer(self, exchange: Exchange, rest: Rest) -> Answer:
         entry = self._find(exchange)
         if entry is not None:
-            with _LoggingFailures(exchange):
+            with LoggingFailures(exchange):
                 answer = await self._responses.replay(exchange, entry, stale="stale-while-revalidate")
                 self.count("stale", "stale-while-revalidate")
                 return answer
@@ -226,7 +242,7 @@ class SemanticHits(Layer):
     async def serve(self, exchange: Exchange, *, failed: bool = False) -> Answer | None:
         """Serve the response to a similar question; if the backend has `failed`, also in its stale-if-error period."""
         is_first, semantic = exchange.lookup is None, self._cache.semantic
-        with _LoggingFailures(exchange):
+        with LoggingFailures(exchange):
             hit, lookup = await self._find(exchange, failed=failed, explore=not failed), exchange.lookup
             if lookup is not None and is_first and not exchange.is_warming:
                 exchange.is_shadow_hit = hit is not None and is_shadow(exchange.api_request, self._settings)
@@ -354,7 +370,7 @@ class StaleIfError(Layer):
         entry = self._stale_entry(exchange)
         if entry is None:
             return await self._similar.serve(exchange, failed=True)
-        with _LoggingFailures(exchange):
+        with LoggingFailures(exchange):
             answer = await self._responses.replay(exchange, entry, stale="stale-if-error")
             self.count("stale", "stale-if-error")
             return answer

@@ -137,6 +137,8 @@ class JoinOrForward(Layer):
             return "bypass"
         if exchange.is_entry_refused:
             return "request"
+        if exchange.inputs is not None and exchange.inputs.cached:
+            return "partial"
         return "uri-miss" if exchange.stored_entry is None else "stale"
 
     async def predict(self, exchange: Exchange) -> Prediction | None:
@@ -153,7 +155,8 @@ class Lease:
 
     async def send(self, exchange: Exchange, rest: Send) -> BackendResponse:
         shared = self._shared
-        if shared is None or exchange.requires_own_response:
+        # The response to several inputs is not stored under the request's own key.
+        if shared is None or exchange.requires_own_response or exchange.inputs is not None:
             return await rest(exchange)
         try:
             await shared.acquire_lease(exchange.cache_key.exact)
@@ -215,7 +218,7 @@ class StoreResponse:
             upstream = response.facts.served_by
             if upstream is not None and upstream.fallback:
                 response.facts.not_stored = NotStored(Cause.FALLBACK, upstream.fallback)
-            if exchange.storable:
+            if exchange.storable and not exchange.inputs_to_store:
                 response.facts.planned_id = token_hex(16)
         recorder.record(response)
         return response

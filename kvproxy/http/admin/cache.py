@@ -7,8 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute
 
-from kvproxy.apis.imported_entry import is_servable
 from kvproxy.errors import InvalidRequest
+from kvproxy.flow.imported_entry import is_servable
 from kvproxy.http.admin.operation_routes import async_operation_route, declared_route
 from kvproxy.http.services import services
 from kvproxy.index.entry import Entry

@@ -17,7 +17,7 @@ from kvproxy.http.services import Services, services
 from kvproxy.index.store.observations import Observations
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.record import RecordWithQuestions
-from kvproxy.journal.savings import HitVerdicts
+from kvproxy.journal.wrong_hits import HitVerdicts
 from kvproxy.operations.journal import JournalAccess
 from kvproxy.operations.journal_reports import JOURNAL_OPERATIONS
 from kvproxy.operations.record_query import RecordQuery

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.apis.imported_entry import is_servable
+from kvproxy.flow.imported_entry import is_servable
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.store.export import export_lines, export_parts, import_into, read_lines
 from kvproxy.index.store.observations import Observation

@@ -8,12 +8,14 @@ from kvproxy.index.policies.guards.words import DAYS, FREQUENT, LANGUAGES, TIME_
 
 _QUESTION = re.compile(
     r"\b(how come|how many times(?= (?:a|per|each|every|do|does|should|can|must|may)\b)"
-    r"|how (?:many|much|long|often|frequently|old|tall|far|big|fast|large|heavy|high|deep)|\w+)\b"
+    r"|how much time|how (?:many|much|long|often|frequently|regularly|old|tall|far|big|large|fast|quickly|rapidly|soon|heavy|high"
+    r"|deep)|\w+)\b"
 )
 _QUESTION_KINDS = {
     "who": "who", "whom": "who", "whose": "who", "when": "when", "where": "where", "why": "why", "how come": "why",
-    "what": "what", "which": "which", "how": "how", "how frequently": "how often",
-    "how many times": "how often",
+    "what": "what", "which": "which", "how": "how", "how frequently": "how often", "how regularly": "how often",
+    "how many times": "how often", "how quickly": "how fast", "how rapidly": "how fast", "how large": "how big",
+    "how much time": "how long",
 }  # fmt: skip
 
 
@@ -56,7 +58,9 @@ def _question_kinds(text: str) -> set[str]:
         if question_words[first + 1 : first + 2] == ["and"] and len(kinds) > first + 2
         else kinds[first]
     )
-    return {kind for kind in (kinds[first], second) if kind is not None}
+    # `how quickly` asks for a speed, or for the time until something happens.
+    also = "how soon" if question_words[first] == "how quickly" else None
+    return {kind for kind in (kinds[first], second, also) if kind is not None}
 
 
 def time_differs(question: str, cached_question: str) -> bool:

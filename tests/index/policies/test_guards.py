@@ -123,7 +123,9 @@ all: What is a block? ~ Can you tell me what a block is?; How do I install it? ~
     Should I learn French and German? ~ Should I learn German and French?;
     Is Down’s Syndrome hereditary? ~ Is Down's syndrome hereditary?; what is the free queue ~ What is the free queue?;
     Best earphone under INR 3000? ~ Best earphone under Rs 3000?; Was heißt «schön»? ~ Was bedeutet scho\u0308n?;
-    Thanks 😀 what is a block? ~ Thanks, what is a block?
+    Thanks 😀 what is a block? ~ Thanks, what is a block?; How quickly can you come? ~ How soon can you come?;
+    How quickly does it charge? ~ How fast does it charge?; How large is it? ~ How big is it?;
+    How much time does it take? ~ How long does it take?; How regularly is it cleaned? ~ How often is it cleaned?
 """)
 
 

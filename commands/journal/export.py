@@ -1,5 +1,6 @@
 """The command `log export`."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -63,18 +64,31 @@ def export(
 def _export_requests(journal: "DirectJournal", file: Path, query: RecordQuery) -> Output | None:
     from kvproxy.operations.journal_export import request_lines
 
-    counts = {"requests": 0, "without_text": 0}
+    count, without_text = 0, Counter[str]()
 
     def chunks() -> Iterator[bytes]:
+        nonlocal count
         for line in request_lines(journal, query):
-            counts["requests" if line is not None else "without_text"] += 1
-            if line is not None:
+            if isinstance(line, bytes):
+                count += 1
                 yield line
+            else:
+                without_text[line] += 1
 
     write_chunks(file, chunks())
-    if without := counts["without_text"]:
-        print_note(f"{plural(without, 'request')} without a stored text left out: set journal.text to all")
-    return _written_output(file, {"format": "requests", **counts}, plural(counts["requests"], "request"))
+    if without_text:
+        print_note(_without_text_note(without_text))
+    document = {"format": "requests", "requests": count, "without_text": without_text.total()}
+    return _written_output(file, document | {"without_text_by_layer": dict(without_text)}, plural(count, "request"))
+
+
+def _without_text_note(without_text: Counter[str]) -> str:
+    """Return how many requests of each layer are missing. Semantic hits have whole texts only with `journal.text = "all"`."""
+    layers = ", ".join(f"{number:,} {layer}" for layer, number in without_text.most_common())
+    note = (
+        f"{plural(without_text.total(), 'request')} without a stored text left out ({layers}): set journal.text to all"
+    )
+    return f"{note}; without the semantic hits, estimate counts too few hits" if without_text["semantic"] else note
 
 
 def _written_output(file: Path, document: Any, content: str) -> Output | None:

@@ -8,7 +8,7 @@ from kvproxy.apis.api_request import PUBLIC_TENANT, SESSION_HEADERS
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.request_directives import NAMESPACE_HEADER
 from kvproxy.journal.reader import OF_PROXY, JournalReader, PromptCount
-from kvproxy.journal.record import RecordWithQuestions
+from kvproxy.journal.record import Layer, RecordWithQuestions
 from kvproxy.journal.sessions.session_reader import session_names
 from kvproxy.operations.journal import DirectJournal
 from kvproxy.operations.record_query import RecordQuery
@@ -16,8 +16,8 @@ from kvproxy.operations.record_query import RecordQuery
 _SUCCESS = 200
 
 
-def request_lines(journal: DirectJournal, query: RecordQuery) -> Iterator[bytes | None]:
-    """Yield a line per successful request of a client, oldest first; None for a request whose text is not stored.
+def request_lines(journal: DirectJournal, query: RecordQuery) -> Iterator[bytes | Layer]:
+    """Yield a line per successful request of a client, oldest first; the layer of a request whose text is not stored.
 
     A line has `custom_id`, `method`, `url`, and `body`, as in a batch of OpenAI, and `time` in seconds since the epoch. Its
     `layer`, `service_tier`, `modalities`, tokens, `cost`, and `tags` are those of `log --json`; null if unknown. Its `headers`
@@ -30,14 +30,14 @@ def request_lines(journal: DirectJournal, query: RecordQuery) -> Iterator[bytes 
         if record.status != _SUCCESS or record.layer in OF_PROXY or record.api not in APIS:
             continue
         if record.prompt is None:
-            yield None
+            yield record.layer
             continue
         place = (record.prompt, record.tenant)
         if place not in bodies:
             prompt = PromptCount(record.prompt, record.tenant, record.api, record.model, 1, 1)
             (bodies[place],) = journal.request_bodies([prompt])
         body = bodies[place]
-        yield None if body is None else dumps({**_facts_of(record), **headers.of(record), "body": body}) + b"\n"
+        yield record.layer if body is None else dumps({**_facts_of(record), **headers.of(record), "body": body}) + b"\n"
 
 
 def _facts_of(record: RecordWithQuestions) -> JsonObject:

@@ -166,5 +166,18 @@ def test_the_advice_for_exported_requests_is_that_of_the_journal(tmp_path: Path)
 def test_a_journal_without_texts_exports_no_requests_and_says_so(tmp_path: Path) -> None:
     journal(tmp_path)
     done = kvproxy("log", "export", tmp_path / "requests.jsonl", "--format", "requests", "--data", tmp_path)
-    assert "4 requests without a stored text left out: set journal.text to all" in done.stderr
+    assert "4 requests without a stored text left out (2 forward, 2 prefix): set journal.text to all\n" in done.stderr
     assert (tmp_path / "requests.jsonl").read_text() == ""
+
+
+def test_an_export_says_that_semantic_hits_are_missing(tmp_path: Path) -> None:
+    sessions = Sessions(str(tmp_path / "journal.db"))
+    sessions.add(*(request([user(logs.words(at, 60))], 100, None, at, layer="semantic") for at in range(2)))
+    sessions.add(request([user(logs.words(2, 60))], 100, 0, 2))
+    sessions.close()
+    options = ("log", "export", tmp_path / "requests.jsonl", "--format", "requests", "--data", tmp_path)
+    done = " ".join(kvproxy(*options).stderr.split())
+    assert "3 requests without a stored text left out (2 semantic, 1 " in done
+    assert "without the semantic hits, estimate counts too few hits" in done
+    found = result(*options)
+    assert (found["without_text"], found["without_text_by_layer"]["semantic"]) == (3, 2)

@@ -174,6 +174,8 @@ def _wrong_hits(learned: dict[str, Any]) -> Iterator[str]:
     compared = _checked_comparisons(learned)
     if _is_unestimated(learned):
         yield "Wrong: unknown, because no comparison estimates it."
+    elif by_checked and most >= served:
+        yield "Wrong: not known yet, because too few comparisons were decided: it may be all of them."
     elif by_checked:
         yield f"Wrong: at most {most:,.0f}."
     else:

@@ -47,6 +47,8 @@ def test_hits_of_checked_have_the_interval_of_their_comparisons() -> None:
     assert last.endswith("9 equal, 1 different, 3 undecided.")
     assert policy_sentences(learned)[-2] == "Wrong: at most 15."
     assert policy_sentences(learned | {"served": 27})[-2] == "Wrong: at most 15."
+    few = policy_sentences(learned | {"served": 12, "by_checked": 12, "most_wrong": 12})
+    assert few[-2].startswith("Wrong: not known yet")
     unknown = policy_sentences(learned | {"checked_equal": 0, "checked_different": 0, "checked_undecided": 0})
     assert unknown[-1] == "Wrong: unknown, because no comparison estimates it."
 

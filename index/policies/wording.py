@@ -1,7 +1,7 @@
 """Finds questions that are equal apart from spelling mistakes and the form of asking."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from kvproxy.index.models.verifier.multilingual import is_english_word
 from kvproxy.index.policies.guards.fillers import without_fillers
@@ -64,7 +64,7 @@ _MAKERS = (
 _MEASURES = "height tall|length long|duration long|size big|age old|depth deep|width wide|speed fast"
 _ASKING = r"(?:can|could|should|might|would|do)"
 _OFFER = r"(?:\w+ )?(?:policy|policies|prices|pricing|fees|(?:opening|business|office) hours)"
-_FORMS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
+_FORMS = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\bcan(?:'t| not)\b", "cannot"),
@@ -103,7 +103,10 @@ _FORMS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
         (r"^how (?:quickly|rapidly)\b", "how fast"),
         (r"^how much time\b", "how long"),
         (r"^how (?:frequently|regularly)\b", "how often"),
-        (r"\b(?:turn|switch) (on|off) (?=\w)", lambda match: "enable " if match[1] == "on" else "disable "),
+        (r"\b(?:turn|switch) on (?=\w)", "enable "),
+        (r"\b(?:turn|switch) off (?=\w)", "disable "),
+        (r"^(?:is|are) (.+?) able to (?=\w)", r"can \1 "),
+        (r"^do you (?:offer|provide) (?=an? )", "is there "),
         # The user asks the business itself: its policy is the policy.
         (rf"\byour (?={_OFFER}\b)", "the "),
         (r"^how high (?=is|are|was)", "how tall "),

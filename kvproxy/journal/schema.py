@@ -101,6 +101,7 @@ ADDED_COLUMNS = (
     ("turns", "agrees integer"),
     ("turns", "keep_warm integer"),
     ("turns", "question blob"),
+    ("turns", "concurrent integer"),
 )
 """Columns of `TABLES` that a journal of an older version lacks; it is opened for writing with them."""
 STRINGS = (

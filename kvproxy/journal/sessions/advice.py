@@ -14,6 +14,7 @@ REMEDIES: Mapping[str, str] = MappingProxyType(
     {
         "changed": "keep the text, or move it to the end: kvproxy lint writes the edit",
         "evicted": "enlarge the pool of the engine; a provider drops prefixes as it likes",
+        "concurrent": "start one of these requests first, and the others when its response has begun",
         "expired": 'keep prefixes longer: the rule fields breakpoints = "auto" and keep_warm_tokens',
         "moved": "send the requests of a session to one upstream",
         "retokenised": "none on this engine: see docs/agent-caching.md",

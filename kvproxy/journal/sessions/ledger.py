@@ -9,6 +9,7 @@ CAUSES = {
     "new": "The text was new, or shorter than a block of the cache.",
     "changed": "The text was sent before, but after another beginning.",
     "evicted": "The backend no longer had the prefix: an engine evicted it, or a provider dropped it early.",
+    "concurrent": "The request arrived before the answer to the earlier request with the prefix began.",
     "expired": "The provider dropped the prefix after a pause.",
     "moved": "Another upstream had the prefix.",
     "retokenised": "The engine had other tokens for the same answer.",
@@ -62,6 +63,7 @@ class ExpectedReuse:
         beginning: tokens before the first difference, in the region that differs.
         block: tokens in a block of the engine; 0 if unknown.
         step: the provider caches multiples of this number of tokens.
+        ready: tokens of the prefix that an earlier request sent whose answer had begun; None for all.
     """
 
     tokens: int = 0
@@ -79,6 +81,7 @@ class ExpectedReuse:
     beginning: int = 0
     block: int = 0
     step: int = 1
+    ready: int | None = None
 
 
 def lost_tokens(prompt_tokens: int, reused_tokens: int | None, expected: ExpectedReuse) -> dict[str, int]:
@@ -145,7 +148,11 @@ def _lost_prefix(reused_tokens: int, prefix_tokens: int, tolerance: int, expecte
         cause: stored - reused_tokens,
         "unmarked": prefix_tokens - stored if prefix_tokens - stored > tolerance else 0,
     }
-    return {name: tokens for name, tokens in lost.items() if tokens}
+    ready = expected.ready
+    if cause == "evicted" and ready is not None:
+        lost["concurrent"] = stored - min(stored, ready if ready > reused_tokens + tolerance else reused_tokens)
+        lost["evicted"] -= lost["concurrent"]
+    return {name: tokens for name, tokens in lost.items() if tokens > 0}
 
 
 def _is_below_minimum(reused_tokens: int, prefix_tokens: int, expected: ExpectedReuse) -> bool:

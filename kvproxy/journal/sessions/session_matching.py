@@ -1,13 +1,16 @@
 """Finds the earlier turn that a request continues, and its longest common prefix with an earlier request."""
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
+from math import inf
 from typing import Generic, TypeVar
 
 from kvproxy.apis.json import Json, loads
 from kvproxy.journal.request_regions import QUESTIONS, Regions
+from kvproxy.journal.sessions.ledger import ESTIMATE_ERROR
 
 _MAX_HASHES = 30_000
 _MAX_CACHED_NAMES = 256  # Regions of a prompt whose shape stays in memory.
@@ -154,6 +157,7 @@ class KnownTurn:
         number, prompt: numbers of its record and of its prompt in the journal.
         turn, parent: see `session_reader.Turn`.
         time, ended: arrival and end in seconds since the epoch.
+        answered: time of the first byte of its response, from which on a provider reads the stored prompt.
         stored: prompt tokens in the provider's cache after the request; None if unknown.
         ttl: seconds for which the provider stores an unused prefix.
         answer: kind and digest of each part of its answer; None if unknown.
@@ -173,6 +177,7 @@ class KnownTurn:
     prompt: int
     time: float
     ended: float
+    answered: float
     upstream: str | None
     prompt_tokens: int
     completion_tokens: int
@@ -204,12 +209,14 @@ class CommonPrefix:
     Attributes:
         regions, tokens: its length in regions (see `Regions`), and in tokens, estimated unless `is_exact`.
         turn: the last request that sent the prefix.
+        ready: tokens that a request sent whose answer had begun when this one arrived.
     """
 
     regions: int
     tokens: int
     is_exact: bool
     turn: KnownTurn
+    ready: int
 
 
 class _RecentItems(OrderedDict[K, V], Generic[K, V]):
@@ -226,6 +233,8 @@ class SessionIndex:
 
     def __init__(self) -> None:
         self._prefixes: _RecentItems[int, KnownTurn] = _RecentItems()
+        # The turn that wrote each prefix; later turns read it.
+        self._writers: _RecentItems[int, KnownTurn] = _RecentItems()
         self._tokens: _RecentItems[int, int] = _RecentItems()
         self._conversations: _RecentItems[int, KnownTurn] = _RecentItems()
         self._latest: _RecentItems[int, KnownTurn] = _RecentItems()
@@ -235,17 +244,29 @@ class SessionIndex:
         self._prompts: _RecentItems[int, KnownTurn] = _RecentItems()
         self._places: _RecentItems[tuple[int, str, bytes], KnownTurn] = _RecentItems()
 
-    def find_longest_prefix(self, chain: PromptChain, prompt_tokens: int) -> CommonPrefix | None:
-        lengths = range(len(chain.prefixes), 0, -1)
-        length = next((candidate for candidate in lengths if chain.prefixes[candidate - 1] in self._prefixes), 0)
+    def find_longest_prefix(
+        self, chain: PromptChain, prompt_tokens: int, arrived: float = inf, answered: float = inf
+    ) -> CommonPrefix | None:
+        """Return the longest common prefix with a request that arrived before `answered`, the time of this one's answer."""
+        length = next((count for count, writer in self._writers_of(chain) if writer.time < answered), 0)
         if not length:
             return None
-        measured = next(
-            (candidate for candidate in range(length, 0, -1) if chain.prefixes[candidate - 1] in self._tokens), 0
-        )
+        begun = next((count for count, writer in self._writers_of(chain, length) if writer.answered <= arrived), 0)
+        tokens, is_exact = self._prefix_tokens(chain, length, prompt_tokens)
+        ready = tokens if begun == length else self._prefix_tokens(chain, begun, prompt_tokens)[0]
+        return CommonPrefix(length, tokens, is_exact, self._prefixes[chain.prefixes[length - 1]], ready)
+
+    def _writers_of(self, chain: PromptChain, length: int | None = None) -> Iterator[tuple[int, KnownTurn]]:
+        """Yield the lengths of the known prefixes, the longest first, and the turns that wrote them."""
+        for count in range(len(chain.prefixes) if length is None else length, 0, -1):
+            if (writer := self._writers.get(chain.prefixes[count - 1])) is not None:
+                yield count, writer
+
+    def _prefix_tokens(self, chain: PromptChain, length: int, prompt_tokens: int) -> tuple[int, bool]:
+        """Return the tokens of a prefix, and whether they are measured."""
+        measured = next((count for count in range(length, 0, -1) if chain.prefixes[count - 1] in self._tokens), 0)
         known = (measured, self._tokens[chain.prefixes[measured - 1]]) if measured else (0, 0)
-        tokens = min(prompt_tokens, chain.estimate_tokens(length, prompt_tokens, known))
-        return CommonPrefix(length, tokens, measured == length, self._prefixes[chain.prefixes[length - 1]])
+        return min(prompt_tokens, chain.estimate_tokens(length, prompt_tokens, known)), measured == length
 
     def find_parent(self, chain: PromptChain, tenant: str, name: str | None) -> tuple[KnownTurn | None, int | None]:
         """Return the turn that a request continues (None for a first turn), and the number of its session (None for a new one).
@@ -307,8 +328,12 @@ class SessionIndex:
         return self._first_turns.get((tenant, chain.api, chain.model))
 
     def add(self, turn: KnownTurn, chain: PromptChain, tenant: str, name: str | None) -> None:
-        for key in chain.prefixes:
+        read = turn.cached * sum(chain.sizes) / max(1, turn.prompt_tokens) * (1 + ESTIMATE_ERROR)
+        for key, size in zip(chain.prefixes, accumulate(chain.sizes), strict=True):
+            writer = self._writers.get(key)
+            is_written = writer is not None and (size <= read or turn.time < writer.answered <= turn.answered)
             self._prefixes[key] = turn
+            self._writers[key] = writer if writer is not None and is_written else turn
         self._prompts[turn.prompt] = turn
         turn.model, turn.question = chain.model, chain.question
         if chain.prefixes:

@@ -56,9 +56,10 @@ _COLUMNS = (
     *("number", "session", "turn", "parent", "name", "pause", "written_5m", "written_1h", "region", "place"),
     *("diagnosis", "agrees", "question", *CAUSES),
 )
-# The first eleven columns are the first fields of KnownTurn.
+# The first twelve columns are the first fields of KnownTurn.
 _LATEST = (
-    "select r.number, t.session, t.turn, t.parent, r.prompt, r.time, r.time + coalesce(r.total_us, 0) / 1e6, u.name,"
+    "select r.number, t.session, t.turn, t.parent, r.prompt, r.time, r.time + coalesce(r.total_us, 0) / 1e6,"
+    " r.time + coalesce(r.first_us, r.total_us, 0) / 1e6, u.name,"
     " r.prompt_tokens, coalesce(r.completion_tokens, 0), coalesce(r.reused_tokens, 0) + t.written_5m"
     " + coalesce(t.written_1h, 0), t.written_1h, tenant.name, model.name, n.name, r.reused_tokens,"
     " t.question, p.regions, p.shape, s.sizes"
@@ -130,7 +131,8 @@ class TurnWriter:
             self._block_sizes[record.model] = size
         limits = self._limits_of(record.model)
         parent, session = self._index.find_parent(chain, tenant, name)
-        known = self._index.find_longest_prefix(chain, prompt_tokens)
+        answered = record.time + (record.first_ms or record.total_ms or 0.0) / 1000
+        known = self._index.find_longest_prefix(chain, prompt_tokens, record.time, answered)
         is_keep_warm = KEEP_WARM_TAG in (record.tags or "").split(",")
         closest = self._index.compared_turn(parent, chain, tenant, name)
         has_switched = closest is not None and closest is parent and closest.model != chain.model
@@ -167,6 +169,7 @@ class TurnWriter:
             prompt=record.prompt,
             time=record.time,
             ended=record.time + (record.total_ms or 0.0) / 1000,
+            answered=answered,
             upstream=record.upstream,
             prompt_tokens=prompt_tokens,
             completion_tokens=record.completion_tokens or 0,
@@ -353,6 +356,7 @@ class TurnWriter:
             repeated=change.repeated,
             beginning=change.beginning,
             unmarked=unmarked,
+            ready=None if common_prefix.ready == common_prefix.tokens else common_prefix.ready,
         ), region
 
     def _link_sub_agents(self, chain: PromptChain, turn: KnownTurn, common_prefix: CommonPrefix | None) -> None:
@@ -382,8 +386,9 @@ class TurnWriter:
         if is_start:
             self._index, self._newest = SessionIndex(), 0
         for row in reversed(self._database.rows(_LATEST, [self._newest, _MAX_RESTORED])):
-            known, (written_1h, tenant, model, name, reused, question, *stored) = KnownTurn(*row[:11]), row[11:]
+            known, (written_1h, tenant, model, name, reused, question, *stored) = KnownTurn(*row[:12]), row[12:]
             known.ttl = _HOUR if written_1h else cache_limits(model, self._prices).lifetime
+            known.cached = reused or 0
             known.unread = max(0, (known.stored or 0) - (reused or 0))
             chain = chain_of(self._strings.regions(*stored), tenant, question)
             if (prefix := self._index.find_longest_prefix(chain, known.prompt_tokens)) is not None:

@@ -30,6 +30,7 @@ EARLIER = st.builds(
     ExpectedReuse,
     *(COUNTS, YES_OR_NO, COUNTS, YES_OR_NO, st.none() | COUNTS),
     *(YES_OR_NO, YES_OR_NO, YES_OR_NO, YES_OR_NO, COUNTS, COUNTS, COUNTS),
+    ready=st.none() | COUNTS,
 )
 
 
@@ -297,6 +298,56 @@ def test_a_change_that_cuts_a_prefix_below_the_minimum_is_the_cause(sessions: Se
     )
     turn = sessions.last()
     assert (turn.parent, turn.region, turn.lost.keys()) == (1, "messages[0] system", {"changed", "new"})
+
+
+def _sibling(name: str, at: float, reused: int, begins: float, ends: float) -> Exchange:
+    """A sub-agent with the system prompt of the others, whose answer begins and ends `begins` and `ends` s after START."""
+    sent = request(
+        [SYSTEM, user(f"{name}: read files. ")], 2_400, reused, at, written=(2_400 - reused, 0), **provider()
+    )
+    sent.first_byte, sent.ended = sent.started + begins - at, sent.started + ends - at
+    return sent
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_prefix_of_a_request_without_an_answer_yet_is_concurrent(place: str, is_restarted: bool) -> None:
+    sessions, lost = Sessions(place), list[set[str]]()
+    # The first two end after a turn of the third, and the last one comes after the answers.
+    for sent in (
+        _sibling("c", 0.2, 0, 1.2, 2.0),
+        _sibling("c, again", 2.5, 2_300, 3.0, 4.0),
+        _sibling("a", 0.0, 0, 1.0, 9.0),
+        _sibling("b", 0.1, 0, 1.1, 9.1),
+        _sibling("d", 10.0, 0, 11.0, 12.0),
+    ):
+        sessions.add(sent)
+        lost.append(set(sessions.last().lost) - {"new"})
+        if is_restarted:
+            sessions.restart()
+    assert lost == [set(), set(), {"concurrent"}, {"concurrent"}, {"evicted"}]
+    (row,) = [row for row in sessions.reader().ledger("USD").rows if row.result == "concurrent"]
+    assert row.tokens == pytest.approx(2 * 2_300, rel=0.05)
+    sessions.close()
+
+
+def test_a_request_that_was_answered_before_the_next_one_arrived_lost_nothing_to_it(sessions: Sessions) -> None:
+    """Its response ended later, so the journal has it after the other one."""
+    sessions.add(_sibling("b", 2.0, 2_300, 3.0, 4.0), _sibling("a", 0.0, 0, 1.0, 9.0))
+    assert sessions.last().lost == {"new": 2_400}
+
+
+def test_a_prefix_that_a_concurrent_request_read_was_evicted(sessions: Sessions) -> None:
+    sessions.add(
+        _sibling("a", 0.0, 0, 1.0, 2.0), _sibling("b", 9.0, 2_300, 10, 11.0), _sibling("c", 9.1, 0, 11.0, 12.0)
+    )
+    assert set(sessions.last().lost) == {"evicted", "new"}
+
+
+def test_a_prefix_that_expired_before_concurrent_requests_is_concurrent(sessions: Sessions) -> None:
+    sessions.add(_sibling("a", 0.0, 0, 1.0, 2.0), _sibling("b", 999.0, 0, 1_000.0, 1_001.0))
+    assert set(sessions.last().lost) == {"expired", "new"}
+    sessions.add(_sibling("c", 999.1, 0, 1_000.1, 1_001.1))
+    assert set(sessions.last().lost) == {"concurrent", "new"}
 
 
 MARK: JsonObject = {"cache_control": {"type": "ephemeral"}}

@@ -479,7 +479,9 @@ def test_the_prompt_of_a_semantic_hit_is_cached_as_far_as_an_earlier_prompt_had_
     # The system prompt is about nine tenths of the prompt; whole blocks are reused.
     assert (row.priced_tokens, row.cached_tokens, row.uncertain_tokens) == (100, 80, 0)
     # An evicted prefix shows that the backend reuses less.
-    journal.add(exchange("Where are you?", "evicted", prefix=PrefixReuse(100, 0)))
+    later = exchange("Where are you?", "evicted", prefix=PrefixReuse(100, 0))
+    later.arrived += 9.0
+    journal.add(later)
     assert rows_of(journal, "layer", PRICES)["semantic"].cached_tokens == 0
 
 

@@ -27,11 +27,13 @@ class SessionStep:
         tokens: number of prompt tokens; 0 for the end.
         shared: number of tokens in the common prefix with the previous prompt.
         pause: seconds since the end of the previous response; None for the first request, infinite for the end.
+        price: price of the request, such as of its length; None for the price of the session.
     """
 
     tokens: int
     shared: int
     pause: float | None
+    price: PriceSettings | None = None
 
     @property
     def required_keep_warm_requests(self) -> float:
@@ -73,23 +75,23 @@ def session_price(session: Session, keep_warm: KeepWarmCount, long_write: LongWr
 
 def input_price(session: Session, keep_warm: KeepWarmCount, long_write: LongWrite, prices: PriceSettings) -> InputPrice:
     """Return the price of a session's input, in the unit of `prices` per token."""
-    total, kept, before = 0.0, 0, 0
+    total, paid, kept, before, price = 0.0, 0.0, 0, 0, prices
     requests = tokens = 0
     for step in session:
         sent = 0.0 if step.pause is None else min(step.required_keep_warm_requests, keep_warm(before, kept))
         requests, tokens = requests + int(sent), tokens + int(sent) * step.shared
+        # A keep-warm request repeats the previous request.
+        paid += int(sent) * price.price_of_reuse * step.shared
         if step.pause == math.inf:
             break
+        price = step.price or prices
         live = tokens_still_cached(step, sent, kept)
         kept = min(kept, live)
         new = step.tokens - live
         is_long = long_write(new, step.tokens - kept)
-        total += (
-            prices.price_of_reuse * live + (prices.price_of_1h_write if is_long else prices.price_of_5m_write) * new
-        )
+        total += price.price_of_reuse * live + (price.price_of_1h_write if is_long else price.price_of_5m_write) * new
         kept = step.tokens if is_long else kept
         before = step.tokens
-    paid = tokens * prices.price_of_reuse
     return InputPrice(total + paid, paid, requests, tokens)
 
 

@@ -416,13 +416,13 @@ def _pause_costs(
     policy = InputPrice()
     survival = PauseTimes().survival()
     for turns in _branches(sessions):
-        rule, price = cache_rule(turns[0].model), price_of(turns[0].model, prices)
+        rule, price = cache_rule(turns[0].model), turns[0].price(prices)
         # The lifetimes and the keep-warm requests are Anthropic's; other providers' rules forbid them, or are unknown.
         if price is None or rule is None or rule.mark_field != "cache_control":
             continue
         pauses = [None, *(max(0.0, turn.time - last.time - last.seconds) for last, turn in pairwise(turns))]
         steps = [
-            SessionStep(turn.prompt_tokens, _shared_tokens(turn), pause)
+            SessionStep(turn.prompt_tokens, _shared_tokens(turn), pause, turn.price(prices))
             for turn, pause in zip(turns, pauses, strict=True)
         ]
         steps.append(SessionStep(0, turns[-1].prompt_tokens, inf))

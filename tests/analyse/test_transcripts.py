@@ -156,6 +156,20 @@ def test_the_price_of_pauses_follows_each_branch(tmp_path: Path) -> None:
     assert costs['breakpoints = "1h"'] == pytest.approx((6 * new + 0.3 * read) / 1e6, rel=0.01)
 
 
+def test_the_price_of_pauses_follows_the_length_of_each_prompt(tmp_path: Path) -> None:
+    """Without a pause, five-minute writes cost as much as the transcript, in which a part of the prompts is long."""
+    log = Claude()
+    for number in range(3):
+        log.user(9.0 * number, f"Step {number}.")
+        log.answer(9.0 * number + 4, 4, 150_000 * number, 150_000)
+    for line in log.lines[2::2]:
+        line["message"]["model"] = "claude-sonnet-4-5"
+    log.write(tmp_path / "5e55.jsonl")
+    found = report(tmp_path, JournalSettings())
+    assert found.pause_costs['breakpoints = "5m"'] == pytest.approx(found.cost, rel=1e-3)
+    assert found.cost > 1.5 * (450_000 * 3.75 + 450_000 * 0.3) / 1e6
+
+
 def test_codex_reports_reused_tokens(tmp_path: Path) -> None:
     def line(seconds: float, kind: str, **payload: Any) -> dict[str, Any]:
         return {"timestamp": at(seconds), "type": kind, "payload": payload}

@@ -167,8 +167,9 @@ def _add_repeated_and_new(
     more = min(prompt_tokens - covered, repeated)
     # No cache would have reused less than a block.
     end = covered + (more if more >= BLOCK else 0)
-    # The provider would have cached no prompt below its minimum, changed or not.
-    cause = "minimum" if _is_below_minimum(reused_tokens, prompt_tokens, expected) else "changed"
+    # Without the changes, too, the provider would have cached no prefix below its minimum.
+    most = min(prompt_tokens, round(end * (1 + ESTIMATE_ERROR)))
+    cause = "minimum" if _is_below_minimum(reused_tokens, most, expected) else "changed"
     tokens = lost.pop(cause, 0) + end - covered
     if cause == "changed":
         tokens -= min(tokens, end - _cached_tokens(end, prompt_tokens, reused_tokens, expected))

@@ -91,6 +91,11 @@ class PromptChanges:
                 beginning = shares.beginning * chain.sizes[shared]
                 is_last = shared == len(chain.names) - 1
                 repeated += (0.0 if is_last else shares.repeated) * chain.sizes[shared]
+        now = {chain.digests[index] for index in later}
+        last = max((index for index in range(shared, len(digests)) if digests[index] in now), default=shared)
+        if earlier.marked_regions and not any(shared < count <= last + 1 for count in earlier.marked_regions):
+            # The provider stored no prefix that ends in the repeated text.
+            repeated = beginning = 0.0
         # The bytes of a transcript lack tools and system prompt, so a whole repeated prompt has the tokens that it had before.
         before_sizes = [regions.sizes[index] for index in before_shape.order] if regions.sizes else []
         tokens = earlier.prompt_tokens if before_sizes else prompt_tokens

@@ -74,6 +74,8 @@ def test_an_engine_loses_whole_blocks(prompt: int, prefix: ExpectedReuse, lost: 
         (2_000, 0, ExpectedReuse(1_100, expired=True, repeated=500), {"expired": 1_024, "changed": 512, "new": 464}),
         (2_000, 0, ExpectedReuse(500, is_cut=True, repeated=700), {"changed": 1_152, "new": 848}),
         (2_000, None, ExpectedReuse(1_100, repeated=500), {"unreported": 1_100, "changed": 436, "new": 464}),
+        # The repeated tools of a sub-agent with another system prompt are too short, with or without a removed tool.
+        (2_300, 0, ExpectedReuse(repeated=442, beginning=200), {"minimum": 642, "new": 1_658}),
         # The report contradicts the rule, so the steps are unknown.
         (2_000, 1_000, ExpectedReuse(1_000, repeated=300), {"changed": 300, "new": 700}),
     ],
@@ -810,3 +812,23 @@ def test_the_discount_of_a_hit_follows_the_breakpoints_of_its_own_prompt(tmp_pat
     ask(TALK[1:2], 6, 0, 0, marked=False, hit=True)
     assert cached_tokens() == before
     sessions.close()
+
+
+@pytest.mark.parametrize(("tools_marked", "cause"), [(False, None), (True, "changed")])
+def test_tools_of_a_sub_agent_are_changed_only_if_they_could_be_stored(
+    sessions: Sessions, tools_marked: bool, cause: str | None
+) -> None:
+    """A sub-agent has another system prompt, and one tool less."""
+    tools: list[JsonObject] = [
+        {"name": name, "description": f"{name} files. " * 900} for name in ("read", "ask", "write")
+    ]
+    tools[-1] |= MARK if tools_marked else {}
+    for at, system, sent in ((0, "You are a main agent. ", tools), (9, "You search files. ", [tools[0], tools[2]])):
+        system_prompt: JsonObject = {"type": "text", "text": system * 90, **MARK}
+        body: JsonObject = {"tools": list[Json](sent), "system": [system_prompt], "max_tokens": 9}
+        tokens = len(dumps(body)) // 4
+        made = request(
+            [user(f"Step {at}")], tokens, 0, at, written=(tokens, 0), body=body, api="messages", **provider()
+        )
+        sessions.add(made)
+    assert main_cause(sessions.last().lost) == cause

@@ -247,8 +247,8 @@ class SessionIndex:
     def find_longest_prefix(
         self, chain: PromptChain, prompt_tokens: int, arrived: float = inf, answered: float = inf
     ) -> CommonPrefix | None:
-        """Return the longest common prefix with a request that arrived before `answered`, the time of this one's answer."""
-        length = next((count for count, writer in self._writers_of(chain) if writer.time < answered), 0)
+        """Return the longest common prefix with a request that arrived until `answered`, the time of this one's answer."""
+        length = next((count for count, writer in self._writers_of(chain) if writer.time <= answered), 0)
         if not length:
             return None
         begun = next((count for count, writer in self._writers_of(chain, length) if writer.answered <= arrived), 0)

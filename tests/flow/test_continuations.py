@@ -84,6 +84,18 @@ def test_summaries_and_titles_are_known(asked: ApiRequest) -> None:
     assert not expects(Continuations(Clock()), asked)
 
 
+def test_a_summary_of_a_conversation_that_went_on_is_not_marked() -> None:
+    """It shares the system prompt with the continued requests."""
+    clock = Clock()
+    found, said = Continuations(clock), ["Hello"]
+    for number in range(9):
+        assert expects(found, request(*said))
+        said += [f"answer {number}", f"step {number}"]
+        clock.now += 9
+    assert not expects(found, request(*said, "answer", "Your task is to create a detailed summary of this."))
+    assert expects(found, request(*said, "answer", "step"))
+
+
 def test_runs_without_a_person_are_known_by_the_client() -> None:
     billing = "x-anthropic-billing-header: cc_version=2.1.197; cc_entrypoint={};"
     assert is_headless(request("a", system=[{"type": "text", "text": billing.format("sdk-cli")}]))

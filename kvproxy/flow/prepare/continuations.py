@@ -18,6 +18,8 @@ _PRIOR_WEIGHT = 4.0
 _USUAL_RATE = 0.9
 """Share of requests that are continued in time, before any request of a kind was seen."""
 _DEFAULT_READ_RATIO = 0.1
+_SINGLE_KIND = "single "
+"""Beginning of the kinds of requests for a summary or a title."""
 
 
 @dataclass(slots=True)
@@ -43,7 +45,10 @@ class Continuations:
         Args:
             digests: of the conversation up to each message, see `conversation_digests`.
         """
-        now, kind = self._clock(), request_kind(request)
+        now, kind, is_single = self._clock(), request_kind(request), is_single_request(request)
+        if is_single:
+            # The conversation that it summarises has the same beginning, and goes on.
+            kind = f"{_SINGLE_KIND}{kind}"
         self._end_expired(now)
         continued = next((digest for digest in reversed(digests) if digest in self._waiting), None)
         if continued is not None:
@@ -54,7 +59,7 @@ class Continuations:
             if len(self._waiting) > _MAX_WAITING:
                 self._waiting.popitem(last=False)
         counts = self._kinds.get(kind, _Counts())
-        usual = 0.0 if is_single_request(request) else _USUAL_RATE
+        usual = 0.0 if is_single else _USUAL_RATE
         rate = (counts.continued + _PRIOR_WEIGHT * usual) / (counts.ended + _PRIOR_WEIGHT)
         return rate > _least_rate(rule)
 

@@ -36,6 +36,8 @@ from kvproxy.upstreams.prompt_tokenizer import prompt_input
 
 _MAX_SPANS = 3
 _COMPARED_PROMPTS = 12
+Matches = Sequence[Sequence[str]]
+"""The texts that an edit matches in each prompt of a family."""
 _MIN_SAVED_SHARE = 0.005
 _PLACES = {
     "order of tools": "the order of the tools",
@@ -371,9 +373,21 @@ def _safe_edit(
             return edit
         families = [[matched_spans(request, edit) for request in family] for family in (requests, *others)]
         count = sum(map(bool, families[0]))
-        if count > most and all(matches_only_changes(edit, matches) for matches in families):
+        if count > most and _is_safe(edit, *families):
             chosen, most = whole, count
     return chosen
+
+
+def _is_safe(edit: EditSettings, own: Matches, *others: Matches) -> bool:
+    """Whether an edit of a family matches only text that changes. Texts that change in it may be equal in another family.
+
+    Prompts of a sub-agent, or of several clients, that were sent at the same time have the same date.
+    """
+    changing = {text for texts in own for text in texts}
+    return matches_only_changes(edit, own) and all(
+        matches_only_changes(edit, matches) or changing.issuperset(text for texts in matches for text in texts)
+        for matches in others
+    )
 
 
 def _tools_of_family(requests: Sequence[ApiRequest]) -> EditSettings | None:

@@ -183,6 +183,27 @@ def test_prompts_without_tools_that_begin_otherwise_are_another_family(tmp_path:
     ]
 
 
+def test_a_date_that_the_prompts_of_another_agent_have_in_common_is_found(tmp_path: Path) -> None:
+    """Two clients run the same task at the same time, each with one request of a sub-agent."""
+
+    def prompt(text: str, minute: int, *messages: Line) -> Line:
+        return logs.line(
+            [
+                {
+                    "role": "system",
+                    "content": f"{text}\nThe environment of the agent is this folder.\nCurrent time: 2026-11-30 10:{minute:02}",
+                },
+                *messages,
+            ]
+        )
+
+    lines = [prompt(SYSTEM, minute, *turns(minute)) for minute in range(6) for client in range(2)]
+    lines += [prompt(logs.words("search", 90), 1, *turns(0)) for client in range(2)]
+    first, second = result("lint", logs.write(tmp_path / "log.jsonl", lines), "--data", tmp_path)["families"]
+    assert [span["kind"] for span in first["spans"]] == ["date"]
+    assert second["spans"] == []
+
+
 def test_no_edit_removes_the_prompt_of_another_agent(tmp_path: Path) -> None:
     """Two agents share their tools, and their users ask the same questions."""
     systems = [f"You are agent A. {SYSTEM}", f"The chat C answers short questions. {logs.words('C', 90)}"]

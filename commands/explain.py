@@ -254,7 +254,13 @@ def _closest_request_sentence(closest: "ClosestRequest") -> str:
         return f"closest    {closest.id[:12]} {other_text}"
     parts = [f"{change.part} ({_format_change(change)})" for change in changes[:_LISTED_CHANGES]]
     more = f", and {len(changes) - _LISTED_CHANGES} more" if len(changes) > _LISTED_CHANGES else ""
-    return f"closest    {closest.id[:12]} has the same question, and differs in {', '.join(parts)}{more}"
+    differs = f"differs in {', '.join(parts)}{more}"
+    if closest.similarity is None:
+        return f"closest    {closest.id[:12]} has the same question, and {differs}"
+    return (
+        f"closest    {closest.id[:12]} has a similar question (cosine {closest.similarity:.3f}), but {differs}: a rewording"
+        " has hits only if its settings are equal"
+    )
 
 
 def _other_text_sentence(changes: Sequence["FieldDifference"]) -> str | None:

@@ -236,6 +236,13 @@ class SemanticCache:
         vectors = [await self._embed(embedded_part(text), self._response_embeddings) for text in (one, other)]
         return float(vectors[0] @ vectors[1])
 
+    async def nearest(self, text: str, limit: int) -> list[tuple[Entry, float]]:
+        """Return the entries of all namespaces with the nearest questions, and the cosines, nearest first."""
+        vector = await self.embed(searched_text(text))
+        near = dict(await asyncio.to_thread(self._store.nearest, vector, self._embedder.name, limit))
+        entries = await asyncio.to_thread(self._store.get_many, list(near))
+        return [(entries[id], cosine) for id, cosine in near.items() if id in entries]
+
     def entries(self, ids: Sequence[str]) -> dict[str, Entry]:
         return self._store.get_many(ids)
 

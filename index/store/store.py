@@ -4,7 +4,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from kvproxy.index.entry import CLOCK_SKEW, PROVIDER_ID_TAG, Entry
 from kvproxy.index.errors import StoreDamaged
@@ -23,8 +23,12 @@ from kvproxy.index.store.store_types import (
 )
 from kvproxy.index.store.writer import COLUMNS, StoreWriter
 
+if TYPE_CHECKING:
+    import numpy as np
+
 _PAGE = 500
 _PAGE_BYTES = 2**20
+_MAX_COMPARED = 3_000
 _UNLIMITED = 2**62  # SQLite requires a limit before an offset.
 _CONDITIONS = {
     "namespace": "substr(namespace, 1, length(:namespace)) = :namespace",
@@ -89,6 +93,13 @@ class Store(StoreWriter):
             f"select {QUESTION} from responses r where {chosen}", values | self.time_parameters()
         )
         return {question.id: question for _, question in read_questions(rows, self.codec)}
+
+    def nearest(self, vector: "np.ndarray", embedder: str, limit: int) -> list[tuple[str, float]]:
+        """Return the ids of the nearest entries of all namespaces, among the last 3,000, and their cosines, nearest first."""
+        sql = "select id, vector from vectors where embedder = :embedder order by number desc limit :recent"
+        rows = self.database.query(sql, {"embedder": embedder, "recent": _MAX_COMPARED})
+        cosines = [(row["id"], float(self.database.read_vector(row["vector"]) @ vector)) for row in rows]
+        return sorted(cosines, key=lambda pair: -pair[1])[:limit]
 
     def similarities(self, id: str, others: Sequence[str]) -> dict[str, float]:
         """Return the cosines of an entry's question with those of other entries by id, as far as they have vectors."""

@@ -28,7 +28,13 @@ from kvproxy.index.policies.policy import describe_verdict
 from kvproxy.index.search.conversations import describe_match, earlier_turns, last_turn
 from kvproxy.index.search.lookup_result import Candidate
 from kvproxy.index.store import EntryFilter, Store
-from kvproxy.journal.miss_explanation import RegionLoader, SimilarityLoader
+from kvproxy.journal.miss_explanation import (
+    MAX_REWORDED_SETTINGS,
+    MIN_REWORDED_SIMILARITY,
+    RegionLoader,
+    SimilarityLoader,
+    is_turn,
+)
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.request_regions import region_items, regions_of
 from kvproxy.settings.cache import LEAST_SIMILARITY
@@ -36,6 +42,7 @@ from kvproxy.settings.rules import NO_RULE
 
 _NEAREST = 5  # In the report. The policy `learned` reads more.
 _MAX_SAME_PROMPT = 1000
+_MAX_REWORDED = 20
 _HEADER = "header "
 _NOT_RECORDED = "not recorded"
 _BYPASS_REASONS = {
@@ -94,13 +101,16 @@ async def explain(path: RequestPath, prefix_cache: PrefixCache, request: ApiRequ
     else:
         layer = "prefix" if prefix is not None and prefix.reusable_tokens else "none"
     is_exact = prediction is not None and prediction.layer == "exact"
+    closest = await asyncio.to_thread(_closest_request, request, key, same_prompts)
+    if closest is None and stored is None and semantic.reason is None and not semantic.neighbours:
+        closest = await _reworded_request(path, request, key)
     freshness = None if stored is None else stored.freshness(path.clock())
     return RequestExplanation(
         layer=layer,
         api=request.api.name,
         tenant=request.tenant,
         other_tenants=await _is_stored_for_other_tenant(path, request, same_prompts),
-        closest=await asyncio.to_thread(_closest_request, request, key, same_prompts),
+        closest=closest,
         key=key.exact,
         namespace=key.semantic.namespace,
         exact=ExactExplanation(hit=is_exact, id=None if stored is None else stored.id, freshness=freshness),
@@ -129,8 +139,26 @@ def _closest_request(request: ApiRequest, key: CacheKey, same_prompts: Sequence[
     return closest
 
 
-def _differences(request: ApiRequest, key: CacheKey, entry: Entry) -> tuple[FieldDifference, ...]:
-    """Return the differing parts of an entry's key.
+async def _reworded_request(path: RequestPath, request: ApiRequest, key: CacheKey) -> ClosestRequest | None:
+    """Return the stored request with the most similar question and one or two other settings."""
+    text = key.semantic.text
+    if path.cache.semantic is None or text is None:
+        return None
+    for entry, similarity in await path.cache.semantic.nearest(text, _MAX_REWORDED):
+        if similarity < MIN_REWORDED_SIMILARITY:
+            break
+        if (entry.tenant, entry.endpoint) != (request.tenant, request.api.name):
+            continue
+        differs = _differences(request, key, entry, with_question=False)
+        if 0 < len(differs) <= MAX_REWORDED_SETTINGS and not any(is_turn(change.part) for change in differs):
+            return ClosestRequest(id=entry.id, differs=differs, similarity=round(similarity, 4))
+    return None
+
+
+def _differences(
+    request: ApiRequest, key: CacheKey, entry: Entry, *, with_question: bool = True
+) -> tuple[FieldDifference, ...]:
+    """Return the differing parts of an entry's key, with or without the question.
 
     An entry has no headers and no namespace of its request, so they are a difference only if nothing else differs.
     """
@@ -139,7 +167,8 @@ def _differences(request: ApiRequest, key: CacheKey, entry: Entry) -> tuple[Fiel
     if not keys:
         return ()
     parts = next((stored.parts for stored in keys if stored.exact == entry.key), keys[0].parts)
-    changes = regions_of(key.parts).changes_since(regions_of(parts))
+    own, earlier = regions_of(key.parts), regions_of(parts)
+    changes = own.changes_since(earlier) if with_question else own.setting_changes_since(earlier)
     headers = {name for pair in changes for name in pair if name.startswith(_HEADER)}
     if not changes:
         return (FieldDifference(part="namespace", stored=_NOT_RECORDED, request=namespace or None),)

@@ -74,10 +74,14 @@ class FieldDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosestRequest:
-    """The stored request with the same question and the fewest differences; `id` names its response."""
+    """The stored request with the same question and the fewest differences; `id` names its response.
+
+    `similarity` is the cosine of its question, if that is only similar; None for the same question.
+    """
 
     id: str
     differs: tuple[FieldDifference, ...]
+    similarity: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,10 @@ from kvproxy.units import plural, tenant_name
 
 _MAX_RECORDS = 3_000
 _MAX_SHOWN = 60
-_MAX_SETTINGS = 2
-_MIN_SIMILARITY = 0.8
+_SYSTEM_ROLES = (" system", " developer")
+MAX_REWORDED_SETTINGS = 2
+"""Settings, and system prompts, in which a request differs from that with a similar question, if they explain its miss."""
+MIN_REWORDED_SIMILARITY = 0.8
 _OF_EQUAL = ("miss-expired", "miss-evicted", "miss-removed", "miss-unstored", "miss-concurrent")
 """Reasons that an equal request explains, even if its record was deleted."""
 _PROMPT_REGIONS = ("tools", "system", "instructions", *QUESTIONS)
@@ -115,7 +117,8 @@ def explain_miss(
     differences: tuple[RegionDifference, ...] = ()
     known = None if against is None else reader.regions(against)
     if against is not None and known is not None:
-        differences = _differences(own.changes_since(known), load_regions(against), load_regions(record.prompt))
+        changes = own.changes_since(known) if similarity is None else _changes_of_rewording(own, known)
+        differences = _differences(changes, load_regions(against), load_regions(record.prompt))
     closest = equal if against is None else reader.last_record_before(record.number, against)
     # An equal request contains the whole prompt.
     divergence = None if equal is not None else _divergence(reader, record, own, earlier)
@@ -165,20 +168,28 @@ def _reworded_prompt_number(
     prompts = {entry: number for number, entry in entries.items() if number != prompt}
     similarities = load_similarities(entries[prompt], list(prompts)) if prompt in entries else {}
     best = max(similarities, key=similarities.__getitem__, default=None)
-    if best is None or similarities[best] < _MIN_SIMILARITY:
+    if best is None or similarities[best] < MIN_REWORDED_SIMILARITY:
         return None, None
     return prompts[best], similarities[best]
 
 
 def _has_other_settings(own: Regions, earlier: Regions) -> bool:
     """Whether two requests differ in their questions, and in one or two settings."""
-    if own.question is None or earlier.question is None:
+    if own.question is None or own.question_digest == earlier.question_digest:
         return False
-    changes = own.changes_since(earlier)
-    questions = earlier.names[earlier.question], own.names[own.question]
-    settings = [name or old for old, name in changes if (old, name) != questions]
-    is_setting = [name.partition("[")[0] not in QUESTIONS for name in settings]
-    return len(settings) < len(changes) and 0 < len(settings) <= _MAX_SETTINGS and all(is_setting)
+    settings = [name or old for old, name in own.setting_changes_since(earlier)]
+    return 0 < len(settings) <= MAX_REWORDED_SETTINGS and not any(map(is_turn, settings))
+
+
+def _changes_of_rewording(own: Regions, earlier: Regions) -> list[tuple[str, str]]:
+    """Return the changed settings, then the questions."""
+    questions = ["" if regions.question is None else regions.names[regions.question] for regions in (earlier, own)]
+    return [*own.setting_changes_since(earlier), (questions[0], questions[1])]
+
+
+def is_turn(region: str) -> bool:
+    """Whether a region is a message of the conversation, and not a system prompt among the messages."""
+    return region.partition("[")[0] in QUESTIONS and not region.endswith(_SYSTEM_ROLES)
 
 
 def _prompt_regions(regions: Regions) -> list[tuple[str, bytes]]:
@@ -365,7 +376,7 @@ def _difference_sentence(difference: RegionDifference, explanation: MissExplanat
 
 
 def _region_label(region: str, path: str = "") -> str:
-    if region in ("system", "instructions") or region.endswith((" system", " developer")):
+    if region in ("system", "instructions") or region.endswith(_SYSTEM_ROLES):
         return f"the system prompt ({region}{path})"
     if region.startswith(("messages[", "input[")):
         place, _, role = region.partition(" ")

@@ -62,6 +62,17 @@ class Regions:
                     changes += zip_longest(old_names, [name for name, _ in after[own_start:own_end]], fillvalue="")
         return changes
 
+    def setting_changes_since(self, earlier: "Regions") -> list[tuple[str, str]]:
+        """Return `changes_since` without the questions."""
+        return self._without_question().changes_since(earlier._without_question())
+
+    def _without_question(self) -> "Regions":
+        if self.question is None:
+            return self
+        names, digests = list(self.names), list(self.digests)
+        del names[self.question], digests[self.question]
+        return Regions(tuple(names), tuple(digests), None)
+
     def _regions_by_field(self) -> dict[str, list[tuple[str, bytes]]]:
         regions: dict[str, list[tuple[str, bytes]]] = {}
         for name, digest in zip(self.names, self.digests, strict=True):

@@ -22,6 +22,24 @@ from tests.polling import until
 from tests.servers import run_front
 
 
+def test_explain_names_the_settings_that_differ_from_a_similar_question(tmp_path: Path) -> None:
+    with proxied(tmp_path, cache={"semantic": True, "lookup_timeout": 60}) as url:
+        headers = credential_headers("chat", "own") | {"cache-control": "confirm"}
+        body = said("How do I reset my password?")
+        httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers).raise_for_status()
+        given = ("explain", "How can I reset my password?", "--model", "m", "--api-key")
+        until(lambda: result(*given, "own", url=url)["semantic"]["neighbours"])
+        closest = result(*given, "own", "--temperature", "0.7", url=url)["closest"]
+        assert closest["differs"] == [{"part": "temperature", "stored": None, "request": 0.7}]
+        assert closest["similarity"] > 0.9
+        shown = kvproxy(*given, "own", "--temperature", "0.7", "--system", "Be brief.", url=url).stdout
+        assert "has a similar question (cosine 0." in shown
+        assert "temperature (stored unset, request 0.7)" in shown, shown
+        assert "messages[0] system (stored unset" in shown, shown
+        for other in (("other",), ("own", "--temperature", "0.7", "--system", "Be brief.", "--max-tokens", "3")):
+            assert result(*given, *other, url=url)["closest"] is None
+
+
 def test_explain_names_the_fields_that_differ_from_the_closest_stored_request(tmp_path: Path) -> None:
     with proxied(tmp_path) as url:
         for tenant, fields in (("own", {"temperature": 0.5}), ("other", {}), ("own", {"temperature": 0.5, "seed": 1})):

@@ -79,6 +79,9 @@ def test_similarities_are_cosines_of_the_stored_vectors(make_store: MakeStore) -
     store.put(entries[3])
     assert store.similarities(own, [equal, other, without, "none"]) == {equal: 1.0, other: 0.0}
     assert store.similarities(without, [own]) == {}
+    nearest = store.nearest(np.eye(1, 4, dtype=np.float32)[0], "hash", 2)
+    assert ({id for id, _ in nearest}, {cosine for _, cosine in nearest}) == ({own, equal}, {1.0})
+    assert store.nearest(np.eye(1, 4, dtype=np.float32)[0], "other", 2) == []
 
 
 def test_entries_returns_everything_in_pages(make_store: MakeStore) -> None:

@@ -71,7 +71,7 @@ _FORMS = {
 _BE = frozenset("is are was were be been being".split())
 _STOPS = FUNCTION_WORDS | frozenset(
     "into onto within inside without using than over before after as against per via through under behind instead because due"
-    " first afterwards not also still ever already always never".split()
+    " first afterwards not also still ever already always never need needs".split()
 )
 _TOKEN = re.compile(r"\w[\w.'+#-]*\w|\w|[,;:.?!()]")
 

@@ -41,6 +41,8 @@ def test_a_veto_is_symmetric(one: str, other: str) -> None:
     [
         ("Can I eat before surgery?", "Before surgery, can I eat?"),
         ("What do I need for a visa?", "Which documents does a visa need?"),
+        ("Do I need any shots before I go to Peru?", "What shots do I need before I go to Peru?"),
+        ("Do I need to get shots before I go to Peru?", "What shots do I need before going to Peru?"),
         ("Can I use oil instead of butter?", "Can I use margarine instead of oil?"),
     ],
 )

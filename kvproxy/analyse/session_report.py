@@ -131,7 +131,7 @@ def report_sessions(
     prices: Mapping[str, PriceSettings] = ModelPrices(settings)
     is_relative = not any(price_of(str(model), prices) for model in models)
     prices = RelativePrices() if is_relative else prices
-    turns, without_usage = _turns_of_requests(requests, prices, progress)
+    turns, without_usage = _turns_of_requests(requests, prices, settings.prices, progress)
     for number, trace in enumerate(traces):
         progress(number / len(traces))
         turns += trace_turns(trace, _FIRST_TRACE_NUMBER + len(turns), prices)
@@ -192,7 +192,7 @@ def report_spending(
     """
     prices = ModelPrices(settings)
     prompted = [request for request in requests if request.has_prompt]
-    turns, without_usage = _turns_of_requests(prompted, prices, progress)
+    turns, without_usage = _turns_of_requests(prompted, prices, settings.prices, progress)
     rate = 1.0 if settings.currency == LIST_CURRENCY else settings.usd_rate
     paid = [_paid_request(turn, prompted[int(turn.request_id) - 1], rate) for turn in turns]
     paid += [_reported_request(request, rate) for request in requests if not request.has_prompt]
@@ -271,7 +271,10 @@ def _usage_of_response(request: LoggedRequest) -> SummedUsage:
 
 
 def _turns_of_requests(
-    requests: Sequence[LoggedRequest], prices: Mapping[str, PriceSettings], progress: Callable[[float], None]
+    requests: Sequence[LoggedRequest],
+    prices: Mapping[str, PriceSettings],
+    cache_rules: Mapping[str, PriceSettings],
+    progress: Callable[[float], None],
 ) -> tuple[list[Turn], int]:
     """Return the turns, and the number of requests without usage. Each agent has a journal, so that agents do not mix.
 
@@ -280,7 +283,7 @@ def _turns_of_requests(
     by_agent: defaultdict[str, list[tuple[int, LoggedRequest]]] = defaultdict(list)
     for number, request in enumerate(requests, 1):
         by_agent[request.client if request.is_transcript else ""].append((number, request))
-    settings = JournalSettings(text="none", prices=dict(prices), max_rows=10**9, retention=10.0**11)
+    settings = JournalSettings(text="none", prices=dict(cache_rules), max_rows=10**9, retention=10.0**11)
     turns: list[Turn] = []
     done = num_recorded = 0
     for numbered in by_agent.values():

@@ -272,7 +272,7 @@ def list_prices(journal: JournalAccess, query: PriceQuery) -> list[ModelPrice]:
 def configured_prices(settings: JournalSettings, query: PriceQuery, models: Iterable[str] = ()) -> list[ModelPrice]:
     """Return the prices of the model of the query, or else of `models` and those in the settings."""
     prices = ModelPrices(settings)
-    models = [query.model] if query.model else sorted({*models, *(name for name in prices if "*" not in name)})
+    models = [query.model] if query.model else sorted({*models, *(name for name in settings.prices if "*" not in name)})
     return [ModelPrice(model, prices.source_of(model), list(_price_tiers(model, prices))) for model in models]
 
 

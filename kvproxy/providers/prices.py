@@ -34,7 +34,7 @@ class ModelPrices(Mapping[str, PriceSettings]):
     A price of the settings has precedence, by name, then by pattern. Its missing prices of cached and written tokens have the
     published ratio of the provider to the price of input. The list prices are in US dollars, so they apply only if the
     settings have this currency or its rate. A model without either has no price. Iteration yields the names and patterns of
-    the settings.
+    the settings with a price: a pattern may have only rules of the provider's cache, or prices of audio.
     """
 
     def __init__(self, settings: JournalSettings) -> None:
@@ -169,10 +169,10 @@ class ModelPrices(Mapping[str, PriceSettings]):
         return [(day, _with_published_ratios(model, dated)) for day, dated in later if dated.has_prices]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._configured)
+        return (name for name in self._configured if self.at(name) is not None)
 
     def __len__(self) -> int:
-        return len(self._configured)
+        return sum(1 for _ in self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,6 +180,16 @@ def test_a_damaged_text_of_a_log_names_no_modalities(text: object) -> None:
     assert logged_modalities("input_audio=1/2,output_image=3/4") is not None
 
 
+def test_a_pattern_may_have_prices_of_audio_only(tmp_path: Path) -> None:
+    prices = {"journal": {"prices": {"gpt-4o-audio*": AUDIO["journal"]["prices"][MODEL]}}}
+    log = tmp_path / "log.jsonl"
+    response = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}}], "usage": USAGE}
+    log.write_text(json.dumps({"request": chat("Say hi", model=MODEL), "response": response}))
+    (group,) = reports("estimate", log, "--sessions", "--by", "model", data=tmp_path, prices=prices)["rows"]
+    assert group["cost"] == pytest.approx(COST)
+    assert list(ModelPrices(JournalSettings.model_validate(prices["journal"]))) == []
+
+
 def test_audio_beside_the_input_tokens_is_added_to_them(tmp_path: Path) -> None:
     """Earlier reports of OpenAI's usage state the tokens of text, and those of audio."""
     file = tmp_path / "usage.csv"

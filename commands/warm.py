@@ -98,7 +98,7 @@ def warm(
             file, text, default_model, system, format=format, column=column, answer_column=answer_column
         )
     elif from_log:
-        warm_source = warming.logged_requests(origin, proxy.data, top, api_key, prefix_only=prefix_only)
+        warm_source = warming.logged_requests(origin, proxy.data, top, api_key, headers, prefix_only=prefix_only)
     else:
         warm_source = warming.stored_requests(origin, top, api_key, same_proxy=origin.url == target.url)
     if warm_source.format is not None and format is None:

@@ -18,7 +18,9 @@ from kvproxy.analyse.request_log import LineError, read_log
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import JsonMap, field, loads
 from kvproxy.apis.reported_usage import reported_reuse
+from kvproxy.apis.request_directives import NAMESPACE_HEADER
 from kvproxy.errors import KvproxyError, NotFound, ProxyUnreachable
+from kvproxy.journal.request_regions import Regions, digest_of_region
 from kvproxy.operations.api_paths import API_NAMES, PATHS, credential_headers
 from kvproxy.operations.blocks import list_pins, pin_prompt
 from kvproxy.operations.blocks_parameters import NewPin
@@ -158,13 +160,20 @@ def _saved_tokens(response: ListedResponse) -> int:
 
 
 def logged_requests(
-    client: ProxyClient, data: Path | None, limit: int | None, api_key: str | None, *, prefix_only: bool
+    client: ProxyClient,
+    data: Path | None,
+    limit: int | None,
+    api_key: str | None,
+    headers: Mapping[str, str],
+    *,
+    prefix_only: bool,
 ) -> WarmSource:
     """Return the requests of the journal whose text is stored, the most frequent first. Raises InvalidRequest or NotFound.
 
     Args:
         data: data folder of the proxy; None for the folder that the proxy reports.
         api_key: client's key, which determines the tenant; requests of other tenants are omitted.
+        headers: of the warmed requests; requests of other namespaces than theirs are omitted.
         prefix_only: also return requests whose responses are never stored; warming computes their prefixes.
     """
     journal = open_direct_journal(client.url, client.token, data, "warm --from-log")
@@ -179,6 +188,10 @@ def logged_requests(
         sent = len(own)
         own = sorted((prompt for prompt in own if prompt.cacheable), key=lambda prompt: -prompt.cacheable)
         source.skip(sent - len(own), "uncacheable prompt", f": {UNCACHEABLE}")
+    sent = len(own)
+    namespace = headers.get(NAMESPACE_HEADER)
+    own = [prompt for prompt in own if _has_namespace(journal.reader.regions(prompt.number), namespace)]
+    source.skip(sent - len(own), "prompt", " of other namespaces: give theirs with --namespace")
     without_text = 0
     with contextlib.closing(journal.request_bodies(own)) as bodies:
         for prompt, body in zip(own, bodies, strict=True):
@@ -192,13 +205,22 @@ def logged_requests(
                 break
     source.skip(without_text, "prompt", " without text: see the setting journal.text")
     if not own:
-        raise NotFound(f"the journal has no cacheable request: {UNCACHEABLE}")
+        others = "" if not sent else "; those of other namespaces need --namespace"
+        raise NotFound(f"the journal has no cacheable request: {UNCACHEABLE}{others}")
     if not source.requests:
         raise NotFound(
             f"the journal has no text of {plural(len(own), 'prompt')}, and their responses are not stored:"
             ' the setting journal.text = "all" records the text of later requests'
         )
     return source
+
+
+def _has_namespace(regions: Regions | None, namespace: str | None) -> bool:
+    """Whether a prompt of the journal has a namespace; true if its regions are unknown."""
+    if regions is None:
+        return True
+    digests = dict(zip(regions.names, regions.digests, strict=True))
+    return digests.get("namespace") == (digest_of_region(namespace) if namespace else None)
 
 
 def select_prefixes(source: WarmSource) -> None:

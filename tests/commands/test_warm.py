@@ -189,6 +189,22 @@ def test_frequent_requests_of_the_journal_are_sent_first(tmp_path: Path, text: s
             assert "; hit" in answer.headers["cache-status"]
 
 
+def test_requests_of_the_journal_are_sent_to_their_namespace_only(tmp_path: Path) -> None:
+    upstream = Upstream()
+    with proxied(tmp_path, upstream, journal={"text": "all"}) as url, httpx.Client(base_url=url) as client:
+        for question, namespace in (("everywhere", {}), ("here", {"x-kvproxy-namespace": "shop"})):
+            headers = namespace | {"cache-control": "confirm"}
+            client.post("/v1/chat/completions", json=said(question), headers=headers).raise_for_status()
+        until(lambda: kvproxy("log", "--json", url=url).stdout.count("\n") == 2)
+        for options, question in (((), "everywhere"), (("--namespace", "shop"), "here")):
+            upstream.asked.clear()
+            done = kvproxy("warm", "--from-log", "--refresh", *options, url=url)
+            assert "skipped 1 prompt of other namespaces: give theirs with --namespace" in done.stderr
+            assert upstream.questions() == [question]
+        none = kvproxy("warm", "--from-log", "--namespace", "other", url=url)
+        assert (none.returncode, "those of other namespaces need --namespace" in none.stderr) == (3, True)
+
+
 def test_requests_for_a_fresh_sample_are_sent_for_their_prefix_only(tmp_path: Path) -> None:
     upstream = Upstream()
     settings = {"cache": {"sampled_requests": "fresh"}, "journal": {"text": "all"}}

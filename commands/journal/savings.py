@@ -50,9 +50,9 @@ def savings(
     Prices are set in kvproxy.toml: [journal.prices."gpt-4o*"] with input, cached, write_5m, write_1h and output per million
     tokens. The layer prefix includes the provider's own cache. A hit saves the provider's price, with the discount that its own
     prefix cache would have given. The column At least subtracts the largest plausible number of wrong semantic hits. Removed
-    responses stay in the sums. With --ledger, each prompt
-    token that reached the backend is reused, or lost to one cause. With --advice, each cause of recorded requests has its
-    remedy, the most expensive first. kvproxy sessions lists what reuse saved in each session.
+    responses stay in the sums. With --ledger, each prompt token that reached the backend is reused, or lost to one cause.
+    With --advice, each cause of recorded requests has its remedy, the most expensive first; the cost of the remedy, such as
+    of writes, is not subtracted. kvproxy sessions lists what reuse saved in each session.
 
     Example: kvproxy savings --by client
 

@@ -164,7 +164,8 @@ def rm(
 
     Responses named by id, and the only one that matches a filter, are removed without a question. If two or more match, the
     command lists them and asks first, or requires --yes. If no response matches, its exit code is 3, as for an unknown id.
-    --prompt selects all prompts that begin with its text.
+    --prompt selects all prompts that begin with its text. Requests in kvproxy log lose the questions of removed responses,
+    unless journal.text keeps them.
 
     Example: kvproxy cache rm --tag handbook --older-than 1h --yes
 

@@ -107,7 +107,7 @@ def init(
     client: Annotated[
         ClientName | None, Option("--for", help="Write only the rule for this client, and test it.")
     ] = None,
-    upstream: Annotated[str | None, Option(help="With --for: upstream in a new file, by default the provider.")] = None,
+    upstream: Annotated[str | None, Option(help="Upstream in a new file; with --for, by default the provider.")] = None,
     model: Annotated[str | None, Option(help="With --for: model of the two test requests.")] = None,
     api_key: Annotated[
         str | None, Option(help="With --for: key of the test requests, by default the client's variable.")
@@ -126,15 +126,18 @@ def init(
     """
     if client is not None:
         return _init_client(client, upstream, model, api_key, proxy)
-    if upstream or model or api_key:
-        raise typer.BadParameter("--upstream, --model, and --api-key require --for")
+    if model or api_key:
+        raise typer.BadParameter("--model and --api-key require --for")
     from kvproxy.settings.template import template
 
-    file = load_settings(data=proxy.data).data / "kvproxy.toml"
+    file = load_settings(data=proxy.data, upstream=upstream).data / "kvproxy.toml"
+    content = template()
+    if upstream is not None:
+        content = content.replace("#upstream =\n", f"upstream = {json.dumps(upstream)}\n", 1)
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with file.open("x", encoding="utf-8") as out:
-            out.write(template())
+            out.write(content)
     except FileExistsError:
         raise InvalidRequest(f"{file} exists: move it away first") from None
     except OSError as error:

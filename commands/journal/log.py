@@ -116,7 +116,7 @@ def log(
         from kvproxy.operations.journal import list_records
 
         print_records(map(asdict, rows), layout, list_records.row_fields)
-    else:
+    elif rows or not follow:
         print_table(
             # Later rows may have values in a column that is empty now.
             (_listed_row(row, named, query.lost, hides_empty=not follow) for row in rows),

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
-from kvproxy.errors import SettingsError
+from kvproxy.errors import NotFound, SettingsError
 from kvproxy.index.store_location import location_error
 from kvproxy.settings.access import AccessSettings, ClientSettings
 from kvproxy.settings.cache import CacheSettings
@@ -272,8 +272,10 @@ def config_file(data: Path | str | None) -> Path:
 def load_settings(*, file: Path | None = None, **flags: Any) -> Settings:
     """Load settings from all sources; a flag that is None is not set. Raises SettingsError with one line per problem.
 
-    `file` replaces kvproxy.toml of the data folder, and `KVPROXY_CONFIG`.
+    `file` replaces kvproxy.toml of the data folder, and `KVPROXY_CONFIG`. Raises NotFound if it does not exist.
     """
+    if file is not None and not file.exists():
+        raise NotFound(f"no file {file}: check the path")
     if file is not None and not file.is_file():
         raise SettingsError(f"{file} is not a file: name a file with settings")
     named = os.environ.get("KVPROXY_CONFIG")

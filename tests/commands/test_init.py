@@ -84,6 +84,13 @@ def test_a_new_file_names_the_upstream_and_what_is_left_to_do(tmp_path: Path) ->
     assert kvproxy("init", "--model", "m", "--data", tmp_path).returncode == 2
 
 
+def test_a_commented_file_names_the_upstream(tmp_path: Path) -> None:
+    assert kvproxy("init", "--data", tmp_path / "a", "--upstream", "http://127.0.0.1:9").returncode == 0
+    assert load_settings(data=tmp_path / "a").upstream == "http://127.0.0.1:9"
+    refused = kvproxy("init", "--data", tmp_path / "b", "--upstream", "nothing")
+    assert (refused.returncode, (tmp_path / "b").exists()) == (2, False), refused
+
+
 def test_a_refused_request_is_a_failure(tmp_path: Path) -> None:
     with run_front(tmp_path, "http://127.0.0.1:9") as (url, _):
         done = kvproxy("init", "--for", "aider", "--data", tmp_path, "--api-key", "sk-1", "--url", url, "--json")

@@ -80,7 +80,9 @@ def test_config_check_needs_no_data_folder_for_a_named_file(tmp_path: Path) -> N
         assert "without admin_token, the dashboard" in closed
     file.write_text("port = 0.5\n")
     assert f"({file}, line 1)" in kvproxy("config", "check", file).stderr
-    assert "is not a file: name a file" in kvproxy("config", "check", tmp_path / "b.toml").stderr
+    assert "is not a file: name a file" in kvproxy("config", "check", tmp_path).stderr
+    missing = kvproxy("config", "check", tmp_path / "b.toml")
+    assert (missing.returncode, missing.stderr) == (3, f"kvproxy: no file {tmp_path / 'b.toml'}: check the path\n")
 
 
 def test_config_check_reports_a_missing_folder_or_key_file(tmp_path: Path) -> None:

@@ -102,9 +102,10 @@ class Saving:
         if hits and self.unreported_hits == hits:
             self.prompt_tokens = self.completion_tokens = None
         # Imported responses and the inputs of an array have no duration, so their hits save an unknown time.
-        if hits and not self.hit_seconds:
+        has_untimed_hits = hits > self.wrong_hits and not self.hit_seconds
+        if has_untimed_hits:
             self.hit_seconds = None
-        if not self.seconds and (self.unmeasured_tokens or hits):
+        if not self.seconds and (self.unmeasured_tokens or has_untimed_hits):
             self.seconds = self.least_seconds = self.most_seconds = None
 
     def add_money(self, money: float, least_money: float, *, is_hit: bool = False) -> None:

@@ -81,7 +81,8 @@ class WrongHitSums:
             row,
             prompt_tokens=max(0, row.prompt_tokens - self.prompt_tokens),
             completion_tokens=max(0, row.completion_tokens - self.completion_tokens),
-            saved_seconds=row.saved_seconds - self.seconds,
+            # The records round times, and have no time of the backend alone.
+            saved_seconds=0.0 if self.requests >= row.requests else row.saved_seconds - self.seconds,
             unreported=max(0, row.unreported - self.unreported),
         )
 

@@ -237,6 +237,7 @@ def test_a_hit_on_a_rejected_response_saved_nothing_until_the_response_is_approv
         wrong = after["semantic"]
         assert (after["marked"], wrong["answered"], wrong["wrong_hits"]) == (1, 2, 2)
         assert (wrong["prompt_tokens"], wrong["completion_tokens"], wrong["money"]) == (0, 0, 0.0)
+        assert (wrong["seconds"], wrong["hit_seconds"]) == (0.0, 0.0)
         # Equal requests still receive the response.
         assert after["exact"] == exact
         for by in ("client", "model", "day", "project"):

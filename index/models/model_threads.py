@@ -4,8 +4,8 @@ import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-_NICENESS = 2
-"""Above that of the process. On one core, a thread of the models gets 64% of the time that the event loop gets."""
+_NICENESS = 4
+"""Above that of the process. On one core, a thread of the models gets 41% of the time that the event loop gets."""
 _MAX_NICENESS = 19
 
 

@@ -18,5 +18,5 @@ def test_only_the_threads_of_the_pool_have_a_lower_priority() -> None:
 
     with model_pool("outer", 1) as outer:
         # A new thread inherits the priority of the thread that starts it.
-        assert outer.submit(nested_priorities).result() == [min(before + 2, 19)] * 2
+        assert outer.submit(nested_priorities).result() == [min(before + 4, 19)] * 2
     assert os.getpriority(os.PRIO_PROCESS, 0) == before

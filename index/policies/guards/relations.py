@@ -104,31 +104,34 @@ def _tokens(text: str) -> list[str]:
 def _marked_words(text: str) -> Mapping[str, Set[str]]:
     """Return the content words in the marked role of each relation that the text names."""
     tokens, forms, found = _tokens(text), _forms_by_word(), defaultdict[str, set[str]](set)
-    plain = " ".join(tokens)
+    plain = " ".join(token if token in _STOPS or not token[0].isalnum() else f"{_CONTENT}{token}" for token in tokens)
     for relation, form in {named for token in tokens for named in forms.get(token, ())}:
-        for match in form.finditer(plain):
-            found[relation] |= set(match["marked"].split()) - _STOPS
+        for match in _compile(form).finditer(plain):
+            found[relation] |= {word[1:] for word in match["marked"].split() if word[0] == _CONTENT}
     return found
 
 
 @cache
-def _forms_by_word() -> Mapping[str, Sequence[tuple[str, re.Pattern[str]]]]:
+def _forms_by_word() -> Mapping[str, Sequence[tuple[str, str]]]:
     """Return the forms by each possibility of their first word that is no role, with their relations."""
-    found = defaultdict[str, list[tuple[str, re.Pattern[str]]]](list)
+    found = defaultdict[str, list[tuple[str, str]]](list)
     for relation, forms in _FORMS.items():
         for form in re.split("[;\n]", forms.strip()):
             named = next(word for word in form.split() if word not in _ROLES)
             for word in named.split("/"):
-                found[word].append((relation, _compile(form)))
+                found[word].append((relation, form))
     return found
 
 
+@cache
 def _compile(form: str) -> re.Pattern[str]:
-    words = (_ROLES.get(word) or f"(?:{word.replace('/', '|')})" for word in form.split())
+    words = (_ROLES.get(word) or f"{_CONTENT}?(?:{word.replace('/', '|')})" for word in form.split())
     return re.compile(rf"(?<!\S){' '.join(words)}(?!\S)")
 
 
+_CONTENT = "~"
+"""Begins each content word of a text that is searched, because patterns with all other words compile slowly, which delays requests."""
 _ARTICLES = "(?:(?:a|an|the|my|your|our|their) )*"
-_WORD = rf"(?!(?:{'|'.join(sorted(_STOPS))})(?!\S))\w\S*"
+_WORD = rf"{_CONTENT}\S+"
 _PHRASE = rf"{_ARTICLES}{_WORD}(?: (?:of )?{_ARTICLES}{_WORD}){{0,3}}"
 _ROLES = {"X": rf"(?P<marked>{_PHRASE})", "Y": _PHRASE, "Z": rf"(?P<marked>{_WORD}(?: {_WORD}){{0,3}})"}

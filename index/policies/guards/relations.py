@@ -130,7 +130,7 @@ def _compile(form: str) -> re.Pattern[str]:
 
 
 _CONTENT = "~"
-"""Begins each content word of a text that is searched, because patterns with all other words compile slowly, which delays requests."""
+"""Begins each content word of a searched text. Patterns with all other words would compile slowly, and delay requests."""
 _ARTICLES = "(?:(?:a|an|the|my|your|our|their) )*"
 _WORD = rf"{_CONTENT}\S+"
 _PHRASE = rf"{_ARTICLES}{_WORD}(?: (?:of )?{_ARTICLES}{_WORD}){{0,3}}"

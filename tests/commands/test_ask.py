@@ -52,6 +52,9 @@ def test_the_prompt_may_be_on_stdin(tmp_path: Path) -> None:
 
 def test_errors_of_the_server_have_their_status(tmp_path: Path) -> None:
     async def respond(request: Request) -> JSONResponse:
+        if request.method == "GET":
+            # A probe: after an exception, the server would close a connection that the next request takes.
+            return JSONResponse({"data": [{"id": "m"}]})
         status = int((await request.json())["user"])
         return JSONResponse({"error": {"message": "slow down"}}, status)
 

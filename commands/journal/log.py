@@ -32,6 +32,7 @@ from kvproxy.commands.tables import (
     table_output,
     text_column,
 )
+from kvproxy.journal.groups import RequestGroup, TopGroup
 from kvproxy.journal.sessions.ledger import cost_of_cause
 from kvproxy.operations.operation import field_names
 from kvproxy.operations.record_query import RecordQuery
@@ -46,20 +47,6 @@ EMPTY = "no request matches"
 _NO_COST = f"{EMPTY}: a cost is null if the price or the usage is unknown"
 _NO_TEAM = "no request of a team matches: kvproxy keys set NAME --team TEAM gives a client a team"
 _UTC_DAYS = "the days are UTC days"
-TopGroup = Literal[
-    "prompt",
-    "tenant",
-    "client",
-    "team",
-    "model",
-    "tag",
-    "reason",
-    "layer",
-    "service_tier",
-    "upstream",
-    "proxy",
-    "day",
-]
 _POLL_SECONDS = 0.3
 _LISTED = 20
 _TOP = 10
@@ -357,7 +344,6 @@ def top(
     Example: kvproxy log top --cost --since 7d
     """
     from kvproxy.journal.completeness import complete_since
-    from kvproxy.journal.groups import RequestGroup
 
     if backend and cost:
         raise typer.BadParameter("give one of --backend and --cost")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Group = Literal[
+TopGroup = Literal[
     "prompt",
     "tenant",
     "client",
@@ -12,12 +12,13 @@ Group = Literal[
     "tag",
     "reason",
     "layer",
-    "api",
     "service_tier",
     "upstream",
     "proxy",
     "day",
 ]
+"""A group of `kvproxy log top`."""
+Group = Literal[TopGroup, "api"]
 """A field of a record, or its UTC day; `proxy` only in a database of several proxies."""
 SumsGroup = Literal["layer", "tenant", "model", "tag", "day"]
 SavingsGroup = Literal[SumsGroup, "client", "team", "project"]

@@ -5,7 +5,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 _NICENESS = 4
-"""Above that of the process. On one core, a thread of the models gets 41% of the time that the event loop gets."""
+"""Niceness added to that of the process. On a shared core, a model thread gets 41% of the event loop's time."""
 _MAX_NICENESS = 19
 
 

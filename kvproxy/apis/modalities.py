@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
 
 def reported_modalities(response: JsonMap) -> str | None:
-    """Return the audio and image tokens of a response as in `modalities_text`; None if it reports none.
+    """Return the audio and image tokens of a response as in `modalities_text`; None without such tokens.
 
     OpenAI and its likes report `audio_tokens` and `image_tokens` in the details of the usage, and Gemini a list of modalities.
     """

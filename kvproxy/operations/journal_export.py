@@ -69,7 +69,7 @@ class _ClientHeaders:
         self._namespaces: dict[bytes, str] = {}
 
     def of(self, record: RecordWithQuestions) -> JsonObject:
-        """Return the fields `headers` and `client` of a record; without those that it does not need."""
+        """Return the fields `headers` and `client` of a record; a field without a value is left out."""
         headers: JsonObject = {}
         if (namespace := self._namespace(record)) is not None:
             headers[NAMESPACE_HEADER] = self._namespaces.setdefault(namespace, f"namespace-{len(self._namespaces) + 1}")

@@ -56,11 +56,12 @@ def test_numbers_whose_separator_is_ambiguous_count_as_unknown(tmp_path: Path) -
         "m;1000.0;100.00;1,250\n"
         "m;1,000;100;1,250.50\n"
         "m;1000;100;$1,250,000\n"
+        "m;1000;100;1e999\n"
     )
     total, notes = bill(table(tmp_path, text))
-    assert (total["input_tokens"], total["output_tokens"]) == (3_000, 300)
+    assert (total["input_tokens"], total["output_tokens"]) == (4_000, 400)
     assert total["logged_cost"] == pytest.approx(1_251_250.5)
-    for note in ("1 row with unreadable input tokens (line 2)", "2 rows with unreadable spend (lines 2, 3)"):
+    for note in ("1 row with unreadable input tokens (line 2)", "3 rows with unreadable spend (lines 2, 3, 6)"):
         assert note in notes, notes
 
 

@@ -1,6 +1,7 @@
 """Reads numbers of tokens and of requests, and amounts of money, in the cells of tables."""
 
 import re
+from math import isfinite
 
 from kvproxy.apis.json import Json
 
@@ -25,4 +26,5 @@ def is_unreadable(cell: Json) -> bool:
 def read_amount(cell: Json) -> float | None:
     """Return an amount of money such as 1.25, $1.25, or 1,200.50; None for an empty or unreadable cell."""
     text = str(cell).strip()
-    return float(re.sub("[,$]", "", text)) if _AMOUNT.fullmatch(text) else None
+    number = float(re.sub("[,$]", "", text)) if _AMOUNT.fullmatch(text) else None
+    return number if number is not None and isfinite(number) else None

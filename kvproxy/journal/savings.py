@@ -220,6 +220,7 @@ def savings(
             continue
         saving = savings_by_name.setdefault(row.name, Saving(row.name))
         is_hit = row.layer in CACHES
+        unknown = row.unreported - row.estimated
         # A shared response has reused tokens, but they were reused once.
         reused = 0 if is_hit else row.reused_tokens
         saving.requests += row.requests
@@ -238,11 +239,10 @@ def savings(
             # No backend computed it, and no tokens are known.
             continue
         else:
-            unknown = row.unreported - row.estimated
             saving.unreported_requests += unknown
             saving.estimated_requests += 0 if price is None else row.estimated
             saving.unpriced_requests += row.requests - unknown - row.unpaid if price is None else 0
-        if is_hit and row.unreported == row.requests:
+        if 0 < unknown == row.requests:
             # Nothing is known about their money.
             continue
         if price is None:
@@ -345,6 +345,8 @@ def _correct_prices(
             if request.layer not in OF_PROXY:
                 is_tiered = request.service_tier is not None or request.modalities is not None
                 saving.standard_priced_requests -= is_tiered and request.has_own_price(prices)
+            if not (request.prompt_tokens or request.completion_tokens):
+                continue
             is_hit = request.layer in CACHES
             saving.add_money(after[0] - before[0], after[1] - before[1], is_hit=is_hit)
             spent = 0.0 if own is None else _spent_money(request.layer, own, tokens)
@@ -352,7 +354,7 @@ def _correct_prices(
             if own is None and request.layer not in OF_PROXY:
                 saving.add_unpriced(request, is_hit=is_hit)
                 unpriced.add(name)
-        if by not in ("tag", "project"):
+        if request.prompt_tokens and by not in ("tag", "project"):
             name = "prefix" if by == "layer" else groups[0]
             usual_cost, own_cost = (
                 0.0 if price is None else _write_surcharge(price, request.written_5m, request.written_1h)

@@ -206,23 +206,29 @@ def test_what_a_team_wrote_to_the_providers_cache_is_in_its_bill(journal: Stored
     assert sum_bill(rows).written_5m == 120
 
 
-def test_a_bill_without_reported_tokens_has_no_zero(journal: StoredJournal) -> None:
+@pytest.mark.parametrize("tier", [None, "flex"])
+def test_a_bill_without_reported_tokens_has_no_zero(journal: StoredJournal, tier: str | None) -> None:
     noon = datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()
     for tenant, usage in (("ann", (None, None)), ("ben", (100, 10))):
         exchange = finished("a", tenant, tenant=f"client:{tenant}", arrived=noon)
-        exchange.facts.usage = usage
+        exchange.facts.usage, exchange.facts.service_tier = usage, tier
+        exchange.request = api_request({"model": "gpt-5-mini", "messages": [{"role": "user", "content": "a"}]})
         if usage[0] is None:
             # Nothing is estimated, either.
             exchange.facts.prefix, exchange.facts.started = None, 0.0
         journal.add(exchange)
     journal.flush()
+    prices = ModelPrices(JournalSettings())
     with closing(journal.reader()) as reader:
-        rows = bill(reader, PRICES)
+        rows = bill(reader, prices)
+        ann, ben = sorted(savings(reader, "client", prices), key=lambda saving: saving.name)
     assert [(row.client, row.unreported, row.input_tokens, row.cached_tokens, row.output_tokens) for row in rows] == [
         ("ann", 1, None, None, None),
         ("ben", 0, 100, 40, 10),
     ]
     assert sum_bill(rows).input_tokens == 100
+    assert (rows[0].cost, rows[0].saved) == (ann.spent, ann.money) == (None, None)
+    assert (rows[1].cost, rows[1].saved) == (ben.spent, ben.money) != (None, None)
 
 
 def test_a_long_prompt_of_an_earlier_price_is_summed_at_its_own_price(journal: StoredJournal) -> None:

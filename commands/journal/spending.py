@@ -54,13 +54,14 @@ def removed_note(oldest: float) -> str:
 
 
 def unpriced_note(requests: int, *, is_bound: bool = False) -> str:
-    least = "at least " if is_bound else ""
-    without = f"not in the money: {least}{plural(requests, 'request')} of models without a price, or without one of audio tokens"
+    counted = _count(requests, is_bound)
+    without = f"not in the money: {counted} of models without a price, or without one of audio tokens"
     return f'{without}; set [journal.prices."MODEL"]'
 
 
 def _notes(report: "SpendingReport") -> Iterator[str]:
     total = report.total
+    is_bound = total.requests is None
     if report.currency != LIST_CURRENCY and total.cost is not None:
         # In a pipe, the names of the columns do not depend on the currency.
         yield f"money in {report.currency}"
@@ -70,20 +71,20 @@ def _notes(report: "SpendingReport") -> Iterator[str]:
         yield "UTC days: the reports of usage have sums of whole UTC days"
     if report.complete_since is not None:
         yield removed_note(report.complete_since)
-    if report.undated:
-        yield f"not in the period: {plural(report.undated, 'request')} without a date"
+    if report.undated != 0:
+        counted = "requests" if report.undated is None else plural(report.undated, "request")
+        yield f"not in the period: {counted} without a date"
     if total.standard_priced:
         yield (
-            f"at the price of the standard tier: {plural(total.standard_priced, 'request')} of the service tiers"
+            f"at the price of the standard tier: {_count(total.standard_priced, is_bound)} of the service tiers"
             f" {', '.join(report.tiers_without_price)}; {SET_TIERS}"
         )
-    yield from count_notes(total.unpriced, total.estimated, total.unreported, is_bound=total.requests is None)
+    yield from count_notes(total.unpriced, total.estimated, total.unreported, is_bound=is_bound)
     if total.logged_cost is not None:
         yield _logged_note(total.logged_cost, total.logged_difference, report.currency)
     yield from _reported_note(report)
     if total.incomplete:
-        least = "at least " if total.requests is None else ""
-        yield f"not in the tokens and the money: the unknown input or output of {least}{plural(total.incomplete, 'request')}"
+        yield f"not in the tokens and the money: the unknown input or output of {_count(total.incomplete, is_bound)}"
 
 
 def _logged_note(logged: float, difference: float | None, currency: str) -> str:
@@ -109,8 +110,8 @@ def _reported_note(report: "SpendingReport") -> Iterator[str]:
         amounts = plural(costs.left_out, "amount")
         yield f"the report of costs is not compared: {amounts} unreadable, or in a currency without a rate (journal.usd_rate)"
         return
-    unpriced = report.total.unpriced
-    rest = f"of {plural(unpriced, 'request')} of models without a price" if unpriced else "of other prices or tiers"
+    unpriced, is_bound = report.total.unpriced, report.total.requests is None
+    rest = f"of {_count(unpriced, is_bound)} of models without a price" if unpriced else "of other prices or tiers"
     parts = {
         **{f"for {name}": amount for name, amount in costs.services.items()},
         "of discounts": costs.discount,
@@ -143,9 +144,13 @@ def count_notes(unpriced: int, estimated: int, unreported: int, *, is_bound: boo
     if unpriced:
         yield unpriced_note(unpriced, is_bound=is_bound)
     if estimated:
-        yield f"estimated: tokens and money of {plural(estimated, 'request')} without reported usage"
+        yield f"estimated: tokens and money of {_count(estimated, is_bound)} without reported usage"
     if unreported:
-        yield f"not in the tokens and the money: {plural(unreported, 'request')} without reported usage"
+        yield f"not in the tokens and the money: {_count(unreported, is_bound)} without reported usage"
+
+
+def _count(requests: int, is_bound: bool) -> str:
+    return f"{'at least ' if is_bound else ''}{plural(requests, 'request')}"
 
 
 def _spending_row(row: "Spending", report: "SpendingReport") -> Row:

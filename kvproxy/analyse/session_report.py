@@ -201,14 +201,19 @@ def report_spending(
         added = trace_turns(trace, _FIRST_TRACE_NUMBER + len(turns), prices)
         turns += added
         paid += [_paid_request(turn, None, rate) for turn in added]
-    billed, undated = paid, 0
+    billed, undated = paid, list[PaidRequest]()
     if since is not None or until is not None:
         dated = [request for request in paid if is_dated(request.time)]
-        undated = len(paid) - len(dated)
+        undated = [request for request in paid if not is_dated(request.time)]
         billed = [request for request in dated if (since or 0.0) <= request.time < (inf if until is None else until)]
-    report = replace(spending_report(billed, by, prices, settings.currency), undated=undated)
+    report = replace(spending_report(billed, by, prices, settings.currency), undated=_number_of(undated))
     report.total.unreported += without_usage
     return replace(report, reported=compare_reports(costs, paid, prices, settings)) if costs else report
+
+
+def _number_of(requests: Sequence[PaidRequest]) -> int | None:
+    counts = [request.count for request in requests]
+    return None if None in counts else sum(filter(None, counts))
 
 
 def _logged_cost(request: LoggedRequest | None, rate: float | None) -> float | None:

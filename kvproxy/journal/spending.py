@@ -267,7 +267,7 @@ class SpendingReport:
         zone: time zones of the local days, such as CET or `CEST, CET`; None for other groups.
         has_utc_days: a report of usage has sums of whole UTC days.
         reported: how a provider's report of costs differs; None without one.
-        undated: number of requests without a date, which a period leaves out.
+        undated: number of requests without a date, which a period leaves out; None if a report of usage does not state it.
     """
 
     by: SpendingGroup
@@ -279,7 +279,7 @@ class SpendingReport:
     zone: str | None = None
     has_utc_days: bool = False
     reported: CostComparison | None = None
-    undated: int = 0
+    undated: int | None = 0
 
 
 def spending_report(

@@ -86,6 +86,28 @@ def test_the_fast_mode_of_a_report_of_usage_has_its_price(tmp_path: Path) -> Non
     assert {row["name"]: row["cost"] for row in json.loads(done.stdout)["rows"]} == {"fast": 15.0, "standard": 7.5}
 
 
+def test_sums_of_an_unknown_number_of_requests_are_not_counted_as_one(tmp_path: Path) -> None:
+    head = "usage_date_utc,model_version,usage_type,usage_input_tokens_no_cache,usage_output_tokens\n"
+    rows = (
+        "2026-11-01,claude-opus-4-8,night,1000000,100000\n"
+        "2026-11-01,claude-opus-4-8,message_batch,1000000,100000\n"
+        "2026-11-01,unheard-of,standard,1000000,100000\n"
+        ",claude-opus-4-8,standard,1000000,100000\n"
+    )
+    file = table(tmp_path, head + rows)
+    arguments = ("estimate", file, "--sessions", "--by", "service_tier", "--until", "2026-11-05", "--data", tmp_path)
+    done = kvproxy(*arguments, "--json")
+    report = json.loads(done.stdout)
+    costs = {row["name"]: row["cost"] for row in report["rows"]}
+    assert (costs, report["undated"]) == ({"night": 7.5, "batch": 3.75, "standard": None}, None)
+    for note in (
+        "at the price of the standard tier: at least 1 request of the service tiers night;",
+        "not in the money: at least 1 request of models without a price",
+        "not in the period: requests without a date",
+    ):
+        assert note in done.stderr, done.stderr
+
+
 def test_a_question_with_the_headings_of_a_spreadsheet(tmp_path: Path) -> None:
     file = table(
         tmp_path, 'Question,Model,Input Tokens,Output Tokens,Team\nHi.,m,"1,200",100,red\nHo.,m,"1,2",100,red\n'

@@ -48,6 +48,8 @@ EXTRA_COLUMNS = {"end_time", "service_tier", "batch", "variant", *MODALITIES}
 _LONG_CONTEXT = 200_001
 """A prompt with the price of Anthropic's long context."""
 _LONG_WINDOWS = "200k", ">"
+_BATCHES = BATCH, "message_batch"
+"""Names of Anthropic's batches as a service tier."""
 _DAY = 86_400.0
 _SUMS = frozenset(("total", "totals", "grand total", "subtotal", "sum"))
 """Labels of rows that are the sum of others."""
@@ -173,7 +175,7 @@ def _anthropic_request(row: Row, result: JsonObject, start: float | None, period
         project=_name(result, "workspace_id"),
         client=_name(result, "api_key_id", "account_id"),
         names_model=bool(result.get("model")),
-        processing=BATCH if result.get("service_tier") == "batch" else None,
+        processing=BATCH if result.get("service_tier") in _BATCHES else None,
         summed=SummedUsage(None, prompt, output, read, short, hour, period, _LONG_CONTEXT if is_long else 0),
     )
 

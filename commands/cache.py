@@ -23,6 +23,7 @@ from kvproxy.commands.formatting import (
 )
 from kvproxy.commands.options import Data, Limit, LimitOrAll, Store, StoreOptions, completion_of, load_settings
 from kvproxy.commands.output import Output, print_facts, print_text, text_output
+from kvproxy.commands.row_fields import RowFields
 from kvproxy.commands.statistics_text import label_statistics
 from kvproxy.commands.tables import (
     Column,
@@ -73,7 +74,13 @@ _LABELS = {
 
 
 @app.subcommand
-def ls(*, limit: LimitOrAll = None, where: EntryQuery, layout: ListLayout, responses: StoreOptions) -> Output:
+def ls(
+    *,
+    limit: LimitOrAll = None,
+    where: EntryQuery,
+    layout: Annotated[ListLayout, RowFields("kvproxy.operations.cache:list_responses")],
+    responses: StoreOptions,
+) -> Output:
     """List stored responses, newest first.
 
     Example: kvproxy cache ls --search block
@@ -83,9 +90,8 @@ def ls(*, limit: LimitOrAll = None, where: EntryQuery, layout: ListLayout, respo
     with responses.open() as cache:
         page = cache.perform(list_responses, EntryPage(**where.filters, limit=default_limit(limit, 100)))
     empty = _NO_MATCH if where.filters else _EMPTY
-    rows, fields = _response_rows(page.rows), list_responses.row_fields
-    records = _records(page.rows, layout)
-    return table_output(page.rows, rows, empty=empty, layout=layout, fields=fields, total=page.total, records=records)
+    rows, records = _response_rows(page.rows), _records(page.rows, layout)
+    return table_output(page.rows, rows, empty=empty, layout=layout, total=page.total, records=records)
 
 
 def _response_rows(responses: "Sequence[ListedResponse | ShownResponse]") -> list[Row]:
@@ -243,7 +249,7 @@ def stats(responses: StoreOptions) -> Output:
 def usage(
     *,
     query: UsageQuery,
-    layout: ListLayout,
+    layout: Annotated[ListLayout, RowFields("kvproxy.operations.cache:sum_usage")],
     responses: StoreOptions,
 ) -> Output:
     """Sum the stored responses by tenant, model, endpoint or tag.
@@ -265,11 +271,16 @@ def usage(
         for group in groups
     ]
     empty = "no stored response has a tag" if by == "tag" else _EMPTY
-    return table_output(groups, rows, empty=empty, layout=layout, fields=sum_usage.row_fields)
+    return table_output(groups, rows, empty=empty, layout=layout)
 
 
 @app.subcommand
-def queue(*, limit: Limit = 20, layout: ListLayout, responses: StoreOptions) -> Output:
+def queue(
+    *,
+    limit: Limit = 20,
+    layout: Annotated[ListLayout, RowFields("kvproxy.operations.cache:list_eviction_queue")],
+    responses: StoreOptions,
+) -> Output:
     """List the responses that are evicted next.
 
     Expired responses come first, then those that are expected to save the fewest tokens per byte.
@@ -295,8 +306,7 @@ def queue(*, limit: Limit = 20, layout: ListLayout, responses: StoreOptions) -> 
         }
         for response in queued
     ]
-    fields = list_eviction_queue.row_fields
-    return table_output(queued, rows, empty=_EMPTY, layout=layout, fields=fields, records=_records(queued, layout))
+    return table_output(queued, rows, empty=_EMPTY, layout=layout, records=_records(queued, layout))
 
 
 def _priority(value: float | None) -> Formatted | None:

@@ -5,14 +5,15 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from inspect import Parameter
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, get_args, get_origin
 
 import typer
 from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 
-from kvproxy.commands.options import Json, completion_of, parser_of
+from kvproxy.commands.options import Json, completion_of, completion_of_fields, parser_of
 from kvproxy.commands.output import Output, print_charts, print_json, print_note
+from kvproxy.commands.row_fields import RowFields
 from kvproxy.errors import InvalidRequest
 from kvproxy.operations.parameters import DeclaredParameter, Filter, declared_parameters
 from kvproxy.operations.parameters import Parameter as DescribedParameter
@@ -98,9 +99,8 @@ def _command(function: CommandFunction) -> Callable[..., None]:
     option `--json` is added, unless there is a parameter `as_json`.
     """
     given = inspect.signature(function).parameters
-    groups: dict[str, Any] = {
-        name: parameter.annotation for name, parameter in given.items() if is_dataclass(parameter.annotation)
-    }
+    groups = {name: group for name, parameter in given.items() if (group := _group_of(parameter)) is not None}
+    row_fields = next(filter(None, map(_row_fields_of, given.values())), RowFields())
     parameters = [option for parameter in given.values() for option in _options_of(parameter)]
     prints_json = "as_json" not in given
     if prints_json:
@@ -118,7 +118,7 @@ def _command(function: CommandFunction) -> Callable[..., None]:
         for name, value in values.items():
             _check_is_utf8(name, value)
             _check_has_value(single.get(name), value)
-        as_json = prints_json and values.pop("as_json")
+        as_json, options = prints_json and values.pop("as_json"), dict(values)
         for name, group in groups.items():
             values[name] = group(**{option.name: values.pop(option.name) for option in _options_of_group(group)})
         from kvproxy.commands.tables import ListLayout, print_records  # Not needed for help.
@@ -134,7 +134,8 @@ def _command(function: CommandFunction) -> Callable[..., None]:
         if as_json:
             print_json(output.document)
         elif layout is not None:
-            print_records(output.document if output.records is None else output.records, layout, output.fields)
+            records = output.document if output.records is None else output.records
+            print_records(records, layout, output.fields or row_fields.names(options))
         else:
             output.show()
             print_charts(output.charts)
@@ -173,30 +174,46 @@ def _check_is_utf8(name: str, value: object) -> None:
             )
 
 
+def _group_of(parameter: Parameter) -> Any:
+    """Return the dataclass of a parameter that stands for several options; None for an option."""
+    annotation = parameter.annotation
+    kind = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    return kind if is_dataclass(kind) else None
+
+
+def _row_fields_of(parameter: Parameter) -> RowFields | None:
+    metadata = getattr(parameter.annotation, "__metadata__", ())
+    return next((each for each in metadata if isinstance(each, RowFields)), None)
+
+
 def _options_of(parameter: Parameter) -> list[Parameter]:
-    group = parameter.annotation
-    return _options_of_group(group) if is_dataclass(group) else [parameter.replace(kind=Parameter.KEYWORD_ONLY)]
+    group = _group_of(parameter)
+    if group is None:
+        return [parameter.replace(kind=Parameter.KEYWORD_ONLY)]
+    return _options_of_group(group, _row_fields_of(parameter))
 
 
-def _options_of_group(group: Any) -> list[Parameter]:
+def _options_of_group(group: Any, row_fields: RowFields | None = None) -> list[Parameter]:
     declared = {parameter.name: parameter for parameter in declared_parameters(group)}
     return [
         Parameter(
             field.name,
             Parameter.KEYWORD_ONLY,
             default=Parameter.empty if field.default is MISSING else field.default,
-            annotation=_annotation(declared[field.name]) if field.name in declared else field.type,
+            annotation=_annotation(declared[field.name], row_fields) if field.name in declared else field.type,
         )
         for field in fields(group)
         if field.name not in declared or declared[field.name].metadata.is_option
     ]
 
 
-def _annotation(declared: DeclaredParameter) -> Any:
+def _annotation(declared: DeclaredParameter, row_fields: RowFields | None) -> Any:
     """Return the annotation from which Typer makes an option or an argument."""
     metadata = declared.metadata
     values = declared.type | None if declared.default is None else declared.type
-    complete = completion_of(metadata.suggestions)
+    complete: Callable[..., list[Any]] | None = completion_of(metadata.suggestions)
+    if declared.name == "columns" and row_fields is not None:
+        complete = completion_of_fields(row_fields)
     if metadata.is_argument:
         return Annotated[values, Argument(help=metadata.help, autocompletion=complete)]
     if metadata.parse is not None:

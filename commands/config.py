@@ -14,10 +14,11 @@ from typer import Argument, Option
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.options import Data, ProxyOptions, load_settings
 from kvproxy.commands.output import Output, print_note, print_text, text_output
+from kvproxy.commands.row_fields import RowFields
 from kvproxy.commands.tables import Column, ListLayout, Row, table_output, text_column
 from kvproxy.errors import InvalidRequest, KvproxyError, ProxyUnreachable, StoreUnavailable, Unauthorized
 from kvproxy.operations.client_setup import CachedTokens, ClientName
-from kvproxy.operations.operation import NoParameters, field_names
+from kvproxy.operations.operation import NoParameters
 from kvproxy.units import plural
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _shadowed_rules(settings: "Settings") -> dict[str, str]:
 @app.subcommand
 def show(
     changed: Annotated[bool, Option("--changed", help="Only settings that are not the default.")] = False,
-    layout: ListLayout = ListLayout(),
+    layout: Annotated[ListLayout, RowFields("kvproxy.settings.sources:SettingSource")] = ListLayout(),
     data: Data = None,
 ) -> Output:
     """Show each setting with its value and its source.
@@ -82,7 +83,7 @@ def show(
     A source is a line of kvproxy.toml, an environment variable, or the default. Secrets are not shown. Flags of a running
     proxy are not included.
     """
-    from kvproxy.settings.sources import SettingSource, setting_sources
+    from kvproxy.settings.sources import setting_sources
 
     settings = setting_sources(load_settings(data=data), data)
     settings = [setting for setting in settings if setting.source != "default"] if changed else settings
@@ -96,7 +97,7 @@ def show(
     ]
     empty = "all settings have their defaults"
     document = [asdict(setting) for setting in settings]
-    return table_output(document, rows, empty=empty, layout=layout, fields=field_names(SettingSource))
+    return table_output(document, rows, empty=empty, layout=layout)
 
 
 def _format(value: Any) -> object:

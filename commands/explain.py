@@ -14,6 +14,7 @@ from kvproxy.commands.formatting import Formatted, local_time, one_line, quoted
 from kvproxy.commands.options import ApiKey, JournalOptions, completion_of
 from kvproxy.commands.output import Output, print_facts, print_text
 from kvproxy.commands.request_body import PromptOptions, RequestFieldOptions
+from kvproxy.commands.row_fields import RowFields
 from kvproxy.commands.statistics_text import policy_sentences
 from kvproxy.commands.tables import Layout, Row, digest_column, print_table, text_column
 from kvproxy.errors import KvproxyError, NotFound
@@ -63,7 +64,7 @@ def explain(
     ] = None,
     changes: RequestFieldOptions,
     api_key: ApiKey = None,
-    layout: Layout,
+    layout: Annotated[Layout, RowFields("similarity", "score", "error", "verdict", "why", "id", "prompt")],
     proxy: JournalOptions,
 ) -> Output:
     """Explain which layer would answer a request, and why.

@@ -14,6 +14,7 @@ from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.formatting import Formatted, format_age, format_size, local_time, money, table_time
 from kvproxy.commands.options import PRICES_MAY_DIFFER, Data, LimitOrAll, SharedStore, load_settings
 from kvproxy.commands.output import Output, print_note, text_output
+from kvproxy.commands.row_fields import RowFields
 from kvproxy.commands.tables import Column, ListLayout, Row, default_limit, number_column, table_output, text_column
 from kvproxy.errors import SettingsError
 from kvproxy.index.store_location import is_url
@@ -27,7 +28,7 @@ from kvproxy.operations.keys_parameters import (
     KeyRotation,
     NewClient,
 )
-from kvproxy.operations.operation import CsvFile, NoParameters, field_names, fields_of
+from kvproxy.operations.operation import CsvFile, NoParameters, fields_of
 from kvproxy.units import format_amount
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ def _exceptions(client: "ListedClient") -> Row:
 def ls(
     query: ClientUsageQuery,
     *,
-    layout: ListLayout,
+    layout: Annotated[ListLayout, RowFields("kvproxy.operations.keys:ListedClient")],
     place: KeysPlace,
 ) -> Output:
     """List clients with their usage, limits, and last use.
@@ -187,7 +188,7 @@ def ls(
     also reused ones, and of responses, without hits. Requests that the proxy forwards unread have tokens only for clients
     with a budget. Budgets count UTC days and months. A team has the usage of clients while they had the team, too.
     """
-    from kvproxy.operations.keys import ListedClient, list_keys
+    from kvproxy.operations.keys import list_keys
 
     listed = place.open().perform(list_keys, query)
     clients = listed.clients
@@ -230,17 +231,22 @@ def ls(
         for client in clients
     ]
     empty = listed.closed or f"no clients in {place.folder}: its proxy accepts requests without a key"
-    return table_output(clients, rows, empty=empty, layout=layout, fields=field_names(ListedClient))
+    return table_output(clients, rows, empty=empty, layout=layout)
 
 
 @app.subcommand
-def history(*, limit: LimitOrAll = None, layout: ListLayout, place: KeysPlace) -> Output:
+def history(
+    *,
+    limit: LimitOrAll = None,
+    layout: Annotated[ListLayout, RowFields("kvproxy.operations.keys:OperatorChange")],
+    place: KeysPlace,
+) -> Output:
     """List the last changes of clients and stored responses.
 
     The responses are those that operators removed, expired, pinned, rejected, approved, or imported. The newest --limit changes
     are listed.
     """
-    from kvproxy.operations.keys import OperatorChange, list_changes
+    from kvproxy.operations.keys import list_changes
 
     changes = place.open().perform(list_changes, ChangesPage(default_limit(limit, 50)))
     rows: list[Row] = [
@@ -251,7 +257,7 @@ def history(*, limit: LimitOrAll = None, layout: ListLayout, place: KeysPlace) -
         }
         for change in changes
     ]
-    return table_output(changes, rows, empty="no changes", layout=layout, fields=field_names(OperatorChange))
+    return table_output(changes, rows, empty="no changes", layout=layout)
 
 
 @app.subcommand

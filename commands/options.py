@@ -12,6 +12,7 @@ from typer import Option
 
 from kvproxy.commands.formatting import local_time
 from kvproxy.commands.output import print_note
+from kvproxy.commands.row_fields import RowFields
 from kvproxy.errors import KvproxyError
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.operations.parameters import Suggestions
@@ -57,6 +58,17 @@ def completion_of(suggestions: Suggestions | None) -> Callable[[typer.Context], 
         except (KvproxyError, CacheStoreError):
             return []
         return sorted(values)
+
+    return complete
+
+
+def completion_of_fields(row_fields: RowFields) -> Callable[[typer.Context, str], list[str]]:
+    """Return the completion of names of fields, separated by commas, for Typer."""
+
+    def complete(context: typer.Context, incomplete: str) -> list[str]:
+        before, comma, _ = incomplete.rpartition(",")
+        given = before.split(",")
+        return [f"{before}{comma}{name}" for name in row_fields.names(context.params) if name not in given]
 
     return complete
 

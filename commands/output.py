@@ -29,7 +29,7 @@ class Output:
         document: printed with `--json`.
         show: prints the result for people, and charts after it at a terminal.
         records: rows of the document for CSV and JSON lines; None takes the document, which is then a list.
-        fields: names of the fields of a row, which CSV without rows consists of.
+        fields: names of the fields of a row, if the options of the command do not tell them, for CSV without rows.
         note: sentence about the result for stderr.
     """
 

@@ -9,6 +9,7 @@ from typer import Argument, Option
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.options import Data, JournalOptions, LimitOrAll, load_settings
 from kvproxy.commands.output import Output, text_output
+from kvproxy.commands.row_fields import RowFields
 from kvproxy.commands.tables import (
     Column,
     ListLayout,
@@ -42,7 +43,7 @@ def show(
         list[str] | None, Argument(help="Names of models.", show_default="those in the journal and the settings")
     ] = None,
     *,
-    layout: ListLayout,
+    layout: Annotated[ListLayout, RowFields("model", "kvproxy.operations.journal_reports:PriceTier")],
     source: JournalOptions,
 ) -> Output:
     """Show the prices in use, per million tokens.
@@ -55,8 +56,7 @@ def show(
     Example: kvproxy prices show claude-sonnet-4-6
     """
     from kvproxy.operations.journal_parameters import PriceQuery
-    from kvproxy.operations.journal_reports import PriceTier, configured_prices, list_prices
-    from kvproxy.operations.operation import field_names
+    from kvproxy.operations.journal_reports import configured_prices, list_prices
 
     queries = [PriceQuery(model) for model in dict.fromkeys(models)] if models else [PriceQuery()]
     try:
@@ -71,12 +71,10 @@ def show(
     empty = "the journal and the settings have no models: name one, as in kvproxy prices show gpt-5 (kvproxy prices ls lists all)"
     document = [asdict(price) for price in prices]
     records = [record for price in document for record in _records(price)]
-    fields = ["model", *field_names(PriceTier)]
     return Output(
         document,
         lambda: print_table(rows, empty=empty, layout=layout, records=records),
         records=records,
-        fields=fields,
         note=_unpriced_note(prices),
     )
 
@@ -86,7 +84,7 @@ def ls(
     *,
     search: Annotated[str | None, Option(help="Only models whose names contain this text.")] = None,
     limit: LimitOrAll = None,
-    layout: ListLayout,
+    layout: Annotated[ListLayout, RowFields("kvproxy.operations.journal_reports:KnownPrice")],
     data: Data = None,
 ) -> Output:
     """List the models with a known price, per million tokens.
@@ -97,8 +95,7 @@ def ls(
 
     Example: kvproxy prices ls --search sonnet
     """
-    from kvproxy.operations.journal_reports import KnownPrice, known_prices
-    from kvproxy.operations.operation import field_names
+    from kvproxy.operations.journal_reports import known_prices
 
     known = known_prices(load_settings(data=data).journal, search)
     listed = known[: default_limit(limit, 100) or None]
@@ -111,8 +108,7 @@ def ls(
         for price in listed
     ]
     empty = "no model with a known price has this name"
-    fields = field_names(KnownPrice)
-    return table_output(listed, rows, empty=empty, layout=layout, fields=fields, total=len(known))
+    return table_output(listed, rows, empty=empty, layout=layout, total=len(known))
 
 
 def _records(price: dict[str, Any]) -> Iterator[dict[str, Any]]:

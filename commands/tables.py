@@ -212,14 +212,12 @@ def table_output(
     *,
     empty: str = "nothing to list",
     layout: Layout = _FITTED,
-    fields: Sequence[str] = (),
     total: int = 0,
     is_minimum: bool = False,
     records: Sequence[Mapping[str, object]] | None = None,
 ) -> Output:
     """Return an output that prints a table, and a note if there are more than the listed rows.
 
-    `fields` are the names of the fields of each object in `document`.
     `is_minimum`: there may be more than `total` rows.
     `records`: see `print_table`; None takes the objects in `document`, one for each row.
     """
@@ -228,7 +226,6 @@ def table_output(
     return Output(
         document,
         lambda: print_table(rows, empty=empty, layout=layout, records=records or ()),
-        fields=fields,
         note=rows_note(len(document), total, is_minimum=is_minimum),
     )
 

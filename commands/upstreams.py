@@ -10,6 +10,7 @@ from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.formatting import Formatted, format_size, percent
 from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output, print_note, print_text
+from kvproxy.commands.row_fields import RowFields
 from kvproxy.commands.tables import Column, ListLayout, number_column, print_table
 from kvproxy.errors import KvproxyError
 from kvproxy.operations.client import ProxyClient
@@ -27,7 +28,9 @@ app = CommandGroup("upstreams", help="List upstreams, and drain one for maintena
 
 
 @app.default
-def ls(layout: ListLayout, proxy: ProxyOptions) -> Output:
+def ls(
+    layout: Annotated[ListLayout, RowFields("kvproxy.operations.upstreams:list_upstreams")], proxy: ProxyOptions
+) -> Output:
     """List upstreams with their state, load and cache.
 
     `sent` is the number of clients' requests that an upstream received since the proxy's start, also of uncached routes such as
@@ -87,7 +90,7 @@ def _upstreams_output(
                 if note:
                     print_text(note if upstream.url in note else f"{upstream.url}: {note}")
 
-    return Output(upstreams, show, fields=list_upstreams.row_fields)
+    return Output(upstreams, show)
 
 
 def _upstream_columns(upstreams: "Sequence[EngineStatus]") -> dict[Column | str, list[Any]]:

@@ -39,9 +39,10 @@ from kvproxy.commands.analyse.session_report import (
     with_prices,
 )
 from kvproxy.commands.formatting import decimal, money, percent
-from kvproxy.commands.journal.spending import NO_BILL, SET_TIERS, group_name, group_title, spending_output
+from kvproxy.commands.journal.spending import NO_BILL, SET_TIERS, SPENDING, group_name, group_title, spending_output
 from kvproxy.commands.options import Data, Plot, load_settings, since_option, time_option
 from kvproxy.commands.output import Output, print_note, print_text, progress_bar
+from kvproxy.commands.row_fields import RowFields
 from kvproxy.commands.tables import ListLayout, Row, digest_column, number_column, print_table
 from kvproxy.journal.groups import SpendingGroup
 from kvproxy.units import plural
@@ -83,7 +84,9 @@ def estimate(
         Any, since_option(help="With --by, for the cost: only requests since then: 7d, 2026-11-28, today.")
     ] = None,
     until: Annotated[float | None, time_option(help="With --by, for the cost: only requests before this time.")] = None,
-    layout: ListLayout = ListLayout(),
+    layout: Annotated[
+        ListLayout, RowFields("kvproxy.analyse.estimate:GroupSavings", *SPENDING, sessions=SPENDING)
+    ] = ListLayout(),
     format: FormatOption = None,
     column: Column = None,
     data: Data = None,

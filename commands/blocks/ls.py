@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from typer import Option
 
@@ -10,6 +10,7 @@ from kvproxy.commands.blocks.engine_lines import away_lines, engine_line, evicti
 from kvproxy.commands.formatting import quoted
 from kvproxy.commands.options import LimitOrAll, ProxyOptions
 from kvproxy.commands.output import Output, print_facts, print_text
+from kvproxy.commands.row_fields import RowFields
 from kvproxy.commands.statistics_text import label_statistics
 from kvproxy.commands.tables import (
     ListLayout,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from kvproxy.backends.reports import PrefixCacheStats
     from kvproxy.operations.blocks import ListedBlock
 
+_Blocks: TypeAlias = Annotated[ListLayout, RowFields("kvproxy.operations.blocks:list_blocks")]
 State = Literal["free", "cached", "used", "pinned"]
 
 
@@ -35,7 +37,7 @@ def ls(
     proxy: ProxyOptions,
     state: Annotated[State | None, Option(help="Only blocks in this state.")] = None,
     limit: LimitOrAll = None,
-    layout: ListLayout,
+    layout: _Blocks,
 ) -> Output:
     """List blocks in the order of their ids.
 
@@ -48,7 +50,7 @@ def ls(
     return _block_table(blocks, limit, "no block" if state is None else f"no block is {state}", layout)
 
 
-def queue(*, limit: LimitOrAll = None, layout: ListLayout, proxy: ProxyOptions) -> Output:
+def queue(*, limit: LimitOrAll = None, layout: _Blocks, proxy: ProxyOptions) -> Output:
     """List unreferenced blocks in eviction order.
 
     `Last operation` is the value of the pool's operation counter at the last use of the block.
@@ -73,7 +75,12 @@ def show(name: BlockName, proxy: ProxyOptions) -> Output:
     return Output(block, lambda: print_facts(facts))
 
 
-def chains(*, limit: LimitOrAll = None, layout: ListLayout, proxy: ProxyOptions) -> Output:
+def chains(
+    *,
+    limit: LimitOrAll = None,
+    layout: Annotated[ListLayout, RowFields("kvproxy.operations.blocks:list_chains")],
+    proxy: ProxyOptions,
+) -> Output:
     """List cached prefixes, most recently used first.
 
     A chain is the sequence of blocks of a prefix.
@@ -94,8 +101,7 @@ def chains(*, limit: LimitOrAll = None, layout: ListLayout, proxy: ProxyOptions)
         }
         for chain in shown
     ]
-    fields = list_chains.row_fields
-    return table_output(shown, rows, empty="no cached prefix", layout=layout, fields=fields, total=len(chains))
+    return table_output(shown, rows, empty="no cached prefix", layout=layout, total=len(chains))
 
 
 def stats(proxy: ProxyOptions) -> Output:
@@ -123,13 +129,10 @@ def _print_statistics(statistics: "PrefixCacheStats") -> None:
 
 
 def _block_table(listed: "Sequence[ListedBlock]", limit: int | None, empty: str, layout: ListLayout) -> Output:
-    from kvproxy.operations.blocks import list_blocks
-
     blocks = listed[: default_limit(limit, 100) or None]
     is_mirrored = bool(blocks) and blocks[0].copies is not None
     rows = map(_mirrored_row if is_mirrored else _block_row, blocks)
-    fields = list_blocks.row_fields
-    return table_output(blocks, rows, empty=empty, layout=layout, fields=fields, total=len(listed))
+    return table_output(blocks, rows, empty=empty, layout=layout, total=len(listed))
 
 
 def _block_row(block: "ListedBlock") -> Row:

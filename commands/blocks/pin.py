@@ -1,9 +1,12 @@
 """`kvproxy blocks pin`, `pins`, and `unpin`."""
 
+from typing import Annotated
+
 from kvproxy.commands.formatting import Formatted, format_duration
 from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output, text_output
 from kvproxy.commands.request_body import PromptOptions
+from kvproxy.commands.row_fields import RowFields
 from kvproxy.commands.tables import ListLayout, Row, number_column, table_output, text_column
 from kvproxy.operations.blocks_parameters import NewPin, PinName
 from kvproxy.operations.operation import NoParameters
@@ -25,7 +28,9 @@ def pin(*, pin: NewPin, prompt: PromptOptions, proxy: ProxyOptions) -> Output:
     return text_output(pinned, f"pinned {pinned.tokens:,} tokens as {pin.name} {end}")
 
 
-def pins(layout: ListLayout, proxy: ProxyOptions) -> Output:
+def pins(
+    layout: Annotated[ListLayout, RowFields("kvproxy.operations.blocks:list_pins")], proxy: ProxyOptions
+) -> Output:
     """List pins.
 
     Example: kvproxy blocks pins
@@ -44,7 +49,7 @@ def pins(layout: ListLayout, proxy: ProxyOptions) -> Output:
         }
         for pin in pins
     ]
-    return table_output(pins, rows, empty="no pins", layout=layout, fields=list_pins.row_fields)
+    return table_output(pins, rows, empty="no pins", layout=layout)
 
 
 def unpin(pin: PinName, proxy: ProxyOptions) -> Output:

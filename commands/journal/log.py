@@ -17,6 +17,7 @@ from kvproxy.commands.journal.export import export
 from kvproxy.commands.journal.spending import group_title, removed_note
 from kvproxy.commands.options import JournalOptions, LimitOrAll, completion_of
 from kvproxy.commands.output import Output, print_charts, print_facts, print_note
+from kvproxy.commands.row_fields import RowFields
 from kvproxy.commands.tables import (
     Column,
     ListLayout,
@@ -32,9 +33,8 @@ from kvproxy.commands.tables import (
     table_output,
     text_column,
 )
-from kvproxy.journal.groups import RequestGroup, TopGroup
+from kvproxy.journal.groups import TopGroup
 from kvproxy.journal.sessions.ledger import cost_of_cause
-from kvproxy.operations.operation import field_names
 from kvproxy.operations.record_query import RecordQuery
 from kvproxy.operations.suggestions import request_ids
 from kvproxy.units import format_seconds, plural, tenant_name
@@ -62,7 +62,7 @@ def log(
     *,
     selection: RecordQuery,
     limit: LimitOrAll = None,
-    layout: ListLayout,
+    layout: Annotated[ListLayout, RowFields("kvproxy.operations.journal:list_records")],
     plot: Annotated[Path | None, Option(help="Plot requests over time: - (terminal), .png or .svg file.")] = None,
     follow: Annotated[bool, Option("--follow", "-f", help="Print new requests as they arrive.")] = False,
     source: JournalOptions,
@@ -329,7 +329,7 @@ def top(
     cost: Annotated[bool, Option("--cost", help="Sort by cost instead of requests.")] = False,
     limit: LimitOrAll = None,
     selection: RecordQuery,
-    layout: ListLayout,
+    layout: Annotated[ListLayout, RowFields("kvproxy.journal.groups:RequestGroup")],
     source: JournalOptions,
 ) -> Output:
     """List the most frequent or most expensive requests.
@@ -375,9 +375,7 @@ def top(
         rows = [{**cells, name: ", ".join(row.differs_in)} for cells, row in zip(rows, listed, strict=True)]
     document = [asdict(row) for row in listed]
     empty = "" if rows else no_match(journal, selection, _NO_TEAM if by == "team" else EMPTY)
-    output = table_output(
-        document, rows, empty=empty, layout=layout, fields=field_names(RequestGroup), total=len(groups), is_minimum=True
-    )
+    output = table_output(document, rows, empty=empty, layout=layout, total=len(groups), is_minimum=True)
     notes = [output.note, _UTC_DAYS if by == "day" else None]
     if (oldest := complete_since(journal.reader)) is not None and (selection.start or 0.0) < oldest:
         notes.append(removed_note(oldest))

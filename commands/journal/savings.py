@@ -15,6 +15,7 @@ from kvproxy.commands.formatting import Formatted, amount_text, money, percent
 from kvproxy.commands.journal.spending import count_notes, group_name
 from kvproxy.commands.options import JournalOptions, Plot
 from kvproxy.commands.output import Output, print_text
+from kvproxy.commands.row_fields import RowFields
 from kvproxy.commands.tables import Column, ListLayout, Row, number_column, print_table, text_column
 from kvproxy.journal.sessions.ledger import CAUSES
 from kvproxy.operations.journal_parameters import LedgerQuery, SavingsQuery
@@ -41,7 +42,15 @@ def savings(
     advice: Annotated[
         bool, Option("--advice", help="List what to change first, with the money that it saves.")
     ] = False,
-    layout: ListLayout,
+    layout: Annotated[
+        ListLayout,
+        RowFields(
+            "kvproxy.journal.savings:Saving",
+            ledger=("kvproxy.journal.sessions.ledger_report:LedgerRow",),
+            bill=("kvproxy.journal.bill:BillRow", "currency"),
+            advice=("kvproxy.journal.sessions.advice:Advice",),
+        ),
+    ],
     plot: Plot = None,
     source: JournalOptions,
 ) -> Output:
@@ -64,10 +73,7 @@ def savings(
 
     Example: kvproxy savings --bill --since 30d --csv > bill.csv
     """
-    from kvproxy.journal.savings import Saving
-    from kvproxy.journal.sessions.ledger_report import LedgerRow
     from kvproxy.operations.journal_reports import report_advice, report_bill, report_ledger, report_savings
-    from kvproxy.operations.operation import field_names
 
     by, selection = query.by, query.selection()
     chosen = [name for name, given in (("--bill", bill), ("--ledger", ledger), ("--advice", advice)) if given]
@@ -88,7 +94,6 @@ def savings(
             document,
             lambda: _print_ledger(ledger_report, selection, layout),
             records=document["rows"],
-            fields=field_names(LedgerRow),
         )
     report = source.open_for_money().perform(report_savings, query)
     charts = _savings_charts(report, by)
@@ -99,15 +104,11 @@ def savings(
         lambda: _print_savings(report, by, selection, layout),
         charts=charts,
         records=document["rows"],
-        fields=field_names(Saving),
         note="UTC days; sessions --by day lists local days" if by == "day" and report.rows else None,
     )
 
 
 def _bill_output(report: "Bill", selection: "SumsFilter", layout: ListLayout) -> Output:
-    from kvproxy.journal.bill import BillRow
-    from kvproxy.operations.operation import field_names
-
     total = [report.total] if len(report.rows) > 1 else []
     rows: list[Row] = [
         {
@@ -138,8 +139,7 @@ def _bill_output(report: "Bill", selection: "SumsFilter", layout: ListLayout) ->
         print_table(rows, empty=_empty(selection), layout=layout, records=[*records, *sums])
         _print_counted_days(selection)
 
-    fields = [*field_names(BillRow), "currency"]
-    return Output(document, show, records=records, fields=fields, note="\n".join(_bill_notes(report.total)) or None)
+    return Output(document, show, records=records, note="\n".join(_bill_notes(report.total)) or None)
 
 
 def advice_rows(advice: "Sequence[Advice]", currency: str) -> list[Row]:
@@ -158,9 +158,6 @@ def advice_rows(advice: "Sequence[Advice]", currency: str) -> list[Row]:
 
 
 def _advice_output(report: "AdviceReport", layout: ListLayout) -> Output:
-    from kvproxy.journal.sessions.advice import Advice
-    from kvproxy.operations.operation import field_names
-
     rows = advice_rows(report.rows, report.currency)
     document = asdict(report)
 
@@ -172,7 +169,7 @@ def _advice_output(report: "AdviceReport", layout: ListLayout) -> Output:
                 f" minutes; reuse after longer pauses saved {amount_text(report.one_hour_saved or 0.0)} {report.currency}."
             )
 
-    return Output(document, show, records=document["rows"], fields=field_names(Advice))
+    return Output(document, show, records=document["rows"])
 
 
 def _bill_notes(total: "BillRow") -> Iterator[str]:

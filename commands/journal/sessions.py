@@ -10,9 +10,10 @@ from typer import Argument, Option
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.formatting import Formatted, format_duration, money, percent, table_time
 from kvproxy.commands.journal.log import no_match
-from kvproxy.commands.journal.spending import NO_BILL, session_cost, spending_output
+from kvproxy.commands.journal.spending import NO_BILL, SPENDING, session_cost, spending_output
 from kvproxy.commands.options import JournalOptions, LimitOrAll, completion_of
 from kvproxy.commands.output import Output, print_facts
+from kvproxy.commands.row_fields import RowFields
 from kvproxy.commands.tables import (
     Column,
     ListLayout,
@@ -51,7 +52,7 @@ def sessions(
     by: Annotated[SpendingGroup | None, Option(help="List the cost of the requests by this field instead.")] = None,
     limit: LimitOrAll = None,
     selection: SessionQuery,
-    layout: ListLayout,
+    layout: Annotated[ListLayout, RowFields("kvproxy.operations.journal_reports:list_sessions", by=SPENDING)],
     source: JournalOptions,
 ) -> Output:
     """List the last sessions: their turns, tokens, and tokens that were not reused.
@@ -80,7 +81,7 @@ def sessions(
         report = journal.perform(report_spending, query)
         empty = "" if report.rows else no_match(journal, query, NO_BILL)
         return spending_output(report, layout, empty)
-    from kvproxy.operations.journal_reports import find_sessions, list_sessions
+    from kvproxy.operations.journal_reports import find_sessions
 
     limit = default_limit(limit, 20)
     # One more row than the limit shows whether there are more.
@@ -93,7 +94,6 @@ def sessions(
         rows,
         empty="" if rows else no_match(journal, selection, "no sessions"),
         layout=layout,
-        fields=list_sessions.row_fields,
         total=len(summaries),
         is_minimum=True,
     )
@@ -108,7 +108,9 @@ def show(
             autocompletion=completion_of(session_numbers),
         ),
     ],
-    layout: ListLayout,
+    layout: Annotated[
+        ListLayout, RowFields("depth", "kvproxy.journal.sessions.session_reader:Turn", "before", "after")
+    ],
     source: JournalOptions,
 ) -> Output:
     """Show the tree of a session with one row per turn.

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from kvproxy.journal.spending import Spending, SpendingReport
 
 SET_TIERS = 'set service_tiers in [journal.prices."MODEL"]'
+SPENDING = ("kvproxy.journal.spending:Spending",)
 NO_BILL = "no paid requests yet"
 
 
 def spending_output(report: "SpendingReport", layout: ListLayout, empty: str = NO_BILL) -> Output:
     """Return the bill as an output; `empty` is printed if it has no rows. Its note says what the bill leaves out."""
-    document, fields = asdict(report), list(asdict(report.total))
+    document = asdict(report)
     total = [report.total] if len(report.rows) > 1 else []
     rows = [_spending_row(row, report) for row in [*report.rows, *total]]
     records = [asdict(row) for row in [*report.rows, *total]]
@@ -29,7 +30,7 @@ def spending_output(report: "SpendingReport", layout: ListLayout, empty: str = N
         document,
         lambda: print_table(rows, empty=empty, layout=layout, records=records),
         records=document["rows"],
-        fields=fields,
+        fields=list(document["total"]),
         note="\n".join(_notes(report)) or None,
     )
 

@@ -3,7 +3,9 @@
 import contextlib
 import io
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -81,6 +83,39 @@ def test_the_completion_reads_the_named_data_folder(tmp_path: Path) -> None:
 def test_invalid_settings_complete_nothing(tmp_path: Path) -> None:
     (tmp_path / "kvproxy.toml").write_text("upstreams = 3\n")
     assert completions(tmp_path, "kvproxy keys rotate ") == []
+
+
+def _commands_with(option: str, group: Any, path: str = "kvproxy") -> Iterator[str]:
+    for name in group.commands:
+        command = group.commands[name]
+        if any(option in parameter.opts for parameter in command.params):
+            yield f"{path} {name}"
+        if hasattr(command, "commands"):
+            yield from _commands_with(option, command, f"{path} {name}")
+
+
+def test_columns_are_completed_in_every_command(tmp_path: Path) -> None:
+    commands = list(_commands_with("--columns", typer.main.get_command(app)))
+    assert len(commands) > 15
+    assert [command for command in commands if not completions(tmp_path, f"{command} --columns ")] == []
+
+
+@pytest.mark.parametrize(
+    "options", ["log", "log top", "cache ls", "cache queue", "sessions", "sessions --by day", "savings --bill"]
+)
+def test_the_completed_columns_are_the_fields_of_the_rows(tmp_path: Path, options: str) -> None:
+    sessions = Sessions(str(tmp_path / "journal.db"))
+    sessions.add(request([user("Hi.")], 10, 0, 0))
+    sessions.close()
+    with open_cache(tmp_path / "responses.db", CacheSettings(semantic=False)) as cache:
+        cache.set("What is a block?", "Tokens.")
+    head = kvproxy(*options.split(), "--csv", "--data", tmp_path).stdout.splitlines()[0]
+    assert completions(tmp_path, f"kvproxy {options} --columns ") == head.split(",")
+
+
+def test_columns_are_completed_after_a_comma_except_the_given_ones(tmp_path: Path) -> None:
+    assert completions(tmp_path, "kvproxy cache usage --columns hits,b") == ["hits,bytes"]
+    assert completions(tmp_path, "kvproxy cache usage --columns name,") == ["name,entries", "name,bytes", "name,hits"]
 
 
 @pytest.mark.parametrize(("shell", "script"), [("zsh", "#compdef "), ("fish", "complete --command ")])

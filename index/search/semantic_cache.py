@@ -24,7 +24,7 @@ from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Limits, Policy, PolicyName
 from kvproxy.index.search.conversations import last_turn, searched_text
 from kvproxy.index.search.decider import MAX_REFUSALS, Decider
-from kvproxy.index.search.lookup_queue import LookupQueue, LookupResult, QueueFull
+from kvproxy.index.search.lookup_queue import LookupQueue, LookupResult, QueueFull, Value
 from kvproxy.index.search.lookup_result import FRESH, Lookup, LookupRequest
 from kvproxy.index.search.open_vector_search import open_vector_search
 from kvproxy.index.store import NewEntry, Store, WriteResult
@@ -201,6 +201,10 @@ class SemanticCache:
     def _is_near(self, write: PendingWrite, vector: np.ndarray, floor: float) -> bool:
         other = None if write.question is None else self._embeddings.get_cached(searched_text(write.question))
         return other is None or float(vector @ other) >= floor
+
+    async def run_in_background(self, job: Callable[[], Value]) -> Value:
+        """Run a job on a thread of the lookups when none of them waits, or after one second, and return its result."""
+        return await self._queue.run_in_background(job)
 
     async def embed(self, text: str) -> np.ndarray:
         return await self._embed(text, self._embeddings)

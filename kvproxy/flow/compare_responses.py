@@ -8,6 +8,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from kvproxy.apis import APIS
@@ -285,8 +286,8 @@ class ResponseComparer:
             return None, None
         self._budget.add_response()
         recording, verdict = self._recording(comparison, text, self._semantic.learning), None
-        # A thread change costs as much as a comparison of short answers.
-        while isinstance(step := await asyncio.to_thread(_send, recording, verdict), OpenPair):
+        # A thread change costs as much as a comparison of short answers. Lookups go first: clients wait for them.
+        while isinstance(step := await self._semantic.run_in_background(partial(_send, recording, verdict)), OpenPair):
             verdict = await self._decide(comparison.request, comparison.fresh.prompt, step, comparison.audits)
         return step
 

@@ -67,7 +67,7 @@ class PartTimes:
         from kvproxy.index.models.verifier.built_in import BuiltInVerifier
         from kvproxy.index.policies.checked import CheckedPolicy
         from kvproxy.index.policies.learned.feedback import FeedbackRecorder
-        from kvproxy.index.search import lookup_queue
+        from kvproxy.index.search.semantic_cache import SemanticCache
         from kvproxy.index.search.vector_search import FaissSearch
         from kvproxy.index.store.writer import StoreWriter
         from kvproxy.journal.record_writer import RecordWriter
@@ -76,7 +76,7 @@ class PartTimes:
         self.measure(BuiltInVerifier, "logits", "verifier")
         self.measure(CheckedPolicy, "decide", "guards and wordings of `checked`")
         self.measure(FaissSearch, "search", "vector search")
-        self.measure(lookup_queue, "_set_future_result", "rest of the lookup")
+        self.measure(SemanticCache, "_look_up", "rest of the lookup")
         self.measure(StoreWriter, "put_many", "store of the response")
         self.measure(compare_responses, "compare_words", "comparison of answers")
         self.measure(FeedbackRecorder, "_store_result", "learning")

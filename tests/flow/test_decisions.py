@@ -1,5 +1,6 @@
 """Similar questions: served responses, comparisons in the background, verdicts of people, and judges."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -25,8 +26,11 @@ from kvproxy.http.services import Services
 from kvproxy.index.entry import Entry
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import LearningRecord
+from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.decider import MAX_REFUSALS
 from kvproxy.index.search.lookup_result import Candidate, Lookup, PendingObservation
+from kvproxy.index.search.semantic_cache import SemanticCache
+from kvproxy.index.store import open_store
 from kvproxy.index.store.observations import Observations
 from kvproxy.journal.journal import open_stored_journal
 from kvproxy.settings import CacheSettings
@@ -34,6 +38,7 @@ from kvproxy.settings.journal import JournalSettings
 from kvproxy.settings.rules import RuleSettings
 from tests.commands.run import kvproxy
 from tests.flow.proxies import CLOSE, FAR, NEAR, QUESTION, ask, checked, explain, proxy
+from tests.index.doubles import Held
 from tests.index.entries import make_entry
 from tests.journal.test_file import finished
 from tests.polling import until
@@ -541,3 +546,29 @@ def test_the_model_judges_within_its_budget_undecided_pairs_first() -> None:
     assert budget.take(is_audit=False)
     audited = ModelBudget(0.5, random_number=lambda: 0.0)
     assert audited.take(is_audit=True)
+
+
+async def test_lookups_go_before_comparisons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, embedder, ended = open_store(tmp_path / "r.db"), Held(), list[str]()
+    semantic = SemanticCache(store, embedder, ThresholdPolicy(0.8), store.observations, threads=1)
+    decide = semantic.decider.decide
+    monkeypatch.setattr(semantic.decider, "decide", lambda *each: ended.append("lookup") or decide(*each))
+    backend: Any = Judge()
+    comparer = ResponseComparer(semantic, backend, CacheSettings())
+    await semantic.insert(make_entry("what is a block"))
+    embedder.go.clear()
+    running = asyncio.create_task(semantic.lookup("n", "what is a queue"))
+    await asyncio.to_thread(until, lambda: len(embedder.calls) == 2)
+    answer = dumps({"choices": [{"index": 0, "message": {"content": "An answer."}}]})
+    comparer.compare(api_request({"model": "m", "messages": []}), make_entry("n", response=answer), Lookup(None, ()))
+    compared = asyncio.create_task(comparer.wait_until_idle())
+    compared.add_done_callback(lambda _: ended.append("comparison"))
+    await asyncio.to_thread(until, lambda: len(semantic._queue._background) == 1)
+    waiting = asyncio.create_task(semantic.lookup("n", "what is a chain"))
+    await asyncio.to_thread(until, lambda: len(semantic._queue) == 1)
+    embedder.go.set()
+    await asyncio.gather(running, waiting, compared)
+    assert ended == ["lookup", "lookup", "comparison"]
+    await comparer.close()
+    semantic.close()
+    store.close()

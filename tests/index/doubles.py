@@ -2,6 +2,8 @@
 
 import hashlib
 import re
+import threading
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -46,3 +48,23 @@ class OverlapVerifier:
 def _overlap(one: str, other: str) -> float:
     ours, theirs = (set(_WORD.findall(text.lower())) for text in (one, other))
     return len(ours & theirs) / len(ours | theirs) if ours | theirs else 1.0
+
+
+class Held(HashEmbedder):
+    """Embeds when `go` is set, in `seconds` for each text. Records the texts of each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+        self.go.set()
+        self.calls: list[list[str]] = []
+        self.broken = False
+        self.seconds = 0.0
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        self.calls.append(list(texts))
+        time.sleep(self.seconds * len(texts))
+        assert self.go.wait(300)
+        if self.broken:
+            raise RuntimeError("broken")
+        return super().embed(texts)

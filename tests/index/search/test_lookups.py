@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,29 +19,9 @@ from kvproxy.index.search.semantic_cache import DeferredEmbeddings, SemanticCach
 from kvproxy.index.search.vector_search import FaissSearch
 from kvproxy.index.store import open_store
 from tests.index.conftest import MakeStore
-from tests.index.doubles import HashEmbedder
+from tests.index.doubles import HashEmbedder, Held
 from tests.index.entries import indexed_numbers, make_entry, stored_vectors
 from tests.polling import until
-
-
-class Held(HashEmbedder):
-    """Embeds when `go` is set, in `seconds` for each text. Records the texts of each call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.go = threading.Event()
-        self.go.set()
-        self.calls: list[list[str]] = []
-        self.broken = False
-        self.seconds = 0.0
-
-    def embed(self, texts: Sequence[str]) -> np.ndarray:
-        self.calls.append(list(texts))
-        time.sleep(self.seconds * len(texts))
-        assert self.go.wait(300)
-        if self.broken:
-            raise RuntimeError("broken")
-        return super().embed(texts)
 
 
 class Cache:

@@ -1,11 +1,15 @@
 """`kvproxy doctor`: is the installation sound?"""
 
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
 from kvproxy.commands.options import ProxyOptions, Store, TierOptions, load_settings
 from kvproxy.commands.output import Output, print_text
+from kvproxy.errors import InvalidRequest
+from kvproxy.operations.client import ConfiguredUrl, used_data_folder
 
 
 def doctor(
@@ -29,7 +33,12 @@ def doctor(
     from kvproxy.optional_packages import missing_extra_error
 
     settings = load_settings(
-        data=proxy.data, store=store, model=model, upstreams=upstream or None, embedder=embedder, tiers=tiers.settings()
+        data=_checked_folder(proxy),
+        store=store,
+        model=model,
+        upstreams=upstream or None,
+        embedder=embedder,
+        tiers=tiers.settings(),
     )
     results = []
     for name, check in all_checks(settings, proxy.url, proxy.token):
@@ -50,3 +59,11 @@ def doctor(
             print_text(f"{level:<4}  {result['check']:<10}  {result['detail']}")
 
     return Output(results, show, exit_code=0 if all(result["ok"] for result in results) else 1)
+
+
+def _checked_folder(proxy: ProxyOptions) -> Path | None:
+    """Return the named data folder, or else that of the running proxy, such as `serve --demo`; None for the default."""
+    if isinstance(proxy.url, ConfiguredUrl):
+        with suppress(InvalidRequest):
+            return used_data_folder(proxy.data)
+    return proxy.data

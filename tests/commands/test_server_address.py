@@ -14,7 +14,7 @@ from starlette.responses import Response
 from kvproxy.errors import SettingsError
 from kvproxy.http.services import Services
 from kvproxy.index.store import EntryFilter
-from kvproxy.installation.data_folder import locked_folder
+from kvproxy.installation.data_folder import demo_folder, locked_folder
 from kvproxy.settings import load_settings
 from tests.commands.run import NOWHERE, Demo, kvproxy, result
 from tests.commands.test_cache import SERVABLE, stored
@@ -53,6 +53,20 @@ def test_keys_and_doctor_follow_the_running_proxy_or_name_its_folder(tmp_path: P
         checked = kvproxy("doctor", "--data", other, url=url).stdout
         assert f"with the data folder {used}, which the other checks did not check: give --data {used}" in checked
         assert "with the data folder" not in kvproxy("doctor", "--data", used, url=url).stdout
+
+
+def test_doctor_checks_the_folder_of_a_running_demonstration(tmp_path: Path) -> None:
+    used = demo_folder(tmp_path / "kvproxy")
+    settings = load_settings(data=used, upstream="http://127.0.0.1:9", cache={"semantic": False})
+    with run_proxy(settings) as (url, _), locked_folder(used, url):
+        checks = {check["check"]: check["detail"] for check in _doctor(XDG_DATA_HOME=str(tmp_path))}
+        assert checks["data"].startswith(f"{used}, ")
+        assert f"answers at {url}" in checks["proxy"]
+        assert "did not check" not in checks["proxy"]
+
+
+def _doctor(**environment: str) -> Any:
+    return json.loads(kvproxy("doctor", "--json", url="", **environment).stdout)
 
 
 def test_a_relative_data_folder_is_the_same_in_every_working_folder(

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from typer import Option
@@ -15,6 +15,7 @@ from kvproxy.commands.output import print_note
 from kvproxy.commands.row_fields import RowFields
 from kvproxy.errors import KvproxyError
 from kvproxy.index.errors import CacheStoreError
+from kvproxy.journal.groups import SpendingGroup, spending_groups
 from kvproxy.operations.parameters import Suggestions
 from kvproxy.units import parse_bytes, parse_seconds, parse_since, parse_time, require_unit
 
@@ -85,6 +86,15 @@ time_option = _option_parsed_by(parse_time, "TIME", needs_unit=True)
 """An option such as `2026-11-28`; its value is in seconds since the epoch."""
 size_option = _option_parsed_by(parse_bytes, "SIZE")
 """An option such as `2GiB`; its value is in bytes."""
+
+
+def groups_option(help: str) -> Any:
+    """Return an option with fields such as `day,model`; see `journal/groups.py`."""
+    return Option(
+        help=f"{help}: {', '.join(get_args(SpendingGroup))}.",
+        parser=parser_of(spending_groups),
+        metavar="FIELDS",
+    )
 
 
 def _url_or_configured(context: typer.Context, value: str) -> str:

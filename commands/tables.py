@@ -198,9 +198,11 @@ def print_records(
 
 
 def _csv_text(value: object) -> object:
-    """Return a value of JSON for CSV; None is empty, a float is rounded, and a list or an object is JSON."""
+    """Return a value of JSON for CSV: None and an empty object are empty, a float is rounded, and a list or an object is JSON."""
     if isinstance(value, float):
         return raw_text(value)
+    if value == {}:
+        return None
     if value is None or (isinstance(value, int) and not isinstance(value, bool)):
         return value
     return escape_cell(value if isinstance(value, str) else json_text(value, indent=None))

@@ -1,7 +1,7 @@
 """`kvproxy estimate`: what would both caches save on a log?"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -39,12 +39,19 @@ from kvproxy.commands.analyse.session_report import (
     with_prices,
 )
 from kvproxy.commands.formatting import decimal, money, percent
-from kvproxy.commands.journal.spending import NO_BILL, SET_TIERS, SPENDING, group_name, group_title, spending_output
-from kvproxy.commands.options import Data, Plot, load_settings, since_option, time_option
+from kvproxy.commands.journal.spending import (
+    NO_BILL,
+    SET_TIERS,
+    SPENDING,
+    group_cells,
+    group_record,
+    record_fields,
+    spending_output,
+)
+from kvproxy.commands.options import Data, Plot, groups_option, load_settings, since_option, time_option
 from kvproxy.commands.output import Output, print_note, print_text, progress_bar
 from kvproxy.commands.row_fields import RowFields
-from kvproxy.commands.tables import ListLayout, Row, digest_column, number_column, print_table
-from kvproxy.journal.groups import SpendingGroup
+from kvproxy.commands.tables import ListLayout, Row, number_column, print_table
 from kvproxy.units import plural
 
 if TYPE_CHECKING:
@@ -77,15 +84,17 @@ def estimate(
     draws: Annotated[int, Option(help="Replays of a log with responses; exploration varies.", min=1)] = _DRAWS,
     sessions: SessionsOption = False,
     by: Annotated[
-        SpendingGroup | None,
-        Option(help="List the savings by this field; for transcripts and with --sessions, the cost of the requests."),
+        str | None,
+        groups_option(
+            "List the savings, or for transcripts and with --sessions the cost of the requests, by one or several fields"
+        ),
     ] = None,
     since: Annotated[
         Any, since_option(help="With --by, for the cost: only requests since then: 7d, 2026-11-28, today.")
     ] = None,
     until: Annotated[float | None, time_option(help="With --by, for the cost: only requests before this time.")] = None,
     layout: Annotated[
-        ListLayout, RowFields("kvproxy.analyse.estimate:GroupSavings", *SPENDING, sessions=SPENDING)
+        ListLayout, RowFields("kvproxy.commands.analyse.estimate:savings_fields", *SPENDING, sessions=SPENDING)
     ] = ListLayout(),
     format: FormatOption = None,
     column: Column = None,
@@ -114,15 +123,16 @@ def estimate(
     Example: kvproxy estimate ~/.claude/projects --by day
 
     Example: kvproxy estimate ~/.claude/projects --by project --since yesterday --until today
+
+    Example: kvproxy estimate usage.json --sessions --by day,model
     """
     import asyncio
 
-    from kvproxy.analyse.estimate import GroupSavings, estimate_charts
     from kvproxy.analyse.estimate import estimate as run
+    from kvproxy.analyse.estimate import estimate_charts
     from kvproxy.analyse.log_tokenizer import load_log_tokenizer
     from kvproxy.commands.files import check_writable, save_charts
     from kvproxy.journal.period import start_time
-    from kvproxy.operations.operation import field_names
 
     check_writable(report, (".html",))
     if column is not None and sessions:
@@ -180,7 +190,15 @@ def estimate(
     if by is None:
         return Output(document, show, charts=charts)
     note = "savings of hits; --sessions lists the cost of the requests"
-    return Output(document, show, records=document["groups"], fields=field_names(GroupSavings), note=note)
+    records = [group_record(group, by) | {"currency": currency} for group in document["groups"]]
+    return Output(document, show, records=records, fields=savings_fields({"by": by}), note=note)
+
+
+def savings_fields(options: Mapping[str, object]) -> list[str]:
+    """Return the names of the fields of a group's savings with these values of options."""
+    from kvproxy.analyse.estimate import GroupSavings
+
+    return record_fields(GroupSavings, options)
 
 
 def _print_session_costs(costs: "SessionReport", *, has_own_price: bool) -> None:
@@ -232,14 +250,14 @@ def _print_estimate(
 
 def _print_groups(
     estimated: "Estimate",
-    by: SpendingGroup,
+    by: str,
     prefill_and_decode_rate: tuple[float, float],
     currency: str,
     layout: ListLayout,
 ) -> None:
     rows: list[Row] = [
         {
-            digest_column(group_title(by), 40, field="name"): group_name(group.name, by),
+            **group_cells(group.name, group.groups, by),
             "Requests#": group.requests,
             number_column("Exact hits", "exact"): group.exact,
             number_column("Semantic hits", "semantic"): group.semantic,
@@ -253,7 +271,8 @@ def _print_groups(
         }
         for group in estimated.groups
     ]
-    print_table(rows, layout=layout, records=[asdict(group) for group in estimated.groups])
+    records = [group_record(asdict(group), by) for group in estimated.groups]
+    print_table(rows, layout=layout, records=records)
     for sentence in [*_hit_sentences(estimated), *_assumptions(estimated, prefill_and_decode_rate)]:
         print_text(sentence)
 

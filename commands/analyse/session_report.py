@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from kvproxy.analyse.session_report import SessionReport
     from kvproxy.analyse.simulate.trace_reader import TraceSession
     from kvproxy.analyse.turn_losses import TurnLoss
-    from kvproxy.journal.groups import SpendingGroup
-    from kvproxy.journal.spending import SpendingReport
+    from kvproxy.journal.sessions.spending_report import SpendingReport
     from kvproxy.settings import Settings
     from kvproxy.settings.journal import PriceSettings
 
@@ -52,7 +51,7 @@ def read_spending(
     model: str,
     settings: "Settings",
     format: str | None,
-    by: "SpendingGroup",
+    by: str,
     since: float | None = None,
     until: float | None = None,
 ) -> "SpendingReport":

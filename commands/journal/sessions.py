@@ -5,13 +5,13 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer import Argument, Option
+from typer import Argument
 
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.formatting import Formatted, format_duration, money, percent, table_time
 from kvproxy.commands.journal.log import no_match
 from kvproxy.commands.journal.spending import NO_BILL, SPENDING, session_cost, spending_output
-from kvproxy.commands.options import JournalOptions, LimitOrAll, completion_of
+from kvproxy.commands.options import JournalOptions, LimitOrAll, completion_of, groups_option
 from kvproxy.commands.output import Output, print_facts
 from kvproxy.commands.row_fields import RowFields
 from kvproxy.commands.tables import (
@@ -25,7 +25,6 @@ from kvproxy.commands.tables import (
     table_output,
     text_column,
 )
-from kvproxy.journal.groups import SpendingGroup
 from kvproxy.journal.sessions.ledger import main_cause
 from kvproxy.operations.journal_parameters import SessionName, SessionQuery, SpendingQuery
 from kvproxy.operations.suggestions import session_numbers
@@ -49,7 +48,7 @@ app = CommandGroup("sessions", help="List sessions and their reused and lost tok
 @app.default
 def sessions(
     *,
-    by: Annotated[SpendingGroup | None, Option(help="List the cost of the requests by this field instead.")] = None,
+    by: Annotated[str | None, groups_option("List the cost of the requests by one or several fields instead")] = None,
     limit: LimitOrAll = None,
     selection: SessionQuery,
     layout: Annotated[ListLayout, RowFields("kvproxy.operations.journal_reports:list_sessions", by=SPENDING)],

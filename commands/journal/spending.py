@@ -1,48 +1,78 @@
-"""Prints the cost of requests, by day, project, model, client, team, or service tier."""
+"""Prints the cost of requests by group."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvproxy.commands.formatting import Formatted, amount_text, local_time, money, percent
 from kvproxy.commands.output import Output
-from kvproxy.commands.tables import ListLayout, Row, digest_column, number_column, print_table
+from kvproxy.commands.tables import Column, ListLayout, Row, digest_column, number_column, print_table
 from kvproxy.journal.sessions.ledger import main_cause
 from kvproxy.settings.journal import LIST_CURRENCY
 from kvproxy.units import plural
 
 if TYPE_CHECKING:
     from kvproxy.journal.sessions.session_reader import Session
-    from kvproxy.journal.spending import Spending, SpendingReport
+    from kvproxy.journal.sessions.spending_report import SpendingReport
+    from kvproxy.journal.spending import Spending
 
 SET_TIERS = 'set service_tiers in [journal.prices."MODEL"]'
-SPENDING = ("kvproxy.journal.spending:Spending",)
+SPENDING = ("kvproxy.commands.journal.spending:spending_fields",)
 NO_BILL = "no paid requests yet"
 
 
 def spending_output(report: "SpendingReport", layout: ListLayout, empty: str = NO_BILL) -> Output:
     """Return the bill as an output; `empty` is printed if it has no rows. Its note says what the bill leaves out."""
-    document = asdict(report)
     total = [report.total] if len(report.rows) > 1 else []
     rows = [_spending_row(row, report) for row in [*report.rows, *total]]
-    records = [asdict(row) for row in [*report.rows, *total]]
+    records = [group_record(asdict(row), report.by) | {"currency": report.currency} for row in [*report.rows, *total]]
     return Output(
-        document,
+        asdict(report),
         lambda: print_table(rows, empty=empty, layout=layout, records=records),
-        records=document["rows"],
-        fields=list(document["total"]),
+        records=records[: len(report.rows)],
+        fields=spending_fields({"by": report.by}),
         note="\n".join(_notes(report)) or None,
     )
 
 
 def group_name(name: str, by: str) -> str:
     """Return the name of a group at a terminal, such as `(no team)` for requests without one."""
-    return name or f"(no {by})"
+    return name or f"(no {by.replace('_', ' ')})"
 
 
-def group_title(by: str) -> str:
-    """Return the head of the column with the names of groups."""
-    return by.replace("_", " ").capitalize()
+def group_cells(name: str, groups: Mapping[str, str], by: str) -> dict[Column | str, object]:
+    """Return the cells with the names of a group, one for each field of `by`; the first one is `name` for a sum of groups."""
+    fields = by.split(",")
+    if len(fields) == 1:
+        return {digest_column(group_title(by), 40, field="name"): group_name(name, by)}
+    names = [group_name(groups[field], field) for field in fields] if groups else [name, *([None] * (len(fields) - 1))]
+    return {digest_column(group_title(field), 40, field=field): each for field, each in zip(fields, names, strict=True)}
+
+
+def group_record(record: Mapping[str, Any], by: str) -> dict[str, Any]:
+    """Return a flat record of a group: of several fields, each has a column of its own instead of the name."""
+    fields = by.split(",")
+    groups = record["groups"] or {}
+    names = {field: groups.get(field) for field in fields} if len(fields) > 1 else {"name": record["name"]}
+    return names | {name: value for name, value in record.items() if name not in ("name", "groups")}
+
+
+def spending_fields(options: Mapping[str, object]) -> list[str]:
+    """Return the names of the fields of a bill's records with these values of options."""
+    from kvproxy.journal.spending import Spending
+
+    return record_fields(Spending, options)
+
+
+def record_fields(kind: type[Any], options: Mapping[str, object]) -> list[str]:
+    """Return the names of the fields of `group_record`, for a dataclass of rows."""
+    from kvproxy.operations.operation import field_names
+
+    return [*group_record(dict.fromkeys(field_names(kind)), str(options.get("by") or "day")), "currency"]
+
+
+def group_title(field: str) -> str:
+    return field.replace("_", " ").capitalize()
 
 
 def session_cost(session: "Session") -> Formatted | None:
@@ -158,7 +188,7 @@ def _spending_row(row: "Spending", report: "SpendingReport") -> Row:
     is_priced_in_part = row.unpriced > 0
     cause = main_cause(row.lost, row.reused_tokens)
     return {
-        digest_column(group_title(report.by), 40, field="name"): group_name(row.name, report.by),
+        **group_cells(row.name, row.groups, report.by),
         "Requests#": row.requests,
         number_column("Input", "input_tokens"): row.input_tokens,
         number_column("Cached", "cached_share"): percent(row.reused_tokens / row.input_tokens)

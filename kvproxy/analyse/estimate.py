@@ -22,7 +22,7 @@ from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.blocks.divergence import reusable_tokens
 from kvproxy.errors import KvproxyError
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
-from kvproxy.journal.groups import SpendingGroup
+from kvproxy.journal.groups import SpendingGroup, group_fields, in_order, joined_names
 from kvproxy.journal.spending import PaidRequest
 from kvproxy.providers.prices import ModelPrices, has_tier_price, price_at, shortest_cached_prefix
 from kvproxy.settings import Settings
@@ -80,6 +80,7 @@ class GroupSavings:
         name: empty for requests without one, such as those of no team.
         saved_tokens: tokens of prompts and responses, of which a prefix cache would have reused `cached_tokens`.
         wrong: number of semantic hits that differ from the logged response, and saved nothing.
+        groups: the fields of the group with their values, such as a day and a model.
     """
 
     name: str
@@ -91,6 +92,7 @@ class GroupSavings:
     money: float | None
     unpriced: int
     wrong: int = 0
+    groups: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +149,14 @@ async def estimate(
     sizes: Sequence[int] | None,
     progress: Callable[[float], None] = lambda share: None,
     draws: int = 1,
-    by: SpendingGroup | None = None,
+    by: str | None = None,
 ) -> Estimate:
     """Replay a log, and count the hits of both caches. Raises SettingsError.
 
     Args:
         sizes: pool sizes in blocks; None for eight sizes up to the number of distinct blocks.
         draws: number of replays with different random numbers. A log without responses is replayed once.
-        by: field of the groups in the result.
+        by: field of the groups in the result, or several, separated by commas.
     """
     count = draws if has_responses(requests) else 1
 
@@ -194,7 +196,8 @@ async def estimate(
         for each, tokens in pairs
     ]
     savings: dict[str, list[HitSavings]] = {"exact": [], "semantic": []}
-    grouped: defaultdict[str, list[tuple[str, HitSavings | None, bool]]] = defaultdict(list)
+    fields = () if by is None else group_fields(by)
+    grouped: defaultdict[tuple[str, ...], list[tuple[str, HitSavings | None, bool]]] = defaultdict(list)
     known_ids: set[object] = set()
     for (replayed_request, tokens), share, price in zip(pairs, shares, prices, strict=True):
         logged = replayed_request.logged.response
@@ -208,10 +211,9 @@ async def estimate(
                 _savings_of_hit(replayed_request, tokens, common, block_size, price, minimum, is_replay=is_replay)
             )
         known_ids.add(id)
-        if by is not None:
+        if fields:
             hit = savings[replayed_request.layer][-1] if replayed_request.layer in savings else None
-            name = _group_name(replayed_request, by)
-            grouped[name].append((replayed_request.layer, hit, price is not None))
+            grouped[_group_names(replayed_request, fields)].append((replayed_request.layer, hit, price is not None))
     exact, semantic = (_sum_savings(hits, has_price=any(prices)) for hits in savings.values())
     return Estimate(
         requests=len(replayed),
@@ -236,26 +238,26 @@ async def estimate(
         reuse_discount=_mean_reuse_discount(prices, tokenized),
         service_tiers=_service_tiers(requests, known_prices, has_price=True),
         tiers_without_price=_service_tiers(requests, known_prices, has_price=False),
-        groups=_group_savings(grouped, by),
+        groups=_group_savings(grouped, fields),
         keys=len({logged.key for logged in requests} - {""}),
     )
 
 
-def _group_name(replayed: ReplayedRequest, by: SpendingGroup) -> str:
+def _group_names(replayed: ReplayedRequest, fields: Sequence[SpendingGroup]) -> tuple[str, ...]:
     logged, model = replayed.logged, replayed.request.model
     tier, team = logged.service_tier, logged.team
     paid = PaidRequest(
         logged.time or 0.0, model, logged.project, logged.client, None, None, service_tier=tier, team=team
     )
-    return paid.group_name(by)
+    return tuple(map(paid.group_name, fields))
 
 
 def _group_savings(
-    grouped: Mapping[str, Sequence[tuple[str, HitSavings | None, bool]]], by: SpendingGroup | None
+    grouped: Mapping[tuple[str, ...], Sequence[tuple[str, HitSavings | None, bool]]], fields: Sequence[str]
 ) -> list[GroupSavings]:
     """Return the savings by group, given layer, savings, and whether a price is known, of each request."""
     groups = []
-    for name, requests in grouped.items():
+    for names, requests in grouped.items():
         layers = [layer for layer, _, _ in requests]
         total = _sum_savings(
             [hit for _, hit, _ in requests if hit is not None], has_price=any(each[2] for each in requests)
@@ -263,12 +265,18 @@ def _group_savings(
         tokens = total.prompt_tokens + total.response_tokens
         counts = len(requests), layers.count("exact"), layers.count("semantic")
         groups.append(
-            GroupSavings(name, *counts, tokens, total.cached_tokens, total.money, total.unpriced, total.wrong)
+            GroupSavings(
+                joined_names(names),
+                *counts,
+                tokens,
+                total.cached_tokens,
+                total.money,
+                total.unpriced,
+                total.wrong,
+                dict(zip(fields, names, strict=True)),
+            )
         )
-    groups.sort(key=lambda group: group.name)
-    if by != "day":
-        groups.sort(key=lambda group: (group.money or 0.0, group.saved_tokens), reverse=True)
-    return groups
+    return in_order(groups, fields, lambda group: (group.money or 0.0, group.saved_tokens))
 
 
 def _service_tiers(requests: Sequence[LoggedRequest], prices: ModelPrices, *, has_price: bool) -> list[str]:

@@ -24,7 +24,6 @@ from kvproxy.apis.reported_usage import PrefixReuse, reported_reuse
 from kvproxy.backends.protocol import ServingUpstream
 from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.flow.cache_keys import cache_key
-from kvproxy.journal.groups import SpendingGroup
 from kvproxy.journal.journal import StoredJournal, open_stored_journal
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.schema import FILE
@@ -36,7 +35,8 @@ from kvproxy.journal.sessions.session_reader import (
     Turn,
     summarize_session,
 )
-from kvproxy.journal.spending import PaidRequest, SpendingReport, spending_report
+from kvproxy.journal.sessions.spending_report import SpendingReport, spending_report
+from kvproxy.journal.spending import PaidRequest
 from kvproxy.providers.cache_policy import PauseTimes
 from kvproxy.providers.cache_rules import cache_rule
 from kvproxy.providers.prices import ModelPrices, RelativePrices, is_dated
@@ -178,7 +178,7 @@ def report_sessions(
 def report_spending(
     requests: Sequence[LoggedRequest],
     traces: Sequence[TraceSession],
-    by: SpendingGroup,
+    by: str,
     settings: JournalSettings,
     progress: Callable[[float], None] = lambda share: None,
     costs: Sequence[CostReport] = (),

@@ -1,7 +1,8 @@
 """Names the fields by which the journal groups requests, and the sums of a group."""
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, TypeVar, cast, get_args
 
 TopGroup = Literal[
     "prompt",
@@ -24,7 +25,8 @@ SumsGroup = Literal["layer", "tenant", "model", "tag", "day"]
 SavingsGroup = Literal[SumsGroup, "client", "team", "project"]
 SavingsKey = Literal[SavingsGroup, "bill"]
 """A group of savings, or the rows of a bill."""
-SpendingGroup = Literal["day", "project", "model", "client", "team", "service_tier"]
+SpendingGroup = Literal["day", "project", "model", "client", "team", "service_tier", "line_item"]
+"""A field of a bill; `line_item` only in a report of costs."""
 STANDARD_TIER = "standard"
 """Name of the group of requests without another service tier."""
 
@@ -63,3 +65,47 @@ class RequestGroup:
     @property
     def key(self) -> str | int:
         return self.name if self.prompt is None else self.prompt
+
+
+def group_fields(by: str) -> tuple[SpendingGroup, ...]:
+    """Return the fields of a bill in a text such as `day,model`. Raises ValueError."""
+    names, known = [name.strip() for name in by.split(",")], get_args(SpendingGroup)
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is not None:
+        raise ValueError(f"unknown group {unknown!r}: use one or several of {', '.join(known)}, such as day,model")
+    if len(set(names)) < len(names):
+        raise ValueError(f"by={by} names a group twice")
+    return cast("tuple[SpendingGroup, ...]", tuple(names))
+
+
+def spending_groups(by: str) -> str:
+    """Return a text of `group_fields` without blanks. Raises ValueError."""
+    return ",".join(group_fields(by))
+
+
+def joined_names(names: Iterable[str]) -> str:
+    """Return the name of a group of several fields."""
+    return ", ".join(names)
+
+
+class GroupRow(Protocol):
+    """A row of a report by one or several fields; `groups` has their values."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def groups(self) -> Mapping[str, str]: ...
+
+
+_Row = TypeVar("_Row", bound=GroupRow)
+
+
+def in_order(rows: Iterable[_Row], fields: Sequence[str], size: Callable[[_Row], tuple[float, int]]) -> list[_Row]:
+    """Return days in order, and other groups with the largest first; the days of a group follow each other."""
+    ordered = sorted(rows, key=lambda row: row.name)
+    if "day" not in fields[1:] and fields != ("day",):
+        ordered.sort(key=size, reverse=True)
+    if fields[:1] == ("day",):
+        ordered.sort(key=lambda row: row.groups["day"])
+    return ordered

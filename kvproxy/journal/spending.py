@@ -1,8 +1,8 @@
-"""The cost of requests and of lost reuse, by day, project, model, client, team, or service tier."""
+"""The cost of requests and of lost reuse."""
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -21,8 +21,7 @@ from kvproxy.journal.reader import (
 from kvproxy.journal.record import OF_TENANT, Record
 from kvproxy.journal.saving_groups import counted_tags
 from kvproxy.journal.sessions.ledger import CAUSES, WITHOUT_COST
-from kvproxy.providers.cost_comparison import CostComparison
-from kvproxy.providers.prices import has_tier_price, is_dated, price_at
+from kvproxy.providers.prices import is_dated, price_at
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_lost_per_token, storage_price
 from kvproxy.units import tenant_name
 
@@ -121,6 +120,8 @@ class PaidRequest:
                 return self.team
             case "service_tier":
                 return self.service_tier or STANDARD_TIER
+            case "line_item":
+                return ""
 
     def price(self, prices: Mapping[str, PriceSettings]) -> PriceSettings | None:
         length = self.priced_length
@@ -182,6 +183,9 @@ class Spending:
         logged_cost: money that a log states for its requests; None if it states none.
         logged_difference: this money, less the money here, of the requests with both; None without such requests. 0 within
             the rounding of logs.
+        reported_cost: money of the group in a provider's report of costs; None if it has none.
+        reported_difference: this money, less `cost`, if both are known; 0 within the rounding of the report.
+        groups: the fields of the group with their values, such as a day and a model; empty for the sum of all.
     """
 
     name: str
@@ -204,6 +208,9 @@ class Spending:
     standard_priced: int = 0
     logged_cost: float | None = None
     logged_difference: float | None = None
+    reported_cost: float | None = None
+    reported_difference: float | None = None
+    groups: dict[str, str] = field(default_factory=dict)
 
     def add(self, request: PaidRequest, price: PriceSettings | None) -> None:
         count = request.least_count
@@ -255,68 +262,6 @@ class Spending:
 def _add(total: int | None, count: int | None) -> int | None:
     """Return the sum of the known numbers; None if both are unknown."""
     return count if total is None else total + (count or 0)
-
-
-@dataclass(frozen=True, slots=True)
-class SpendingReport:
-    """Spending by group: days in order, other groups with the most expensive first.
-
-    Attributes:
-        complete_since: time of the oldest record in seconds since the epoch, if older records of the period were removed.
-        tiers_without_price: service tiers whose requests have the price of the standard tier, because theirs is unknown.
-        zone: time zones of the local days, such as CET or `CEST, CET`; None for other groups.
-        has_utc_days: a report of usage has sums of whole UTC days.
-        reported: how a provider's report of costs differs; None without one.
-        undated: number of requests without a date, which a period leaves out; None if a report of usage does not state it.
-    """
-
-    by: SpendingGroup
-    rows: list[Spending]
-    total: Spending
-    currency: str
-    complete_since: float | None = None
-    tiers_without_price: list[str] = field(default_factory=list)
-    zone: str | None = None
-    has_utc_days: bool = False
-    reported: CostComparison | None = None
-    undated: int | None = 0
-
-
-def spending_report(
-    requests: Iterable[PaidRequest], by: SpendingGroup, prices: Mapping[str, PriceSettings], currency: str
-) -> SpendingReport:
-    """Sum the requests by group, each at the price of its time and length."""
-    rows: dict[str, Spending] = {}
-    total = Spending("all")
-    untiered = set[str]()
-    zones: dict[str | None, None] = {}
-    has_utc_days = False
-    for request in requests:
-        name = request.group_name(by)
-        price = request.price(prices)
-        tier = request.service_tier
-        if price is not None and tier is not None and not has_tier_price(request.model, prices, request.time, tier):
-            untiered.add(tier)
-            total.standard_priced += request.least_count
-        if by == "day":
-            has_utc_days = has_utc_days or request.is_of_utc_day
-            zones[None if request.is_of_utc_day or (at := request.moment) is None else at.tzname()] = None
-        for row in (rows.setdefault(name, Spending(name)), total):
-            row.add(request, price)
-    for row in (*rows.values(), total):
-        row.drop_rounding()
-    ordered = sorted(rows.values(), key=lambda row: row.name)
-    if by != "day":
-        ordered.sort(key=lambda row: (row.cost or 0.0, row.input_tokens or 0), reverse=True)
-    return SpendingReport(
-        by,
-        ordered,
-        total,
-        currency,
-        tiers_without_price=sorted(untiered),
-        zone=", ".join(filter(None, zones)) or None,
-        has_utc_days=has_utc_days,
-    )
 
 
 def recorded_requests(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Literal
 
-from kvproxy.journal.groups import SavingsGroup, SpendingGroup
+from kvproxy.journal.groups import SavingsGroup, spending_groups
 from kvproxy.journal.sums_filter import SumsFilter, sums_filter
 from kvproxy.operations.parameters import Filter, Parameter, check_id, duration, period_end, period_start
 from kvproxy.operations.suggestions import models, teams, tenants
@@ -58,7 +58,7 @@ class PriceQuery:
 
 @dataclass(frozen=True, slots=True)
 class SpendingQuery:
-    by: Annotated[SpendingGroup, Parameter("Group requests by this field.")] = "day"
+    by: Annotated[str, Parameter("Group requests by these fields, separated by commas.", spending_groups)] = "day"
     since: Annotated[float | datetime | None, period_start("Only requests since then: 7d, 2026-11-28, today.")] = None
     until: Annotated[float | None, period_end("Only requests before this time.")] = None
     tenant: Annotated[str | None, Filter(_TENANT, also="--client", suggestions=tenants)] = None

@@ -17,8 +17,9 @@ from kvproxy.journal.savings import SavingsReport, savings_report
 from kvproxy.journal.sessions.advice import AdviceReport, advise
 from kvproxy.journal.sessions.ledger_report import LedgerReport
 from kvproxy.journal.sessions.session_reader import Session, SessionReader
+from kvproxy.journal.sessions.spending_report import SpendingReport, spending_report
 from kvproxy.journal.sessions.turn_tree import TreeRow, turn_tree
-from kvproxy.journal.spending import SpendingReport, recorded_requests, spending_report
+from kvproxy.journal.spending import recorded_requests
 from kvproxy.operations.journal import PAGE, ROWS, DirectJournal, JournalAccess, JournalClient, list_records
 from kvproxy.operations.journal_parameters import (
     LedgerQuery,

@@ -136,6 +136,37 @@ def test_a_group_of_unknown_input_has_no_money_for_it(tmp_path: Path) -> None:
     assert costs == {"m": (0.002, 0.002), "n": (None, None)}
 
 
+def test_a_bill_by_several_fields(tmp_path: Path) -> None:
+    text = (
+        "date,model,team,requests,input tokens,output tokens\n2026-05-02,m,red,1,1000,0\n2026-05-01,m,red,1,1000,0\n"
+        "2026-05-01,n,red,1,4000,0\n2026-05-01,m,,1,2000,0\n"
+    )
+    arguments = ("estimate", table(tmp_path, text), "--sessions", *PRICE)
+    lines = kvproxy(*arguments, "--by", "day, model", "--csv", "--columns", "day,model,requests,cost,currency").stdout
+    assert lines.splitlines() == [
+        "day,model,requests,cost,currency",
+        "2026-05-01,n,1,0.008,USD",
+        "2026-05-01,m,2,0.006,USD",
+        "2026-05-02,m,1,0.002,USD",
+    ]
+    report = json.loads(kvproxy(*arguments, "--by", "team,day", "--json").stdout)
+    assert report["by"] == "team,day"
+    assert [row["groups"] for row in report["rows"]] == [
+        {"team": "", "day": "2026-05-01"},
+        {"team": "red", "day": "2026-05-01"},
+        {"team": "red", "day": "2026-05-02"},
+    ]
+    shown = kvproxy(*arguments, "--by", "team,day").stdout.splitlines()
+    assert [line.split("\t")[:3] for line in (shown[0], shown[1], shown[-1])] == [
+        ["team", "day", "requests"],
+        ["(no team)", "2026-05-01", "1"],
+        ["all", "", "4"],
+    ]
+    for wrong, says in (("day,hour", "unknown group 'hour': use one or several of day, project"), ("day,day", "twice")):
+        refused = kvproxy(*arguments, "--by", wrong)
+        assert (refused.returncode, says in refused.stderr) == (2, True), refused
+
+
 def test_dates_of_spreadsheets(tmp_path: Path) -> None:
     head = "date,model,requests,input tokens,output tokens\n"
     for date in ("2026/9/1", "2026-9-1", "2026.09.01"):

@@ -14,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kvproxy.installation.price_update import URL
-from kvproxy.journal.spending import PaidRequest, spending_report
+from kvproxy.journal.sessions.spending_report import spending_report
+from kvproxy.journal.spending import PaidRequest
 from kvproxy.operations.client import ProxyClient
 from kvproxy.operations.journal import RemoteJournal
 from kvproxy.operations.journal_parameters import PriceQuery

@@ -30,7 +30,8 @@ from kvproxy.journal.journal import StoredJournal, open_stored_journal
 from kvproxy.journal.savings import Saving, SavingsReport, savings, savings_report
 from kvproxy.journal.schema import ADDED_COLUMNS, FILE
 from kvproxy.journal.sessions.session_reader import SessionReader
-from kvproxy.journal.spending import recorded_requests, spending_report, with_costs
+from kvproxy.journal.sessions.spending_report import spending_report
+from kvproxy.journal.spending import recorded_requests, with_costs
 from kvproxy.journal.sums_filter import SumsFilter, sums_filter
 from kvproxy.journal.wrong_hits import HitVerdicts, WrongHitInterval
 from kvproxy.operations.keys import list_clients

@@ -24,7 +24,8 @@ from kvproxy.journal.groups import SavingsGroup
 from kvproxy.journal.journal import StoredJournal
 from kvproxy.journal.savings import Saving, savings
 from kvproxy.journal.sessions.session_reader import SessionReader
-from kvproxy.journal.spending import recorded_requests, spending_report, with_costs
+from kvproxy.journal.sessions.spending_report import spending_report
+from kvproxy.journal.spending import recorded_requests, with_costs
 from kvproxy.operations.record_query import RecordQuery
 from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings import load_settings

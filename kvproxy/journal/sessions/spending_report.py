@@ -1,0 +1,82 @@
+"""Sums the cost of requests by one or several fields, such as day and model."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from kvproxy.journal.groups import group_fields, in_order, joined_names
+from kvproxy.journal.spending import PaidRequest, Spending
+from kvproxy.providers.cost_comparison import CostComparison
+from kvproxy.providers.prices import has_tier_price
+from kvproxy.settings.journal import PriceSettings
+
+
+@dataclass(frozen=True, slots=True)
+class SpendingReport:
+    """Spending by group: days in order, other groups with the most expensive first.
+
+    Attributes:
+        by: a `SpendingGroup`, or several, separated by commas.
+        complete_since: time of the oldest record in seconds since the epoch, if older records of the period were removed.
+        tiers_without_price: service tiers whose requests have the price of the standard tier, because theirs is unknown.
+        zone: time zones of the local days, such as CET or `CEST, CET`; None for other groups.
+        has_utc_days: a report of usage has sums of whole UTC days.
+        reported: how a provider's report of costs differs; None without one.
+        undated: number of requests without a date, which a period leaves out; None if a report of usage does not state it.
+    """
+
+    by: str
+    rows: list[Spending]
+    total: Spending
+    currency: str
+    complete_since: float | None = None
+    tiers_without_price: list[str] = field(default_factory=list)
+    zone: str | None = None
+    has_utc_days: bool = False
+    reported: CostComparison | None = None
+    undated: int | None = 0
+
+
+def spending_report(
+    requests: Iterable[PaidRequest], by: str, prices: Mapping[str, PriceSettings], currency: str
+) -> SpendingReport:
+    """Sum the requests by group, each at the price of its time and length. `by`: see `SpendingReport`."""
+    fields = group_fields(by)
+    rows: dict[tuple[str, ...], Spending] = {}
+    total = Spending("all")
+    untiered = set[str]()
+    zones: dict[str | None, None] = {}
+    has_utc_days = False
+    for request in requests:
+        groups: dict[str, str] = {name: request.group_name(name) for name in fields}
+        price = request.price(prices)
+        tier = request.service_tier
+        if price is not None and tier is not None and not has_tier_price(request.model, prices, request.time, tier):
+            untiered.add(tier)
+            total.standard_priced += request.least_count
+        if "day" in groups:
+            has_utc_days = has_utc_days or request.is_of_utc_day
+            zones[None if request.is_of_utc_day or (at := request.moment) is None else at.tzname()] = None
+        for row in (group_row(rows, groups), total):
+            row.add(request, price)
+    for row in (*rows.values(), total):
+        row.drop_rounding()
+    return SpendingReport(
+        by,
+        in_order(rows.values(), fields, expense),
+        total,
+        currency,
+        tiers_without_price=sorted(untiered),
+        zone=", ".join(filter(None, zones)) or None,
+        has_utc_days=has_utc_days,
+    )
+
+
+def group_row(rows: dict[tuple[str, ...], Spending], groups: dict[str, str]) -> Spending:
+    """Return the row of a group, which is added if it is missing."""
+    return rows.setdefault(tuple(groups.values()), Spending(joined_names(groups.values()), groups=groups))
+
+
+def expense(row: Spending) -> tuple[float, int]:
+    """Return the cost of a row for the order of rows, and its tokens."""
+    cost = row.reported_cost if row.cost is None else row.cost
+    return cost or 0.0, row.input_tokens or 0

@@ -147,6 +147,7 @@ class ResponseFacts:
         seconds: from the call of the backend until its last chunk.
         usage: numbers of prompt and completion tokens.
         received_tokens: estimated tokens of the response so far: one for an event of a stream, or for four bytes of a body.
+            Embeddings have none.
         estimated_usage: estimated numbers of tokens of a request that was not parsed, if its price matters.
         answer_digests: kind and digest of each part of the answer, which identify the next turn; None for several choices.
         response_id: the backend's id of the response; None if it has none.
@@ -157,6 +158,8 @@ class ResponseFacts:
         entry_id: the stored response; None if it is not stored.
         not_stored: why the response is not stored; None if it is stored, if the request is not cacheable, or before its end.
         write: stores the response. After it has ended, `entry_id` and `not_stored` are final.
+        upstream_status: the client does not receive it if the response breaks off before its head is sent; 0 if it is that
+            of the exchange.
     """
 
     served_by: "ServingUpstream | None" = None
@@ -178,6 +181,7 @@ class ResponseFacts:
     entry_id: str | None = None
     not_stored: NotStored | None = None
     write: "Task[bool] | None" = None
+    upstream_status: int = 0
 
     @property
     def is_engine(self) -> bool:

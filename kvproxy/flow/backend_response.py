@@ -29,6 +29,7 @@ from kvproxy.backends.protocol import (
 from kvproxy.exchange import ResponseFacts
 from kvproxy.index.entry import Entry
 from kvproxy.index.pending_writes import PendingWrite
+from kvproxy.journal.token_estimates import has_output
 from kvproxy.settings.rules import RuleSettings
 
 JSON = ("content-type", "application/json")
@@ -98,7 +99,12 @@ def open_response(request: ApiRequest, reply: Reply, max_stored_bytes: int) -> B
             return _open_generated(request, reply, max_stored_bytes)
         case RelayedResponse():
             upstream = reply.served_by
-            facts = ResponseFacts(upstream, 0 if upstream is None else upstream.block_size, time.perf_counter())
+            facts = ResponseFacts(
+                upstream,
+                0 if upstream is None else upstream.block_size,
+                time.perf_counter(),
+                upstream_status=reply.status,
+            )
             is_streamed = reply.is_streamed
             is_filtered = is_streamed and reply.has_unrequested_usage and _has_plain_events(reply)
             return BackendResponse(
@@ -231,6 +237,7 @@ class UpstreamReader:
     def __init__(self, api: Api, stream: bool, limit: int, facts: ResponseFacts | None = None) -> None:
         self.facts = facts or ResponseFacts()
         self._limit = limit
+        self._has_output = has_output(api.path)
         self.size = 0
         self._body: list[bytes] = []
         self._events = EventReader()
@@ -244,7 +251,7 @@ class UpstreamReader:
         if self.size > self._limit:
             self._failure = self._failure or NotStored(Cause.TOO_LARGE)
         if self._assembler is None:
-            self.facts.received_tokens += len(chunk) // BYTES_PER_TOKEN
+            self.facts.received_tokens += len(chunk) // BYTES_PER_TOKEN if self._has_output else 0
             if self._failure is not None:
                 self._body.clear()
             else:

@@ -128,7 +128,7 @@ class RequestPath:
             Lease(shared, writer),
             ChargeQuota(),
             StoreResponse(writer),
-            CallBackend(backend, writer.max_bytes),
+            CallBackend(backend, writer),
         )
         forward = JoinOrForward(_compose([layer.send for layer in self._sending]), writer, responses)
         background = BackgroundRequests(forward.join, self.compute_key, self.finish, clock)
@@ -155,7 +155,7 @@ class RequestPath:
             renewal := Renewal(background),
             ExactHits(cache, responses),
             StaleHits(responses),
-            CachedInputs(cache, responses, self.compute_key),
+            CachedInputs(cache, responses, writer, self.compute_key),
             load := LimitLoad(limits, journal),
             UntilDisconnect(),
             similar := SemanticHits(cache, settings, responses),

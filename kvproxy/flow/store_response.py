@@ -44,6 +44,7 @@ from kvproxy.settings import CacheSettings
 PARSE_STEP_BYTES = 4 * 1024  # Parsed before other tasks may run: about 25 events, or half a millisecond.
 _END_SECONDS = 0.25  # Maximum time from a stream's final event until its end.
 _WRITES_AT_ONCE = 32  # Of the inputs of an array.
+_MAX_SHARES = 16  # Of `cache.max_response_bytes`, for an array with as many inputs or more.
 _MAX_TTL = 30 * 86_400.0
 _SURROGATE_KEY = "surrogate-key"
 _DIRECTIVE_HEADERS = ("cache-control", TAGS_HEADER, _SURROGATE_KEY)
@@ -124,10 +125,10 @@ class ResponseWriter:
             return rule_ttl
         return min(first_not_none((max_age,), self.settings.ttl), first_not_none((longest,), math.inf))
 
-    @property
-    def max_bytes(self) -> int:
-        """Size of the largest response that is stored."""
-        return self.settings.max_response_bytes
+    def max_bytes(self, exchange: Exchange) -> int:
+        """Return the size of the largest response that is stored. The response to an array may be larger."""
+        shares = min(len(exchange.inputs_to_store), _MAX_SHARES)
+        return self.settings.max_response_bytes * max(1, shares)
 
     def requested_ttl(self, request: ApiRequest, response_headers: Headers) -> float | None:
         """Return the TTL in seconds of a response to a request that sets a TTL; None if it sets none."""

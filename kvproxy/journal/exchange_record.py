@@ -105,7 +105,7 @@ def _estimated_usage(exchange: Exchange) -> TokenCounts:
     facts = exchange.facts
     if exchange.hit is not None or exchange.was_collapsed:
         return None, None
-    if exchange.status != 200:
+    if (facts.upstream_status or exchange.status) != 200:
         return _estimated_usage_of_aborted(exchange)
     if not facts.started or exchange.request is None:
         return facts.estimated_usage

@@ -35,9 +35,14 @@ _NOT_FOR_THE_MODEL = ("metadata", "user", "safety_identifier", "prompt_cache_key
 _FILE = "data:"
 
 
+def has_output(path: str) -> bool:
+    """Return whether the responses of a path have generated tokens. Embeddings, for example, have none."""
+    return path.rpartition("/")[2] not in _WITHOUT_OUTPUT
+
+
 def most_output_tokens(path: str, body: JsonMap) -> int:
     """Return the most tokens that a request allows for its response: `UNLIMITED_OUTPUT_TOKENS` without a limit."""
-    if path.rpartition("/")[2] in _WITHOUT_OUTPUT:
+    if not has_output(path):
         return 0
     limits = (as_token_count(body.get(name)) for name in _OUTPUT_LIMITS)
     limit = next((limit for limit in limits if limit is not None), UNLIMITED_OUTPUT_TOKENS)

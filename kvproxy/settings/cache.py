@@ -82,7 +82,9 @@ class CacheSettings(Section):
         description="Time after expiry to serve if the upstream fails (RFC 5861).",
     )
     max_response_bytes: Size = parsed_field(
-        8 * 2**20, ge=1, description="Maximum size of a response to store or to share in flight."
+        8 * 2**20,
+        ge=1,
+        description="Maximum size of a response to store or to share in flight; an array's may be 16 times as large.",
     )
     shared: bool = Field(
         default=False, description="Share responses between API keys; by default each key is a tenant."

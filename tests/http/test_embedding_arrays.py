@@ -15,6 +15,7 @@ import httpx
 import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from kvproxy.clients.client_keys import add_client, spent_and_reserved
 from kvproxy.http.services import Services
@@ -38,6 +39,14 @@ def vector(given: Any, dimensions: int = 3) -> list[float]:
     return [seed / 2 + place for place in range(dimensions)]
 
 
+class BrokenResponse(Response):
+    """Ends the connection after a part of the body."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body[:20], "more_body": True})
+
+
 class Embedder:
     """An upstream that counts one token per word, or per token id, and records the inputs that it computes."""
 
@@ -46,6 +55,7 @@ class Embedder:
         self.headers: dict[str, str] = {}
         self.change: Callable[[dict[str, Any]], Any] = lambda whole: whole
         self.status = 200
+        self.breaks = False
         self.go = threading.Event()
         self.go.set()
 
@@ -68,7 +78,8 @@ class Embedder:
         count = sum(map(tokens_of, inputs))
         usage = {"prompt_tokens": count, "total_tokens": count}
         whole = {"object": "list", "data": data, "model": body["model"], "usage": usage}
-        return JSONResponse(self.change(whole), headers=self.headers)
+        response = JSONResponse(self.change(whole), headers=self.headers)
+        return BrokenResponse(response.body) if self.breaks else response
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -462,3 +473,44 @@ def test_stored_inputs_expire_one_by_one(tmp_path: Path, embedder: Embedder) -> 
         now[0] += 100
         embed(client, ["b", "a"])
         assert embedder.asked == ["a", "b", "a"]
+
+
+def test_a_large_response_is_stored_by_input(tmp_path: Path, embedder: Embedder) -> None:
+    inputs, cache = [f"text {number}" for number in range(40)], {"semantic": False, "max_response_bytes": 20_000}
+    with (
+        run_upstream(embedder.answer) as upstream,
+        run_proxy(load_settings(data=tmp_path, upstream=upstream, cache=cache)) as (url, services),
+        openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
+    ):
+        # An embedding of 3,000 numbers has 16,000 bytes.
+        embed(client, inputs[:10], dimensions=3_000)
+        assert "; hit" in embed(client, inputs[:10], dimensions=3_000)[1]
+        embed(client, inputs[10:], dimensions=3_000)
+        until(lambda: [row.not_stored for row in services.journal.latest(1)] == ["too-large"])
+        with pytest.raises(openai.InternalServerError, match="over 320,000 bytes: send fewer inputs"):
+            embed(client, inputs, dimensions=3_000)
+
+
+def test_embeddings_without_usage_have_no_tokens_of_output(tmp_path: Path, embedder: Embedder) -> None:
+    embedder.change = lambda whole: {**whole, "usage": None}
+    with paid(tmp_path, embedder) as (services, client):
+        embed(client, ["one two", "three four"], dimensions=200)
+        until(lambda: len(services.journal.latest(1)) == 1)
+        (record,) = services.journal.latest(1)
+        assert (record.estimated_prompt_tokens, record.estimated_completion_tokens) == (17, 0)
+        until(lambda: list_clients(services.settings)[0].tokens == 17)
+
+
+@pytest.mark.parametrize("known", [[], ["a"]])
+def test_budget_and_journal_count_a_response_that_breaks_off(tmp_path: Path, known: list[str]) -> None:
+    embedder = Embedder()
+    with paid(tmp_path, embedder) as (services, client):
+        embed(client, ["a"])
+        embedder.breaks = True
+        with pytest.raises((openai.APIError, json.JSONDecodeError)):
+            client.embeddings.create(model="e", input=[*known, "b b b", "c c c"])
+        until(lambda: len(services.journal.latest(2)) == 2)
+        newest = services.journal.latest(1)[0]
+        assert (newest.reason, newest.estimated_prompt_tokens) == ("error-broken", 13)
+        until(lambda: spent_and_reserved(services.settings)[0]["indexer"].today == 14.0)
+        assert list_clients(services.settings)[0].spent == 14.0

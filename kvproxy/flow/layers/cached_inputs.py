@@ -14,6 +14,7 @@ from kvproxy.exchange import Answer, ArrayInputs, CacheKey, Exchange
 from kvproxy.flow.backend_response import JSON
 from kvproxy.flow.layers.cached import LoggingFailures, StoredResponses, look_up_in_time
 from kvproxy.flow.layers.layer import Layer, Prediction, Rest
+from kvproxy.flow.store_response import ResponseWriter
 from kvproxy.index.entry import Entry
 from kvproxy.index.response_cache import ResponseCache
 
@@ -55,15 +56,21 @@ class CachedInputs(Layer):
     """Serves the inputs of an array whose responses are stored, and asks the rest once for the other inputs.
 
     Args:
+        writer: limits the size of a response.
         compute_key: see `RequestPath.compute_key`.
     """
 
     def __init__(
-        self, cache: ResponseCache, responses: StoredResponses, compute_key: Callable[[ApiRequest], Awaitable[CacheKey]]
+        self,
+        cache: ResponseCache,
+        responses: StoredResponses,
+        writer: ResponseWriter,
+        compute_key: Callable[[ApiRequest], Awaitable[CacheKey]],
     ) -> None:
         super().__init__()
         self._cache = cache
         self._responses = responses
+        self._writer = writer
         self._compute_key = compute_key
 
     async def answer(self, exchange: Exchange, rest: Rest) -> Answer:
@@ -137,7 +144,7 @@ class CachedInputs(Layer):
             exchange.key = await self._compute_key(exchange.request)
 
     async def _join(self, exchange: Exchange, array: _Array, answer: Answer) -> Answer:
-        reading = _read(answer)
+        reading = _read(answer, self._writer.max_bytes(exchange))
         computed = await (reading if exchange.watch is None else exchange.watch(reading))
         size = len(computed) + sum(len(entry.response) for entry in array.stored)
         body = await in_thread_if_large(size, partial(_joined_body, array, computed))
@@ -158,11 +165,20 @@ def _separate_inputs(exchange: Exchange) -> Sequence[Json]:
     return request.api.separate_inputs(request.body) if may_be_split else ()
 
 
-async def _read(answer: Answer) -> bytes:
+async def _read(answer: Answer, max_bytes: int) -> bytes:
     if isinstance(answer.body, bytes):
         return answer.body
+    chunks, size = [], 0
     try:
-        return b"".join([chunk async for chunk in answer.body])
+        async for chunk in answer.body:
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > max_bytes:
+                raise UpstreamProtocolError(
+                    f"the upstream's response to the inputs that are not stored has over {max_bytes:,} bytes: send fewer"
+                    " inputs, or ask the operator to raise cache.max_response_bytes"
+                )
+        return b"".join(chunks)
     finally:
         answer.close()
 

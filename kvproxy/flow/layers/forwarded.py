@@ -76,7 +76,8 @@ class JoinOrForward(Layer):
         if not exchange.is_concurrent:
             equal, running = EqualRequests(), set()
         exchange.equal_requests = equal
-        shared = SharedRequest(lambda: self._send(exchange), self._writer.max_bytes, exchange.api_request.delivery)
+        max_bytes = self._writer.max_bytes(exchange)
+        shared = SharedRequest(lambda: self._send(exchange), max_bytes, exchange.api_request.delivery)
         running.add(shared)
         self._equal_requests[key] = equal, running
         shared.task.add_done_callback(lambda _: self._on_ended(key, running, shared))
@@ -227,13 +228,13 @@ class StoreResponse:
 class CallBackend:
     """Sends the request to the backend."""
 
-    def __init__(self, backend: Backend, max_bytes: int) -> None:
+    def __init__(self, backend: Backend, writer: ResponseWriter) -> None:
         self._backend = backend
-        self._max_bytes = max_bytes
+        self._writer = writer
 
     async def send(self, exchange: Exchange, rest: Send) -> BackendResponse:
         request = exchange.api_request
         reply = await self._backend.send(request)
         if isinstance(reply, RelayedResponse) and reply.lacks_cache_fields:
             request = exchange.request = request.without_cache_fields()
-        return open_response(request, reply, self._max_bytes)
+        return open_response(request, reply, self._writer.max_bytes(exchange))

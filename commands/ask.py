@@ -13,7 +13,6 @@ from kvproxy.commands.request_body import PromptOptions, RequestFieldOptions
 from kvproxy.errors import InvalidRequest
 from kvproxy.operations.api_paths import PATHS, credential_headers
 from kvproxy.operations.client import response_error
-from kvproxy.telemetry.printable_text import escape_cell
 
 _STATUS_HEADER = "cache-status"
 
@@ -63,13 +62,13 @@ def ask(
 
     def show() -> None:
         if error is not None:
-            print_note(f"kvproxy: HTTP {received.status_code}: {escape_cell(error.message)}")
+            print_note(f"kvproxy: HTTP {received.status_code}: {error.message}")
             return
         # A header stays on one line, so that its key can be copied.
         typer.echo(f"{_STATUS_HEADER}: {document['cache_status'] or 'none: the server is not a kvproxy'}")
         for number, answer in enumerate(answers, 1):
             choice = f"choice {number}: " if len(answers) > 1 else ""
-            print_text(choice + escape_cell(answer or "(no text: --json prints the response)"))
+            print_text(choice + (answer or "(no text: --json prints the response)"))
 
     return Output(document, show, exit_code=0 if error is None else error.exit_code)
 

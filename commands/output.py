@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import typer
 
 from kvproxy.commands.formatting import json_text, may_be_terminal, one_line, raw_text
-from kvproxy.telemetry.printable_text import escape_bytes
+from kvproxy.telemetry.printable_text import escape_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,7 +83,7 @@ def print_facts(facts: Iterable[tuple[str, object]], *, for_people: bool = False
 
 def print_text(text: str, *, err: bool = False) -> None:
     """Print text on stdout, or on stderr if `err` is set. At a terminal, wrap long lines between words."""
-    text = escape_bytes(text)
+    text = escape_text(text)
     console = terminal(sys.stderr if err else sys.stdout)
     if console is not None:
         lines = (_wrap_line(line, console.width, _indent_of_last_column(line)) for line in text.split("\n"))

@@ -37,8 +37,10 @@ def _parts(file: BinaryIO) -> Iterator[bytes]:
             yield from _unpack_zstandard(file)
         else:
             yield from iter(lambda: file.read(_STEP), b"")
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DamagedFile(str(error)) from None
+    except EOFError:
+        raise DamagedFile("it ends early") from None
+    except (gzip.BadGzipFile, zlib.error):
+        raise DamagedFile("its compressed data is invalid") from None
 
 
 def _unpack_zstandard(file: BinaryIO) -> Iterator[bytes]:

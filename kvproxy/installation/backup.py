@@ -8,6 +8,7 @@ import sqlite3
 import tarfile
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -176,9 +177,8 @@ def _open_archive(archive: Path) -> Iterator[tarfile.TarFile]:
             yield tar
     except FileNotFoundError:
         raise NotFound(f"there is no file {archive}") from None
-    except (tarfile.TarError, EOFError, OSError) as error:
-        # The message of tarfile.ReadError has several lines.
-        reason = str(error).partition("\n")[0]
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        reason = getattr(error, "strerror", None) or "it is no archive, or is damaged"
         raise InvalidRequest(f"cannot restore {archive} ({reason}): give a file of kvproxy backup") from None
 
 

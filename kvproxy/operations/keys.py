@@ -184,7 +184,7 @@ def _read_clients(file: bytes) -> list[NewClient]:
     try:
         rows = csv.DictReader(io.StringIO(file.decode("utf-8-sig"), newline=""))
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"the file of clients is not UTF-8: {error}") from None
+        raise InvalidRequest(f"the file of clients is not UTF-8 (byte {error.start + 1:,}): save it as UTF-8") from None
     known = {parameter.name: parameter for parameter in declared_parameters(NewClient)}
     columns = rows.fieldnames or []
     if "name" not in columns or (unknown := [column for column in columns if column not in known]):

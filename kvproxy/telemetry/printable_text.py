@@ -8,6 +8,7 @@ _BYTES = {code: f"\\x{code - 0xDC00:02x}" for code in range(0xDC80, 0xDD00)}
 _ESCAPES = _BYTES | {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in (*range(0x20), *_LATER)}
 _LINE_ESCAPES = {code: text for code, text in _ESCAPES.items() if code != ord("\n")}
 _CELL_ESCAPES = {code: text for code, text in _ESCAPES.items() if chr(code) not in "\n\r\t"}
+_TEXT_ESCAPES = {code: text for code, text in _ESCAPES.items() if chr(code) not in "\n\t"}
 _JSON_ESCAPES = {code: f"\\u{code:04x}" for code in (*_LATER, *_BYTES)}
 
 
@@ -19,6 +20,11 @@ def escape_controls(text: str) -> str:
 def escape_bytes(text: str) -> str:
     """Escape bytes that are not UTF-8."""
     return text.translate(_BYTES)
+
+
+def escape_text(text: str) -> str:
+    """Escape controls in a text of several lines, which may have tabs."""
+    return text.replace("\r\n", "\n").translate(_TEXT_ESCAPES)
 
 
 def escape_cell(text: str) -> str:

@@ -70,6 +70,19 @@ def test_a_damaged_transcript_of_a_folder_is_left_out(folder: Path) -> None:
     assert (named.returncode, named.stderr) == (2, f"kvproxy: {damaged}, {cause}\n")
 
 
+def test_damaged_files_of_a_folder_are_named_in_one_line_without_an_error_of_python(folder: Path) -> None:
+    packed = gzip.compress((folder / "day2.jsonl").read_bytes() * 50)
+    (folder / "cut.jsonl.gz").write_bytes(packed[: len(packed) // 2])
+    (folder / "wrong.jsonl.gz").write_bytes(packed[:20] + bytes(8) + packed[28:])
+    (folder / "evil\x1b]0;renamed\x07\n.jsonl.gz").write_bytes(packed[:30])
+    done = run(folder, "--by", "day", "--json")
+    assert (
+        r"left out cut.jsonl.gz, evil\x1b]0;renamed\x07\x0a.jsonl.gz: line 1: the file is damaged (it ends early)"
+        in done.stderr
+    )
+    assert "left out wrong.jsonl.gz: line 1: the file is damaged (its compressed data is invalid)\n" in done.stderr
+
+
 def test_a_file_that_vanishes_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = find_log_files({folder: folder})
     (folder / "day2.jsonl").unlink()

@@ -164,6 +164,10 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(b"no archive")
     with pytest.raises(InvalidRequest, match=r"cannot restore .*: give a file of kvproxy backup"):
         restore_backup(settings(tmp_path / "b"), tmp_path / "x.tar")
+    folder = kvproxy("restore", tmp_path, "--data", tmp_path / "e")
+    assert folder.stderr == f"kvproxy: cannot restore {tmp_path} (Is a directory): give a file of kvproxy backup\n"
+    archive = kvproxy("restore", tmp_path / "x.tar", "--data", tmp_path / "e")
+    assert "x.tar (it is no archive, or is damaged): give a file of kvproxy backup\n" in archive.stderr
     with pytest.raises(NotFound, match="there is no file"):
         restore_backup(settings(tmp_path / "b"), tmp_path / "y.tar")
     with pytest.raises(NotFound, match="nothing to save"):

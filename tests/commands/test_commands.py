@@ -245,6 +245,11 @@ def test_names_of_files_that_are_not_utf8_are_printed(tmp_path: Path) -> None:
     assert (done.returncode, "x\\xe9: check the path" in done.stderr) == (3, True), done
 
 
+def test_names_of_files_cannot_control_the_terminal() -> None:
+    done = kvproxy("estimate", "no\x1b]0;renamed\x07.jsonl")
+    assert done.stderr.startswith(r"kvproxy: no file no\x1b]0;renamed\x07.jsonl: ")
+
+
 def test_commands_read_a_data_folder_on_a_read_only_file_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -160,8 +160,10 @@ def _read_bytes(path: Path, size: int) -> bytes:
     try:
         with path.open("rb") as file:
             return read_decompressed(file, size)
-    except (OSError, DamagedFile) as error:
-        raise TraceError(f"{path}, line 1: cannot be read ({error})") from None
+    except DamagedFile as error:
+        raise TraceError(f"{path}, line 1: the file is damaged ({error})") from None
+    except OSError as error:
+        raise TraceError(f"{path}, line 1: cannot be read ({error.strerror})") from None
 
 
 def _refuse_binary(path: Path) -> None:

@@ -187,6 +187,7 @@ def ls(
     ones, without those that warmed the cache, whose tokens and money count. Tokens are those that quotas count: of prompts,
     also reused ones, and of responses, without hits. Requests that the proxy forwards unread have tokens only for clients
     with a budget. Budgets count UTC days and months. A team has the usage of clients while they had the team, too.
+    Without clients, stderr says whether the proxy accepts or rejects all requests, in every format.
     """
     from kvproxy.operations.keys import list_keys
 
@@ -231,7 +232,8 @@ def ls(
         for client in clients
     ]
     empty = listed.closed or f"no clients in {place.folder}: its proxy accepts requests without a key"
-    return table_output(clients, rows, empty=empty, layout=layout)
+    # The sentence distinguishes an open proxy from a closed one, also for a program that reads `[]`.
+    return table_output(clients, rows, layout=layout) if rows else Output(clients, lambda: None, note=empty)
 
 
 @app.subcommand

@@ -14,6 +14,7 @@ from typer import Argument, Option
 from kvproxy.commands.formatting import Formatted
 from kvproxy.commands.output import print_note
 from kvproxy.commands.tables import Row, table_texts
+from kvproxy.telemetry.printable_text import escape_controls
 from kvproxy.units import format_line_numbers, plural
 
 _LISTED_ERRORS = 5
@@ -94,7 +95,7 @@ def read_requests(
 
 def print_left_out(files: "LogFiles") -> None:
     for line in files.describe_left_out():
-        print_note(line)
+        print_note(escape_controls(line))
 
 
 def describe_log(log: "RequestLog", tokenizer: str | None) -> list[str]:

@@ -13,7 +13,6 @@ from kvproxy.analyse.request_log import LineError, RequestLog
 from kvproxy.analyse.simulate.trace_reader import TraceError
 from kvproxy.analyse.transcripts import SUFFIXES, is_transcript
 from kvproxy.errors import InvalidRequest, NotFound
-from kvproxy.telemetry.printable_text import escape_controls
 from kvproxy.units import plural
 
 _LOG_SUFFIXES = tuple(
@@ -52,7 +51,7 @@ class LogFiles:
     left_out: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def leave_out(self, name: Path, cause: str) -> None:
-        self.left_out[cause].append(escape_controls(str(name)))
+        self.left_out[cause].append(str(name))
 
     def leave_out_transcript(self, file: Path, error: TraceError) -> None:
         """Leave out an unreadable transcript of a folder. Raises the error for a file that the user named."""

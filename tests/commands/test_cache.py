@@ -239,8 +239,9 @@ def test_a_locked_store_is_one_error_that_names_the_cause(
 
 def test_without_the_last_client_every_command_says_that_all_requests_are_rejected(tmp_path: Path) -> None:
     data = "--data", tmp_path
-    open_list = kvproxy("keys", "ls", "--data", tmp_path)
-    assert "accepts requests without a key" in open_list.stdout + open_list.stderr
+    formats = (), ("--json",), ("--csv",)
+    for form in formats:
+        assert "accepts requests without a key" in kvproxy("keys", "ls", *form, *data).stderr
     for name in ("one", "two"):
         kvproxy("keys", "add", name, *data)
     assert kvproxy("keys", "rm", "one", *data).stderr == ""
@@ -248,8 +249,9 @@ def test_without_the_last_client_every_command_says_that_all_requests_are_reject
     last = kvproxy("keys", "rm", "two", *data)
     assert closed in last.stderr
     assert f"delete {tmp_path / 'clients.json'} and restart the proxy" in last.stderr
-    listed = kvproxy("keys", "ls", *data)
-    assert closed in listed.stdout + listed.stderr
+    for form in formats:
+        assert closed in kvproxy("keys", "ls", *form, *data).stderr
+    assert kvproxy("keys", "ls", "--json", *data).stdout == "[]\n"
     settings = load_settings(data=tmp_path, host="0.0.0.0")
     with pytest.raises(CheckWarning, match=closed):
         check_clients(settings)

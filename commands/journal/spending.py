@@ -99,7 +99,7 @@ def _notes(report: "SpendingReport") -> Iterator[str]:
     if report.zone is not None and report.rows:
         yield f"local days ({report.zone}); savings --by day lists UTC days"
     if report.has_utc_days:
-        yield "UTC days: the reports of usage have sums of whole UTC days"
+        yield "UTC days: the reports of usage and costs have sums of whole UTC days"
     if report.complete_since is not None:
         yield removed_note(report.complete_since)
     if report.undated != 0:
@@ -137,6 +137,12 @@ def _reported_note(report: "SpendingReport") -> Iterator[str]:
     """Yield how a report of costs differs from the money here, and why; nothing without one."""
     if (costs := report.reported) is None:
         return
+    left_out = (
+        f"; {plural(costs.left_out, 'amount')} unreadable or in another currency left out" if costs.left_out else ""
+    )
+    if costs.reported is not None and costs.difference is None:
+        yield f"the report of costs has no tokens: give the report of usage, too, to compare them{left_out}"
+        return
     if costs.reported is None or costs.difference is None:
         amounts = plural(costs.left_out, "amount")
         yield f"the report of costs is not compared: {amounts} unreadable, or in a currency without a rate (journal.usd_rate)"
@@ -153,9 +159,6 @@ def _reported_note(report: "SpendingReport") -> Iterator[str]:
     causes = [
         f"{'-' if amount < 0 else '+'}{amount_text(abs(amount))} {name}" for name, amount in parts.items() if amount
     ]
-    left_out = (
-        f"; {plural(costs.left_out, 'amount')} unreadable or in another currency left out" if costs.left_out else ""
-    )
     stated = f"the report of costs states {amount_text(costs.reported)} {report.currency}"
     if not causes:
         yield f"{stated}, as the prices here give, within rounding{left_out}"
@@ -204,6 +207,8 @@ def _spending_row(row: "Spending", report: "SpendingReport") -> Row:
             row.logged_cost
         ),
         number_column("Difference", "logged_difference", optional=True, hides_empty=True): money(row.logged_difference),
+        number_column(f"Reported {report.currency}", "reported_cost", hides_empty=True): money(row.reported_cost),
+        number_column("Reported more", "reported_difference", hides_empty=True): money(row.reported_difference),
         number_column(f"Lost {report.currency}", "lost_cost", optional=True): money(row.lost_cost),
         "Lost most to?": cause,
         number_column(f"Its {report.currency}", "lost_most_cost", optional=True): money(

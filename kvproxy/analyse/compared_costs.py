@@ -1,34 +1,108 @@
 """Compares reports of costs with the money of requests, in the currency of the settings."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from kvproxy.analyse.log_formats.cost_reports import CostReport
+from kvproxy.journal.groups import group_fields, in_order
+from kvproxy.journal.sessions.spending_report import SpendingReport, expense, group_row
 from kvproxy.journal.spending import PaidRequest, Spending
-from kvproxy.providers.cost_comparison import CostComparison, ReportedCost, compare_costs
+from kvproxy.providers.cost_comparison import CostComparison, ReportedCost, compare_costs, unrounded_difference
 from kvproxy.providers.prices import is_dated
 from kvproxy.settings.journal import LIST_CURRENCY, JournalSettings, PriceSettings
 
 _DAY = 86_400.0
+_DATE = re.compile(r"-\d{4}-?\d{2}-?\d{2}$")
 
 
 def compare_reports(
+    bill: SpendingReport,
     reports: Sequence[CostReport],
-    paid: Iterable[PaidRequest],
+    paid: Sequence[PaidRequest],
     prices: Mapping[str, PriceSettings],
     settings: JournalSettings,
+    period: tuple[float | None, float | None],
+) -> SpendingReport:
+    """Return the bill of requests with the costs of a period in reports, and how they differ from the money here."""
+    converted = _converted_costs(reports, settings)
+    left_out = sum(len(report.costs) for report in reports) - len(converted)
+    costs = [cost for cost in converted if is_between(cost.time, *period)]
+    return replace(_with_reported_costs(bill, costs), reported=_compare(costs, left_out, paid, prices))
+
+
+def is_between(time: float | None, since: float | None, until: float | None) -> bool:
+    """Whether a time is in a period; an unknown one is only in the period without bounds."""
+    if time is None:
+        return since is None and until is None
+    return (since or 0.0) <= time < (math.inf if until is None else until)
+
+
+def _compare(
+    costs: Sequence[ReportedCost], left_out: int, paid: Sequence[PaidRequest], prices: Mapping[str, PriceSettings]
 ) -> CostComparison:
-    """Return how the costs in reports differ from the money of the requests at the prices here."""
+    if not costs or not paid:
+        return CostComparison(sum(cost.amount for cost in costs) if costs else None, None, left_out=left_out)
+    return replace(compare_costs(costs, _money_by_day(paid, prices)), left_out=left_out)
+
+
+def _converted_costs(reports: Sequence[CostReport], settings: JournalSettings) -> list[ReportedCost]:
+    """Return the costs in the currency of the settings, without unreadable ones and those without an exchange rate."""
     amounts = [amount for report in reports for amount in report.costs]
-    costs = [
+    return [
         cost
         for currency, reported in amounts
         if reported is not None and (cost := _converted(currency, reported, settings)) is not None
     ]
-    if not costs:
-        return CostComparison(None, None, left_out=len(amounts))
-    return replace(compare_costs(costs, _money_by_day(paid, prices)), left_out=len(amounts) - len(costs))
+
+
+def _with_reported_costs(report: SpendingReport, costs: Sequence[ReportedCost]) -> SpendingReport:
+    """Return the bill with the money of a report of costs in each group, and how it differs from the money of usage."""
+    fields = group_fields(report.by)
+    rows = {tuple(row.groups.values()): row for row in report.rows}
+    models = {row.groups.get("model", "") for row in report.rows}
+    amounts: defaultdict[int, list[ReportedCost]] = defaultdict(list)
+    groups: dict[int, Spending] = {}
+    for cost in costs:
+        known = replace(cost, model=_model_of_usage(cost.model, models))
+        names: dict[str, str] = {name: known.group_name(name) for name in fields}
+        is_new = tuple(names.values()) not in rows
+        row = group_row(rows, names)
+        if is_new:
+            row.requests = None
+        groups[id(row)] = row
+        amounts[id(row)].append(cost)
+    # Local days of requests are no UTC days of costs.
+    is_comparable = "day" not in fields or report.zone in (None, "UTC")
+    for key, row in groups.items():
+        _add_reported(row, amounts[key], is_comparable=is_comparable)
+    _add_reported(report.total, costs, is_comparable=True)
+    if not report.rows:
+        report.total.requests = None
+    return replace(
+        report,
+        rows=in_order(rows.values(), fields, expense),
+        has_utc_days=report.has_utc_days or ("day" in fields and bool(costs)),
+    )
+
+
+def _add_reported(row: Spending, costs: Sequence[ReportedCost], *, is_comparable: bool) -> None:
+    row.reported_cost = sum(cost.amount for cost in costs) if costs else None
+    if costs and row.cost is not None and is_comparable:
+        row.reported_difference = unrounded_difference(costs, row.cost)
+
+
+def _model_of_usage(name: str, models: Collection[str]) -> str:
+    """Return the model's name in a report of usage, as `claude-opus-4-5-20251101` for `Claude Opus 4.5`."""
+    equal = [model for model in models if _plain_name(model) == _plain_name(name)]
+    return name if name in models or len(equal) != 1 else equal[0]
+
+
+def _plain_name(model: str) -> str:
+    return _DATE.sub("", re.sub(r"[ ._]+", "-", model.strip().lower()))
 
 
 def _converted(currency: str, cost: ReportedCost, settings: JournalSettings) -> ReportedCost | None:

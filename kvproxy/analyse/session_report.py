@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 from statistics import mean, median
 
-from kvproxy.analyse.compared_costs import compare_reports
+from kvproxy.analyse.compared_costs import compare_reports, is_between
 from kvproxy.analyse.log_formats.cost_reports import CostReport
 from kvproxy.analyse.log_formats.log_format import LoggedRequest, SummedUsage
 from kvproxy.analyse.log_replay import logged_tenant
@@ -187,8 +187,8 @@ def report_spending(
 ) -> SpendingReport:
     """Report the cost of sessions by group, with the causes of lost reuse, and how reports of costs differ.
 
-    `since` and `until` select requests of the bill by their time in seconds since the epoch; all others remain causes, and
-    are compared with the reports.
+    `since` and `until` select requests and costs of the bill by their time in seconds since the epoch; all others remain
+    causes.
     """
     prices = ModelPrices(settings)
     prompted = [request for request in requests if request.has_prompt]
@@ -205,10 +205,12 @@ def report_spending(
     if since is not None or until is not None:
         dated = [request for request in paid if is_dated(request.time)]
         undated = [request for request in paid if not is_dated(request.time)]
-        billed = [request for request in dated if (since or 0.0) <= request.time < (inf if until is None else until)]
+        billed = [request for request in dated if is_between(request.time, since, until)]
     report = replace(spending_report(billed, by, prices, settings.currency), undated=_number_of(undated))
     report.total.unreported += without_usage
-    return replace(report, reported=compare_reports(costs, paid, prices, settings)) if costs else report
+    if not costs:
+        return report
+    return compare_reports(report, costs, billed, prices, settings, (since, until))
 
 
 def _number_of(requests: Sequence[PaidRequest]) -> int | None:

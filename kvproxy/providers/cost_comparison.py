@@ -16,12 +16,24 @@ class ReportedCost:
         day: UTC day such as 2026-11-21; empty if unknown.
         service: what was billed besides tokens, such as web_search; empty for tokens.
         list_amount: the amount without a discount; None if the report does not state it.
+        time: start of its period in seconds since the epoch; None if unknown.
+        project, model, client, team, line_item: empty if the report does not state them.
     """
 
     amount: float
     day: str = ""
     service: str = ""
     list_amount: float | None = None
+    time: float | None = None
+    project: str = ""
+    model: str = ""
+    client: str = ""
+    team: str = ""
+    line_item: str = ""
+
+    def group_name(self, by: str) -> str:
+        """Return the value of a `SpendingGroup`; empty if unknown, such as a service tier."""
+        return str(getattr(self, by, ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +42,7 @@ class CostComparison:
 
     Attributes:
         reported: sum of the report of costs; None if all its amounts are left out.
-        difference: this sum, less the money here. The sum of the parts below; None without the sum.
+        difference: this sum, less the money here. The sum of the parts below; None without the sum, or without any usage.
         services: money of services besides tokens, by name.
         discount: money of discounts, which is negative.
         without_usage, without_costs: money of the days for which only the report of costs has amounts, and of those for which
@@ -77,6 +89,13 @@ def compare_costs(costs: Sequence[ReportedCost], computed: Mapping[str, float]) 
         rest, rests = 0.0, {}
     parts = dict(services), discount, without_usage, without_costs, rest
     return CostComparison(reported, difference, *parts, dict(sorted(rests.items(), key=lambda item: -abs(item[1]))))
+
+
+def unrounded_difference(costs: Sequence[ReportedCost], computed: float) -> float:
+    """Return the sum of reported costs, less the money here; 0 within the rounding of the amounts."""
+    reported = sum(cost.amount for cost in costs)
+    difference = reported - computed
+    return 0.0 if abs(difference) <= _rounding(costs) + _EXACT * abs(reported) else difference
 
 
 def _rounding(costs: Sequence[ReportedCost]) -> float:

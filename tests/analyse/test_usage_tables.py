@@ -353,8 +353,9 @@ ANTHROPIC_COSTS = {
     ],
 )
 def test_a_report_of_costs_is_named(name: str, text: str, says: str, tmp_path: Path) -> None:
-    done = kvproxy("estimate", table(tmp_path, text, name), "--sessions", "--by", "model")
+    done = kvproxy("estimate", table(tmp_path, text, name), "--sessions")
     assert (done.returncode, done.stdout) == (2, "")
+    assert "or list its amounts with --sessions --by day" in done.stderr
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
 
@@ -419,3 +420,69 @@ def test_a_report_of_costs_without_an_exchange_rate_is_not_compared(tmp_path: Pa
     assert "the report of costs is not compared: 2 amounts unreadable, or in a currency" in " ".join(
         done.stderr.split()
     )
+
+
+def reported(rows: list[dict[str, Any]]) -> dict[str, tuple[float | None, float | None, float | None]]:
+    return {row["name"]: (row["cost"], row["reported_cost"], row["reported_difference"]) for row in rows}
+
+
+def openai_costs(folder: Path) -> Path:
+    """Costs of two days, one of which has no usage in `USAGE`, and of a service."""
+    results = [
+        {"amount": {"value": value, "currency": "usd"}, "line_item": item, "project_id": project}
+        for value, item, project in (
+            (1.5, "gpt-5-2025-08-07, input", "p1"),
+            (0.5, "gpt-5-2025-08-07, output", "p1"),
+            (0.25, "web search tool calls", "p2"),
+        )
+    ]
+    buckets = [
+        {"object": "bucket", "start_time": start, "end_time": start + 86_400, "results": results}
+        for start in (1_793_491_200, 1_793_577_600)
+    ]
+    return table(folder, json.dumps({"object": "page", "data": buckets, "has_more": False}), "costs.json")
+
+
+def test_a_report_of_costs_alone_has_a_bill(tmp_path: Path) -> None:
+    arguments = ("estimate", openai_costs(tmp_path), "--sessions", "--data", tmp_path)
+    for by, expected in {
+        "day": {"2026-11-01": 2.25, "2026-11-02": 2.25},
+        "project": {"p1": 4, "p2": 0.5},
+        "model": {"gpt-5-2025-08-07": 4, "": 0.5},
+        "line_item": {"gpt-5-2025-08-07, input": 3, "gpt-5-2025-08-07, output": 1, "web search tool calls": 0.5},
+    }.items():
+        done = kvproxy(*arguments, "--by", by, "--json")
+        report = json.loads(done.stdout)
+        assert reported(report["rows"]) == {name: (None, cost, None) for name, cost in expected.items()}
+        assert (report["total"]["requests"], report["total"]["reported_cost"]) == (None, 4.5)
+        assert {row["requests"] for row in report["rows"]} == {None}
+        assert "the report of costs has no tokens: give the report of usage, too" in done.stderr
+    shown = kvproxy(*arguments, "--by", "day,project", "--until", "2026-11-02", "--csv", TZ="UTC").stdout.splitlines()
+    assert len(shown) == 3
+    assert shown[1].startswith("2026-11-01,p1,,")
+
+
+def test_each_group_states_how_its_reported_costs_differ(tmp_path: Path) -> None:
+    rows = (
+        "2026-11-01,Claude Opus 4.5,x,7.00,7.00,token\n2026-11-01,,,0.30,0.30,web_search\n"
+        "2026-11-02,Claude Opus 4.5,x,5.00,5.00,token\n2026-11-03,Claude Haiku 4.5,x,2.00,2.00,token\n"
+    )
+    files = (table(tmp_path, COST_HEAD + rows, "costs.csv"), table(tmp_path, USAGE))
+    arguments = ("estimate", *files, "--sessions", "--data", tmp_path, "--json", "--by")
+    by_day = json.loads(kvproxy(*arguments, "day").stdout)
+    assert reported(by_day["rows"]) == {
+        "2026-11-01": (7.5, pytest.approx(7.3), pytest.approx(-0.2)),
+        "2026-11-02": (5.0, 5.0, 0),
+        "2026-11-03": (None, 2.0, None),
+    }
+    by_model = json.loads(kvproxy(*arguments, "model").stdout)
+    assert reported(by_model["rows"]) == {
+        "claude-opus-4-5": (12.5, 12.0, -0.5),
+        "Claude Haiku 4.5": (None, 2.0, None),
+        "": (None, 0.3, None),
+    }
+    total = by_model["total"]
+    assert (total["reported_cost"], total["reported_difference"]) == pytest.approx((14.3, 1.8))
+    first = kvproxy(*arguments, "day", "--until", "2026-11-02", TZ="UTC")
+    comparison = json.loads(first.stdout)["reported"]
+    assert (comparison["reported"], comparison["difference"]) == pytest.approx((7.3, -0.2))

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from kvproxy.analyse.log_formats.counts import read_amount
-from kvproxy.analyse.log_formats.fact_columns import INPUT, fact_headings
+from kvproxy.analyse.log_formats.fact_columns import INPUT, fact_headings, facts_of
+from kvproxy.analyse.log_formats.labels import labels_of
 from kvproxy.analyse.log_formats.log_format import parse_time
 from kvproxy.apis.json import Json, JsonObject, field, objects
 from kvproxy.providers.cost_comparison import ReportedCost
@@ -42,7 +43,10 @@ class CostReport:
     usage: str
 
     def __str__(self) -> str:
-        return f"a report of costs{self._sum()}, which has no tokens: give the report of usage ({self.usage})"
+        return (
+            f"a report of costs{self._sum()}, which has no tokens: give the report of usage ({self.usage}), or list its amounts"
+            " with --sessions --by day"
+        )
 
     def _sum(self) -> str:
         """Return the sum by currency; empty if an amount is unreadable."""
@@ -77,13 +81,14 @@ def _cost_results(rows: Sequence[JsonObject]) -> Iterator[tuple[JsonObject, Json
 
 def _openai_cost(period: JsonObject, result: JsonObject) -> tuple[str, ReportedCost | None]:
     currency = field(result["amount"], "currency")
-    return _cost(period, currency, read_amount(field(result["amount"], "value")), _openai_service(result))
+    return _cost(period | result, currency, read_amount(field(result["amount"], "value")), _openai_service(result))
 
 
 def _anthropic_cost(period: JsonObject, result: JsonObject) -> tuple[str, ReportedCost | None]:
     """The API states hundredths of the currency."""
     number = read_amount(result["amount"])
-    return _cost(period, result["currency"], None if number is None else number / 100, _anthropic_service(result))
+    amount = None if number is None else number / 100
+    return _cost(period | result, result["currency"], amount, _anthropic_service(result))
 
 
 def _table_cost(row: JsonObject, column: str) -> tuple[str, ReportedCost | None]:
@@ -93,16 +98,35 @@ def _table_cost(row: JsonObject, column: str) -> tuple[str, ReportedCost | None]
 
 
 def _cost(
-    period: JsonObject, currency: Json, amount: float | None, service: str, listed: float | None = None
+    row: JsonObject, currency: Json, amount: float | None, service: str, listed: float | None = None
 ) -> tuple[str, ReportedCost | None]:
     name = str(currency or "USD").upper()
-    return name, None if amount is None else ReportedCost(amount, _day(period), service, listed)
+    if amount is None:
+        return name, None
+    time = parse_time(next((row[name] for name in _TIMES if row.get(name)), None))
+    labels = labels_of(facts_of(row, fact_headings(row)))
+    cost = ReportedCost(
+        amount,
+        "" if time is None else datetime.fromtimestamp(time, UTC).date().isoformat(),
+        service,
+        listed,
+        time=time,
+        project=labels.project or _text(row, "workspace", "workspace_id"),
+        model=_model(row, service),
+        client=labels.client or _text(row, "api_key"),
+        team=labels.team,
+        line_item=_text(row, "line_item", "description", "cost_type" if service else "token_type"),
+    )
+    return name, cost
 
 
-def _day(period: JsonObject) -> str:
-    time = next((period[name] for name in _TIMES if period.get(name)), None)
-    seconds = parse_time(time)
-    return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).date().isoformat()
+def _model(row: JsonObject, service: str) -> str:
+    """Return the model of an amount; OpenAI's items begin with it, as in `gpt-5-2025-08-07, cached input`."""
+    return _text(row, "model") or ("" if service else _text(row, "line_item").partition(", ")[0])
+
+
+def _text(row: JsonObject, *names: str) -> str:
+    return next((str(row[name]) for name in names if row.get(name)), "")
 
 
 def _anthropic_service(result: JsonObject) -> str:

@@ -34,7 +34,7 @@ from kvproxy.library.cached_answer import CachedAnswer, answer_of, digest
 from kvproxy.library.lookup_explanation import LookupExplanation, explain_lookup
 from kvproxy.library.maintenance import Maintenance
 from kvproxy.library.removals import Removals
-from kvproxy.library.single_flight import Abandoned, SingleFlight
+from kvproxy.library.single_flight import SingleFlight
 from kvproxy.settings.cache import CacheSettings
 
 _log = logging.getLogger("kvproxy")
@@ -127,10 +127,8 @@ class AsyncCache:
         check_question(question, namespace)
         key = digest(namespace, question)
         while (running := self.flights.join(key)) is not None:
-            with contextlib.suppress(Abandoned):
-                shared = await asyncio.wrap_future(running)
-                self.flights.count_shared()
-                return shared
+            with self.flights.share():
+                return await asyncio.wrap_future(running)
         with self.flights.lead(key) as flight:
             hit = await self.get_unless_failed(question, namespace)
             answer = await compute(question) if hit is None else hit.answer
@@ -190,7 +188,7 @@ class AsyncCache:
         ttl: Seconds | None = None,
         tags: Sequence[str] = (),
     ) -> bool:
-        """Store an answer durably for `ttl`; return False if it is too large, or contains text to redact."""
+        """Store an answer durably for `ttl`; return False if the answer is too large, or contains text to redact."""
         self.check_usable()
         entry = self._entry(question, answer, namespace, ttl, tags)
         return self._is_storable(entry) and await self._cache.insert(entry)

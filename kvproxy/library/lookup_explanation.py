@@ -42,7 +42,7 @@ async def explain_lookup(
 
     `timeout` is in seconds; `removal` is why the answer to an equal question was removed, if it was.
     """
-    entry = await cache.find(key, latest=True)
+    entry = await cache.find(key)
     if entry is not None and entry.expires > now:
         return LookupExplanation("hit-exact", "An equal question is stored.", entry.prompt)
     if entry is not None or cache.store.has_key(key):

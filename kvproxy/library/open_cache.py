@@ -35,7 +35,6 @@ from kvproxy.library.cached_answer import CachedAnswer, digest
 from kvproxy.library.configured_cache import open_response_cache
 from kvproxy.library.lookup_explanation import LookupExplanation
 from kvproxy.library.maintenance import Maintenance
-from kvproxy.library.single_flight import Abandoned
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 
@@ -88,10 +87,8 @@ class Cache:
         check_not_async(compute)
         key, flights = digest(namespace, question), self._cache.flights
         while (running := flights.join(key)) is not None:
-            with contextlib.suppress(Abandoned):
-                shared = running.result()
-                flights.count_shared()
-                return shared
+            with flights.share():
+                return running.result()
         with flights.lead(key) as flight:
             hit = self._run(self._cache.get_unless_failed(question, namespace))
             answer = compute(question) if hit is None else hit.answer
@@ -139,7 +136,7 @@ class Cache:
 
         Without `ttl`, the lifetime of the namespace counts, or else of the settings; `max_ttl` limits all.
         `tags` select answers for `delete_tag`. Return False if the answer exceeds the capacity or `max_response_bytes`, or
-        contains text to redact.
+        contains text to redact; a question is stored redacted.
         """
         return self._run(self._cache.set(question, answer, namespace, ttl=ttl, tags=tags))
 

@@ -25,10 +25,22 @@ class SingleFlight:
 
     @property
     def num_shared(self) -> int:
-        """The number of calls that received the answer of another call's computation."""
+        """The number of calls that received the answer or the exception of another call's computation."""
         return self._num_shared
 
-    def count_shared(self) -> None:
+    @contextlib.contextmanager
+    def share(self) -> Iterator[None]:
+        """Count a call that receives the answer or the exception of a computation, and suppress `Abandoned`."""
+        try:
+            yield
+        except Abandoned:
+            return
+        except Exception:
+            self._count_shared()
+            raise
+        self._count_shared()
+
+    def _count_shared(self) -> None:
         with self._lock:
             self._num_shared += 1
 

@@ -252,6 +252,19 @@ async def test_the_cause_of_a_removal_is_explained(tmp_path: Path) -> None:
         assert await reason("pay my bill") == "hit-exact"
 
 
+async def test_an_explanation_equals_a_lookup_after_another_cache_removed_the_answer(tmp_path: Path) -> None:
+    async with open_async_cache(tmp_path / "r.db", EXACT) as one, open_async_cache(tmp_path / "r.db", EXACT) as other:
+        await one.set("q", "a")
+        assert await other.get("q") is not None
+        await one.delete("q")
+        # For a second, a cache serves the answers that it has read.
+        was_served = await other.contains("q")
+        reason = (await other.explain("q")).reason
+        assert (reason == "hit-exact") in (was_served, await other.get("q") is not None)
+        assert await one.get("q") is None
+        assert (await one.explain("q")).reason == "miss-removed"
+
+
 async def test_a_rejected_answer_explains_no_miss_of_an_unrelated_question(tmp_path: Path) -> None:
     now = [1000.0]
     store = open_store(tmp_path / "r.db", clock=lambda: now[0])

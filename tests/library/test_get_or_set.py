@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +163,47 @@ async def test_shared_computations_are_counted(tmp_path: Path) -> None:
         assert await asyncio.gather(*(cache.get_or_set("q", answer) for _ in range(5))) == ["Q"] * 5
         assert (await cache.stats())["gets"] == {"exact": 0, "semantic": 0, "miss": 1, "shared": 4}
         assert [stored.answer async for stored in cache] == ["Q"]
+
+
+async def test_tasks_that_share_an_exception_are_counted_but_no_cancelled_ones(tmp_path: Path) -> None:
+    is_running, may_fail = asyncio.Event(), asyncio.Event()
+
+    async def fail(question: str) -> str:
+        is_running.set()
+        await may_fail.wait()
+        raise KeyError(question)
+
+    async with open_async_cache(tmp_path / "r.db", EXACT) as cache:
+        asking = [asyncio.create_task(cache.get_or_set("q", fail)) for _ in range(5)]
+        await is_running.wait()
+        await asyncio.sleep(0)
+        asking.pop().cancel()
+        await asyncio.sleep(0)
+        may_fail.set()
+        assert [type(each) for each in await asyncio.gather(*asking, return_exceptions=True)] == [KeyError] * 4
+        assert (await cache.stats())["gets"] == {"exact": 0, "semantic": 0, "miss": 1, "shared": 3}
+
+
+def test_threads_that_share_an_exception_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_running, may_fail = threading.Event(), threading.Event()
+
+    def fail(question: str) -> str:
+        is_running.set()
+        assert may_fail.wait(60)
+        raise KeyError(question)
+
+    with open_cache(tmp_path / "r.db", EXACT) as cache, ThreadPoolExecutor(1) as threads:
+        leading = threads.submit(cache.get_or_set, "q", fail)
+        assert is_running.wait(60)
+        join = cache._cache.flights.join
+
+        def join_and_fail(key: str) -> "Future[str] | None":
+            running = join(key)
+            may_fail.set()
+            return running
+
+        monkeypatch.setattr(cache._cache.flights, "join", join_and_fail)
+        with pytest.raises(KeyError):
+            cache.get_or_set("q", fail)
+        assert isinstance(leading.exception(), KeyError)
+        assert cache.stats()["gets"]["shared"] == 1

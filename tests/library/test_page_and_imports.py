@@ -111,3 +111,15 @@ def test_the_page_lists_the_reasons_of_explain() -> None:
     # A library does not explore, and these verdicts decide no lookup.
     reasons -= {"accepted", "explored", "expired", "not-compared"}
     assert {reason for reason in reasons if f"`{reason}`" not in PAGE.read_text()} == set()
+
+
+def test_the_page_has_the_signatures_of_the_methods() -> None:
+    rows = [line.split(" | ")[0] for line in PAGE.read_text().splitlines() if re.match(r"\| `\w+\(", line)]
+    written = [signature for row in rows for signature in re.findall(r"`(\w+)\((.*?)\)`", row)]
+    assert len(written) > 15
+    for cache in (kvproxy.Cache, kvproxy.AsyncCache):
+        for name, parameters in written:
+            method = inspect.signature(getattr(cache, name))
+            plain = [each.replace(annotation=inspect.Parameter.empty) for each in method.parameters.values()]
+            actual = str(inspect.Signature(plain[1:])).replace("'", '"')[1:-1]
+            assert parameters == actual, name

@@ -123,7 +123,8 @@ def describe_rows(log: "RequestLog") -> list[str]:
         lines.append(f"no fields of a request, not read: {', '.join(sorted(log.ignored_fields))}")
     for heading, numbers in log.unreadable.items():
         lines.append(
-            f"{plural(len(numbers), 'row')} with unreadable {heading} ({format_line_numbers(numbers)}): it counts as unknown"
+            f"{plural(len(numbers), 'row')} with unreadable {heading} ({format_line_numbers(numbers)}): it counts as unknown;"
+            " write 1200, 12.50, or 2026-11-21"
         )
     if log.shared_days:
         day, files = next(iter(log.shared_days.items()))

@@ -113,6 +113,10 @@ def _notes(report: "SpendingReport") -> Iterator[str]:
     yield from count_notes(total.unpriced, total.estimated, total.unreported, is_bound=is_bound)
     if total.logged_cost is not None:
         yield _logged_note(total.logged_cost, total.logged_difference, report.currency)
+    if report.other_currencies:
+        names = ", ".join(report.other_currencies)
+        unknown = f"the rate to {report.currency} is unknown (journal.currency, journal.usd_rate)"
+        yield f"the logs state money in {names}, which is not compared: {unknown}"
     yield from _reported_note(report)
     if total.incomplete:
         yield f"not in the tokens and the money: the unknown input or output of {_count(total.incomplete, is_bound)}"

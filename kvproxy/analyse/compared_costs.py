@@ -8,12 +8,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from kvproxy.analyse.log_formats.cost_reports import CostReport
+from kvproxy.analyse.log_formats.log_format import LoggedRequest
 from kvproxy.journal.groups import group_fields, in_order
 from kvproxy.journal.sessions.spending_report import SpendingReport, expense, group_row
 from kvproxy.journal.spending import PaidRequest, Spending
 from kvproxy.providers.cost_comparison import CostComparison, ReportedCost, compare_costs, unrounded_difference
 from kvproxy.providers.prices import is_dated
-from kvproxy.settings.journal import LIST_CURRENCY, JournalSettings, PriceSettings
+from kvproxy.settings.journal import JournalSettings, PriceSettings
 
 _DAY = 86_400.0
 _DATE = re.compile(r"-\d{4}-?\d{2}-?\d{2}$")
@@ -32,6 +33,11 @@ def compare_reports(
     left_out = sum(len(report.costs) for report in reports) - len(converted)
     costs = [cost for cost in converted if is_between(cost.time, *period)]
     return replace(_with_reported_costs(bill, costs), reported=_compare(costs, left_out, paid, prices))
+
+
+def currencies_without_rate(requests: Iterable[LoggedRequest], settings: JournalSettings) -> list[str]:
+    """Return the currencies of logged money without an exchange rate."""
+    return sorted({each.currency for each in requests if each.cost and settings.exchange_rate(each.currency) is None})
 
 
 def is_between(time: float | None, since: float | None, until: float | None) -> bool:
@@ -107,10 +113,7 @@ def _plain_name(model: str) -> str:
 
 def _converted(currency: str, cost: ReportedCost, settings: JournalSettings) -> ReportedCost | None:
     """Return a cost in the currency of the settings; None without an exchange rate."""
-    if currency == settings.currency:
-        return cost
-    rate = settings.usd_rate if currency == LIST_CURRENCY else None
-    if rate is None:
+    if (rate := settings.exchange_rate(currency)) is None:
         return None
     listed = None if cost.list_amount is None else cost.list_amount * rate
     return replace(cost, amount=cost.amount * rate, list_amount=listed)

@@ -8,8 +8,10 @@ from functools import cached_property
 from pathlib import Path
 
 from kvproxy.analyse.log_formats.cost_reports import CostReport, read_costs
+from kvproxy.analyse.log_formats.dates import with_iso_dates
 from kvproxy.analyse.log_formats.fact_columns import (
     COSTS,
+    CURRENCY,
     REQUESTS,
     fact_headings,
     facts_of,
@@ -166,6 +168,7 @@ def read_log(
         log = _read_prompts(text, model, system)
     else:
         content = read_rows(file, text)
+        content.rows = with_iso_dates(content.rows) if content.is_table else content.rows
         if for_bill and format is None and (costs := read_costs([value for _, value in content.rows])) is not None:
             return RequestLog("report of costs", content.num_rows, costs=[costs])
         chosen = _choose_format(file, content, format)
@@ -340,7 +343,7 @@ def _read_columns(
         if column not in names:
             raise InvalidRequest(f"{file} has no column {column!r}: it has {', '.join(names)}")
     headings = fact_headings(name for name in names if reads_facts and name not in columns)
-    facts = {name: fact for name, fact in headings.items() if fact not in (*REQUESTS, *COSTS)}
+    facts = {name: fact for name, fact in headings.items() if fact not in (*REQUESTS, *COSTS, CURRENCY)}
     used = f", with {', '.join(facts)}" if facts else ""
     title = f"the {'columns' if answer else 'column'} {' and '.join(columns)}{used}"
     log = RequestLog(title, content.num_rows, skipped=content.skipped, errors=_line_errors(content))

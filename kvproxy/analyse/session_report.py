@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 from statistics import mean, median
 
-from kvproxy.analyse.compared_costs import compare_reports, is_between
+from kvproxy.analyse.compared_costs import compare_reports, currencies_without_rate, is_between
 from kvproxy.analyse.log_formats.cost_reports import CostReport
 from kvproxy.analyse.log_formats.log_format import LoggedRequest, SummedUsage
 from kvproxy.analyse.log_replay import logged_tenant
@@ -41,7 +41,6 @@ from kvproxy.providers.cache_policy import PauseTimes
 from kvproxy.providers.cache_rules import cache_rule
 from kvproxy.providers.prices import ModelPrices, RelativePrices, is_dated
 from kvproxy.settings.journal import (
-    LIST_CURRENCY,
     MILLION,
     JournalSettings,
     PriceSettings,
@@ -193,20 +192,20 @@ def report_spending(
     prices = ModelPrices(settings)
     prompted = [request for request in requests if request.has_prompt]
     turns, without_usage = _turns_of_requests(prompted, prices, settings.prices, progress)
-    rate = 1.0 if settings.currency == LIST_CURRENCY else settings.usd_rate
-    paid = [_paid_request(turn, prompted[int(turn.request_id) - 1], rate) for turn in turns]
-    paid += [_reported_request(request, rate) for request in requests if not request.has_prompt]
+    paid = [_paid_request(turn, prompted[int(turn.request_id) - 1], settings) for turn in turns]
+    paid += [_reported_request(request, settings) for request in requests if not request.has_prompt]
     for number, trace in enumerate(traces):
         progress(number / len(traces))
         added = trace_turns(trace, _FIRST_TRACE_NUMBER + len(turns), prices)
         turns += added
-        paid += [_paid_request(turn, None, rate) for turn in added]
+        paid += [_paid_request(turn, None, settings) for turn in added]
     billed, undated = paid, list[PaidRequest]()
     if since is not None or until is not None:
         dated = [request for request in paid if is_dated(request.time)]
         undated = [request for request in paid if not is_dated(request.time)]
         billed = [request for request in dated if is_between(request.time, since, until)]
     report = replace(spending_report(billed, by, prices, settings.currency), undated=_number_of(undated))
+    report = replace(report, other_currencies=currencies_without_rate(requests, settings))
     report.total.unreported += without_usage
     if not costs:
         return report
@@ -218,12 +217,13 @@ def _number_of(requests: Sequence[PaidRequest]) -> int | None:
     return None if None in counts else sum(filter(None, counts))
 
 
-def _logged_cost(request: LoggedRequest | None, rate: float | None) -> float | None:
-    """Return the logged money in the currency of the settings; `rate` is its price of one US dollar, None if unknown."""
+def _logged_cost(request: LoggedRequest | None, settings: JournalSettings) -> float | None:
+    """Return the logged money in the currency of the settings; None without an exchange rate."""
+    rate = None if request is None else settings.exchange_rate(request.currency)
     return None if request is None or request.cost is None or rate is None else request.cost * rate
 
 
-def _paid_request(turn: Turn, request: LoggedRequest | None, rate: float | None) -> PaidRequest:
+def _paid_request(turn: Turn, request: LoggedRequest | None, settings: JournalSettings) -> PaidRequest:
     return PaidRequest(
         time=turn.time,
         model=turn.model,
@@ -239,11 +239,11 @@ def _paid_request(turn: Turn, request: LoggedRequest | None, rate: float | None)
         lost=turn.lost,
         service_tier=turn.service_tier,
         modalities=turn.modalities,
-        logged_cost=_logged_cost(request, rate),
+        logged_cost=_logged_cost(request, settings),
     )
 
 
-def _reported_request(request: LoggedRequest, rate: float | None) -> PaidRequest:
+def _reported_request(request: LoggedRequest, settings: JournalSettings) -> PaidRequest:
     """Return the usage of a request whose prompt is unknown, as are the causes of its lost tokens."""
     summed = request.summed or _usage_of_response(request)
     return PaidRequest(
@@ -263,7 +263,7 @@ def _reported_request(request: LoggedRequest, rate: float | None) -> PaidRequest
         count=summed.requests,
         period=summed.seconds,
         priced_length=summed.priced_length,
-        logged_cost=_logged_cost(request, rate),
+        logged_cost=_logged_cost(request, settings),
     )
 
 

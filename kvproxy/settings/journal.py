@@ -192,6 +192,12 @@ class JournalSettings(Section):
         """Whether list prices, which are in US dollars, apply."""
         return self.currency == LIST_CURRENCY or self.usd_rate is not None
 
+    def exchange_rate(self, currency: str) -> float | None:
+        """Return the price of one unit of a currency in the currency of the settings; None if it is unknown."""
+        if currency == self.currency:
+            return 1.0
+        return self.usd_rate if currency == LIST_CURRENCY else None
+
     @model_validator(mode="after")
     def _refuse_rate_of_list_currency(self) -> "JournalSettings":
         if self.currency == LIST_CURRENCY and self.usd_rate is not None:

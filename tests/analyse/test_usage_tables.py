@@ -42,8 +42,13 @@ def test_the_headings_of_a_spreadsheet(tmp_path: Path) -> None:
     assert (total["unreported"], total["incomplete"]) == (0, 2)
     assert total["cost"] == pytest.approx((2_000 * 2 + 200 * 1 + 200 * 10) / 1e6)
     assert "read as usage without prompts in a table: 3 rows, 3 requests\n" in notes
-    assert "1 row with unreadable Output-Tokens (line 3): it counts as unknown\n" in notes
-    assert "1 row with unreadable Input Tokens (line 4): it counts as unknown\n" in notes
+    assert (
+        "1 row with unreadable Output-Tokens (line 3): it counts as unknown; write 1200, 12.50, or 2026-11-21\n"
+        in notes
+    )
+    assert (
+        "1 row with unreadable Input Tokens (line 4): it counts as unknown; write 1200, 12.50, or 2026-11-21\n" in notes
+    )
     assert "not read" not in notes
     # Only the first row has both numbers of tokens.
     assert (total["logged_cost"], total["logged_difference"]) == pytest.approx((0.3, 0.1 - 0.0032))
@@ -115,7 +120,10 @@ def test_a_question_with_the_headings_of_a_spreadsheet(tmp_path: Path) -> None:
     done = kvproxy("estimate", file, "--column", "Question", "--by", "team", "--data", tmp_path, "--json")
     assert [row["name"] for row in json.loads(done.stdout)["groups"]] == ["red"]
     assert "with Model, Input Tokens, Output Tokens, Team: 2 rows, 2 requests, 2 conversations, 1 with a" in done.stderr
-    assert "1 row with unreadable Input Tokens (line 3): it counts as unknown\n" in done.stderr
+    assert (
+        "1 row with unreadable Input Tokens (line 3): it counts as unknown; write 1200, 12.50, or 2026-11-21\n"
+        in done.stderr
+    )
     for options in ((), ("--by", "team")):
         done = kvproxy("estimate", file, *options)
         assert "usage without prompts: estimate --sessions --by reads it for a bill; if a column has" in done.stderr
@@ -175,8 +183,20 @@ def test_dates_of_spreadsheets(tmp_path: Path) -> None:
         assert ([row["name"] for row in report["rows"]], report["has_utc_days"]) == (["2026-09-01"], True), date
     timed = table(tmp_path, "time,model,input tokens,output tokens\n2026/9/1 9:05,m,100,9\n")
     assert bill(timed, by="day")[0]["requests"] == 1
+    for rows, days in {
+        "10/11/2026,m,4,100,9\n13/11/2026,m,4,100,9\n2026-11-14,m,4,100,9\n": [
+            "2026-11-10",
+            "2026-11-13",
+            "2026-11-14",
+        ],
+        "10/11/2026,m,4,100,9\n11/13/2026,m,4,100,9\n": ["2026-10-11", "2026-11-13"],
+        # The order of these dates is unknown.
+        "10/11/2026,m,4,100,9\n11/13/2026,m,4,100,9\n13/11/2026,m,4,100,9\n": [""],
+    }.items():
+        done = kvproxy("estimate", table(tmp_path, head + rows), "--sessions", "--by", "day", "--json")
+        assert [row["name"] for row in json.loads(done.stdout)["rows"]] == days
     _, notes = bill(table(tmp_path, f"{head}9/1/2026,m,4,100,9\n"))
-    assert "1 row with unreadable date (line 2): it counts as unknown\n" in notes
+    assert "1 row with unreadable date (line 2): it counts as unknown; write 1200, 12.50, or 2026-11-21\n" in notes
 
 
 def test_anthropic_counts_the_cache_beside_the_input(tmp_path: Path) -> None:
@@ -486,3 +506,20 @@ def test_each_group_states_how_its_reported_costs_differ(tmp_path: Path) -> None
     first = kvproxy(*arguments, "day", "--until", "2026-11-02", TZ="UTC")
     comparison = json.loads(first.stdout)["reported"]
     assert (comparison["reported"], comparison["difference"]) == pytest.approx((7.3, -0.2))
+
+
+def test_a_cost_has_the_currency_of_its_column(tmp_path: Path) -> None:
+    text = "Date,Model,Input Tokens,Output Tokens,Cost,Currency\n2026-11-01,m,1000,100,{},{}\n"
+    total, notes = bill(table(tmp_path, text.format("0.004", "usd")))
+    assert (total["logged_cost"], total["logged_difference"]) == pytest.approx((0.004, 0.001))
+    assert "not read" not in notes
+    total, notes = bill(table(tmp_path, text.format("0.004", "EUR")))
+    assert (total["logged_cost"], total["logged_difference"]) == (None, None)
+    assert "the logs state money in EUR, which is not compared: the rate to USD is unknown" in notes
+    (tmp_path / "kvproxy.toml").write_text('[journal]\ncurrency = "EUR"\nusd_rate = 0.5\n')
+    for name, cost in (("EUR", 0.004), ("USD", 0.002)):
+        file = table(tmp_path, text.format("0.004", name))
+        done = kvproxy("estimate", file, "--sessions", "--by", "model", *PRICE, "--json", "--data", tmp_path)
+        assert json.loads(done.stdout)["total"]["logged_cost"] == pytest.approx(cost)
+    without = table(tmp_path, text.replace(",Currency", "").replace(",{}\n", "\n").format("0.004"))
+    assert "no fields of a request, not read: Cost\n" in bill(without)[1]

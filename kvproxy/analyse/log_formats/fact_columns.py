@@ -8,6 +8,7 @@ from kvproxy.analyse.log_formats.counts import is_unreadable, read_amount, read_
 from kvproxy.analyse.log_formats.labels import LABEL_FIELDS, labels_of
 from kvproxy.analyse.log_formats.log_format import TIME_FIELDS, LoggedRequest, first_of, logged_time, parse_time
 from kvproxy.apis.json import Json, JsonObject
+from kvproxy.settings.journal import LIST_CURRENCY
 
 MODELS = "model", "model_name", "model_id", "model_version", "model_permaslug", "request_model", "response_model"
 INPUT = "input_tokens", "prompt_tokens", "tokens_prompt", "n_context_tokens_total"
@@ -16,10 +17,13 @@ _CACHED = "cached_tokens", "input_cached_tokens", "cached_input_tokens", "tokens
 _READ, _WRITTEN = ("cache_read_input_tokens",), ("cache_creation_input_tokens",)
 REQUESTS = "num_model_requests", "num_requests", "n_requests", "requests", "request_count"
 DATES = "date", "day", "usage_date"
-COSTS = "cost_total", "cost_usd", "total_cost_usd", "spend", "response_cost"
-"""Money in US dollars."""
+COSTS = "cost_total", "cost_usd", "total_cost_usd", "spend", "response_cost", "cost", "total_cost"
+"""Money in US dollars, or in the currency of another column."""
+CURRENCY = "currency"
+_OF_CURRENCY = "cost", "total_cost"
+"""Money only if a column has its currency."""
 _COUNTS = (*INPUT, *OUTPUT, *_CACHED, *_READ, *_WRITTEN, *REQUESTS)
-_FACTS = (*MODELS, *_COUNTS, *COSTS, *TIME_FIELDS, *DATES, *LABEL_FIELDS)
+_FACTS = (*MODELS, *_COUNTS, *COSTS, CURRENCY, *TIME_FIELDS, *DATES, *LABEL_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,12 @@ def fact_headings(names: Iterable[str]) -> dict[str, str]:
     facts = {name: known.get(name) or known.get(_letters(name)) for name in names}
     # Of two headings of one fact, the exact one counts.
     exact = {name for name, fact in facts.items() if name == fact}
-    return {name: fact for name, fact in facts.items() if fact is not None and (name == fact or fact not in exact)}
+    ignored = () if CURRENCY in facts.values() else _OF_CURRENCY
+    return {
+        name: fact
+        for name, fact in facts.items()
+        if fact is not None and fact not in ignored and (name == fact or fact not in exact)
+    }
 
 
 def _letters(name: str) -> str:
@@ -70,6 +79,12 @@ def token_counts(facts: JsonObject) -> TokenCounts:
         # Anthropic counts the tokens of its cache beside the input.
         prompt += (read or 0) + (written or 0)
     return TokenCounts(prompt, completion, read if cached is None else cached, written)
+
+
+def currency_of(facts: JsonObject) -> str:
+    """Return the currency of the first amount of `COSTS`."""
+    name = next((name for name in COSTS if read_amount(facts.get(name))), "")
+    return LIST_CURRENCY if name.endswith("usd") else str(facts.get(CURRENCY) or LIST_CURRENCY).strip().upper()
 
 
 def model_of(facts: JsonObject) -> str:

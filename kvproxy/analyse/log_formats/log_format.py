@@ -16,6 +16,7 @@ from kvproxy.apis.json import Json, JsonMap, JsonObject, as_list, as_object, fie
 from kvproxy.apis.modalities import reported_modalities
 from kvproxy.apis.service_tiers import logged_tier, named_tier
 from kvproxy.errors import InvalidRequest
+from kvproxy.settings.journal import LIST_CURRENCY
 
 PROMPT_FIELDS = ("messages", "prompt", "input")
 # Fields of compatible servers that change the prompt or the response: vLLM, SGLang, llama.cpp, OpenRouter, Mistral, Perplexity.
@@ -88,7 +89,8 @@ class LoggedRequest:
         is_transcript: it is from the transcript of an agent.
         is_engine: a self-hosted engine answered it.
         unreadable: headings of columns whose cells have no number of tokens.
-        cost: money in US dollars that the log states for the request; None if it states none.
+        cost: money that the log states for the request; None if it states none.
+        currency: currency of this money.
         names_model: the logged request names its model.
         processing: service tier that the log implies or states, such as `batch`; if empty, body and response decide.
         summed: the requests whose sum the usage is, in a report of usage; None for one request.
@@ -114,6 +116,7 @@ class LoggedRequest:
     is_engine: bool = False
     unreadable: tuple[str, ...] = ()
     cost: float | None = None
+    currency: str = LIST_CURRENCY
 
     @property
     def has_prompt(self) -> bool:

@@ -9,6 +9,7 @@ from kvproxy.analyse.log_formats.fact_columns import (
     MODELS,
     OUTPUT,
     REQUESTS,
+    currency_of,
     date_of,
     fact_headings,
     facts_of,
@@ -211,6 +212,7 @@ def _read_table_row(row: Row) -> Iterator[LoggedRequest]:
         processing=_batch(value),
         unreadable=unreadable_columns(value, headings),
         cost=logged_cost(facts, COSTS, None),
+        currency=currency_of(facts),
         summed=SummedUsage(
             requests,
             tokens.prompt,

@@ -22,6 +22,7 @@ class SpendingReport:
         has_utc_days: a report of usage has sums of whole UTC days.
         reported: how a provider's report of costs differs; None without one.
         undated: number of requests without a date, which a period leaves out; None if a report of usage does not state it.
+        other_currencies: those of money that logs state, without an exchange rate, so that it is left out.
     """
 
     by: str
@@ -34,6 +35,7 @@ class SpendingReport:
     has_utc_days: bool = False
     reported: CostComparison | None = None
     undated: int | None = 0
+    other_currencies: list[str] = field(default_factory=list)
 
 
 def spending_report(

@@ -48,7 +48,8 @@ def show(
 ) -> Output:
     """Show the prices in use, per million tokens.
 
-    The source is a table of [journal.prices], or the providers' list. A model without a price has no source. Longer prompts of
+    The source is a table of [journal.prices], or the providers' list. A model without a price has no source; if no given model
+    has a price, this is an error. Longer prompts of
     some models have other prices, in a row for each, and so do other hours of the day, later prices of the settings, and
     service tiers. A tier without own prices has a factor of the standard price, from the settings, or as the provider
     publishes it.
@@ -67,6 +68,8 @@ def show(
         prices = [price for query in queries for price in configured_prices(settings, query)]
     else:
         prices = [price for query in queries for price in journal.perform(list_prices, query)]
+    if models and not any(price.tiers for price in prices):
+        raise NotFound(f"{_unpriced_note(prices)} kvproxy prices ls --search NAME lists the known names.")
     rows = [row for price in prices for row in _rows(price)]
     empty = "the journal and the settings have no models: name one, as in kvproxy prices show gpt-5 (kvproxy prices ls lists all)"
     document = [asdict(price) for price in prices]

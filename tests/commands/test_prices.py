@@ -228,6 +228,9 @@ def test_a_model_without_a_price_says_so(tmp_path: Path) -> None:
     done = kvproxy("prices", "show", "gpt-audio", "gpt-4o", "--data", tmp_path)
     assert done.returncode == 0
     assert 'no known price: gpt-audio; set [journal.prices."gpt-audio"]' in done.stderr
+    done = kvproxy("prices", "show", "unheard-of", "--csv", "--data", tmp_path)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert 'set [journal.prices."unheard-of"]' in done.stderr
 
 
 def test_prices_of_audio_and_images_are_shown(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def _bill_output(report: "Bill", selection: "SumsFilter", layout: ListLayout) ->
 def advice_rows(advice: "Sequence[Advice]", currency: str) -> list[Row]:
     return [
         {
-            number_column(f"Saves {currency}", "lost_cost"): money(row.lost_cost),
+            number_column(f"Saves at most {currency}", "lost_cost"): money(row.lost_cost),
             "Tokens#": row.tokens,
             "Turns#": row.turns,
             Column("Lost to", field="cause"): row.cause,

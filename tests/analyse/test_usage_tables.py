@@ -523,3 +523,33 @@ def test_a_cost_has_the_currency_of_its_column(tmp_path: Path) -> None:
         assert json.loads(done.stdout)["total"]["logged_cost"] == pytest.approx(cost)
     without = table(tmp_path, text.replace(",Currency", "").replace(",{}\n", "\n").format("0.004"))
     assert "no fields of a request, not read: Cost\n" in bill(without)[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "day"),
+    [
+        ("daily", {"date": "2026-11-21", "project": "shop"}, "2026-11-21"),
+        ("weekly", {"week": "2026-11-16", "project": "shop"}, "2026-11-16"),
+        ("monthly", {"month": "2026-11", "project": "shop"}, "2026-11-01"),
+        ("sessions", {"sessionId": "s", "lastActivity": "2026-11-21", "projectPath": "shop"}, "2026-11-21"),
+    ],
+)
+def test_a_report_of_ccusage_has_a_bill(name: str, row: dict[str, Any], day: str, tmp_path: Path) -> None:
+    counts = {"inputTokens": 100, "outputTokens": 1_000, "cacheCreationTokens": 2_000, "cacheReadTokens": 30_000}
+    models = [
+        {"modelName": "claude-opus-4-5-20251101", "cost": 0.053, **counts},
+        {"modelName": "claude-haiku-4-5-20251001", "cost": 0.0106, **counts},
+    ]
+    totals = {"inputTokens": 200, "totalCost": 0.0636}
+    report = {name: [row | {"totalCost": 0.0636, "modelBreakdowns": models}], "totals": totals}
+    file = table(tmp_path, json.dumps(report, indent=2), "ccusage.json")
+    done = kvproxy("estimate", file, "--sessions", "--by", "day,project,model", "--json", "--data", tmp_path)
+    assert "read as report of ccusage" in done.stderr, done
+    found = json.loads(done.stdout)
+    costs = {tuple(each["groups"].values()): (each["cost"], each["logged_difference"]) for each in found["rows"]}
+    # 100 x 5 + 2,000 x 6.25 + 30,000 x 0.5 + 1,000 x 25, and a fifth of it.
+    assert costs == {
+        (day, "shop", "claude-opus-4-5-20251101"): (pytest.approx(0.053), 0),
+        (day, "shop", "claude-haiku-4-5-20251001"): (pytest.approx(0.0106), 0),
+    }
+    assert (found["total"]["requests"], found["total"]["input_tokens"]) == (None, 64_200)

@@ -190,7 +190,6 @@ def test_service_tiers_have_rows_with_their_source(tmp_path: Path) -> None:
     assert own["batch", 0] == (5, 5, "settings: gpt-4.1, published factor 0.5")
     assert own["scale", 0] == (30, 30, "settings: gpt-4.1, settings factor 3")
     assert tiers("claude-opus-4-5")["priority", 0] == (10, 50, "list, settings factor 2")
-    assert tiers("unknown") == {}
 
 
 def test_models_with_a_price_are_listed_by_the_names_that_have_it(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from kvproxy.apis.json import Json, JsonObject, as_object, loads, objects
 from kvproxy.errors import InvalidRequest
 
 _CONTAINERS = ("log.entries", "results.results", "requests", "data", "logs", "observations", "items", "rows", "results")
+_CCUSAGE = "daily", "weekly", "monthly", "sessions"
+"""Lists in the JSON of ccusage, beside their totals."""
 _QUOTED = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _VLLM_LINE = re.compile(r"(?:Received request|Request) (\S+?)(?: details)?: prompt: " + _QUOTED)
 _VLLM_WITHOUT_PROMPT = re.compile(r"Received request \S+: params: SamplingParams\(")
@@ -144,7 +146,7 @@ def _rows_of_document(document: Json) -> FileRows:
     file_rows = FileRows()
     if isinstance(document, dict):
         known = any(name in document for name in PROMPT_FIELDS)
-        inner = None if known else first_of(document, *_CONTAINERS)
+        inner = None if known else first_of(document, *_CONTAINERS, *(_CCUSAGE if "totals" in document else ()))
         if objects(inner) and is_page(document):
             file_rows.pages.append(document)
         document = inner if objects(inner) else [document]

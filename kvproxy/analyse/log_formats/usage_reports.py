@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from kvproxy.analyse.log_formats.counts import is_unreadable, read_count
+from kvproxy.analyse.log_formats.counts import is_unreadable, read_amount, read_count
 from kvproxy.analyse.log_formats.fact_columns import (
     COSTS,
     INPUT,
@@ -181,6 +181,28 @@ def _anthropic_request(row: Row, result: JsonObject, start: float | None, period
     )
 
 
+def _read_ccusage_row(row: Row) -> Iterator[LoggedRequest]:
+    """Read the models of a day, a week, a month, or a session; ccusage counts all writes as those for five minutes."""
+    value = row.value
+    date = first_of(value, "date", "week", "month", "lastActivity")
+    start = parse_time(f"{date}-01" if value.get("month") else date)
+    for used in objects(value.get("modelBreakdowns")):
+        uncached, written, read, output = (
+            _count(used, f"{name}Tokens") for name in ("input", "cacheCreation", "cacheRead", "output")
+        )
+        prompt = None if uncached is None else uncached + (written or 0) + (read or 0)
+        yield LoggedRequest(
+            row.number,
+            APIS["messages"],
+            {"model": used.get("modelName") or row.model},
+            time=start,
+            project=_name(value, "project", "projectPath"),
+            names_model=bool(used.get("modelName")),
+            cost=read_amount(used.get("cost")) or None,
+            summed=SummedUsage(None, prompt, output, read, written, seconds=_DAY, priced_length=0),
+        )
+
+
 def _read_table_row(row: Row) -> Iterator[LoggedRequest]:
     """Read a row of a table with a request, or with the sum of several.
 
@@ -307,6 +329,14 @@ FORMATS = (
         _refuse_usage,
         has_requests=False,
         read_usage=_read_anthropic_row,
+    ),
+    LogFormat(
+        "ccusage",
+        "report of ccusage",
+        ("modelBreakdowns", "totalCost", "date|week|month|lastActivity"),
+        _refuse_usage,
+        has_requests=False,
+        read_usage=_read_ccusage_row,
     ),
 )
 TABLES = (

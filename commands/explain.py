@@ -217,7 +217,8 @@ def _print_explanation(explanation: "RequestExplanation", layout: Layout) -> Non
 
 def _inputs_sentence(inputs: "InputsExplanation") -> str:
     if inputs.cached == inputs.count:
-        return f"The response cache would answer: {plural(inputs.count, 'input')} of the array, all stored."
+        stale = f", some expired ({inputs.stale})" if inputs.stale else ""
+        return f"The response cache would answer: {plural(inputs.count, 'input')} of the array, all stored{stale}."
     rest = "the upstream would compute the others" if inputs.cached else "the upstream would compute them"
     return f"The response cache has {inputs.cached:,} of {plural(inputs.count, 'input')} of the array; {rest}."
 

@@ -1,14 +1,15 @@
 """One request: the HTTP layer creates an `Exchange`, the path fills it in, and the observers receive it once."""
 
 from asyncio import Task
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from time import perf_counter, time
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 from kvproxy.apis.api import TokenCounts
 from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest, Delivery, requests_sampling
+from kvproxy.apis.embedding_inputs import sum_tokens
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.not_stored import NotStored
 from kvproxy.apis.reported_usage import PrefixReuse
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from kvproxy.index.search.lookup_result import Candidate, Lookup
     from kvproxy.settings.access import ClientSettings
 
+_MAX_SIZE_FACTOR = 16  # Of an array with as many inputs or more.
 T = TypeVar("T")
 Stale = Literal["stale-while-revalidate", "stale-if-error"]
 """Reason to serve an expired response (RFC 5861)."""
@@ -93,21 +95,43 @@ class CacheHit:
     modalities: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+SingleRequest: TypeAlias = tuple[ApiRequest, CacheKey]
+"""The request for one input of an array, and its key."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
 class ArrayInputs:
     """The inputs of a request that are cached one by one.
 
     Attributes:
-        count: inputs of the client's request.
-        cached: those whose responses were stored.
+        keys: exact key of the single request for each input of the client's request, in order.
+        missing: the single requests that no stored response answers. The exchange's request is for all of them.
+        stored: the stored response to each single request that has one, by exact key, which may have expired. `finish`
+            removes it.
+        served: the stored responses that answer inputs, by exact key. `finish` removes them.
+        stale: single requests that a stale response answers, which is renewed in the background.
+        cached: inputs that stored responses answer.
         cached_tokens: tokens of the cached inputs; None if they are unknown.
-        missing: the single request for each other input, without duplicates. The exchange's request is for all of them.
     """
 
-    count: int
-    cached: int
-    cached_tokens: int | None
-    missing: Sequence[tuple[ApiRequest, CacheKey]] = field(repr=False)
+    keys: Sequence[str]
+    missing: Sequence[SingleRequest]
+    stored: Mapping[str, Entry] = field(default_factory=dict)
+    served: Mapping[str, Entry] = field(default_factory=dict)
+    stale: Sequence[SingleRequest] = ()
+    cached: int = 0
+    cached_tokens: int | None = 0
+
+    @property
+    def count(self) -> int:
+        return len(self.keys)
+
+    def serve(self, entries: Mapping[str, Entry]) -> list[Entry]:
+        """Answer more inputs with stored responses. Return the stored response to each input that has one, in order."""
+        self.served = {**self.served, **entries}
+        served = [self.served[key] for key in self.keys if key in self.served]
+        self.cached, self.cached_tokens = len(served), sum_tokens([entry.prompt_tokens for entry in served])
+        return served
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,9 +361,24 @@ class Exchange:
         return self.is_shadow_hit and is_answered and self.hit is None
 
     @property
-    def inputs_to_store(self) -> Sequence[tuple[ApiRequest, CacheKey]]:
+    def has_stored_response(self) -> bool:
+        """Whether a response to the request, or to an input of its array, is stored. It may have expired."""
+        return self.stored_entry is not None or (self.inputs is not None and bool(self.inputs.stored))
+
+    @property
+    def inputs_to_store(self) -> Sequence[SingleRequest]:
         """The single requests whose responses are stored, if the exchange's request is for several inputs; else empty."""
         return self.inputs.missing if self.inputs is not None and len(self.inputs.missing) > 1 else ()
+
+    @property
+    def size_factor(self) -> int:
+        """How many times as large as another stored response the stored response to the request may be."""
+        return max(1, min(len(self.inputs_to_store), _MAX_SIZE_FACTOR))
+
+    @property
+    def keys_to_store(self) -> Sequence[str]:
+        """The exact keys under which the backend's response is stored."""
+        return [key.exact for _, key in self.inputs_to_store] or [self.cache_key.exact]
 
     @property
     def is_warming(self) -> bool:

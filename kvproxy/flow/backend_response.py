@@ -73,7 +73,8 @@ class BackendResponse:
         single_chunk: the whole body arrives as one chunk.
         write: stores the response; None if it is not stored, or not complete yet.
         usage_filter: removes the chunk with the usage for clients; None if they requested it. The reader reads it.
-        entry: the stored response, if another proxy with the same store computed it.
+        entries: the stored response, or those to all missing inputs of an array, if another proxy with the same store
+            computed them; empty if the backend computes the response.
     """
 
     status: int
@@ -85,7 +86,7 @@ class BackendResponse:
     streams: bool = False
     write: PendingWrite | None = None
     usage_filter: UsageFilter | None = None
-    entry: Entry | None = None
+    entries: Sequence[Entry] = ()
 
     @property
     def facts(self) -> ResponseFacts:
@@ -122,12 +123,13 @@ def _has_plain_events(reply: RelayedResponse) -> bool:
     return reply.status == 200 and not any(name == "content-encoding" for name, _ in reply.headers)
 
 
-def stored_response(api: Api, entry: Entry) -> BackendResponse:
+def stored_response(api: Api, entries: Sequence[Entry]) -> BackendResponse:
     async def chunks() -> AsyncIterator[bytes]:
-        yield entry.response
+        for entry in entries:
+            yield entry.response
 
-    reader = UpstreamReader(api, False, len(entry.response))
-    return BackendResponse(200, [JSON], chunks(), reader, single_chunk=True, entry=entry)
+    reader = UpstreamReader(api, False, sum(len(entry.response) for entry in entries))
+    return BackendResponse(200, [JSON], chunks(), reader, single_chunk=True, entries=entries)
 
 
 def why_headers_forbid_storing(headers: Headers, rule: RuleSettings, keyed: Set[str]) -> NotStored | None:

@@ -120,7 +120,11 @@ async def explain(path: RequestPath, prefix_cache: PrefixCache, request: ApiRequ
         route=request.route,
         inputs=None
         if exchange.inputs is None
-        else InputsExplanation(count=exchange.inputs.count, cached=exchange.inputs.cached),
+        else InputsExplanation(
+            count=exchange.inputs.count,
+            cached=exchange.inputs.count if is_exact else exchange.inputs.cached,
+            stale=None if prediction is None else prediction.stale,
+        ),
     )
 
 

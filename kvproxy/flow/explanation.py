@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvproxy.apis.model_route import ModelRoute
 from kvproxy.backends.reports import PrefixReport
+from kvproxy.exchange import Stale
 from kvproxy.index.entry import Freshness
 from kvproxy.index.policies.policy import LearningStatus, Verdict
 
@@ -86,10 +87,16 @@ class ClosestRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputsExplanation:
-    """The number of inputs of an array that are cached one by one, and of those whose responses would be served."""
+    """The inputs of an array that are cached one by one.
+
+    Attributes:
+        cached: inputs whose stored responses would be served.
+        stale: reason to serve some of them stale; None if all are fresh, or if other inputs would be computed.
+    """
 
     count: int
     cached: int
+    stale: Stale | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

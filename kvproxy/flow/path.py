@@ -30,7 +30,6 @@ from kvproxy.flow.layers.cached import (
     ExactHits,
     OnlyIfCached,
     SemanticHits,
-    StaleHits,
     StaleIfError,
     StoredResponses,
     UntilDisconnect,
@@ -128,7 +127,7 @@ class RequestPath:
             Lease(shared, writer),
             ChargeQuota(),
             StoreResponse(writer),
-            CallBackend(backend, writer),
+            CallBackend(backend, writer.max_bytes),
         )
         forward = JoinOrForward(_compose([layer.send for layer in self._sending]), writer, responses)
         background = BackgroundRequests(forward.join, self.compute_key, self.finish, clock)
@@ -154,8 +153,7 @@ class RequestPath:
             *(PluginLayer(name, LAYERS.create(name, context)) for name in plugins.layers),
             renewal := Renewal(background),
             ExactHits(cache, responses),
-            StaleHits(responses),
-            CachedInputs(cache, responses, writer, self.compute_key),
+            CachedInputs(cache, responses, writer.max_bytes, self.compute_key),
             load := LimitLoad(limits, journal),
             UntilDisconnect(),
             similar := SemanticHits(cache, settings, responses),
@@ -217,7 +215,10 @@ class RequestPath:
             raise InvalidRequest(f"not stored: {reasons()[exchange.bypass_reason]}")
         if not exchange.storable:
             raise InvalidRequest(f"not stored: {why_request_forbids_storing(request.control).cause.meaning}")
-        if not request.control.no_cache and await self._writer.find_fresh(exchange) is not None:
+        if (
+            not request.control.no_cache
+            and await self._writer.find_fresh(exchange, exchange.cache_key.exact) is not None
+        ):
             return False
         try:
             write = await self._writer.start_write(exchange, ResponseFacts(), body, ResponseDirectives())
@@ -269,6 +270,8 @@ class RequestPath:
         """Report an ended exchange to all observers, even if one of them raises an exception."""
         # A stored response can be large, and the journal keeps the exchange for up to a second.
         exchange.stored_entry = exchange.watch = None
+        if exchange.inputs is not None:
+            exchange.inputs.stored = exchange.inputs.served = {}
         if not exchange.ended and exchange.layer not in ("exact", "semantic"):
             exchange.ended = time.perf_counter()
         self.load.finish(exchange)

@@ -44,7 +44,6 @@ from kvproxy.settings import CacheSettings
 PARSE_STEP_BYTES = 4 * 1024  # Parsed before other tasks may run: about 25 events, or half a millisecond.
 _END_SECONDS = 0.25  # Maximum time from a stream's final event until its end.
 _WRITES_AT_ONCE = 32  # Of the inputs of an array.
-_MAX_SHARES = 16  # Of `cache.max_response_bytes`, for an array with as many inputs or more.
 _MAX_TTL = 30 * 86_400.0
 _SURROGATE_KEY = "surrogate-key"
 _DIRECTIVE_HEADERS = ("cache-control", TAGS_HEADER, _SURROGATE_KEY)
@@ -125,19 +124,19 @@ class ResponseWriter:
             return rule_ttl
         return min(first_not_none((max_age,), self.settings.ttl), first_not_none((longest,), math.inf))
 
-    def max_bytes(self, exchange: Exchange) -> int:
-        """Return the size of the largest response that is stored. The response to an array may be larger."""
-        shares = min(len(exchange.inputs_to_store), _MAX_SHARES)
-        return self.settings.max_response_bytes * max(1, shares)
+    @property
+    def max_bytes(self) -> int:
+        """Size of the largest response that is stored. The response to an array may be larger, see `Exchange`."""
+        return self.settings.max_response_bytes
 
     def requested_ttl(self, request: ApiRequest, response_headers: Headers) -> float | None:
         """Return the TTL in seconds of a response to a request that sets a TTL; None if it sets none."""
         is_set = request.control.ttl is not None
         return self.lifetime(request, read_response_directives(response_headers)) if is_set else None
 
-    async def find_fresh(self, exchange: Exchange) -> Entry | None:
-        """Return the fresh stored response, if it is not older than the request's `max-age`. Raises a CacheStoreError."""
-        entry, now = await self._cache.find(exchange.cache_key.exact, latest=True), self._clock()
+    async def find_fresh(self, exchange: Exchange, key: str) -> Entry | None:
+        """Return the fresh response with a key, if it is not older than the request's `max-age`. Raises a CacheStoreError."""
+        entry, now = await self._cache.find(key, latest=True), self._clock()
         max_age = exchange.api_request.control.max_age
         if entry is None or entry.expires <= now or (max_age is not None and now - entry.created > max_age):
             return None
@@ -380,7 +379,7 @@ class ResponseRecorder:
             forbidden = why_request_forbids_storing(request.control)
             facts.not_stored = forbidden if self._exchange.cacheable else None
             return None
-        if facts.not_stored is not None or response.entry is not None:
+        if facts.not_stored is not None or response.entries:
             return None
         directives = read_response_directives(response.headers)
         writer = self._writer

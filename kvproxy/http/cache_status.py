@@ -37,6 +37,10 @@ def _format_inputs(inputs: ArrayInputs) -> str:
     return f"inputs {inputs.cached}/{inputs.count}"
 
 
+def _format_forwarded_inputs(inputs: ArrayInputs) -> str:
+    return _format_inputs(inputs) + (" stale-while-revalidate" if inputs.stale else "")
+
+
 def _integer(value: float) -> int:
     return int(max(-_MAX_INTEGER, min(value, _MAX_INTEGER)))
 
@@ -64,7 +68,7 @@ def _format_forward(exchange: Exchange) -> str:
     # A stream's upstream reports the reuse in an event, which may arrive before or after the headers are sent.
     is_late = facts.served_by is not None and exchange.request is not None and exchange.request.stream
     details = [_format_prefix(facts.prefix)] if facts.prefix is not None and not is_late else []
-    details += [_format_inputs(exchange.inputs)] if exchange.inputs is not None else []
+    details += [_format_forwarded_inputs(exchange.inputs)] if exchange.inputs is not None else []
     details += ["skipped"] if exchange.lookup is not None and exchange.lookup.skip_reason is not None else []
     details += [f"not stored: {facts.not_stored}"] if facts.not_stored is not None and exchange.status == 200 else []
     if details:

@@ -189,3 +189,37 @@ def test_a_lease_that_nobody_holds_ends_while_its_proxy_waits_for_it(
             assert not database.query("select 1 as held from leases")
 
     asyncio.run(asyncio.wait_for(run(), 300))
+
+
+def test_equal_arrays_on_several_proxies_are_computed_once(empty_postgres: str, tmp_path: Path) -> None:
+    calls: list[list[str]] = []
+    gate = threading.Event()
+
+    async def embed(request: Request) -> Response:
+        if request.method == "POST":
+            calls.append((await request.json())["input"])
+            await asyncio.to_thread(gate.wait)
+        inputs = calls[-1] if calls else []
+        data = [{"index": place, "embedding": [len(given)]} for place, given in enumerate(inputs)]
+        return JSONResponse({"data": data, "model": "e", "usage": {"prompt_tokens": 2, "total_tokens": 2}})
+
+    def ask(proxy: Proxy, inputs: list[str]) -> httpx.Response:
+        return httpx.post(f"{proxy.url}/v1/embeddings", json={"model": "e", "input": inputs}, timeout=300)
+
+    with (
+        run_upstream(embed) as upstream,
+        run_proxies(tmp_path, empty_postgres, upstream, count=2) as proxies,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        arrays = [["a", "bb"], ["a", "bb"], ["a", "bb", "a"], ["a", "a", "bb"]]
+        asked = [threads.submit(ask, proxies[number % 2], inputs) for number, inputs in enumerate(arrays)]
+        until(lambda: sum(waiting_clients(proxy.services) for proxy in proxies) == 4)
+        gate.set()
+        answers = [each.result() for each in asked]
+        assert calls == [["a", "bb"]]
+        for inputs, answer in zip(arrays, answers, strict=True):
+            assert [item["embedding"] for item in answer.json()["data"]] == [[len(given)] for given in inputs]
+        waited = [answer for answer in answers if "; hit" in answer.headers["cache-status"]]
+        assert len(waited) == 2
+        # A proxy waited for the other one, which was charged for the inputs.
+        assert all(answer.json()["usage"]["total_tokens"] == 0 for answer in waited)

@@ -414,9 +414,9 @@ def test_explain_counts_the_stored_inputs(front: tuple[str, Services], client: A
         return explained
 
     assert [(found["layer"], found["inputs"]) for found in map(explain, (["b", "a"], ["a", "c", "a"], ["d"], "a"))] == [
-        ("exact", {"count": 2, "cached": 2}),
-        ("none", {"count": 3, "cached": 2}),
-        ("none", {"count": 1, "cached": 0}),
+        ("exact", {"count": 2, "cached": 2, "stale": None}),
+        ("none", {"count": 3, "cached": 2, "stale": None}),
+        ("none", {"count": 1, "cached": 0, "stale": None}),
         ("exact", None),
     ]
     for given, sentence in (

@@ -5,12 +5,12 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from kvproxy.apis.api import response_for_client
 from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
-from kvproxy.apis.embedding_inputs import sum_tokens
-from kvproxy.apis.json import as_object, loads
+from kvproxy.apis.embedding_inputs import join_responses, sum_tokens, without_usage
+from kvproxy.apis.json import as_object, dumps, loads
 from kvproxy.apis.modalities import stored_modalities
 from kvproxy.backends.protocol import Backend
 from kvproxy.errors import DeadlineExceeded, KvproxyError, NotCached, UpstreamProtocolError, UpstreamTimeout
@@ -33,6 +33,12 @@ RENEWAL_PREFIX = "renewal-"
 _FALLBACK_FRACTION = 0.9  # Of the client's timeout, after which a stale response is served.
 _log = logging.getLogger("kvproxy")
 T = TypeVar("T")
+Use: TypeAlias = Literal["fresh"] | Stale
+"""How a stored response is served: fresh, or the reason to serve it stale."""
+
+
+def stale_reason(use: Use) -> Stale | None:
+    return None if use == "fresh" else use
 
 
 class StoredResponses:
@@ -42,21 +48,15 @@ class StoredResponses:
         self._store = store
         self._clock = clock
 
-    def is_expired(self, entry: Entry) -> bool:
-        return entry.expires <= self._clock()
-
-    def accepts_age(self, entry: Entry, exchange: Exchange) -> bool:
-        """Whether the request's directives accept a fresh response of this age."""
-        control = exchange.api_request.control
-        if control.no_cache:
-            return False
-        return control.max_age is None or self._clock() - entry.created <= control.max_age
-
-    def stale_reason(self, entry: Entry, exchange: Exchange, *, failed: bool = False) -> Stale | None:
-        """Return why an expired response may be served; None if it may not. `failed`: the backend failed."""
+    def accepted_use(self, entry: Entry, exchange: Exchange, *, failed: bool = False) -> Use | None:
+        """Return how the request's directives accept a stored response; None if they do not. `failed`: the backend failed."""
         control, now = exchange.api_request.control, self._clock()
+        if control.no_cache:
+            return None
+        if entry.expires > now:
+            return "fresh" if control.max_age is None or now - entry.created <= control.max_age else None
         freshness = entry.freshness(now)
-        if freshness in ("fresh", "expired"):
+        if freshness == "expired":
             return None
         if not failed:
             # A request with max-age accepts no expired response.
@@ -66,19 +66,47 @@ class StoredResponses:
             return "stale-if-error" if control.max_age is None else None
         return "stale-if-error" if now - entry.expires <= control.stale_if_error else None
 
+    def use_for_equal(self, entry: Entry, exchange: Exchange) -> Use | None:
+        """Return how the request accepts the stored response to an equal one, and note in the exchange a refused fresh one."""
+        use = self.accepted_use(entry, exchange)
+        if use is None and entry.expires > self._clock():
+            exchange.is_entry_refused = True
+        return use
+
+    def after_failure(self, exchange: Exchange) -> Sequence[Entry]:
+        """Return the stored responses that answer a request after the backend failed: one, or one for each missing input.
+
+        Empty if an input has none that the request accepts.
+        """
+        inputs = exchange.inputs
+        stored = (
+            [exchange.stored_entry] if inputs is None else [inputs.stored.get(key.exact) for _, key in inputs.missing]
+        )
+        accepted = [entry for entry in stored if entry is not None and self._is_accepted_after_failure(entry, exchange)]
+        return accepted if len(accepted) == len(stored) else ()
+
+    def _is_accepted_after_failure(self, entry: Entry, exchange: Exchange) -> bool:
+        return self.accepted_use(entry, exchange, failed=True) == "stale-if-error"
+
     async def replay(
-        self, exchange: Exchange, entry: Entry, match: Candidate | None = None, stale: Stale | None = None
+        self, exchange: Exchange, entries: Sequence[Entry], match: Candidate | None = None, stale: Stale | None = None
     ) -> Answer:
-        request, headers = exchange.api_request, [JSON]
+        """Answer with a stored response, or with those to all inputs of an array that have none yet."""
+        request, headers, inputs = exchange.api_request, [JSON], exchange.inputs
         if request.stream:
             headers = [EVENTS, ("cache-control", "no-cache")]
-        size = len(entry.request) + len(entry.response)
-        body = await in_thread_if_large(size, partial(_body_for, request, entry))
-        self.record_hit(exchange, [entry], match, stale)
+        if inputs is None:
+            make_body = partial(_body_for, request, entries[0])
+        else:
+            entries = inputs.serve({entry.key: entry for entry in entries})
+            make_body = partial(_joined_body, entries)
+        size = sum(len(entry.request) + len(entry.response) for entry in entries)
+        body = await in_thread_if_large(size, make_body)
+        self._record_hit(exchange, entries, match, stale)
         return Answer(200, headers, body)
 
-    def record_hit(
-        self, exchange: Exchange, entries: Sequence[Entry], match: Candidate | None = None, stale: Stale | None = None
+    def _record_hit(
+        self, exchange: Exchange, entries: Sequence[Entry], match: Candidate | None, stale: Stale | None
     ) -> None:
         """Record in an exchange that a stored response answers it, or the responses to all inputs of an array."""
         self.count_hits(exchange, entries)
@@ -112,6 +140,12 @@ def _body_for(request: ApiRequest, entry: Entry) -> bytes:
     return b"".join(request.api.replay(as_object(loads(response)), request.body))
 
 
+def _joined_body(entries: Sequence[Entry]) -> bytes:
+    parsed = {entry.id: as_object(loads(entry.response)) for entry in entries}
+    singles = [parsed[entry.id] for entry in entries]
+    return dumps(join_responses(without_usage(singles[0]), singles))
+
+
 class LoggingFailures:
     """Logs an exception of a lookup, so that the request is forwarded. A generator would take several times as long."""
 
@@ -143,7 +177,7 @@ async def look_up_in_time(exchange: Exchange, cache: ResponseCache, look_up: Cal
 
 
 class ExactHits(Layer):
-    """Serves the stored response to an equal request if it is fresh."""
+    """Serves the stored response to an equal request if it is fresh, or in its stale-while-revalidate period (RFC 5861)."""
 
     def __init__(self, cache: ResponseCache, responses: StoredResponses) -> None:
         super().__init__()
@@ -156,22 +190,21 @@ class ExactHits(Layer):
 
     async def _serve(self, exchange: Exchange) -> Answer | None:
         with LoggingFailures(exchange):
-            entry = await self._find(exchange)
-            if entry is not None:
-                return await self._responses.replay(exchange, entry)
+            use = await self._find(exchange)
+            if use is not None and exchange.stored_entry is not None:
+                answer = await self._responses.replay(exchange, [exchange.stored_entry], stale=stale_reason(use))
+                self.count_stale(stale_reason(use))
+                return answer
         return None
 
     async def predict(self, exchange: Exchange) -> Prediction | None:
-        entry = await self._find(exchange) if exchange.cacheable else None
-        return None if entry is None else Prediction("exact", entry)
+        use = await self._find(exchange) if exchange.cacheable else None
+        return None if use is None else Prediction("exact", exchange.stored_entry, stale=stale_reason(use))
 
-    async def _find(self, exchange: Exchange) -> Entry | None:
+    async def _find(self, exchange: Exchange) -> Use | None:
         entry = exchange.stored_entry = await self._cache.find(exchange.cache_key.exact)
         exchange.exact_done = time.perf_counter()
-        if entry is None or self._responses.is_expired(entry):
-            return None
-        exchange.is_entry_refused = not self._responses.accepts_age(entry, exchange)
-        return None if exchange.is_entry_refused else entry
+        return None if entry is None else self._responses.use_for_equal(entry, exchange)
 
 
 class UntilDisconnect(Layer):
@@ -179,31 +212,6 @@ class UntilDisconnect(Layer):
 
     async def answer(self, exchange: Exchange, rest: Rest) -> Answer:
         return await (rest(exchange) if exchange.watch is None else exchange.watch(rest(exchange)))
-
-
-class StaleHits(Layer):
-    """Serves an expired response during its stale-while-revalidate period (RFC 5861)."""
-
-    def __init__(self, responses: StoredResponses) -> None:
-        super().__init__()
-        self._responses = responses
-
-    async def answer(self, exchange: Exchange, rest: Rest) -> Answer:
-        entry = self._find(exchange)
-        if entry is not None:
-            with LoggingFailures(exchange):
-                answer = await self._responses.replay(exchange, entry, stale="stale-while-revalidate")
-                self.count("stale", "stale-while-revalidate")
-                return answer
-        return await rest(exchange)
-
-    async def predict(self, exchange: Exchange) -> Prediction | None:
-        entry = self._find(exchange)
-        return None if entry is None else Prediction("exact", entry, stale="stale-while-revalidate")
-
-    def _find(self, exchange: Exchange) -> Entry | None:
-        entry = exchange.stored_entry if exchange.bypass_reason is None else None
-        return None if entry is None or self._responses.stale_reason(entry, exchange) is None else entry
 
 
 _NOT_SERVED = "accepted but not served"
@@ -254,9 +262,8 @@ class SemanticHits(Layer):
                 return None
             if semantic is not None and semantic.learning is not None and not exchange.is_warming:
                 semantic.learning.record_served(lookup)
-            answer = await self._responses.replay(exchange, hit.entry, hit.match, hit.stale)
-            if hit.stale is not None:
-                self.count("stale", hit.stale)
+            answer = await self._responses.replay(exchange, [hit.entry], hit.match, hit.stale)
+            self.count_stale(hit.stale)
             return answer
         return None
 
@@ -291,12 +298,8 @@ class SemanticHits(Layer):
         entry = lookup.entry
         if entry is None:
             return None
-        if not self._responses.is_expired(entry):
-            accepted, stale = self._responses.accepts_age(entry, exchange), None
-        else:
-            stale = self._responses.stale_reason(entry, exchange, failed=failed)
-            accepted = stale is not None
-        return Prediction("semantic", entry, lookup.chosen, stale) if accepted else None
+        use = self._responses.accepted_use(entry, exchange, failed=failed)
+        return None if use is None else Prediction("semantic", entry, lookup.chosen, stale_reason(use))
 
 
 class OnlyIfCached(Layer):
@@ -360,29 +363,25 @@ class StaleIfError(Layer):
     async def predict(self, exchange: Exchange) -> Prediction | None:
         if self._backend.failure() is None or exchange.bypass_reason is not None:
             return None
-        if (entry := self._stale_entry(exchange)) is not None:
-            return Prediction("exact", entry, stale="stale-if-error")
+        if self._responses.after_failure(exchange):
+            return Prediction("exact", exchange.stored_entry, stale="stale-if-error")
         return await self._similar.predict_hit(exchange, failed=True)
 
     async def _serve(self, exchange: Exchange) -> Answer | None:
         if exchange.bypass_reason is not None:
             return None
-        entry = self._stale_entry(exchange)
-        if entry is None:
+        entries = self._responses.after_failure(exchange)
+        if not entries:
             return await self._similar.serve(exchange, failed=True)
         with LoggingFailures(exchange):
-            answer = await self._responses.replay(exchange, entry, stale="stale-if-error")
-            self.count("stale", "stale-if-error")
+            answer = await self._responses.replay(exchange, entries, stale="stale-if-error")
+            self.count_stale("stale-if-error")
             return answer
         return None
-
-    def _stale_entry(self, exchange: Exchange) -> Entry | None:
-        entry = exchange.stored_entry
-        return None if entry is None or self._responses.stale_reason(entry, exchange, failed=True) is None else entry
 
     def _seconds(self, exchange: Exchange) -> float | None:
         """Return the seconds to wait for the backend before a stale response is served; None for no limit."""
         timeout = exchange.api_request.control.timeout
-        if timeout is None or exchange.bypass_reason is not None or self._stale_entry(exchange) is None:
+        if timeout is None or exchange.bypass_reason is not None or not self._responses.after_failure(exchange):
             return None
         return max(0.0, _FALLBACK_FRACTION * timeout - (time.perf_counter() - exchange.started))

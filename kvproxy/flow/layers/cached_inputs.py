@@ -2,155 +2,134 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
-from kvproxy.apis.embedding_inputs import join_responses, split_response, sum_tokens, without_usage
+from kvproxy.apis.embedding_inputs import join_responses, split_response
 from kvproxy.apis.json import Json, JsonMap, JsonObject, as_object, dumps, loads
 from kvproxy.errors import UpstreamProtocolError
-from kvproxy.exchange import Answer, ArrayInputs, CacheKey, Exchange
-from kvproxy.flow.backend_response import JSON
-from kvproxy.flow.layers.cached import LoggingFailures, StoredResponses, look_up_in_time
+from kvproxy.exchange import Answer, ArrayInputs, CacheKey, Exchange, SingleRequest, Stale
+from kvproxy.flow.layers.cached import LoggingFailures, StoredResponses, Use, look_up_in_time
 from kvproxy.flow.layers.layer import Layer, Prediction, Rest
-from kvproxy.flow.store_response import ResponseWriter
 from kvproxy.index.entry import Entry
 from kvproxy.index.response_cache import ResponseCache
 
 _STEP = 32  # Inputs that are looked up before other tasks may run.
 _OF_BODY = ("content-length", "content-md5", "content-digest", "repr-digest", "digest", "etag")
 """Headers of the upstream that describe the body of its response."""
+ComputeKey = Callable[[ApiRequest], Awaitable[CacheKey]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Array:
-    """The inputs of a request.
-
-    Attributes:
-        keys: exact key of the single request for each input, in order.
-        singles: each different single request, by its exact key.
-        entries: stored responses to single requests that the request accepts, by exact key.
-    """
-
-    keys: list[str]
-    singles: dict[str, tuple[ApiRequest, CacheKey]]
-    entries: dict[str, Entry]
-
-    @property
-    def missing(self) -> list[tuple[ApiRequest, CacheKey]]:
-        return [single for key, single in self.singles.items() if key not in self.entries]
-
-    @property
-    def stored(self) -> list[Entry]:
-        """The stored response to each input that has one."""
-        return [self.entries[key] for key in self.keys if key in self.entries]
-
-    def inputs(self) -> ArrayInputs:
-        stored = self.stored
-        tokens = sum_tokens([entry.prompt_tokens for entry in stored])
-        return ArrayInputs(len(self.keys), len(stored), tokens, tuple(self.missing))
+async def joint_request(singles: Sequence[SingleRequest], compute_key: ComputeKey) -> SingleRequest:
+    """Return the request for the inputs of one or several single requests, and its key."""
+    request, key = singles[0]
+    if len(singles) > 1:
+        inputs = [single.body["input"] for single, _ in singles]
+        request = request.with_body({**request.body, "input": inputs})
+        key = await compute_key(request)
+    return request, key
 
 
 class CachedInputs(Layer):
     """Serves the inputs of an array whose responses are stored, and asks the rest once for the other inputs.
 
+    The same rules as for single requests decide whether a stored response answers an input.
+
     Args:
-        writer: limits the size of a response.
+        max_bytes: size of the largest response to a single request.
         compute_key: see `RequestPath.compute_key`.
     """
 
     def __init__(
-        self,
-        cache: ResponseCache,
-        responses: StoredResponses,
-        writer: ResponseWriter,
-        compute_key: Callable[[ApiRequest], Awaitable[CacheKey]],
+        self, cache: ResponseCache, responses: StoredResponses, max_bytes: int, compute_key: ComputeKey
     ) -> None:
         super().__init__()
         self._cache = cache
         self._responses = responses
-        self._writer = writer
+        self._max_bytes = max_bytes
         self._compute_key = compute_key
 
     async def answer(self, exchange: Exchange, rest: Rest) -> Answer:
-        inputs = _separate_inputs(exchange)
-        if not inputs:
+        given = _separate_inputs(exchange)
+        if not given:
             return await rest(exchange)
-        array = await look_up_in_time(exchange, self._cache, partial(self._find, inputs))
-        if not array.missing:
+        inputs = await look_up_in_time(exchange, self._cache, partial(self._find, given))
+        if not inputs.missing:
             with LoggingFailures(exchange):
-                return await self._serve(exchange, array)
+                answer = await self._responses.replay(exchange, (), stale=_stale_reason(inputs))
+                self.count_stale(_stale_reason(inputs))
+                return answer
             # A stored response is invalid.
-            array = replace(array, entries={})
-            exchange.inputs = array.inputs()
-        await self._replace_request(exchange, array)
+            inputs = await self._find(given, exchange)
+        if len(inputs.missing) == 1 or len(inputs.missing) < len(inputs.keys):
+            # Charges, keys, and costs are those of the missing inputs.
+            exchange.request, exchange.key = await joint_request(inputs.missing, self._compute_key)
         answer = await rest(exchange)
-        if exchange.hit is not None:
-            # An earlier version stored the response to the whole array, which `StaleIfError` served.
-            exchange.inputs = None
-        elif answer.status == 200 and len(array.missing) < len(array.keys):
-            return await self._join(exchange, array, answer)
+        # A later layer may have found stored responses to all missing inputs.
+        if exchange.hit is None and answer.status == 200 and len(inputs.missing) < len(inputs.keys):
+            answer = await self._join(exchange, inputs, answer)
+            self.count_stale(_stale_reason(inputs))
         return answer
 
     async def predict(self, exchange: Exchange) -> Prediction | None:
-        inputs = _separate_inputs(exchange)
-        array = await self._find(inputs, exchange) if inputs else None
-        return Prediction("exact") if array is not None and not array.missing else None
+        given = _separate_inputs(exchange)
+        inputs = await self._find(given, exchange) if given else None
+        if inputs is None or inputs.missing:
+            return None
+        return Prediction("exact", stale=_stale_reason(inputs))
 
-    async def _find(self, inputs: Sequence[Json], exchange: Exchange) -> _Array:
-        request, array = exchange.api_request, _Array([], {}, {})
-        for start in range(0, len(inputs), _STEP):
-            for given in inputs[start : start + _STEP]:
-                single = request.with_body({**request.body, "input": given})
-                key = await self._compute_key(single)
-                array.keys.append(key.exact)
-                array.singles.setdefault(key.exact, (single, key))
-            await asyncio.sleep(0)
+    async def _find(self, given: Sequence[Json], exchange: Exchange) -> ArrayInputs:
+        """Look up the single request for each input, unless a lookup has failed."""
+        keys, singles = await self._single_requests(given, exchange.api_request)
+        stored: Mapping[str, Entry] = {}
+        uses: dict[str, Use] = {}
         with LoggingFailures(exchange):
-            await self._look_up(exchange, array)
-        exchange.inputs = array.inputs()
-        return array
+            stored = await self._stored_responses([] if exchange.lookup_failed else list(singles))
+            for key, entry in stored.items():
+                if (use := self._responses.use_for_equal(entry, exchange)) is not None:
+                    uses[key] = use
+        exchange.exact_done = time.perf_counter()
+        missing = [single for key, single in singles.items() if key not in uses]
+        stale = [single for key, single in singles.items() if uses.get(key, "fresh") != "fresh"]
+        exchange.inputs = ArrayInputs(keys, missing, stored, stale=stale)
+        exchange.inputs.serve({key: stored[key] for key in uses})
+        return exchange.inputs
 
-    async def _look_up(self, exchange: Exchange, array: _Array) -> None:
-        keys = [] if exchange.lookup_failed else list(array.singles)
+    async def _single_requests(
+        self, given: Sequence[Json], request: ApiRequest
+    ) -> tuple[list[str], dict[str, SingleRequest]]:
+        """Return the exact key of the single request for each input, and each different request by its key."""
+        keys: list[str] = []
+        singles: dict[str, SingleRequest] = {}
+        for start in range(0, len(given), _STEP):
+            for each in given[start : start + _STEP]:
+                single = request.with_body({**request.body, "input": each})
+                key = await self._compute_key(single)
+                keys.append(key.exact)
+                singles.setdefault(key.exact, (single, key))
+            await asyncio.sleep(0)
+        return keys, singles
+
+    async def _stored_responses(self, keys: Sequence[str]) -> Mapping[str, Entry]:
+        stored: dict[str, Entry] = {}
         for start in range(0, len(keys), _STEP):
             found = await asyncio.gather(*map(self._cache.find, keys[start : start + _STEP]))
-            for entry in found:
-                if entry is None or self._responses.is_expired(entry):
-                    continue
-                if self._responses.accepts_age(entry, exchange):
-                    array.entries[entry.key] = entry
-                else:
-                    exchange.is_entry_refused = True
-        exchange.exact_done = time.perf_counter()
+            stored |= {entry.key: entry for entry in found if entry is not None}
+        return stored
 
-    async def _serve(self, exchange: Exchange, array: _Array) -> Answer:
-        stored = array.stored
-        size = sum(len(entry.response) for entry in stored)
-        body = await in_thread_if_large(size, partial(_joined_entries, stored))
-        self._responses.record_hit(exchange, stored)
-        return Answer(200, [JSON], body)
-
-    async def _replace_request(self, exchange: Exchange, array: _Array) -> None:
-        """Make the exchange's request the one for the missing inputs, so that charges, keys, and costs are theirs."""
-        missing = array.missing
-        if len(missing) == 1:
-            exchange.request, exchange.key = missing[0]
-        elif len(missing) < len(array.keys):
-            inputs = [single.body["input"] for single, _ in missing]
-            request = exchange.api_request
-            exchange.request = request.with_body({**request.body, "input": inputs})
-            exchange.key = await self._compute_key(exchange.request)
-
-    async def _join(self, exchange: Exchange, array: _Array, answer: Answer) -> Answer:
-        reading = _read(answer, self._writer.max_bytes(exchange))
+    async def _join(self, exchange: Exchange, inputs: ArrayInputs, answer: Answer) -> Answer:
+        reading = _read(answer, self._max_bytes * exchange.size_factor)
         computed = await (reading if exchange.watch is None else exchange.watch(reading))
-        size = len(computed) + sum(len(entry.response) for entry in array.stored)
-        body = await in_thread_if_large(size, partial(_joined_body, array, computed))
-        self._responses.count_hits(exchange, array.stored)
+        size = len(computed) + sum(len(entry.response) for entry in inputs.served.values())
+        body = await in_thread_if_large(size, partial(_joined_body, inputs, computed))
+        self._responses.count_hits(exchange, inputs.served.values())
         headers = [header for header in answer.headers if header[0] not in _OF_BODY]
         return Answer(200, headers, body)
+
+
+def _stale_reason(inputs: ArrayInputs) -> Stale | None:
+    return "stale-while-revalidate" if inputs.stale else None
 
 
 def _separate_inputs(exchange: Exchange) -> Sequence[Json]:
@@ -183,14 +162,8 @@ async def _read(answer: Answer, max_bytes: int) -> bytes:
         answer.close()
 
 
-def _joined_entries(stored: Sequence[Entry]) -> bytes:
-    parsed = {entry.id: as_object(loads(entry.response)) for entry in stored}
-    singles = [parsed[entry.id] for entry in stored]
-    return dumps(join_responses(without_usage(singles[0]), singles))
-
-
-def _joined_body(array: _Array, computed: bytes) -> bytes:
-    missing = [key.exact for _, key in array.missing]
+def _joined_body(inputs: ArrayInputs, computed: bytes) -> bytes:
+    missing = [key.exact for _, key in inputs.missing]
     try:
         head: JsonObject = as_object(loads(computed))
     except ValueError:
@@ -199,5 +172,5 @@ def _joined_body(array: _Array, computed: bytes) -> bytes:
     if fresh is None:
         raise UpstreamProtocolError(f"the upstream's response has not one embedding for each of {len(missing)} inputs")
     singles: dict[str, JsonMap] = dict(zip(missing, fresh, strict=True))
-    singles |= {key: as_object(loads(entry.response)) for key, entry in array.entries.items()}
-    return dumps(join_responses(head, [singles[key] for key in array.keys]))
+    singles |= {key: as_object(loads(entry.response)) for key, entry in inputs.served.items()}
+    return dumps(join_responses(head, [singles[key] for key in inputs.keys]))

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from secrets import token_hex
@@ -20,6 +20,7 @@ from kvproxy.flow.layers.layer import Layer, Prediction, Rest, Send
 from kvproxy.flow.quota_charges import send_charged
 from kvproxy.flow.single_flight import SharedRequest, SharedRequests
 from kvproxy.flow.store_response import ResponseRecorder, ResponseWriter
+from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.reasons import reason_of_failure
 
@@ -76,7 +77,7 @@ class JoinOrForward(Layer):
         if not exchange.is_concurrent:
             equal, running = EqualRequests(), set()
         exchange.equal_requests = equal
-        max_bytes = self._writer.max_bytes(exchange)
+        max_bytes = self._writer.max_bytes * exchange.size_factor
         shared = SharedRequest(lambda: self._send(exchange), max_bytes, exchange.api_request.delivery)
         running.add(shared)
         self._equal_requests[key] = equal, running
@@ -113,8 +114,8 @@ class JoinOrForward(Layer):
     async def _answer_from(self, exchange: Exchange, shared: SharedRequest) -> Answer:
         confirm = exchange.api_request.control.confirm
         response = await shared.wait_for_head()
-        if response.entry is not None:
-            stored = await self._responses.replay(exchange, response.entry)
+        if response.entries:
+            stored = await self._responses.replay(exchange, response.entries)
             shared.release()
             return stored
         complete = not response.streams and await shared.wait_until_complete(None if confirm else HOLD_SECONDS)
@@ -140,7 +141,7 @@ class JoinOrForward(Layer):
             return "request"
         if exchange.inputs is not None and exchange.inputs.cached:
             return "partial"
-        return "uri-miss" if exchange.stored_entry is None else "stale"
+        return "stale" if exchange.has_stored_response else "uri-miss"
 
     async def predict(self, exchange: Exchange) -> Prediction | None:
         return Prediction("shared") if self.requests.is_joinable(self._key(exchange)) else None
@@ -156,10 +157,10 @@ class Lease:
 
     async def send(self, exchange: Exchange, rest: Send) -> BackendResponse:
         shared = self._shared
-        # The response to several inputs is not stored under the request's own key.
-        if shared is None or exchange.requires_own_response or exchange.inputs is not None:
+        if shared is None or exchange.requires_own_response:
             return await rest(exchange)
         try:
+            # Equal arrays have one lease. Arrays that have only some inputs in common are computed at the same time.
             await shared.acquire_lease(exchange.cache_key.exact)
         except CacheStoreError:
             return await rest(exchange)
@@ -178,19 +179,25 @@ class Lease:
         return response
 
     async def _find_stored(self, exchange: Exchange) -> BackendResponse | None:
+        entries: list[Entry] = []
         try:
-            entry = await self._writer.find_fresh(exchange)
+            for key in exchange.keys_to_store:
+                entry = await self._writer.find_fresh(exchange, key)
+                if entry is None:
+                    return None
+                entries.append(entry)
         except CacheStoreError:
             return None
-        return None if entry is None else stored_response(exchange.api_request.api, entry)
+        return stored_response(exchange.api_request.api, entries)
 
     def _release_later(self, shared: SharedState, exchange: Exchange) -> None:
-        task = asyncio.create_task(self._release(shared, exchange.cache_key.exact))
+        task = asyncio.create_task(self._release(shared, exchange.cache_key.exact, exchange.keys_to_store))
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 
-    async def _release(self, shared: SharedState, key: str) -> None:
-        await self._writer.wait_until_stored(key)
+    async def _release(self, shared: SharedState, key: str, stored: Sequence[str]) -> None:
+        for each in stored:
+            await self._writer.wait_until_stored(each)
         with contextlib.suppress(CacheStoreError):
             await shared.release_lease(key)
 
@@ -228,13 +235,13 @@ class StoreResponse:
 class CallBackend:
     """Sends the request to the backend."""
 
-    def __init__(self, backend: Backend, writer: ResponseWriter) -> None:
+    def __init__(self, backend: Backend, max_bytes: int) -> None:
         self._backend = backend
-        self._writer = writer
+        self._max_bytes = max_bytes
 
     async def send(self, exchange: Exchange, rest: Send) -> BackendResponse:
         request = exchange.api_request
         reply = await self._backend.send(request)
         if isinstance(reply, RelayedResponse) and reply.lacks_cache_fields:
             request = exchange.request = request.without_cache_fields()
-        return open_response(request, reply, self._writer.max_bytes(exchange))
+        return open_response(request, reply, self._max_bytes * exchange.size_factor)

@@ -60,6 +60,11 @@ class Layer(ABC):
     def count(self, metric: Metric, label: str) -> None:
         self.counts.setdefault(metric, Counter())[label] += 1
 
+    def count_stale(self, reason: Stale | None) -> None:
+        """Count a served response; None for a fresh one."""
+        if reason is not None:
+            self.count("stale", reason)
+
 
 @dataclass(frozen=True, slots=True)
 class PathContext:

@@ -110,19 +110,18 @@ class _NumberedIndex:
         while True:
             with self._lock:
                 _, places = self._index.search(vector[None].astype(np.float32), wanted)
-            remaining = [
-                place for place in places[0].tolist() if place >= 0 and int(self._numbers[place]) not in deleted_numbers
-            ]
-            if len(remaining) >= limit or wanted == farthest:
+            found = places[0][places[0] >= 0]
+            numbers = self._numbers[found].tolist()
+            remaining = [at for at, number in enumerate(numbers) if number not in deleted_numbers][:limit]
+            if len(remaining) == limit or wanted == farthest:
                 break
             wanted = min(4 * wanted, farthest)
-        near = np.array(remaining[:limit], np.int64)
-        if not len(near):
+        if not remaining:
             return []
         # FAISS rounds differently than NumPy, on which decisions must not depend.
         with self._lock:
-            vectors = self._index.reconstruct_batch(near)
-        return [(int(self._numbers[at]), float(row @ vector)) for at, row in zip(near, vectors, strict=True)]
+            vectors = self._index.reconstruct_batch(found[remaining])
+        return list(zip([numbers[at] for at in remaining], np.vecdot(vectors, vector).tolist(), strict=True))
 
 
 class VectorIndex:

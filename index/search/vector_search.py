@@ -107,8 +107,12 @@ class FaissSearch(VectorSearch):
         return numbers, np.frombuffer(b"".join(row["vector"] for row in rows), np.float32).reshape(-1, self._dim)
 
     def _has_at_least(self, namespace: str, count: int) -> bool:
-        sql = "select 1 from vectors where embedder = :embedder and namespace = :namespace limit :count"
-        return len(self._query(sql, namespace=namespace, count=count)) == count
+        # A row for each vector would take longer than the rest of a write.
+        sql = (
+            "select count(*) as found from"
+            " (select 1 from vectors where embedder = :embedder and namespace = :namespace limit :count)"
+        )
+        return int(self._query(sql, namespace=namespace, count=count)[0]["found"]) == count
 
     def has_vectors(self, namespace: str) -> bool:
         return namespace in self.indexes or self._has_at_least(namespace, 1)
@@ -121,8 +125,8 @@ class FaissSearch(VectorSearch):
             cosines = dict(index.search(vector, limit))
         else:
             stored, vectors = self.stored_vectors(namespace)
-            nearest = np.argsort(-(vectors @ vector))[:limit].tolist()
-            cosines = {int(stored[place]): float(vectors[place] @ vector) for place in nearest}
+            nearest = np.argsort(-(vectors @ vector))[:limit]
+            cosines = dict(zip(stored[nearest].tolist(), np.vecdot(vectors[nearest], vector).tolist(), strict=True))
         best = max(cosines, key=cosines.__getitem__, default=None)
         if best is not None and cosines[best] < floor:
             # Most new questions have no similar question, and reading an entry takes a third of the time of an embedding.

@@ -59,6 +59,13 @@ class Client(asyncio.Transport):
     def resume_reading(self) -> None: ...
 
 
+def exclude_loaded_objects() -> None:
+    """Collect garbage as rarely as a running proxy."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD)
+
+
 @asynccontextmanager
 async def proxy_in_process(upstream: str, **cache: Any) -> AsyncIterator[tuple[MakeProtocol, Flush, Any]]:
     """Yield a function that makes a connection's protocol, a function that writes the journal, and the services.
@@ -144,9 +151,7 @@ async def _run(checkout: str, questions: str, requests: int, upstream: str, libr
             # The store writes after the response.
             await asyncio.sleep(1)
 
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(_GC_THRESHOLD)
+        exclude_loaded_objects()
         await send_all(_WARM_UP)
         await flush()
         switches.start()

@@ -27,7 +27,7 @@ import uvloop
 
 from tests.benchmarks.decided_rate import longer_answers
 from tests.benchmarks.hidden_vnni import hidden_vnni
-from tests.benchmarks.in_process_requests import HEAD, Client, proxy_in_process
+from tests.benchmarks.in_process_requests import HEAD, Client, exclude_loaded_objects, proxy_in_process
 from tests.benchmarks.new_questions import SYSTEM, shuffled_lines
 from tests.benchmarks.servers import answering_app, run_process
 
@@ -99,6 +99,7 @@ async def _run(questions: list[str], warm: int, upstream: str) -> None:
             await services.cache.pending_writes.wait_for_all()
             await services.comparer.wait_until_idle()
 
+        exclude_loaded_objects()
         for question in questions[:warm]:
             await send(question)
         await flush()

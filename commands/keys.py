@@ -1,6 +1,5 @@
 """`kvproxy keys`: clients and their API keys."""
 
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, BadParameter, Option
 
 from kvproxy.commands.command import CommandGroup
+from kvproxy.commands.files import read_bytes
 from kvproxy.commands.formatting import Formatted, format_age, format_size, local_time, money, table_time
 from kvproxy.commands.options import PRICES_MAY_DIFFER, Data, LimitOrAll, SharedStore, load_settings
 from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.commands.row_fields import RowFields
 from kvproxy.commands.tables import Column, ListLayout, Row, default_limit, number_column, table_output, text_column
-from kvproxy.errors import SettingsError
 from kvproxy.index.store_location import is_url
 from kvproxy.operations.client import ProxyClient, configured_token, used_data_folder
 from kvproxy.operations.keys_parameters import (
@@ -133,11 +132,7 @@ def add_many(
     """
     from kvproxy.operations.keys import add_clients
 
-    try:
-        content = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-    except OSError as error:
-        raise SettingsError(f"cannot read {file}: {error.strerror or error}") from None
-    created = place.open().perform(add_clients, NoParameters(), CsvFile(content))
+    created = place.open().perform(add_clients, NoParameters(), CsvFile(read_bytes(file)))
     if created and created[0].is_first:
         print_note(f"the first clients: from now on, {place.refusal} without a key")
     _print_notes(note for client in created for note in client.notes)

@@ -203,22 +203,27 @@ def show(
 ) -> Output:
     """Show the record of a request.
 
-    kvproxy explain --request compares a miss with earlier requests.
+    `cause` says how a miss differs from the earlier request most like it; kvproxy explain --request adds its session.
     `decode_ms` is the time from the start of the backend's response to its end.
 
     Example: kvproxy log show 3f2a
     """
+    from kvproxy.journal.miss_explanation import cause_sentences
     from kvproxy.journal.reasons import meaning_of_reason
-    from kvproxy.operations.journal_reports import find_record
+    from kvproxy.operations.journal_parameters import RecordName
+    from kvproxy.operations.journal_reports import explain_record, find_record
 
-    record = find_record(source.open(), request)
+    journal = source.open()
+    record = find_record(journal, request)
+    explained = journal.perform(explain_record, RecordName(request)).explained
     questions = {"question": record.question, "stored_question": record.stored_question}
     document = {**asdict(record), "decode_ms": _decode_ms(record), **questions}
     document.pop("text")
-    fields = ((name, value) for name, value in document.items() if name != "time" and value not in (None, ""))
-    facts = [("time", local_time(record.time)), *fields, ("meaning", meaning_of_reason(record.reason))]
-    if record.reason.startswith(("miss-", "prefix-")):
-        facts.append(("cause", f"kvproxy explain --request {record.request_id}"))
+    document["cause"] = " ".join(cause_sentences(explained, local_time)) or None
+    shown = {"time": None, **document} | {"time": local_time(record.time), "meaning": meaning_of_reason(record.reason)}
+    lost = shown.pop("lost") or {}
+    shown |= {f"lost to {cause}": tokens for cause, tokens in lost.items()}
+    facts = [(name, value) for name, value in shown.items() if value not in (None, "")]
     return Output(document, lambda: print_facts(facts))
 
 

@@ -12,6 +12,7 @@ from typer import Option
 from kvproxy.analyse.charts import Chart
 from kvproxy.commands.files import save_charts
 from kvproxy.commands.formatting import Formatted, amount_text, money, percent
+from kvproxy.commands.journal.log import EMPTY, no_match
 from kvproxy.commands.journal.spending import count_notes, group_name
 from kvproxy.commands.options import JournalOptions, Plot
 from kvproxy.commands.output import Output, print_text
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from kvproxy.journal.sessions.advice import Advice, AdviceReport
     from kvproxy.journal.sessions.ledger_report import LedgerReport
     from kvproxy.journal.sums_filter import SumsFilter
+    from kvproxy.operations.journal import JournalClient
     from kvproxy.operations.journal_reports import Bill
 
 _MAX_BARS = 10
@@ -77,38 +79,42 @@ def savings(
 
     by, selection = query.by, query.selection()
     chosen = [name for name, given in (("--bill", bill), ("--ledger", ledger), ("--advice", advice)) if given]
+    if chosen and (by != "layer" or plot is not None or len(chosen) > 1):
+        option = "--by" if by != "layer" else "--plot" if plot is not None else chosen[1]
+        raise typer.BadParameter(f"{chosen[0]} has its own groups, so {option} does not apply")
+    journal = source.open_for_money()
     if chosen:
-        if by != "layer" or plot is not None or len(chosen) > 1:
-            option = "--by" if by != "layer" else "--plot" if plot is not None else chosen[1]
-            raise typer.BadParameter(f"{chosen[0]} has its own groups, so {option} does not apply")
         ledger_query = LedgerQuery(
             since=query.since, until=query.until, tenant=query.tenant, team=query.team, model=query.model
         )
         if bill:
-            return _bill_output(source.open_for_money().perform(report_bill, ledger_query), selection, layout)
+            bill_report = journal.perform(report_bill, ledger_query)
+            return _bill_output(bill_report, selection, layout, _empty(bill_report.rows, journal, query))
         if advice:
-            return _advice_output(source.open_for_money().perform(report_advice, ledger_query), layout)
-        ledger_report = source.open_for_money().perform(report_ledger, ledger_query)
+            return _advice_output(journal.perform(report_advice, ledger_query), layout)
+        ledger_report = journal.perform(report_ledger, ledger_query)
+        empty = _empty(ledger_report.rows, journal, query)
         document = asdict(ledger_report) | _counted_days(selection)
         return Output(
             document,
-            lambda: _print_ledger(ledger_report, selection, layout),
+            lambda: _print_ledger(ledger_report, selection, layout, empty),
             records=document["rows"],
         )
-    report = source.open_for_money().perform(report_savings, query)
+    report = journal.perform(report_savings, query)
+    empty = _empty(report.rows, journal, query)
     charts = _savings_charts(report, by)
     save_charts(charts, plot)
     document = asdict(report) | _counted_days(selection)
     return Output(
         document,
-        lambda: _print_savings(report, by, selection, layout),
+        lambda: _print_savings(report, by, selection, layout, empty),
         charts=charts,
         records=document["rows"],
         note="UTC days; sessions --by day lists local days" if by == "day" and report.rows else None,
     )
 
 
-def _bill_output(report: "Bill", selection: "SumsFilter", layout: ListLayout) -> Output:
+def _bill_output(report: "Bill", selection: "SumsFilter", layout: ListLayout, empty: str) -> Output:
     total = [report.total] if len(report.rows) > 1 else []
     rows: list[Row] = [
         {
@@ -122,7 +128,9 @@ def _bill_output(report: "Bill", selection: "SumsFilter", layout: ListLayout) ->
             number_column("Input", "input_tokens"): row.input_tokens,
             number_column("Cached", "cached_tokens"): row.cached_tokens,
             number_column("Written 5m", "written_5m", optional=True, hides_empty=True): row.written_5m,
-            number_column("Written 1h", "written_1h", optional=True, hides_empty=True): row.written_1h or None,
+            number_column("Written 1h", "written_1h", optional=True, hides_empty=True): Formatted(
+                f"{row.written_1h:,}" if row.written_1h else "", row.written_1h
+            ),
             number_column("Output", "output_tokens"): row.output_tokens,
             number_column(f"Cost {report.currency}", "cost"): money(row.cost, leaves_out_models=row.unpriced > 0),
             number_column(f"Saved {report.currency}", "saved"): money(
@@ -136,7 +144,7 @@ def _bill_output(report: "Bill", selection: "SumsFilter", layout: ListLayout) ->
     sums = [asdict(row) | {"currency": report.currency} for row in total]
 
     def show() -> None:
-        print_table(rows, empty=_empty(selection), layout=layout, records=[*records, *sums])
+        print_table(rows, empty=empty, layout=layout, records=[*records, *sums])
         _print_counted_days(selection)
 
     return Output(document, show, records=records, note="\n".join(_bill_notes(report.total)) or None)
@@ -182,8 +190,10 @@ def _bill_notes(total: "BillRow") -> Iterator[str]:
         yield f"not in the saved money: {plural(total.unreported_hits, 'hit')} without reported tokens"
 
 
-def _empty(selection: "SumsFilter") -> str:
-    return "no requests yet" if selection == type(selection)() else "no request matches"
+def _empty(rows: Sequence[object], journal: "JournalClient", query: SavingsQuery) -> str:
+    """Return the sentence for a table without rows; an empty text with rows."""
+    selection = query.selection()
+    return "" if rows else no_match(journal, query, "no requests yet" if selection == type(selection)() else EMPTY)
 
 
 def _counted_days(selection: "SumsFilter") -> dict[str, str | None]:
@@ -207,10 +217,8 @@ def _savings_charts(report: "SavingsReport", by: str) -> list[Chart]:
     return [Chart(f"saved {unit} by {by}", "", bars=unit_bars) for unit, unit_bars in bars.items() if unit_bars]
 
 
-def _print_ledger(report: "LedgerReport", selection: "SumsFilter", layout: ListLayout) -> None:
-    print_table(
-        ledger_rows(report), empty=_empty(selection), layout=layout, records=[asdict(row) for row in report.rows]
-    )
+def _print_ledger(report: "LedgerReport", selection: "SumsFilter", layout: ListLayout, empty: str) -> None:
+    print_table(ledger_rows(report), empty=empty, layout=layout, records=[asdict(row) for row in report.rows])
     _print_counted_days(selection)
     if not report.rows:
         return
@@ -241,7 +249,7 @@ def _print_diagnoses(report: "LedgerReport") -> None:
         print_text(f"  {row.diagnosis}: {plural(row.turns, 'turn')}, {row.disagreed:,} different in the ledger")
 
 
-def _print_savings(report: "SavingsReport", by: str, selection: "SumsFilter", layout: ListLayout) -> None:
+def _print_savings(report: "SavingsReport", by: str, selection: "SumsFilter", layout: ListLayout, empty: str) -> None:
     total = [report.total] if report.total is not None and len(report.rows) > 1 else []
     has_price = any(row.money is not None for row in report.rows)
     rows: list[Row] = [
@@ -262,7 +270,7 @@ def _print_savings(report: "SavingsReport", by: str, selection: "SumsFilter", la
         for row in [*report.rows, *total]
     ]
     records = [asdict(row) for row in [*report.rows, *total]]
-    empty = "no request has a tag: clients set them with x-kvproxy-tags" if by == "tag" else _empty(selection)
+    empty = "no request has a tag: clients set them with x-kvproxy-tags" if by == "tag" else empty
     print_table(rows, empty=empty, layout=layout, records=records)
     _print_counted_days(selection)
     if report.rows:

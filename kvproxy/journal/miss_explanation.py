@@ -301,15 +301,7 @@ def explain_in_sentences(explanation: MissExplanation, format_time: Callable[[fl
         )
     if record.verdict is not None:
         sentences.append(_VERDICTS.get(record.verdict, record.verdict))
-    if explanation.earlier is not None and explanation.differences and not record.reason.startswith("hit-"):
-        sentences.append(_earlier_sentence(explanation, explanation.earlier, format_time))
-        sentences += [
-            f"- {_difference_sentence(difference, explanation)}" for difference in explanation.differences[:8]
-        ]
-        if len(explanation.differences) > 8:
-            sentences.append(f"- and {len(explanation.differences) - 8} more")
-    if explanation.equal is not None and not record.reason.startswith("hit-"):
-        sentences.append(_equal_sentence(explanation.equal, record, format_time))
+    sentences += cause_sentences(explanation, format_time)
     if record.not_stored is not None:
         sentences.append(f"The response was not stored ({record.not_stored}): {meaning_of_cause(record.not_stored)}")
     if record.prompt_tokens and record.reused_tokens is not None:
@@ -331,6 +323,21 @@ def explain_in_sentences(explanation: MissExplanation, format_time: Callable[[fl
             f" {_region_label(explanation.divergence.region)}."
         )
     return sentences
+
+
+def cause_sentences(explanation: MissExplanation, format_time: Callable[[float], str]) -> Iterator[str]:
+    """Yield how a miss differs from the earlier request most like it; nothing for a hit, and without such a request."""
+    record = explanation.record
+    if record.reason.startswith("hit-"):
+        return
+    if explanation.earlier is not None and explanation.differences:
+        yield _earlier_sentence(explanation, explanation.earlier, format_time)
+        for difference in explanation.differences[:8]:
+            yield f"- {_difference_sentence(difference, explanation)}"
+        if len(explanation.differences) > 8:
+            yield f"- and {len(explanation.differences) - 8} more"
+    if explanation.equal is not None:
+        yield _equal_sentence(explanation.equal, record, format_time)
 
 
 def _earlier_sentence(explanation: MissExplanation, earlier: Record, format_time: Callable[[float], str]) -> str:

@@ -68,6 +68,7 @@ def test_statistics_for_people_have_labels_and_units(demo: Demo) -> None:
         (["cache", "show", "x", "--store", "no-such.db"], 3, "no store"),
         (["simulate", "no-such-trace"], 3, "no trace"),
         (["calibrate", "no-such-pairs"], 3, "no file"),
+        (["keys", "add-many", "no-such-file"], 3, "no file no-such-file: check the path"),
         (["calibrate", "README.md"], 2, "README.md, line 1"),
         (["serve", "--port", "99999"], 2, "port"),
         (["serve", "--upstream", "http://x", "--min-similarity", "2"], 2, "min_similarity"),
@@ -293,7 +294,13 @@ def test_an_unknown_value_of_a_filter_is_named_beside_similar_ones(tmp_path: Pat
     journal = open_stored_journal(tmp_path / "journal.db", JournalSettings())
     journal.add(finished("a", "a" * 32, tenant="client:search-team", tags="project:web"))
     journal.close()
-    for name in (("sessions",), ("sessions", "--by", "client")):
+    for name in (
+        ("sessions",),
+        ("sessions", "--by", "client"),
+        ("savings",),
+        ("savings", "--bill"),
+        ("savings", "--ledger"),
+    ):
         for option, value, known in (("--tenant", "serch-team", "search-team"), ("--model", "gpt-unknown", "m")):
             named = "client or tenant" if option == "--tenant" else option[2:]
             told = f"no request has the {named} {value!r}: there are {known}\n"

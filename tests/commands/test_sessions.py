@@ -487,3 +487,25 @@ def test_tags_and_projects_cost_the_same(tmp_path: Path) -> None:
     assert tag["spent"] == pytest.approx(
         (PROMPT_1 * 3.75 + PROMPT_1 * 0.3 + (PROMPT_2 - PROMPT_1) * 6 + 2 * OUTPUT * 15) / 1e6
     )
+
+
+def test_log_show_states_the_cause_of_a_miss_and_its_lost_tokens(tmp_path: Path) -> None:
+    sessions = Sessions(str(tmp_path / "journal.db"))
+    for at, day in ((0, "Monday"), (9, "Tuesday")):
+        sessions.add(request([{"role": "system", "content": f"Today is {day}."}, user("Hi.")], 10, 0, at))
+    sessions.close()
+    shown = kvproxy("log", "show", 2, "--data", tmp_path).stdout
+    facts = dict(line.split("\t") for line in shown.splitlines())
+    assert facts["cause"].endswith("- the system prompt (messages[0] system) differs")
+    assert "kvproxy explain" not in shown
+    assert facts["lost to new"] == "10"
+    assert result("log", "show", 2, "--data", tmp_path)["cause"] == facts["cause"]
+    assert result("log", "show", 1, "--data", tmp_path)["cause"] is None
+
+
+def test_a_bill_in_a_pipe_has_the_same_zeros_as_its_csv(tmp_path: Path) -> None:
+    sessions = Sessions(str(tmp_path / "journal.db"))
+    sessions.add(request([user("Hi.")], 10, 0, 0, written=(5, 0)))
+    sessions.close()
+    bill = kvproxy("savings", "--bill", "--columns", "written_5m,written_1h", "--data", tmp_path).stdout
+    assert bill == "written_5m\twritten_1h\n5\t0\n"

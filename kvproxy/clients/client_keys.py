@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from kvproxy.clients.change_log import operator_name, recorded_changes
-from kvproxy.clients.spending_tables import Spent, read_reserved, read_spent
+from kvproxy.clients.spending_tables import SpentAndReserved, read_reserved, read_spent
 from kvproxy.clients.stored_clients import (
     StoredClients,
     change_clients,
@@ -257,7 +257,7 @@ def remove_client(settings: Settings, name: str, operator: str | None = None) ->
         stored.remove(name, change)
 
 
-def spent_and_reserved(settings: Settings) -> tuple[dict[str, Spent], dict[str, float]]:
+def spent_and_reserved(settings: Settings) -> SpentAndReserved:
     """Return the money that each client with a budget spent, and that its requests in flight reserve.
 
     Raises StoreUnavailable.

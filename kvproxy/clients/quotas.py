@@ -223,7 +223,26 @@ class Account:
 
     @property
     def has_budget(self) -> bool:
-        return self.client.has_budget or (self._team is not None and self._team.has_budget)
+        return bool(self.budget_owners)
+
+    @property
+    def budget_owners(self) -> list[ClientSettings]:
+        """The client and its team, if their budgets count the request."""
+        own = [self.client] if self.client.has_budget else []
+        return own if self._team is None else [*own, *self._team.budget_owners]
+
+    @property
+    def budget_clause(self) -> str:
+        """A clause that names the owners of the budgets that count the request."""
+        named = [f"the {'client' if owner is self.client else 'team'} {owner.name}" for owner in self.budget_owners]
+        return f"{' and '.join(named)} {'has a budget' if len(named) == 1 else 'have budgets'}"
+
+    @property
+    def budget_removal(self) -> str:
+        """The commands that remove the budgets that count the request."""
+        return " and ".join(
+            f"kvproxy keys set {owner.name} --unlimited budget-per-day,budget-per-month" for owner in self.budget_owners
+        )
 
     @property
     def prices(self) -> Mapping[str, PriceSettings] | None:

@@ -51,6 +51,19 @@ class Spent:
     today: float = 0.0
     this_month: float = 0.0
 
+    def __add__(self, other: "Spent") -> "Spent":
+        return Spent(self.today + other.today, self.this_month + other.this_month)
+
+
+NOTHING_SPENT = Spent()
+SpentAndReserved: TypeAlias = tuple[dict[str, Spent], dict[str, float]]
+"""The money that each client spent, and that its requests in flight reserve."""
+
+
+def add_spent(spent: Mapping[str, Spent], more: Mapping[str, Spent]) -> dict[str, Spent]:
+    """Return the sums by client."""
+    return {client: spent.get(client, NOTHING_SPENT) + more.get(client, NOTHING_SPENT) for client in {**spent, **more}}
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:

@@ -116,8 +116,8 @@ async def reserve(
         cost = compute(tokens, output)
     if cost is None and account.has_budget:
         raise Forbidden(
-            f"the client {account.client.name} has a budget, and the model {model[:100]!r} has no price: ask the operator to set"
-            f' [journal.prices."{model[:100]}"], or to remove the budget (kvproxy keys set --unlimited)',
+            f"{account.budget_clause}, and the model {model[:100]!r} has no price: ask the operator to set"
+            f' [journal.prices."{model[:100]}"], or to remove the budget ({account.budget_removal})',
             param="model",
             limit="prices",
         )

@@ -58,8 +58,11 @@ def check_model_of_body(request: Request, exchange: Exchange, body: bytes | None
     if model is None and not _requires_model(exchange):
         return None
     if model is None:
+        limited = f"the client {client.name} may use some models only"
+        if not client.models and exchange.account is not None:
+            limited = exchange.account.budget_clause
         raise Forbidden(
-            f"the client {client.name} {'may use some models only' if client.models else 'has a budget'}, and the body of"
+            f"{limited}, and the body of"
             f" {request.method} {request.scope['path']} has no field model that the proxy can read",
             param="model",
             limit="models" if client.models else "prices",

@@ -4,13 +4,13 @@ import csv
 import io
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from kvproxy.clients import client_keys
-from kvproxy.clients.spending_tables import Spent, budgets_of
+from kvproxy.clients.spending_tables import Spent, SpentAndReserved, add_spent, budgets_of
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.journal.reader import CACHES, JournalReader
 from kvproxy.journal.record import client_name
@@ -39,10 +39,14 @@ _COUNTS = ("requests", "refused", "unpriced", "estimated", "unreported", "tokens
 
 @dataclass(frozen=True, slots=True)
 class KeysAccess:
-    """The clients of a proxy with these settings, and the name of the operator who changes them."""
+    """The clients of a proxy with these settings, and the name of the operator who changes them.
+
+    `unwritten` returns the spent and reserved money that a running proxy could not write to its table yet.
+    """
 
     settings: Settings
     operator: str
+    unwritten: Callable[[], SpentAndReserved] = lambda: ({}, {})
 
 
 class KeysClient(Protocol):
@@ -206,7 +210,11 @@ def _read_clients(file: bytes) -> list[NewClient]:
     return clients
 
 
-def list_clients(settings: Settings, query: ClientUsageQuery = ClientUsageQuery()) -> list[ListedClient]:
+def list_clients(
+    settings: Settings,
+    query: ClientUsageQuery = ClientUsageQuery(),
+    unwritten: Callable[[], SpentAndReserved] = lambda: ({}, {}),
+) -> list[ListedClient]:
     """List the clients with their usage.
 
     Without a journal there was no request. If the journal cannot be read, their usage is unknown, see `usage_problem`.
@@ -221,12 +229,14 @@ def list_clients(settings: Settings, query: ClientUsageQuery = ClientUsageQuery(
     except KvproxyError:
         usage = None
     spent, reserved = client_keys.spent_and_reserved(settings)
+    more_spent, more_reserved = unwritten()
+    spent = add_spent(spent, more_spent)
     clients, none = client_keys.all_clients(settings), dict.fromkeys(_COUNTS, 0)
     return [
         _listed(
             client,
             spent.get(client.name, Spent()),
-            reserved.get(client.name, 0.0),
+            reserved.get(client.name, 0.0) + more_reserved.get(client.name, 0.0),
             {} if usage is None else usage.get(client.name, none),
         )
         for client in clients
@@ -237,7 +247,7 @@ def list_clients(settings: Settings, query: ClientUsageQuery = ClientUsageQuery(
 def list_keys(access: KeysAccess, query: ClientUsageQuery) -> ClientList:
     """List the clients with their usage, budgets, and limits, without keys or digests."""
     settings = access.settings
-    clients = list_clients(settings, query)
+    clients = list_clients(settings, query, access.unwritten)
     is_unknown = bool(clients) and clients[0].requests is None
     problem = usage_problem(settings) if is_unknown else None
     return ClientList(clients, settings.journal.currency, problem, client_keys.why_closed(settings))

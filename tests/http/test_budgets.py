@@ -632,6 +632,150 @@ def test_without_its_table_a_proxy_counts_and_writes_later(tmp_path: Path) -> No
     file.close()
 
 
+def test_without_its_table_reserved_money_is_not_spent(tmp_path: Path) -> None:
+    """Else SDKs would not try again, and the metrics would count money that nobody spent."""
+    file = SpendingFile(tmp_path)
+    tables = BreakableTables(file)
+
+    async def spend() -> None:
+        spent, limited = SpentMoney(tables, {}), client(budget_per_day=1)
+        before = await spent.reserve(limited, 0.6)
+        tables.is_broken = True
+        during = await spent.reserve(limited, 0.6)
+        with pytest.raises(
+            TooManyRequests, match=r"requests in flight have reserved the rest.*try again in 5 s"
+        ) as error:
+            await spent.reserve(limited, 0.6)
+        assert (error.value.code, error.value.retry_after) == ("rate_limit_exceeded", 5.0)
+        assert spent.unwritten() == ({}, {"a": 0.6})
+        spent.charge("a", 0.1, before)
+        spent.charge("a", 0.2, during)
+        await asyncio.gather(*spent._charges)
+        assert spent.read()["a"].today == spent.unwritten()[0]["a"].this_month == pytest.approx(0.3)
+        assert spent.unwritten()[1] == {}
+        # After the recovery, a request of the outage counts as reserved, also for other proxies.
+        later = await spent.reserve(limited, 0.8)
+        tables.is_broken = False
+        with pytest.raises(TooManyRequests, match="reserved"):
+            await spent.reserve(limited, 0.0)
+        await spent._renew([later])
+        with pytest.raises(TooManyRequests, match="reserved"):
+            await SpentMoney(file, {}).reserve(limited, 0.0)
+        spent.charge("a", 0.4, later)
+        await spent.close()
+        assert spent.read()["a"].today == read_spent(file.query, time.time())["a"].today == pytest.approx(0.7)
+        assert file.query("select * from reservations") == []
+
+    asyncio.run(spend())
+    file.close()
+
+
+def test_a_new_day_during_an_outage_begins_a_new_budget(tmp_path: Path) -> None:
+    now = datetime(2026, 12, 30, 23, 59, tzinfo=UTC)
+    file = SpendingFile(tmp_path)
+    tables = BreakableTables(file)
+
+    async def spend() -> None:
+        nonlocal now
+        spent, limited = SpentMoney(tables, {}, lambda: now.timestamp()), client(budget_per_day=1, budget_per_month=1.5)
+        spent.charge("a", 1.0, await spent.reserve(limited, 0.0))
+        await spent.close()
+        tables.is_broken = True
+        with pytest.raises(BudgetExceeded, match="a day"):
+            await spent.reserve(limited, 0.0)
+        now += timedelta(minutes=2)
+        spent.charge("a", 0.7, await spent.reserve(limited, 0.0))
+        with pytest.raises(BudgetExceeded, match="a month"):
+            await spent.reserve(limited, 0.0)
+        now += timedelta(days=1)
+        await spent.reserve(limited, 0.0)
+        tables.is_broken = False
+        await spent.close()
+
+    asyncio.run(spend())
+    file.close()
+
+
+def test_charges_count_while_a_slow_table_refuses_them(tmp_path: Path) -> None:
+    file = SpendingFile(tmp_path)
+    began, gate = threading.Event(), threading.Event()
+
+    class SlowTables(BreakableTables):
+        def transaction(self, *, durable: bool = True) -> AbstractContextManager[Transaction]:
+            if self.is_broken and durable:
+                began.set()
+                gate.wait()
+            return super().transaction(durable=durable)
+
+    tables = SlowTables(file)
+
+    async def spend() -> None:
+        spent = SpentMoney(tables, {})
+        reservation = await spent.reserve(client(budget_per_day=1), 0.0)
+        tables.is_broken = True
+        spent.charge("a", 0.4, reservation)
+        await asyncio.to_thread(began.wait)
+        try:
+            assert spent._known("a", time.time()).today == 0.4
+        finally:
+            gate.set()
+        await spent.close()
+
+    asyncio.run(spend())
+    file.close()
+
+
+def test_a_failed_commit_counts_no_money_twice(tmp_path: Path) -> None:
+    """SQLite reports a full disk at the commit, after the statements succeeded."""
+    file = SpendingFile(tmp_path)
+
+    class FullDisk(BreakableTables):
+        @contextlib.contextmanager
+        def transaction(self, *, durable: bool = True) -> Iterator[Transaction]:
+            with contextlib.suppress(ZeroDivisionError), self._file.transaction(durable=durable) as run:
+                yield run
+                if not self.is_broken:
+                    return
+                raise ZeroDivisionError
+            raise CacheStoreError("the disk is full")
+
+    disk = FullDisk(file)
+
+    async def spend() -> None:
+        spent, limited = SpentMoney(disk, {}), client(budget_per_day=1)
+        reservation = await spent.reserve(limited, 0.0)
+        disk.is_broken = True
+        spent.charge("a", 0.6, reservation)
+        await asyncio.gather(*spent._charges)
+        await spent.reserve(limited, 0.0)
+        disk.is_broken = False
+        await spent.close()
+        assert read_spent(file.query, time.time())["a"].today == 0.6
+
+    asyncio.run(spend())
+    file.close()
+
+
+def test_metrics_and_keys_count_money_that_the_full_disk_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with run(tmp_path) as proxy:
+        key = add_client(proxy.settings, "one", budget_per_day=1)
+        assert proxy.ask(key, "first").status_code == 200
+        until(lambda: proxy.spent("one") == pytest.approx(COST))
+
+        def refuse(*arguments: object) -> None:
+            raise CacheStoreError("the disk is full")
+
+        monkeypatch.setattr(SpentMoney, "_write_charges", refuse)
+        assert proxy.ask(key, "second").status_code == 200
+        metric = 'kvproxy_client_budget_spent{client="one",period="day"} 0.328'
+        until(lambda: metric in httpx.get(f"{proxy.url}/metrics").text)
+        (listed,) = httpx.get(f"{proxy.url}/admin/keys").json()["clients"]
+        assert (listed["spent_today"], listed["left_today"]) == pytest.approx((0.328, 0.672))
+        monkeypatch.undo()
+
+
 @pytest.mark.parametrize("recovers", [True, False])
 def test_a_stop_writes_the_charges_of_an_outage_or_logs_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, recovers: bool

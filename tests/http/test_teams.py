@@ -68,7 +68,16 @@ def test_clients_of_a_team_spend_one_budget_and_then_get_hits_only(proxy: Proxy)
     # A refusal of the team reserves nothing of the client's own budget.
     assert proxy.spent("ben") == pytest.approx(COST)
     # The model must have a price, as for a client with a budget.
-    assert proxy.ask(anna, "four", model="unpriced").status_code == 403
+    removal = "kvproxy keys set {} --unlimited budget-per-day,budget-per-month"
+    why = proxy.ask(anna, "four", model="unpriced").json()["error"]["message"]
+    assert why.startswith("the team research has a budget, and")
+    assert f"({removal.format('research')})" in why
+    why = proxy.ask(ben, "four", model="unpriced").json()["error"]["message"]
+    assert why.startswith("the client ben and the team research have budgets, and")
+    assert f"({removal.format('ben')} and {removal.format('research')})" in why
+    headers = {"authorization": f"Bearer {anna}"}
+    unread = httpx.post(f"{proxy.url}/v1/images/generations", headers=headers, json={"prompt": "x"}, timeout=60)
+    assert unread.json()["error"]["message"].startswith("the team research has a budget, and the body")
     proxy.services.journal.latest(1)
     listed = {client.name: client for client in list_clients(proxy.settings)}
     assert listed["research"].left_this_month == 0
@@ -79,7 +88,8 @@ def test_clients_of_a_team_spend_one_budget_and_then_get_hits_only(proxy: Proxy)
     assert "\nanna\tresearch\t" in shown
     # Metrics count each request once.
     assert 'client="research"' not in proxy.services.metrics.render().decode()
-    set_limits(proxy.settings, "research", {"budget_per_month": None, "budget_per_day": None})
+    command = removal.format("research").split()[1:]
+    assert kvproxy(*command, "--data", proxy.settings.data).returncode == 0
     assert proxy.ask(anna, "three").status_code == 200
 
 

@@ -82,7 +82,7 @@ http/deadlines_and_disconnects: _running
 flow/prepare/keep_warm: _digests_by_request
 index/store/group_commit: _waiting
 clients/quotas: _charges
-clients/spent_money: _charges _in_flight _released
+clients/spent_money: _charges _in_flight _released _unwritten
 clients/shared_state: _held
 engine/async_llm: _live
 engine/core: _unsent
@@ -96,7 +96,7 @@ flow/compare_responses: counts
 flow/prepare/keep_warm: _budgets
 apis/reported_usage: _logged
 clients/quotas: _quotas
-clients/spent_money: _last _owed
+clients/spent_money: _last _last_period _owed _being_written
 engine/backend: _warned
 engine/models/lora: _slices by_name
 http/metrics: _values descriptions

@@ -12,7 +12,7 @@ from kvproxy.operations.keys import KEY_OPERATIONS, KeysAccess
 
 async def _perform(request: Request, run: Callable[[KeysAccess], object]) -> object:
     app = services(request)
-    result = await asyncio.to_thread(run, KeysAccess(app.settings, app.operator(request)))
+    result = await asyncio.to_thread(run, KeysAccess(app.settings, app.operator(request), app.spent.unwritten))
     if request.method not in ("GET", "HEAD"):
         # The next request may have the new key.
         await asyncio.to_thread(app.reload_clients)

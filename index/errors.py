@@ -44,6 +44,10 @@ class ImportFailed(CacheStoreError):
 class VerifierError(Exception): ...
 
 
+class PolicyError(Exception):
+    """A policy, its guards, or its verifier failed on a question, or the policy returned an invalid result."""
+
+
 def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 

@@ -1,16 +1,19 @@
 """Lets a policy decide which neighbour of a question is served."""
 
+import contextlib
 import hashlib
 import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from kvproxy.index.entry import learning_namespace
+from kvproxy.index.errors import CacheStoreError, EmbedderError, PolicyError, first_line
+from kvproxy.index.policies.check_result import check_result
 from kvproxy.index.policies.guards import CONTEXT, PASSAGES
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
@@ -77,6 +80,18 @@ class RefusalBudget:
         return digests[hours * _DIGEST_BYTES :], updated + hours * _REFILL_SECONDS
 
 
+@contextlib.contextmanager
+def naming_failures(policy: Policy) -> Iterator[None]:
+    """Convert exceptions of a policy, its guards, and its verifier to PolicyError."""
+    try:
+        yield
+    except (CacheStoreError, EmbedderError):
+        raise
+    except Exception as error:
+        cause = f"{type(error).__name__}: {first_line(error)}" if str(error) else type(error).__name__
+        raise PolicyError(f"policy {policy.name!r} failed: {cause}") from error
+
+
 class Decider:
     """Finds the neighbours of a question, and lets a policy decide which of them is served. Thread-safe.
 
@@ -111,7 +126,8 @@ class Decider:
     def decide(self, request: LookupRequest, vector: np.ndarray) -> Lookup:
         policy = self.policy_by_name(request.policy)
         near = self.search(request, vector, policy.num_neighbours, policy.floor)
-        lookup = self.decide_candidates(request, near, policy)
+        with naming_failures(policy):
+            lookup = self.decide_candidates(request, near, policy)
         # `learned` must not learn from decisions of another policy.
         return lookup if policy is self.policy else replace(lookup, observation=None)
 
@@ -175,6 +191,7 @@ class Decider:
         if neighbours:
             question = compared_turn(request.question)
             result = policy.decide(question, list(neighbours.values()), request.limits, space)
+            check_result(result, len(neighbours))
         chosen_place = None if result.chosen is None else eligible[result.chosen]
         may_explore = chosen_place is not None and request.explore and request.compare
         explored = may_explore and self.random_number() < result.exploration_share

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from kvproxy.index.entry import Entry, Freshness
-from kvproxy.index.errors import CacheStoreError, EmbedderError, WrongDimension
+from kvproxy.index.errors import CacheStoreError, EmbedderError, PolicyError, WrongDimension
 from kvproxy.index.models.embedder import Embedder, EmbeddingCache
 from kvproxy.index.models.languages import EVERY, can_match, is_in_languages
 from kvproxy.index.models.model_threads import model_threads
@@ -23,7 +23,7 @@ from kvproxy.index.policies.learned.feedback import FeedbackRecorder
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Limits, Policy, PolicyName
 from kvproxy.index.search.conversations import last_turn, searched_text
-from kvproxy.index.search.decider import MAX_REFUSALS, Decider
+from kvproxy.index.search.decider import MAX_REFUSALS, Decider, naming_failures
 from kvproxy.index.search.lookup_queue import LookupQueue, LookupResult, QueueFull, Value
 from kvproxy.index.search.lookup_result import FRESH, Lookup, LookupRequest
 from kvproxy.index.search.open_vector_search import open_vector_search
@@ -84,6 +84,7 @@ class SemanticCache:
         random_number: returns a uniform random number below 1, for exploration.
         languages: ISO 639-1 codes; questions in other languages have exact hits only.
         make_policy: creates the policy that a request names.
+        threads: number of lookups at a time; None for one per core, or 8 if the store is a server.
         refusal_limit: see `RefusalBudget`.
     """
 
@@ -164,6 +165,8 @@ class SemanticCache:
             seconds: timeout, ten times as long if no other lookup is in progress; None waits without a limit.
             allowed_freshness: an entry in another state is not served.
             policy: None uses the configured policy.
+
+        Raises CacheStoreError, EmbedderError, or PolicyError.
         """
         pending = self.pending_writes.in_namespace(namespace)
         request = LookupRequest(namespace, text, limits, explore, compare, allowed_freshness, policy, pending)
@@ -253,9 +256,16 @@ class SemanticCache:
     async def feedback(self, entry: Entry, right: bool, question: str | None = None) -> None:
         """Record a person's verdict on an entry as an answer to `question`, if known. A rejected entry has exact hits only."""
         if self.learning is not None:
-            work = partial(self._decide_pair, entry, question or "")
+            work = partial(self._decide_pair_if_possible, entry, question or "")
             lookup = None if question is None else await self._queue.run_in_background(work)
             await self.learning.record_verdict(entry, right, lookup)
+
+    def _decide_pair_if_possible(self, entry: Entry, question: str) -> Lookup | None:
+        try:
+            return self._decide_pair(entry, question)
+        except (EmbedderError, PolicyError) as error:
+            _log.warning("a verdict is stored without its question: %s", error)
+            return None
 
     def _decide_pair(self, entry: Entry, question: str) -> Lookup | None:
         """Look up a question among one entry only, which may have nearer neighbours now; None if it cannot be matched."""
@@ -265,7 +275,9 @@ class SemanticCache:
         one, other = (self._embeddings.vector(searched_text(text)) for text in (question, entry.prompt))
         head = heads[entry.id]
         request = LookupRequest(entry.namespace, question, explore=False, allowed_freshness=(head.freshness,))
-        return self.decider.decide_candidates(request, [(head, float(one @ other))], self.policy, with_verdicts=False)
+        near = [(head, float(one @ other))]
+        with naming_failures(self.policy):
+            return self.decider.decide_candidates(request, near, self.policy, with_verdicts=False)
 
     async def insert(self, entry: Entry) -> bool:
         if entry.semantic and self.can_read(entry.prompt):

@@ -23,7 +23,7 @@ _REASONS: dict[str, str] = {
     "miss-inputs": "Several inputs of an array are not stored; `inputs_cached` counts the stored ones.",
     "miss-concurrent": "An equal request was in flight, and could not share its response: each wants a sample, or another form.",
     "miss-old": "An equal or similar request is stored, but its response is older than the request's `max-age`.",
-    "miss-failed": "The store or the embedder failed.",
+    "miss-failed": "The store, the embedder, or the policy failed.",
     "miss-hidden": "The question has invisible characters or mixes alphabets: exact hits only.",
     "low-similarity": "The cosine of the nearest question is below `cache.min_similarity`, or too low for the verifier.",
     "low-probability": "The verifier's probability for the nearest question is below `cache.min_probability`.",

@@ -137,9 +137,9 @@ def check_settings(settings: CacheSettings) -> None:
             raise SettingsError(f"CacheSettings({name}=...) has no effect in a library: leave it out; {fix}")
 
 
-def check_refusal_limit(limit: object) -> None:
+def check_limit(name: str, limit: object) -> None:
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise ValueError(f"refusal_limit must be a positive integer or None, but it is {limit!r}")
+        raise ValueError(f"{name} must be a positive integer or None, but it is {limit!r}")
 
 
 def checked_guards(guards: Any) -> tuple[Any, ...]:
@@ -162,6 +162,11 @@ def with_policy(settings: CacheSettings, policy: Any) -> tuple[CacheSettings, Po
         return settings.model_copy(update={"policy": policy}), None
     if policy is not None:
         _check_attributes("policy", policy, "a name", "name", "num_neighbours", "floor", "decide")
+        if inspect.iscoroutinefunction(policy.decide):
+            raise TypeError(
+                "policy.decide is a coroutine function: define it without async, let it wait for the model, and give the"
+                " number of lookups at a time, for example lookup_threads=32"
+            )
     return settings, policy
 
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kvproxy.index.entry import LIBRARY_ENDPOINT, Entry, new_id
-from kvproxy.index.errors import CacheStoreError, EmbedderError
+from kvproxy.index.errors import CacheStoreError, EmbedderError, PolicyError
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.store import EntryFilter
 from kvproxy.library.arguments import (
@@ -83,15 +83,17 @@ class AsyncCache:
         entry, similarity = await self._find_equal(question, namespace), None
         if entry is None:
             entry, similarity = await self._find_similar(question, namespace)
+        if entry is not None:
+            await self._record_hit(entry)
         self._gets["miss" if entry is None else "exact" if similarity is None else "semantic"] += 1
-        if entry is None:
-            return None
+        return None if entry is None else answer_of(entry, similarity)
+
+    async def _record_hit(self, entry: Entry) -> None:
         pending = self._cache.pending_writes.get(entry.key)
         if pending is not None:
             # The store counts no hit of an entry that it does not contain yet.
             await pending.wait_until_stored()
         self._cache.store.record_hit(entry.id)
-        return answer_of(entry, similarity)
 
     async def get_many(self, questions: Sequence[str], namespace: str = "") -> list[CachedAnswer | None]:
         """Return what `get` returns for each question. All questions without an equal one are embedded together."""
@@ -120,8 +122,8 @@ class AsyncCache:
         """Return the stored answer, see `get`, or else compute and store it.
 
         Calls of all tasks and threads for an equal question share one computation, and its exception. If the task that
-        computes is cancelled, a waiting one computes again. If the store or the embedder fails, the answer is computed.
-        Raises RuntimeError if `compute` calls this for its own question.
+        computes is cancelled, a waiting one computes again. If the store, the embedder, or the policy fails, the answer is
+        computed. Raises RuntimeError if `compute` calls this for its own question.
         """
         self.check_usable()
         check_question(question, namespace)
@@ -144,6 +146,7 @@ class AsyncCache:
             return await self.get(question, namespace)
         except (CacheStoreError, EmbedderError) as error:
             _log.warning("the lookup failed, so the answer is computed: %s", error)
+            self._gets["miss"] += 1
             return None
 
     def memoize(
@@ -359,7 +362,12 @@ class AsyncCache:
         semantic = self._cache.semantic
         if semantic is None or not await self._cache.is_unchanged_by_redaction(question):
             return None, None
-        lookup = await semantic.lookup(digest(namespace), question, seconds=self._lookup_timeout)
+        try:
+            lookup = await semantic.lookup(digest(namespace), question, seconds=self._lookup_timeout)
+        except PolicyError as error:
+            _log.warning("the lookup is a miss: %s", error, exc_info=_log.isEnabledFor(logging.DEBUG))
+            self._lookups["failed"] += 1
+            return None, None
         if lookup.entry is not None and self._settings.shadow:
             self._lookups["shadow"] += 1
             return None, None

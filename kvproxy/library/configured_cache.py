@@ -44,6 +44,7 @@ def open_response_cache(
     tenant_limit: Callable[[str], int | None] | None = None,
     random_number: Callable[[], float] = random.random,
     refusal_limit: int | None = MAX_REFUSALS,
+    lookup_threads: int | None = None,
 ) -> ResponseCache:
     """Open the store and its search index. See `library.open_async_cache` for the other arguments, and the errors.
 
@@ -64,7 +65,7 @@ def open_response_cache(
         )
         try:
             semantic = _open_semantic_cache(
-                settings, store, embedder, guards, policy, data, random_number, refusal_limit
+                settings, store, embedder, guards, policy, data, random_number, refusal_limit, lookup_threads
             )
         except BaseException:
             store.close()
@@ -85,6 +86,7 @@ def _open_semantic_cache(
     data: Path | None,
     random_number: Callable[[], float],
     refusal_limit: int | None,
+    lookup_threads: int | None,
 ) -> SemanticCache | None:
     if not (settings.enabled and settings.semantic):
         return None
@@ -104,6 +106,7 @@ def _open_semantic_cache(
         languages=_languages(settings, embedder),
         make_policy=cache(named),
         random_number=random_number,
+        threads=lookup_threads,
         refusal_limit=refusal_limit,
     )
     semantic.rebuild()

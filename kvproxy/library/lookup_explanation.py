@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from kvproxy.index.errors import PolicyError
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.policy import describe_verdict, verdict_token
 from kvproxy.index.response_cache import ResponseCache
@@ -70,7 +71,10 @@ async def _explain_similar(
         return _new("The models do not know the language of the question, see cache.languages.")
     if not semantic.can_read(question):
         return _new("The embedder cannot read all of the question: exact hits only.")
-    lookup = await semantic.lookup(namespace, question, explore=False, seconds=timeout)
+    try:
+        lookup = await semantic.lookup(namespace, question, explore=False, seconds=timeout)
+    except PolicyError as error:
+        return LookupExplanation("miss-failed", f"No equal question is stored. The {error}.")
     if lookup.skip_reason is not None:
         return LookupExplanation(f"skipped-{lookup.skip_reason}", "The semantic lookup did not run in time.")
     near = lookup.decisive_candidate("not compared", "expired")

@@ -16,11 +16,11 @@ from kvproxy.index.policies.policy import Policy, PolicyName
 from kvproxy.index.search.decider import MAX_REFUSALS
 from kvproxy.library.arguments import (
     Seconds,
+    check_limit,
     check_location,
     check_memoize,
     check_not_async,
     check_question,
-    check_refusal_limit,
     check_settings,
     check_type,
     checked_embedder,
@@ -79,8 +79,8 @@ class Cache:
     ) -> str:
         """Return the stored answer, see `get`, or else call `compute` with the question, and store its result.
 
-        Calls of all threads for an equal question share one computation, and its exception. If the store or the embedder
-        fails, the answer is computed. Raises RuntimeError if `compute` calls this for its own question.
+        Calls of all threads for an equal question share one computation, and its exception. If the store, the embedder,
+        or the policy fails, the answer is computed. Raises RuntimeError if `compute` calls this for its own question.
         """
         self._cache.check_usable()
         check_question(question, namespace)
@@ -250,6 +250,7 @@ def open_async_cache(
     redaction: RedactionSettings | None = None,
     namespace_ttls: Mapping[str, Seconds] = MappingProxyType({}),
     refusal_limit: int | None = MAX_REFUSALS,
+    lookup_threads: int | None = None,
 ) -> AsyncCache:
     """Open a cache for asyncio. A missing file is created; the folder must exist.
 
@@ -265,6 +266,8 @@ def open_async_cache(
         namespace_ttls: lifetime of answers by namespace; others have that of the settings.
         refusal_limit: maximum refused questions near an answer. Beyond it, the answer has exact hits only; see
             `RefusalBudget`. None disables the limit, for questions of trusted users.
+        lookup_threads: number of lookups at a time, for a policy that waits for a model; None for one per core, or 8 for
+            PostgreSQL.
 
     Raises:
         SettingsError: the keys, the store, the embedder or the verifier cannot be used, or a setting has no effect here.
@@ -278,7 +281,8 @@ def open_async_cache(
     ):
         if value is not None:
             check_type(name, value, expected)
-    check_refusal_limit(refusal_limit)
+    check_limit("refusal_limit", refusal_limit)
+    check_limit("lookup_threads", lookup_threads)
     settings, deciding = with_policy(settings or CacheSettings(), policy)
     check_settings(settings)
     ttls = checked_lifetimes(namespace_ttls)
@@ -293,6 +297,7 @@ def open_async_cache(
         # A forwarded hit teaches nothing, because a library sees no fresh answers.
         random_number=lambda: 1.0,
         refusal_limit=refusal_limit,
+        lookup_threads=lookup_threads,
     )
     return AsyncCache(cache, settings, namespace_ttls=ttls, maintenance=Maintenance(cache))
 
@@ -308,6 +313,7 @@ def open_cache(
     redaction: RedactionSettings | None = None,
     namespace_ttls: Mapping[str, Seconds] = MappingProxyType({}),
     refusal_limit: int | None = MAX_REFUSALS,
+    lookup_threads: int | None = None,
 ) -> Cache:
     """Open a cache for threads. See `open_async_cache` for the arguments."""
     return Cache(
@@ -321,5 +327,6 @@ def open_cache(
             redaction=redaction,
             namespace_ttls=namespace_ttls,
             refusal_limit=refusal_limit,
+            lookup_threads=lookup_threads,
         )
     )

@@ -138,6 +138,7 @@ def test_a_failed_lookup_is_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with open_cache(tmp_path / "r.db", EXACT) as cache:
         monkeypatch.setattr(AsyncCache, "get", fail)
         assert cache.get_or_set("q", str.upper) == "Q"
+        assert cache.stats()["gets"] == {"exact": 0, "semantic": 0, "miss": 1, "shared": 0}
 
 
 def test_a_decorator_checks_its_arguments_at_once(tmp_path: Path) -> None:

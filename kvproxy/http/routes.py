@@ -11,7 +11,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from kvproxy import __version__
-from kvproxy.apis import APIS, MESSAGES, PATHS, normalize_path
+from kvproxy.apis import APIS, MESSAGES, PATHS
 from kvproxy.apis.api import Api
 from kvproxy.apis.api_request import Delivery
 from kvproxy.apis.json import as_object, loads, objects
@@ -34,8 +34,9 @@ from kvproxy.http.allowed_models import allowed_listing, check_model, check_mode
 from kvproxy.http.cache_status import BYPASS, cache_headers
 from kvproxy.http.client_authentication import DOCUMENT_PATH
 from kvproxy.http.deadlines_and_disconnects import Deadline, RelayResponse, WholeResponse
-from kvproxy.http.error_responses import error_event, error_response, refuse_wrong_method
-from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
+from kvproxy.http.error_responses import error_event, error_response
+from kvproxy.http.exchange_middleware import exchange_of
+from kvproxy.http.forwarded_routes import check_path, check_route
 from kvproxy.http.request_bodies import (
     BodyReservation,
     check_number_of_choices,
@@ -305,9 +306,12 @@ def _ledger_rows(reader: JournalReader) -> list[LedgerRow]:
 async def forward_unparsed(request: Request) -> Response:
     """Forward a request of an uncached API to the upstream, without parsing it."""
     has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
+    check_path(request)
     app, is_json = services(request), request.headers.get("content-type", "").startswith("application/json")
     has_routes = app.built.fleet is not None and app.built.fleet.routes is not None
     limits = app.settings.limits
+    if app.backend.forwarder is not None:
+        check_route(request, exchange_of(request.scope), app.settings.access)
     if has_body and is_json and (has_routes or reads_model(request, exchange_of(request.scope), limits.body_bytes)):
         with app.bodies.reservation() as reservation:
             # The body names the model, which chooses the upstream, and which a client may lack.
@@ -319,7 +323,6 @@ async def forward_unparsed(request: Request) -> Response:
 
 async def _forward(request: Request, body: bytes | None) -> Response:
     forwarder = services(request).backend.forwarder
-    _check_path(request)
     _warn_if_uncached(request)
     if forwarder is None:
         hint = "the embedded engine has the routes of GET /openapi.json"
@@ -386,15 +389,6 @@ async def _remove_deleted(request: Request, reply: RelayedResponse) -> None:
 def _tenant(request: Request) -> str:
     client = exchange_of(request.scope).client
     return services(request).tenants.tenant_of(joined_headers(request), None if client is None else client.tenant)
-
-
-def _check_path(request: Request) -> None:
-    path = request.scope["path"]
-    normal = normalize_path(path)
-    if is_proxy_path(path) or is_proxy_path(normal) or normal == DOCUMENT_PATH or (normal != path and normal in PATHS):
-        refuse_wrong_method(request)
-        hint = f"send it to {normal}" if normal != path else "see docs/http.md"
-        raise NotFound(f"no route {request.method} {path}: {hint}")
 
 
 def _warn_if_uncached(request: Request) -> None:

@@ -4,7 +4,7 @@ import re
 from datetime import date
 from functools import lru_cache
 from ipaddress import ip_address
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -35,6 +35,9 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
+_Route = Annotated[str, Field(pattern=r"^(\*|([A-Z]+ )?/.*)$")]
+
+
 class AccessSettings(Section):
     """Accepted clients, web origins, and host names, and the headers that identify tenants."""
 
@@ -44,6 +47,11 @@ class AccessSettings(Section):
     open: bool = Field(default=False, description="Accept all clients beyond loopback without API keys.")
     hosts: tuple[str, ...] = Field(
         default=(), description="Public host names. IP addresses, localhost, and private names need no entry."
+    )
+    routes: tuple[_Route, ...] | None = Field(
+        default=None,
+        description="Uncached routes that are forwarded beside the public ones of the APIs, such as `GET /v1/files*`, in which *"
+        " matches any text. Unset: with clients only the public routes, without clients all.",
     )
     priorities: Literal["tenant", "all"] = Field(
         default="tenant",
@@ -69,7 +77,8 @@ CLIENT_PREFIX = "client:"
 """Beginning of the tenant's name of a client, before the client's name."""
 
 
-def _matches(pattern: str, text: str) -> bool:
+def matches_pattern(pattern: str, text: str) -> bool:
+    """Whether a whole text matches a pattern, in which `*` matches any text."""
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), text, re.DOTALL) is not None
 
 
@@ -141,7 +150,7 @@ class ClientSettings(Section):
         return digest == self.key_sha256
 
     def may_use(self, model: str) -> bool:
-        return not self.models or any(_matches(pattern, model) for pattern in self.models)
+        return not self.models or any(matches_pattern(pattern, model) for pattern in self.models)
 
     @property
     def has_budget(self) -> bool:

@@ -498,10 +498,12 @@ def test_a_model_without_a_price_is_refused(proxy: Proxy) -> None:
     assert 'kvproxy_limited_total{limit="prices"} 2.0' in httpx.get(f"{proxy.url}/metrics").text
     assert proxy.ask(key, path="/v1/rerank").status_code == 200
     until(lambda: proxy.spent("strict") == pytest.approx(COST))
-    # Counting tokens is free, and a batch names no model that the proxy could price.
+    # Counting tokens is free, and some images name no model that the proxy could price.
     assert proxy.ask(key, path="/v1/messages/count_tokens").status_code == 200
-    batch = httpx.post(f"{proxy.url}/v1/batches", headers={"authorization": f"Bearer {key}"}, json={"input": "f"})
-    assert (batch.status_code, "has a budget" in batch.json()["error"]["message"]) == (403, True)
+    drawn = httpx.post(
+        f"{proxy.url}/v1/images/generations", headers={"authorization": f"Bearer {key}"}, json={"prompt": "f"}
+    )
+    assert (drawn.status_code, "has a budget" in drawn.json()["error"]["message"]) == (403, True)
     assert proxy.spent("strict") == pytest.approx(COST)
 
 

@@ -150,7 +150,7 @@ def test_a_failed_request_is_recorded_and_free(proxy: Proxy) -> None:
 
 def test_counting_tokens_is_free(proxy: Proxy) -> None:
     key = add_client(proxy.settings, "counting")
-    assert proxy.ask(key, "/v1/other/count_tokens") == 200
+    assert proxy.ask(key, "/v1/messages/count_tokens") == 200
     assert proxy.ask(key) == 200
     until(lambda: proxy.listed("counting").requests == 1)
     assert proxy.listed("counting").spent == pytest.approx(COST)

@@ -98,7 +98,7 @@ def test_a_request_with_a_stale_response_is_freed(period: str, tmp_path: Path) -
             assert_freed(send, ApiRequest, Exchange, SharedRequest)
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/other"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/rerank"])
 @pytest.mark.parametrize("tokens_per_minute", [1, 10_000])
 def test_a_request_of_a_client_with_a_quota_is_freed(path: str, tokens_per_minute: int, tmp_path: Path) -> None:
     with run_raw_upstream(lambda: WHOLE_ANSWER) as upstream:

@@ -219,7 +219,7 @@ def test_the_upstream_receives_no_key_of_another_client(tmp_path: Path, recorder
     mine, other, rotated = (add_client(found, name) for name in ("mine", "other", "rotated"))
     rotate_key(found, "rotated", 0.0)
     with run_proxy(found) as (url, _):
-        for path in ("/v1/chat/completions", "/v1/files"):
+        for path in ("/v1/chat/completions", "/v1/moderations"):
             body = {"model": "m", "messages": [{"role": "user", "content": path}]}
             headers = {
                 "authorization": f"Bearer {mine}",
@@ -239,8 +239,8 @@ def test_the_upstream_receives_no_key_of_another_client(tmp_path: Path, recorder
     [
         ("/v1/chat/completions", remove_client, b"the API key of this request was removed"),
         ("/v1/chat/completions", partial(set_disabled, disabled=True), b"the client one is disabled"),
-        ("/v1/events", remove_client, b"the API key of this request was removed"),
-        ("/v1/file", remove_client, None),
+        ("/v1/audio/transcriptions", remove_client, b"the API key of this request was removed"),
+        ("/v1/audio/speech", remove_client, None),
     ],
 )
 def test_a_response_ends_when_its_client_is_removed_or_disabled(
@@ -260,7 +260,7 @@ def test_a_response_ends_when_its_client_is_removed_or_disabled(
 
     async def answer(request: Request) -> Response:
         await request.body()
-        media = "application/octet-stream" if request.url.path == "/v1/file" else "text/event-stream"
+        media = "application/octet-stream" if request.url.path == "/v1/audio/speech" else "text/event-stream"
         return StreamingResponse(parts(), media_type=media) if request.method == "POST" else Response()
 
     with run_upstream(answer) as upstream:

@@ -10,7 +10,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,7 @@ from kvproxy import __version__
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.index.sqlite_files import cannot_change, file_uri
 from kvproxy.index.store_location import is_url
-from kvproxy.installation.data_folder import locked_folder
+from kvproxy.installation.data_folder import locked_folder, removed_on_failure
 from kvproxy.settings import Settings
 from kvproxy.units import format_bytes
 
@@ -96,9 +96,11 @@ def restore_backup(settings: Settings, archive: Path, *, replace: bool = False) 
     with _open_archive(archive):
         # A missing archive is reported before a proxy that uses the folder.
         pass
+    is_new = not settings.data.exists()
     settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (
         locked_folder(settings.data, "kvproxy restore"),
+        removed_on_failure(settings.data) if is_new else nullcontext(),
         _open_archive(archive) as tar,
         tempfile.TemporaryDirectory(dir=settings.data, prefix=".restore-") as scratch,
     ):

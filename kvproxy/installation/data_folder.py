@@ -52,6 +52,18 @@ def locked_folder(folder: Path, url: str, journal: str | None = None) -> Iterato
         yield
 
 
+@contextmanager
+def removed_on_failure(folder: Path) -> Iterator[None]:
+    """Remove a locked folder that is otherwise empty, if the `with` block fails."""
+    try:
+        yield
+    except BaseException:
+        if [*folder.iterdir()] == [folder / _FILE]:
+            (folder / _FILE).unlink()
+            folder.rmdir()
+        raise
+
+
 def demo_folder(folder: Path) -> Path:
     """Return the data folder of `kvproxy serve --demo`, given the default folder."""
     return folder.with_name(f"{folder.name}-{DEMO}")

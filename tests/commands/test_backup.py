@@ -91,6 +91,17 @@ def test_clients_and_settings_are_restored_and_replaced_on_demand(tmp_path: Path
     assert [client.name for client in all_clients(target)] == ["alice"]
 
 
+def test_a_failed_restore_leaves_no_new_folder(tmp_path: Path, archive: Path) -> None:
+    short = tmp_path / "short.tgz"
+    short.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
+    (tmp_path / "old").mkdir()
+    for folder in ("new", "old"):
+        with pytest.raises(InvalidRequest):
+            restore_backup(settings(tmp_path / folder), short)
+    assert not (tmp_path / "new").exists()
+    assert (tmp_path / "old").is_dir()
+
+
 def test_a_folder_in_use_is_not_restored(tmp_path: Path, archive: Path) -> None:
     (tmp_path / "b").mkdir()
     with locked_folder(tmp_path / "b", "http://127.0.0.1:1"):
@@ -155,7 +166,7 @@ def test_a_damaged_archive_changes_nothing(
     target = settings(tmp_path / "b")
     with pytest.raises(InvalidRequest, match=message):
         restore_backup(target, rewritten(archive, name, content))
-    assert sorted(path.name for path in target.data.iterdir()) == ["serve.lock"]
+    assert not target.data.exists()
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

@@ -104,6 +104,13 @@ class AccessRules:
             return Unauthorized(f"admin routes take no requests of other web pages or by other names: {_SET_TOKEN}")
         return None
 
+    def check_metrics(self, request: Request) -> KvproxyError | None:
+        """Require the metrics token, or what `check_operator` requires."""
+        token = self._settings.metrics_token
+        if token is not None and any(_tokens_match(given, token) for given in _tokens_in_request(request)):
+            return None
+        return self.check_operator(request)
+
     def _has_session(self, request: Request) -> bool:
         proof, sessions = request.headers.get(SESSION_HEADER), self.sessions
         if proof is None or sessions is None or _is_cross_origin(request.headers):

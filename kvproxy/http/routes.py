@@ -238,9 +238,9 @@ async def ready(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """Return metrics in Prometheus' text format, for the operator only: they name upstreams and clients."""
+    """Return metrics in Prometheus' text format, for the operator and with the metrics token: they name upstreams and clients."""
     app = services(request)
-    if (refused := app.access.check_operator(request)) is not None:
+    if (refused := app.access.check_metrics(request)) is not None:
         raise refused
     proxy_metrics = app.metrics
     if app.built.worker is not None:

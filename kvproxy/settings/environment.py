@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
@@ -11,6 +12,7 @@ from kvproxy.errors import SettingsError
 from kvproxy.settings.errors import PREFIX
 
 _DELIMITER = "__"
+_FILE = "_FILE"
 _STRUCTURES = (BaseModel, Mapping, tuple, list, set, frozenset)
 
 
@@ -20,9 +22,12 @@ def override_by_environment(values: dict[str, Any], model: type[BaseModel]) -> d
     Return the values, nested by section. A section, a table, or a list is JSON; the variable of a part overrides it. Items of a
     list have numbers from 0; the next number adds an item. The case of names does not matter. An empty variable counts as unset:
     `KVPROXY_ADMIN_TOKEN=$UNSET` in a script must not set an empty token. Variables that begin with no name of the model are
-    omitted. Raises SettingsError for a variable without the JSON that its setting requires, or without an item of its number.
+    omitted. `KVPROXY_ADMIN_TOKEN_FILE` names a file with the value, as do the variables of all settings that are no structures.
+    Raises SettingsError for a variable without the JSON that its setting requires, or without an item of its number, and for a
+    file that cannot be read.
     """
-    given = {name: text for name, text in os.environ.items() if text and name.upper().startswith(PREFIX)}
+    given = {name.upper(): text for name, text in os.environ.items() if text and name.upper().startswith(PREFIX)}
+    given = _read_files(given, model)
     for variable in sorted(given, key=_order):
         *sections, name = variable[len(PREFIX) :].lower().split(_DELIMITER)
         if [*sections, name][0] not in model.model_fields:
@@ -39,6 +44,40 @@ def override_by_environment(values: dict[str, Any], model: type[BaseModel]) -> d
         elif isinstance(container, list):
             container[_index(container, name, variable)] = value
     return values
+
+
+def _read_files(given: Mapping[str, str], model: type[BaseModel]) -> dict[str, str]:
+    """Return variables with the contents of the files that variables such as `KVPROXY_ADMIN_TOKEN_FILE` name."""
+    values = dict(given)
+    for variable, path in given.items():
+        name = variable.removesuffix(_FILE)
+        kind = None if _kind_of(variable, model) is not None else _kind_of(name, model)
+        if name == variable or kind is None or _is_structured(kind):
+            continue
+        if name in given:
+            raise SettingsError(f"{name} and {variable} are both set: unset one of them")
+        del values[variable]
+        values[name] = _read_file(variable, path)
+    return values
+
+
+def _kind_of(variable: str, model: type[BaseModel]) -> Any:
+    """Return the type of the setting of a variable; None if there is no such setting."""
+    kind: Any = model
+    for name in variable.removeprefix(PREFIX).lower().split(_DELIMITER):
+        kind = _type_of(kind, name)
+    return kind
+
+
+def _read_file(variable: str, path: str) -> str:
+    try:
+        text = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        cause = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise SettingsError(f"{variable}: cannot read {path} ({cause})") from None
+    if not text:
+        raise SettingsError(f"{variable}: the file {path} is empty")
+    return text
 
 
 def merged(values: dict[str, Any], overriding: dict[str, Any]) -> dict[str, Any]:

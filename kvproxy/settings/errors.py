@@ -165,10 +165,14 @@ def _find_flag(path: SettingPath, flags: Mapping[str, Any]) -> str | None:
 
 
 def find_variable(path: SettingPath) -> str | None:
-    """Return the name of the environment variable that sets a setting, a part of it, or its section; None if there is none."""
+    """Return the name of the environment variable that sets a setting, a part of it, or its section; None if there is none.
+
+    The variable may name a file with the value.
+    """
     given = {name.upper() for name in os.environ}
     names = (variable_name(path[:end]) for end in range(len(path), 0, -1))
-    return next((name for name in names if name in given), None) or _find_variable_within(path)
+    forms = (form for name in names for form in (name, f"{name}_FILE"))
+    return next((form for form in forms if form in given), None) or _find_variable_within(path)
 
 
 def _find_variable_within(path: SettingPath) -> str | None:
@@ -187,6 +191,8 @@ def unknown_variables(settings: Sequence[str], other_variables: Sequence[str]) -
     `other_variables` have another use. pydantic reports variables such as `KVPROXY_CACHE__NAME`.
     """
     lines, known = [], {name for name in settings if "." not in name}
+    sections = {name.partition(".")[0] for name in settings if "." in name}
+    known |= {f"{name}_file" for name in known - sections}
     for variable in sorted(os.environ):
         path = tuple(variable.removeprefix(PREFIX).lower().split("__"))
         if variable.startswith(PREFIX) and path[0] not in known and variable not in other_variables:

@@ -77,6 +77,11 @@ class Settings(BaseModel):
         repr=False,
         description="Bearer token of the admin routes; without it, they answer only requests from this machine.",
     )
+    metrics_token: PlainKey = Field(
+        default=None,
+        repr=False,
+        description="Bearer token that opens only `/metrics`, for Prometheus; the admin token opens it, too.",
+    )
     cache: CacheSettings = CacheSettings()
     path: PathSettings = PathSettings()
     engine: EngineSettings = EngineSettings()

@@ -54,6 +54,21 @@ def test_a_token_is_compared_whole(tmp_path: Path) -> None:
         assert [status(client, headers) for headers, _ in given] == [wanted for _, wanted in given]
 
 
+def test_a_metrics_token_opens_the_metrics_and_no_admin_route(tmp_path: Path) -> None:
+    reader, operator = ({"authorization": f"Bearer {token}"} for token in ("reads", "secret"))
+    with client_of(settings(tmp_path, host="0.0.0.0", admin_token="secret", metrics_token="reads")) as client:
+        found = [client.get("/metrics", headers=headers).status_code for headers in (reader, operator, {})]
+        assert found == [200, 200, 401]
+        assert (status(client, reader), status(client, operator)) == (401, 200)
+        assert client.post("/admin/keys", params={"name": "a"}, headers=reader).status_code == 401
+        assert "data" not in client.get("/health", headers=reader).json()
+        assert client.get("/metrics", headers={"authorization": "Bearer read"}).status_code == 401
+    # Without an admin token, a scraper beyond loopback needs only this one.
+    with client_of(settings(tmp_path / "b", host="0.0.0.0", metrics_token="reads")) as client:
+        assert client.get("/metrics", headers=reader).status_code == 200
+        assert status(client, reader) == 401
+
+
 def test_web_pages_and_other_names_are_turned_away_on_loopback(tmp_path: Path) -> None:
     with client_of(settings(tmp_path, access={"origins": ["*"], "hosts": ["known.example"]})) as client:
         assert status(client, {}) == 200

@@ -65,6 +65,47 @@ def test_a_variable_sets_a_part_of_an_item(tmp_path: Path, monkeypatch: pytest.M
     ] == f"{tmp_path}/kvproxy.toml, line 1, KVPROXY_UPSTREAMS__0__API_KEY"
 
 
+def test_a_variable_may_name_a_file_with_the_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Docker and Kubernetes mount secrets."""
+    secret, store = tmp_path / "token", tmp_path / "store"
+    secret.write_text("hidden\n")
+    store.write_text(f"{tmp_path}/other.db\n")
+    monkeypatch.setenv("KVPROXY_ADMIN_TOKEN_FILE", str(secret))
+    monkeypatch.setenv("KVPROXY_STORE_FILE", str(store))
+    monkeypatch.setenv("KVPROXY_FORWARD__API_KEY_FILE", str(secret))
+    # This one is a setting itself.
+    monkeypatch.setenv("KVPROXY_UPSTREAMS__0__URL", "http://a")
+    monkeypatch.setenv("KVPROXY_UPSTREAMS__0__API_KEY_FILE", str(secret))
+    found = load_settings(data=tmp_path)
+    assert (found.admin_token, found.store, found.forward.api_key) == ("hidden", f"{tmp_path}/other.db", "hidden")
+    assert found.upstreams[0].api_key_file == secret
+    sources = {source.name: source.source for source in setting_sources(found, tmp_path)}
+    assert (sources["admin_token"], sources["store"]) == ("KVPROXY_ADMIN_TOKEN_FILE", "KVPROXY_STORE_FILE")
+
+
+def test_a_file_of_a_variable_must_have_the_only_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "token"
+    monkeypatch.setenv("KVPROXY_ADMIN_TOKEN_FILE", str(file))
+    with pytest.raises(SettingsError, match=r"KVPROXY_ADMIN_TOKEN_FILE: cannot read .*token \(No such file"):
+        load_settings(data=tmp_path)
+    file.write_text(" \n")
+    with pytest.raises(SettingsError, match=r"KVPROXY_ADMIN_TOKEN_FILE: the file .*token is empty"):
+        load_settings(data=tmp_path)
+    file.write_text("hidden")
+    monkeypatch.setenv("KVPROXY_ADMIN_TOKEN", "SECRET")
+    with pytest.raises(SettingsError, match="KVPROXY_ADMIN_TOKEN and KVPROXY_ADMIN_TOKEN_FILE are both set: unset one"):
+        load_settings(data=tmp_path)
+    monkeypatch.delenv("KVPROXY_ADMIN_TOKEN")
+    monkeypatch.delenv("KVPROXY_ADMIN_TOKEN_FILE")
+    monkeypatch.setenv("KVPROXY_STORE_FILE", str(file))
+    file.write_text("redis://h")
+    with pytest.raises(SettingsError, match=r"^setting store: .*\(KVPROXY_STORE_FILE\)$"):
+        load_settings(data=tmp_path)
+    monkeypatch.setenv("KVPROXY_CACHE_FILE", "x")
+    with pytest.raises(SettingsError, match="there is no setting for KVPROXY_CACHE_FILE"):
+        load_settings(data=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("number", "message"),
     [

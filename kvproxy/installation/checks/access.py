@@ -56,4 +56,5 @@ def closed_routes(settings: Settings) -> str | None:
     """Return a warning if other machines reach the proxy, but not its dashboard."""
     if settings.admin_token is not None or is_loopback(settings.host):
         return None
-    return "without admin_token, the dashboard and /metrics answer only requests from this machine, and 401 to others"
+    routes = "the dashboard answers" if settings.metrics_token else "the dashboard and /metrics answer"
+    return f"without admin_token, {routes} only requests from this machine, and 401 to others"

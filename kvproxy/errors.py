@@ -57,6 +57,9 @@ class KvproxyError(Exception):
 class InvalidRequest(KvproxyError, status=400, type="invalid_request_error", exit_code=2): ...
 
 
+class InvalidJson(InvalidRequest, code="invalid_json"): ...
+
+
 class InvalidDirective(InvalidRequest, code="invalid_directive"):
     """An `x-kvproxy-*` header, `Cache-Control`, or LiteLLM's body field `cache` has an unknown name or an invalid value."""
 

@@ -11,7 +11,7 @@ from kvproxy.apis.api import Api
 from kvproxy.apis.json import JsonMap, JsonObject, dumps, field, loads
 from kvproxy.apis.model_route import ModelRoute
 from kvproxy.apis.request_directives import NO_DIRECTIVES, RequestDirectives
-from kvproxy.errors import InvalidRequest
+from kvproxy.errors import InvalidJson, InvalidRequest
 
 PUBLIC_TENANT = "public"
 """Tenant of requests with neither an API key nor a header that `access.tenant_headers` lists."""
@@ -157,7 +157,7 @@ def parse_body(raw: bytes) -> JsonObject:
     try:
         body = loads(raw)
     except ValueError as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+        raise InvalidJson(f"the body is not valid JSON: {error}") from None
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
     return body

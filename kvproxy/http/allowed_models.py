@@ -2,8 +2,8 @@
 
 from starlette.requests import Request
 
-from kvproxy.apis.json import JsonObject, as_object, loads, objects
-from kvproxy.errors import Forbidden
+from kvproxy.apis.json import JsonObject, field, loads, objects
+from kvproxy.errors import Forbidden, InvalidJson
 from kvproxy.exchange import Exchange
 from kvproxy.settings.access import ClientSettings
 
@@ -17,10 +17,10 @@ def reads_model(request: Request, exchange: Exchange, most_bytes: int) -> bool:
     """
     length = request.headers.get("content-length", "")[:15]
     is_short = length.isdecimal() and int(length) <= most_bytes
-    return exchange.client is not None and (is_short or _requires_model(exchange))
+    return exchange.client is not None and (is_short or requires_model(exchange))
 
 
-def _requires_model(exchange: Exchange) -> bool:
+def requires_model(exchange: Exchange) -> bool:
     """Whether a request without a readable model is refused: its client may use some models only, or has a budget."""
     client, account = exchange.client, exchange.account
     return client is not None and (bool(client.models) or (account is not None and account.has_budget))
@@ -49,13 +49,19 @@ def check_model_of_body(request: Request, exchange: Exchange, body: bytes | None
     """Check and return the model in the body of a forwarded request; None if it has none, or was not read (None).
 
     Raises Forbidden if the client may not use the model, or if no model can be read although the client may use some models
-    only, or has a budget. A request that only reads, cancels, or deletes needs no model.
+    only, or has a budget; then InvalidJson for JSON that is not valid. A request that only reads, cancels, or deletes needs no
+    model.
     """
     client = exchange.client
     if client is None or request.method in _READING or body == b"":
         return None
-    model = _model_of(body or b"")
-    if model is None and not _requires_model(exchange):
+    try:
+        model = _model_of(body or b"")
+    except ValueError as error:
+        if requires_model(exchange) and body and is_json(request):
+            raise InvalidJson(f"the body is not valid JSON: {error}") from None
+        model = None
+    if model is None and not requires_model(exchange):
         return None
     if model is None:
         limited = f"the client {client.name} may use some models only"
@@ -73,9 +79,10 @@ def check_model_of_body(request: Request, exchange: Exchange, body: bytes | None
     return model
 
 
+def is_json(request: Request) -> bool:
+    return request.headers.get("content-type", "").startswith("application/json")
+
+
 def _model_of(body: bytes) -> str | None:
-    try:
-        model = as_object(loads(body)).get("model")
-    except ValueError:
-        return None
+    model = field(loads(body), "model")
     return model if isinstance(model, str) else None

@@ -17,6 +17,7 @@ from kvproxy.apis.api_request import Delivery
 from kvproxy.apis.json import as_object, loads, objects
 from kvproxy.backends.protocol import RelayedResponse
 from kvproxy.errors import (
+    InvalidJson,
     InvalidRequest,
     KvproxyError,
     ModelNotFound,
@@ -30,7 +31,14 @@ from kvproxy.exchange import Exchange
 from kvproxy.flow.finish import record_failure
 from kvproxy.flow.provider_ids import remove_responses
 from kvproxy.flow.quota_charges import UnparsedRequestCharge
-from kvproxy.http.allowed_models import allowed_listing, check_model, check_model_of_body, reads_model
+from kvproxy.http.allowed_models import (
+    allowed_listing,
+    check_model,
+    check_model_of_body,
+    is_json,
+    reads_model,
+    requires_model,
+)
 from kvproxy.http.cache_status import BYPASS, cache_headers
 from kvproxy.http.client_authentication import DOCUMENT_PATH
 from kvproxy.http.deadlines_and_disconnects import Deadline, RelayResponse, WholeResponse
@@ -113,6 +121,9 @@ async def _answer(
     except InvalidRequest as error:
         # The upstream judges unparsable requests and those without a key, but not our own headers and limits.
         if forwarder is None or error.param is not None or isinstance(error, RequestTooLarge | UnsupportedEncoding):
+            raise
+        if isinstance(error, InvalidJson) and (app.routes_by_model or requires_model(exchange)):
+            # The model decides the upstream, or the permission.
             raise
         exchange.request = None
         return await _forward(request, raw)
@@ -307,12 +318,11 @@ async def forward_unparsed(request: Request) -> Response:
     """Forward a request of an uncached API to the upstream, without parsing it."""
     has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
     check_path(request)
-    app, is_json = services(request), request.headers.get("content-type", "").startswith("application/json")
-    has_routes = app.built.fleet is not None and app.built.fleet.routes is not None
+    app, exchange = services(request), exchange_of(request.scope)
     limits = app.settings.limits
     if app.backend.forwarder is not None:
-        check_route(request, exchange_of(request.scope), app.settings.access)
-    if has_body and is_json and (has_routes or reads_model(request, exchange_of(request.scope), limits.body_bytes)):
+        check_route(request, exchange, app.settings.access)
+    if has_body and is_json(request) and (app.routes_by_model or reads_model(request, exchange, limits.body_bytes)):
         with app.bodies.reservation() as reservation:
             # The body names the model, which chooses the upstream, and which a client may lack.
             return await _forward(

@@ -192,6 +192,11 @@ class Services:
         fleet.engines[url].health.draining = drained
         return problem
 
+    @property
+    def routes_by_model(self) -> bool:
+        """Whether upstreams serve different models."""
+        return self.built.fleet is not None and self.built.fleet.routes is not None
+
     async def measure_budgets(self) -> None:
         """Set the metrics of the clients' budgets."""
         clients = self.clients.with_budget()

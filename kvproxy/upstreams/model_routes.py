@@ -9,7 +9,7 @@ from kvproxy.apis.api_request import MAX_MODEL_NAME, ApiRequest
 from kvproxy.apis.json import JsonObject, dumps, loads
 from kvproxy.apis.model_route import ModelRoute
 from kvproxy.backends.protocol import RelayedResponse, ServingUpstream
-from kvproxy.errors import InvalidRequest, ModelNotFound, Overloaded, UpstreamError, UpstreamsDraining
+from kvproxy.errors import InvalidJson, InvalidRequest, ModelNotFound, Overloaded, UpstreamError, UpstreamsDraining
 from kvproxy.settings import RoutingSettings, UpstreamServer
 from kvproxy.settings.models import OTHER_MODELS, is_model_pattern, upstreams_of
 from kvproxy.upstreams.retry_log import RetryLog
@@ -98,12 +98,14 @@ class ModelRoutes:
     def resolve_body(self, body: bytes) -> tuple[bytes, ModelRoute | None]:
         """Return the route of a JSON body of an uncached API, and the body with the model's name instead of an alias.
 
-        The route is None if the body names no model. Raises ModelNotFound.
+        The route is None if the body is empty, or names no model. Raises InvalidJson or ModelNotFound.
         """
+        if not body:
+            return body, None
         try:
             document = loads(body)
-        except ValueError:
-            return body, None
+        except ValueError as error:
+            raise InvalidJson(f"the body is not valid JSON, so its model is unknown: {error}") from None
         name = document.get("model") if isinstance(document, dict) else None
         if not isinstance(document, dict) or not isinstance(name, str) or not name:
             return body, None

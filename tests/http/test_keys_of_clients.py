@@ -304,6 +304,14 @@ def test_a_client_has_models_and_an_expiry(tmp_path: Path, recorder: Recorder, m
         # A body whose model the proxy cannot read could name any model.
         unread = httpx.post(f"{url}/v1/rerank", content=b"model=large", headers={"x-api-key": key})
         assert (unread.status_code, "no field model that the proxy can read" in unread.text) == (403, True)
+        for path in ("/v1/chat/completions", "/v1/rerank"):
+            invalid = httpx.post(
+                f"{url}{path}",
+                content=b'\xef\xbb\xbf{"model": "small-1"}',
+                headers={"x-api-key": key, "content-type": "application/json"},
+            )
+            assert (invalid.status_code, invalid.json()["error"]["code"]) == (400, "invalid_json")
+            assert "byte order mark (BOM) is not supported: line 1 column 1" in invalid.text
         compressed = ask("/v1/rerank", "small-1", **{"content-encoding": "br"})
         assert compressed.status_code in (200, 403)
         assert httpx.get(f"{url}/v1/models", headers={"x-api-key": key}).status_code == 200

@@ -125,6 +125,30 @@ def test_requests_go_to_the_upstream_of_their_model_or_alias(tmp_path: Path) -> 
         assert result("explain", "x", "--model", "gpt-unlisted", url=proxy.url)["layer"] == "none"
 
 
+UNREADABLE = [
+    *(b'{"model": "%s", "temperature": NaN}', b'{"model": "%s", "top_p": Infinity}', b'{"model": "%s",}', b'{"mo'),
+    *(b'\xef\xbb\xbf{"model": "%s"}', b'{"model": "%s", "user": "\xe9"}', b'{"model": "%s", "user": "\\ud800"}'),
+    *(b'{"model": "%s"}'.decode().encode("utf-16"), b'{"model": "%s", "a": ' + b"[" * 20_000 + b"]" * 20_000 + b"}"),
+]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/embeddings", "/v1/rerank"])
+def test_unreadable_json_goes_to_no_upstream(tmp_path: Path, path: str) -> None:
+    """Its model is unknown: another model would answer, with the key of another upstream."""
+    with running(tmp_path) as proxy:
+        for model in (CLOUD, "fast"):
+            for body in UNREADABLE:
+                content = body.replace(b"%s", model.encode())
+                refused = httpx.post(proxy.url + path, content=content, headers={"content-type": "application/json"})
+                error = refused.json()["error"]
+                assert (refused.status_code, error["type"]) == (400, "invalid_request_error"), body[:50]
+                assert error["message"].startswith("the body is not valid JSON")
+                assert "line 1 column" in error["message"]
+        assert proxy.local.got == proxy.cloud.got == []
+        if path == "/v1/chat/completions":
+            assert {row["reason"] for row in proxy.records(len(UNREADABLE))} == {"refused-invalid"}
+
+
 def test_a_wildcard_alias_names_the_model_of_all_names_that_no_upstream_serves() -> None:
     servers = load_settings(
         upstreams=[

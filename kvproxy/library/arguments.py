@@ -1,8 +1,9 @@
 """Checks the arguments of the library."""
 
+import contextlib
 import inspect
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args
@@ -68,6 +69,31 @@ def check_not_async(compute: object) -> None:
         raise TypeError("compute is a coroutine function: use open_async_cache, or a function that returns the answer")
 
 
+def check_takes_question(compute: Any) -> None:
+    """Raise TypeError if a function for `memoize` cannot be called with a question only."""
+    with contextlib.suppress(ValueError):  # Some built-in functions have no signature.
+        try:
+            inspect.signature(compute).bind("question")
+        except TypeError as error:
+            raise TypeError(
+                f"memoize requires a function of one argument, the question, but {error}: use get_or_set with other values"
+                " in the namespace, and functools.partial for the function"
+            ) from None
+
+
+def check_computed(answer: object) -> None:
+    if not isinstance(answer, str):
+        if inspect.iscoroutine(answer):
+            answer.close()
+        raise TypeError(f"compute must return a string, not {type(answer).__name__}")
+
+
+def check_awaitable(result: object) -> None:
+    if not isinstance(result, Awaitable):
+        kind = type(result).__name__
+        raise TypeError(f"compute must return an awaitable, not {kind}: define it with async, or use open_cache")
+
+
 def positive_seconds(name: str, value: Seconds) -> float:
     if (seconds := parse_seconds(value)) <= 0:
         raise ValueError(f"{name} must be positive, but it is {value!r}")
@@ -85,28 +111,49 @@ def checked_tags(tags: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def checked_questions(questions: Sequence[str]) -> list[str]:
+def checked_questions(questions: Sequence[str], namespace: object) -> list[str]:
     if isinstance(questions, str):
         raise TypeError(f"questions must be a sequence of strings: write [{questions[:80]!r}]")
     check_type("questions", questions, Iterable)
-    return list(questions)
+    listed = list(questions)
+    for place, question in enumerate(listed):
+        with _naming(f"questions[{place}]"):
+            check_question(question, namespace)
+    return listed
 
 
 def pair_batches(answers: Mapping[str, str] | Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    """Yield pairs of a question and its answer in lists of 1,000."""
+    """Yield pairs of a question and its answer in lists of 1,000. All pairs of a sequence or dict are checked first."""
     check_type("answers", answers, Iterable)
-    pairs = enumerate(answers.items() if isinstance(answers, Mapping) else answers)
-    while batch := [_checked_pair(place, pair) for place, pair in itertools.islice(pairs, BATCH)]:
+    pairs: Iterator[tuple[str, str]]
+    if isinstance(answers, Mapping):
+        pairs = map(_checked_pair, answers, answers.items())
+    else:
+        pairs = map(_checked_pair, itertools.count(), answers)
+    if isinstance(answers, Mapping | Sequence):
+        pairs = iter(list(pairs))
+    while batch := list(itertools.islice(pairs, BATCH)):
         yield batch
 
 
-def _checked_pair(place: int, pair: object) -> tuple[str, str]:
+def _checked_pair(place: object, pair: object) -> tuple[str, str]:
+    name = f"answers[{place!r:.80}]"
     if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise TypeError(f"answers[{place}] is no pair of a question and its answer: give pairs, or a dict")
+        raise TypeError(f"{name} is no pair of a question and its answer: give pairs, or a dict")
     question, answer = pair
-    check_question(question, "")
-    check_texts(answer=answer)
+    with _naming(name):
+        check_question(question, "")
+        check_texts(answer=answer)
     return question, answer
+
+
+@contextlib.contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Begin the message of an error with a name."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from None
 
 
 def checked_lifetimes(ttls: Mapping[str, Seconds]) -> dict[str, float]:

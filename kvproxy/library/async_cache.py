@@ -21,8 +21,11 @@ from kvproxy.index.store import EntryFilter
 from kvproxy.library.arguments import (
     BATCH,
     Seconds,
+    check_awaitable,
+    check_computed,
     check_memoize,
     check_question,
+    check_takes_question,
     check_texts,
     check_type,
     checked_questions,
@@ -98,9 +101,7 @@ class AsyncCache:
     async def get_many(self, questions: Sequence[str], namespace: str = "") -> list[CachedAnswer | None]:
         """Return what `get` returns for each question. All questions without an equal one are embedded together."""
         self.check_usable()
-        questions = checked_questions(questions)
-        for question in questions:
-            check_question(question, namespace)
+        questions = checked_questions(questions, namespace)
         found: list[CachedAnswer | None] = []
         for start in range(0, len(questions), BATCH):
             batch = questions[start : start + BATCH]
@@ -133,7 +134,7 @@ class AsyncCache:
                 return await asyncio.wrap_future(running)
         with self.flights.lead(key) as flight:
             hit = await self.get_unless_failed(question, namespace)
-            answer = await compute(question) if hit is None else hit.answer
+            answer = await _computed(compute, question) if hit is None else hit.answer
             if hit is None:
                 with contextlib.suppress(CacheStoreError):
                     await self.set(question, answer, namespace, ttl=ttl, tags=tags)
@@ -156,6 +157,8 @@ class AsyncCache:
         check_memoize(namespace)
 
         def decorate(compute: Callable[[str], Awaitable[str]]) -> Callable[[str], Coroutine[Any, Any, str]]:
+            check_takes_question(compute)
+
             @functools.wraps(compute)
             async def answer(question: str) -> str:
                 return await self.get_or_set(question, compute, namespace, ttl=ttl, tags=tags)
@@ -206,8 +209,8 @@ class AsyncCache:
     ) -> int:
         """Store the answer to each question, see `set`, with few commits; return how many of them are stored at the end.
 
-        Each batch of 1,000 pairs is stored before the next one is read. Beyond the capacity, later answers evict earlier ones,
-        which do not count.
+        A mapping or sequence is checked first; of another iterable, each batch of 1,000 pairs is stored before the next one is
+        read. Beyond the capacity, later answers evict earlier ones, which do not count.
         """
         self.check_usable()
         stored, tags = list[str](), checked_tags(tags)
@@ -341,6 +344,9 @@ class AsyncCache:
         def __bool__(self) -> bool:
             return True
 
+        def __await__(self) -> object:
+            raise TypeError("open_async_cache needs no await: write `async with open_async_cache(...) as cache`")
+
     def __repr__(self) -> str:
         semantic = self._cache.semantic
         matching = "exact hits only" if semantic is None else f"policy {semantic.policy.name}"
@@ -410,6 +416,14 @@ class AsyncCache:
 
     async def _remove(self, where: EntryFilter) -> int:
         return await self._cache.remove(await asyncio.to_thread(self._cache.store.ids, where))
+
+
+async def _computed(compute: Callable[[str], Awaitable[str]], question: str) -> str:
+    result = compute(question)
+    check_awaitable(result)
+    answer = await result
+    check_computed(answer)
+    return answer
 
 
 def _filter(namespace: str | None) -> EntryFilter:

@@ -16,12 +16,14 @@ from kvproxy.index.policies.policy import Policy, PolicyName
 from kvproxy.index.search.decider import MAX_REFUSALS
 from kvproxy.library.arguments import (
     Seconds,
+    check_computed,
     check_limit,
     check_location,
     check_memoize,
     check_not_async,
     check_question,
     check_settings,
+    check_takes_question,
     check_type,
     checked_embedder,
     checked_guards,
@@ -93,6 +95,7 @@ class Cache:
             hit = self._run(self._cache.get_unless_failed(question, namespace))
             answer = compute(question) if hit is None else hit.answer
             if hit is None:
+                check_computed(answer)
                 with contextlib.suppress(CacheStoreError):
                     self.set(question, answer, namespace, ttl=ttl, tags=tags)
             flight.set_result(answer)
@@ -106,6 +109,7 @@ class Cache:
 
         def decorate(compute: Callable[[str], str]) -> Callable[[str], str]:
             check_not_async(compute)
+            check_takes_question(compute)
 
             @functools.wraps(compute)
             def answer(question: str) -> str:
@@ -150,8 +154,9 @@ class Cache:
     ) -> int:
         """Store the answer to each question, see `set`, with few commits; return how many of them are stored at the end.
 
-        `answers` are pairs of a question and its answer, or a mapping. Each batch of 1,000 pairs is stored before the next one
-        is read. Beyond the capacity, later answers evict earlier ones, which do not count.
+        `answers` are pairs of a question and its answer, or a mapping. A mapping or sequence is checked first; of another
+        iterable, each batch of 1,000 pairs is stored before the next one is read. Beyond the capacity, later answers evict
+        earlier ones, which do not count.
         """
         self._cache.check_usable()
         stored, tags = list[str](), checked_tags(tags)
@@ -184,7 +189,8 @@ class Cache:
     def feedback(self, answer: CachedAnswer, right: bool, question: str | None = None) -> None:
         """Report whether an answer was right. A wrong answer is served for equal questions only.
 
-        From the `question` of a semantic hit, the policy `learned` also learns.
+        From the `question` that received the answer, the policy `learned` also learns: to withdraw such a verdict, give the same
+        `question`.
         """
         self._run(self._cache.feedback(answer, right, question))
 

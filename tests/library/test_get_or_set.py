@@ -153,6 +153,31 @@ def test_a_decorator_checks_its_arguments_at_once(tmp_path: Path) -> None:
             cache.memoize(1)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="compute is a coroutine function: use open_async_cache"):
             cache.memoize()(function)
+        for wrong in (lambda question, context: "a", lambda: "a", lambda *, question: "a"):
+            with pytest.raises(TypeError, match="memoize requires a function of one argument, the question"):
+                cache.memoize()(wrong)
+        assert cache.memoize()(lambda question, limit=5: question.upper())("q") == "Q"
+
+
+async def test_a_decorator_for_coroutines_checks_its_function(tmp_path: Path) -> None:
+    async with open_async_cache(tmp_path / "r.db", EXACT) as cache:
+        wrong: Any = lambda question, context: never()  # noqa: E731
+        with pytest.raises(TypeError, match="memoize requires a function of one argument"):
+            cache.memoize()(wrong)
+
+
+async def test_missing_and_needless_awaits_are_named(tmp_path: Path) -> None:
+    async with open_async_cache(tmp_path / "r.db", EXACT) as cache:
+        unchecked: Any = cache
+        with pytest.raises(TypeError, match="compute must return an awaitable, not str: define it with async"):
+            await unchecked.get_or_set("q", str.upper)
+        assert not await cache.contains("q")
+        with pytest.raises(TypeError, match="open_async_cache needs no await"):
+            await unchecked
+    with open_cache(tmp_path / "r.db", EXACT) as threads:
+        unchecked = threads
+        with pytest.raises(TypeError, match="compute must return a string, not coroutine"):
+            unchecked.get_or_set("q", lambda question: never())
 
 
 async def test_shared_computations_are_counted(tmp_path: Path) -> None:

@@ -97,6 +97,19 @@ def test_answers_before_a_failure_of_their_iterator_are_stored(tmp_path: Path) -
         assert len(cache) == 2000
 
 
+def test_all_rows_of_a_list_or_dict_are_checked_before_one_is_stored(tmp_path: Path) -> None:
+    rows = [(f"question {number}" if number != 1500 else " ", "a") for number in range(1600)]
+    with open_cache(tmp_path / "r.db", CacheSettings(semantic=False)) as cache:
+        with pytest.raises(ValueError, match=r"answers\[1500\]: the question is empty"):
+            cache.set_many(rows)
+        with pytest.raises(ValueError, match=r"answers\[' '\]: the question is empty"):
+            cache.set_many(dict(rows))
+        assert len(cache) == 0
+        with pytest.raises(ValueError, match=r"answers\[1500\]: the question is empty"):
+            cache.set_many(iter(rows))
+        assert len(cache) == 1000
+
+
 def test_evicted_answers_are_not_counted_as_stored(tmp_path: Path) -> None:
     with open_cache(tmp_path / "r.db", CacheSettings(semantic=False, max_entries=10)) as cache:
         assert cache.set_many({f"question {number}": "a" for number in range(600)}) == len(cache) == 10
@@ -234,6 +247,11 @@ def test_wrong_arguments_of_methods_are_refused(tmp_path: Path) -> None:
             (lambda: unchecked.set_many(["q"]), TypeError, r"answers\[0\] is no pair"),
             (lambda: unchecked.set_many([("a", "b"), ("c",)]), TypeError, r"answers\[1\] is no pair"),
             (lambda: unchecked.get_many("q"), TypeError, r"write \['q'\]"),
+            (lambda: cache.get_many(["q", " "]), ValueError, r"questions\[1\]: the question is empty"),
+            (lambda: unchecked.get_many(["q", 5]), TypeError, r"questions\[1\]: question must be a string, not int"),
+            (lambda: cache.set_many({"a": "b", " ": "c"}), ValueError, r"answers\[' '\]: the question is empty"),
+            (lambda: unchecked.set_many({"a": 5}), TypeError, r"answers\['a'\]: answer must be a string, not int"),
+            (lambda: cache.set_many([("a", "b"), ("", "c")]), ValueError, r"answers\[1\]: the question is empty"),
             (lambda: cache.set("q", "a", ttl=1e12), ValueError, "ttl must be below ten years"),
             (lambda: cache.set("q\ud800", "a"), ValueError, "question has half of a surrogate pair at position 1"),
             (lambda: cache.set("q", "\udfff"), ValueError, "answer has half of a surrogate pair"),

@@ -36,12 +36,13 @@ def check(
 
     The data folder and the encryption keys are checked too; for a named FILE, or one of KVPROXY_CONFIG, the folder may be
     missing. Each error is one line, with the flag, the variable, or the line
-    of the file that has the invalid value. Rules that never apply, and models that no upstream serves, are warnings; kvproxy
-    doctor also compares them with the models that upstreams list.
+    of the file that has the invalid value. Rules that never apply, models that no upstream serves, and models without a price
+    for clients with budgets are warnings; kvproxy doctor also compares them with the models that upstreams list.
     """
     from kvproxy.clients.client_keys import all_clients
     from kvproxy.installation.checks.access import access_warnings
     from kvproxy.installation.checks.all_checks import check_files
+    from kvproxy.installation.checks.unpriced_models import unpriced_models
     from kvproxy.settings.unknown_models import unknown_models
 
     settings = load_settings(file=file, data=data)
@@ -51,7 +52,12 @@ def check(
         clients = all_clients(settings)
     except StoreUnavailable:
         clients = settings.clients
-    warnings = [*_shadowed_rules(settings).values(), *unknown_models(settings, clients), *access_warnings(settings)]
+    warnings = [
+        *_shadowed_rules(settings).values(),
+        *unknown_models(settings, clients),
+        *unpriced_models(settings, clients),
+        *access_warnings(settings),
+    ]
     if not settings.journal.has_list_prices:
         warnings.append(
             f"journal.currency is {settings.journal.currency}, so only models of [journal.prices] have a price: set"

@@ -16,6 +16,7 @@ from kvproxy.errors import SettingsError
 from kvproxy.http.services import Services
 from kvproxy.installation.checks.model_routes import check_model_routes
 from kvproxy.installation.checks.servers import CheckWarning
+from kvproxy.installation.checks.unpriced_models import unpriced_models
 from kvproxy.settings import RoutingSettings, load_settings
 from kvproxy.upstreams.model_routes import ModelRoutes
 from tests.commands.run import result
@@ -301,6 +302,48 @@ model = "gpt-5*"
     ]
     # It may serve all models.
     assert warnings("") == []
+
+
+def test_models_without_a_price_are_a_warning_if_clients_have_budgets(tmp_path: Path) -> None:
+    digests = [str(number) * 64 for number in range(3)]
+    team = {"name": "team", "key_sha256": digests[0], "budget_per_day": 5}
+    anna = {"name": "anna", "key_sha256": digests[1], "team": "team", "models": ["fast"]}
+    free = {"name": "free", "key_sha256": digests[2]}
+    local = Scripted("local", ("own-1", SMALL))
+    with run_upstream(local.answer) as url:
+
+        def warnings(clients: list[dict[str, Any]], **settings: Any) -> str:
+            upstreams = [
+                {"url": url, "models": ["own-1", SMALL], "aliases": {"fast": SMALL}},
+                {"url": "https://api.invalid", "models": ["gpt-4o"]},
+            ]
+            found = load_settings(data=tmp_path, upstreams=upstreams, clients=clients, **settings)
+            return "; ".join(
+                unpriced_models(found, found.clients, {url: ["own-1", SMALL], "https://api.invalid": ["tts"]})
+            )
+
+        assert warnings([free]) == ""
+        assert warnings([free, team, anna]) == (
+            f"no price is known for own-1, {SMALL}, so clients with a budget get 403 for it (team, anna): set"
+            ' [journal.prices."own-1"], with input = 0 and output = 0 for a free model'
+        )
+        priced = {"prices": {"own-*": {"input": 0, "output": 0}, SMALL: {"input": 1}}}
+        assert warnings([free, team, anna], journal=priced) == ""
+        settings = load_settings(data=tmp_path, upstreams=[url], clients=[team])
+        with pytest.raises(CheckWarning, match="no price is known for own-1"):
+            check_model_routes(settings)
+    (tmp_path / "kvproxy.toml").write_text(
+        f'''[[upstreams]]
+url = "http://127.0.0.1:1"
+models = ["own-1"]
+[[clients]]
+name = "team"
+key_sha256 = "{digests[0]}"
+budget_per_day = 5
+'''
+    )
+    (warning,) = result("config", "check", "--data", tmp_path)["warnings"]
+    assert "no price is known for own-1, so clients with a budget get 403" in warning
 
 
 def test_doctor_compares_configured_and_listed_models(tmp_path: Path) -> None:

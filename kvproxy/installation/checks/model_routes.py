@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from kvproxy.clients.client_keys import all_clients
 from kvproxy.errors import KvproxyError
 from kvproxy.installation.checks.servers import CheckWarning, check_upstream
+from kvproxy.installation.checks.unpriced_models import unpriced_models
 from kvproxy.settings import Settings
 from kvproxy.settings.access import ClientSettings
 from kvproxy.settings.models import upstreams_of
@@ -15,7 +16,8 @@ from kvproxy.settings.unknown_models import unknown_models
 def check_model_routes(settings: Settings) -> str:
     """Return the upstreams of each model as text.
 
-    Raises CheckWarning if an upstream does not list a model, or if a fallback, client, rule, or edit names an unknown one.
+    Raises CheckWarning if an upstream does not list a model, if a fallback, client, rule, or edit names an unknown one, or if
+    a client with a budget may use one without a price.
     Upstreams that do not answer have checks of their own.
     """
     servers, listed = settings.servers, dict[str, tuple[str, ...]]()
@@ -44,7 +46,8 @@ def check_model_routes(settings: Settings) -> str:
             f"{' and '.join(others)} list different models ({', '.join(sorted(different)[:5])}), but each gets requests for"
             " all of them: set models, see docs/routing.md"
         )
-    warnings += unknown_models(settings, _clients(settings), listed)
+    clients = _clients(settings)
+    warnings += [*unknown_models(settings, clients, listed), *unpriced_models(settings, clients, listed)]
     if warnings:
         raise CheckWarning("; ".join(warnings))
     names = list(dict.fromkeys(name for server in servers for name in server.models))

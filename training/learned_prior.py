@@ -32,7 +32,8 @@ def labelled_features(stream: Stream, seed: int, dropped: float) -> tuple[np.nda
             classes, questions = zip(
                 *((stored.classes[place], stream.texts[int(stored.lines[place])]) for place in places), strict=True
             )
-            found = compute_features(cosines, classes, stream.texts[line], questions)
+            vectors = [stream.vectors[stored.lines[place]] for place in places]
+            found = compute_features(cosines, classes, stream.texts[line], questions, vectors)
             features.append(found)
             rights.append(stream.answers_equal(int(stored.lines[places[0]]), line))
             is_certain = found[FEATURES.index("rivals")] > 0 and chance() < dropped

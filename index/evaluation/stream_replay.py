@@ -186,7 +186,7 @@ def replay(
         places, cosines = stored.search(line, policy.num_neighbours)
         classes = [stored.classes[place] for place in places]
         neighbours = [
-            Neighbour(stream.texts[stored.lines[place]], cosine, name)
+            Neighbour(stream.texts[stored.lines[place]], cosine, name, stream.vectors[stored.lines[place]])
             for place, cosine, name in zip(places, cosines, classes, strict=True)
         ]
         result = policy.decide(stream.texts[line], neighbours) if neighbours else PolicyResult([], None)

@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from kvproxy.index.policies.guards import Guard
 
 PolicyName = Literal["learned", "checked", "threshold"]
@@ -30,12 +32,13 @@ Verdict = Literal[
 class Neighbour:
     """A stored question, without the earlier turns of its conversation, and its cosine similarity to the current question.
 
-    `answer` is the class of its answer (see `answer_classes`); empty if unknown.
+    `answer` is the class of its answer (see `answer_classes`); empty if unknown. `vector` is the question's unit vector, `[dim]`.
     """
 
     prompt: str
     similarity: float
     answer: str = ""
+    vector: "np.ndarray | None" = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,7 +185,7 @@ class Decider:
             elif cosine >= policy.floor and not shared_text.allows(last_turn(head.prompt)):
                 decisions[place] = Decision("vetoed", PASSAGES)
             else:
-                neighbours[place] = Neighbour(earlier.compared_turn(head.prompt), cosine, head.answer)
+                neighbours[place] = Neighbour(earlier.compared_turn(head.prompt), cosine, head.answer, head.vector)
         eligible, result = list(neighbours), PolicyResult([], None)
         space = learning_namespace(request.namespace)
         if neighbours:

@@ -54,6 +54,7 @@ class _NumberedIndex:
         self.gpu = gpu_resources() if large else None
         self._lock: Any = self.gpu.lock if self.gpu is not None else nullcontext()
         self._index = self._new_index(dim)
+        self._no_vectors = np.empty((0, dim), np.float32)
         self._numbers = np.empty(64, np.int64)
         self._count = 0
 
@@ -101,9 +102,9 @@ class _NumberedIndex:
         self._numbers[self._count : end] = numbers
         self._count = end
 
-    def search(self, vector: np.ndarray, limit: int, deleted_numbers: Set[int]) -> list[tuple[int, float]]:
+    def search(self, vector: np.ndarray, limit: int, deleted_numbers: Set[int]) -> tuple[list[int], np.ndarray]:
         if not self._count:
-            return []
+            return [], self._no_vectors
         # Search again with more results if deleted vectors take the places of neighbours.
         farthest = min(max(_MAX_RESULTS, limit), self._count)
         wanted = min(2 * limit if deleted_numbers else limit, farthest)
@@ -117,11 +118,9 @@ class _NumberedIndex:
                 break
             wanted = min(4 * wanted, farthest)
         if not remaining:
-            return []
-        # FAISS rounds differently than NumPy, on which decisions must not depend.
+            return [], self._no_vectors
         with self._lock:
-            vectors = self._index.reconstruct_batch(found[remaining])
-        return list(zip([numbers[at] for at in remaining], np.vecdot(vectors, vector).tolist(), strict=True))
+            return [numbers[at] for at in remaining], self._index.reconstruct_batch(found[remaining])
 
 
 class VectorIndex:
@@ -164,7 +163,8 @@ class VectorIndex:
                 if self._segment.has(number):
                     self._dead.add(number)
 
-    def search(self, vector: np.ndarray, limit: int) -> list[tuple[int, float]]:
+    def search(self, vector: np.ndarray, limit: int) -> tuple[list[int], np.ndarray]:
+        """Return the numbers of the nearest vectors, and these vectors, `[n, dim]`, nearest first."""
         with self._lock:
             return self._segment.search(vector, limit, self._dead)
 

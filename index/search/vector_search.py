@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -122,11 +123,14 @@ class FaissSearch(VectorSearch):
     ) -> list[tuple[StoredQuestion, float]]:
         index = self.indexes.get(namespace)
         if index is not None:
-            cosines = dict(index.search(vector, limit))
+            numbers, vectors = index.search(vector, limit)
         else:
             stored, vectors = self.stored_vectors(namespace)
             nearest = np.argsort(-(vectors @ vector))[:limit]
-            cosines = dict(zip(stored[nearest].tolist(), np.vecdot(vectors[nearest], vector).tolist(), strict=True))
+            numbers, vectors = stored[nearest].tolist(), vectors[nearest]
+        # FAISS rounds differently than NumPy, on which decisions must not depend.
+        cosines = dict(zip(numbers, np.vecdot(vectors, vector).tolist(), strict=True))
+        places = {number: place for place, number in enumerate(numbers)}
         best = max(cosines, key=cosines.__getitem__, default=None)
         if best is not None and cosines[best] < floor:
             # Most new questions have no similar question, and reading an entry takes a third of the time of an embedding.
@@ -137,7 +141,10 @@ class FaissSearch(VectorSearch):
             " and v.namespace = :namespace and v.embedder = :embedder order by v.number"
         )
         rows = self._query(sql, namespace=namespace, **values, **self._store.time_parameters())
-        near = [(question, cosines[row["number"]]) for row, question in read_questions(rows, self._store.codec)]
+        near = [
+            (replace(question, vector=vectors[places[row["number"]]]), cosines[row["number"]])
+            for row, question in read_questions(rows, self._store.codec)
+        ]
         return sorted(near, key=lambda hit: -hit[1])
 
     def index_entries(self, entries: Sequence[NewEntry], result: WriteResult) -> None:

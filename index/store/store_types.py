@@ -1,7 +1,7 @@
 """The arguments and results of the store's methods."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvproxy.index.entry import Entry, Freshness
@@ -106,13 +106,14 @@ class NewEntry:
 
 @dataclass(frozen=True, slots=True)
 class StoredQuestion:
-    """The part of an entry that semantic search needs."""
+    """The part of an entry that semantic search needs; `vector` is that of the searched text, `[dim]`, if a search found it."""
 
     id: str
     namespace: str
     prompt: str
     freshness: Freshness
     answer: str = ""  # Class of the answer, see `answer_classes`.
+    vector: "np.ndarray | None" = field(default=None, compare=False, repr=False)
 
 
 RemovalReason = Literal["expired", "evicted", "removed", "replaced"]

@@ -56,10 +56,11 @@ def neighbours(device: torch.device) -> Figures:
     alone = [_seconds(partial(index.search, query, NEAREST)) for query in queries]
     began = time.perf_counter()
     with ThreadPoolExecutor(4) as threads:
-        found = np.array(list(threads.map(lambda query: index.search(query, NEAREST), queries)))
+        found = list(threads.map(lambda query: index.search(query, NEAREST), queries))
     together = time.perf_counter() - began
 
-    places, similarities = found[..., 0].astype(int) - 1, found[..., 1]
+    places = np.array([numbers for numbers, _ in found]) - 1
+    similarities = np.array([near @ query for (_, near), query in zip(found, queries, strict=True)])
     same_nearest = _same(places[:, :1], expected[:, :1], queries, vectors)
     same_set = _same(places, expected, queries, vectors)
     wrong = float(np.abs(similarities - np.einsum("qnd,qd->qn", vectors[places], queries)).max())

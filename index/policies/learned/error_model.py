@@ -10,33 +10,42 @@ from itertools import compress
 import numpy as np
 
 # Computed by training/learned_prior.py from Banking77 (Casanueva et al. 2020, CC BY 4.0).
-WEIGHTS = (-0.599, -0.182, 1.238, 0.509, 1.127, 0.683, 1.045, 1.0, -0.831, -0.307)
+WEIGHTS = (-0.802, 0.369, 0.965, 0.006, 0.876, 0.432, 0.739, 0.802, -0.741, -0.191, 1.46)
 COVARIANCE = (
-    (4.003, 0.097, -0.857, 0.611, -0.123, -0.544, -2.109, 0.047, -0.086, 0.119),
-    (0.097, 3.422, -0.725, -0.173, -2.907, 0.553, 0.221, 0.019, -0.115, -0.125),
-    (-0.857, -0.725, 1.075, -0.538, 0.831, 0.02, -0.47, 0.077, -0.059, -0.02),
-    (0.611, -0.173, -0.538, 0.659, 0.077, -0.318, 0.556, -0.031, 0.085, -0.044),
-    (-0.123, -2.907, 0.831, 0.077, 3.27, -0.632, -0.396, -0.036, -0.021, -0.103),
-    (-0.544, 0.553, 0.02, -0.318, -0.632, 0.781, -0.567, -0.057, 0.041, 0.034),
-    (-2.109, 0.221, -0.47, 0.556, -0.396, -0.567, 3.785, -0.065, -0.033, 0.106),
-    (0.047, 0.019, 0.077, -0.031, -0.036, -0.057, -0.065, 0.445, -0.082, -0.287),
-    (-0.086, -0.115, -0.059, 0.085, -0.021, 0.041, -0.033, -0.082, 0.316, -0.071),
-    (0.119, -0.125, -0.02, -0.044, -0.103, 0.034, 0.106, -0.287, -0.071, 0.628),
+    (4.143, 0.052, -0.866, 0.668, -0.156, -0.493, -2.152, 0.057, -0.088, 0.121, -0.188),
+    (0.052, 3.549, -0.762, -0.265, -2.927, 0.504, 0.157, 0.005, -0.121, -0.121, 0.249),
+    (-0.866, -0.762, 1.112, -0.52, 0.849, 0.034, -0.437, 0.083, -0.064, -0.024, -0.106),
+    (0.668, -0.265, -0.52, 0.749, 0.072, -0.241, 0.598, -0.029, 0.092, -0.052, -0.293),
+    (-0.156, -2.927, 0.849, 0.072, 3.291, -0.642, -0.385, -0.047, -0.009, -0.105, 0.021),
+    (-0.493, 0.504, 0.034, -0.241, -0.642, 0.833, -0.513, -0.044, 0.032, 0.028, -0.242),
+    (-2.152, 0.157, -0.437, 0.598, -0.385, -0.513, 3.874, -0.058, -0.029, 0.097, -0.213),
+    (0.057, 0.005, 0.083, -0.029, -0.047, -0.044, -0.058, 0.466, -0.09, -0.301, -0.06),
+    (-0.088, -0.121, -0.064, 0.092, -0.009, 0.032, -0.029, -0.09, 0.322, -0.067, 0.027),
+    (0.121, -0.121, -0.024, -0.052, -0.105, 0.028, 0.097, -0.301, -0.067, 0.656, 0.038),
+    (-0.188, 0.249, -0.106, -0.293, 0.021, -0.242, -0.213, -0.06, 0.027, 0.038, 1.086),
 )
 NUM_NEIGHBOURS = 24
-FEATURES = ("constant", "cosine", "margin", "rivals", "density", "votes", "company", "words", "rival words", "overlap")
+FEATURES = (
+    *("constant", "cosine", "margin", "rivals", "density", "votes", "company", "words", "rival words", "overlap"),
+    "centres",
+)
 _WEIGHT_DISTANCE = 0.05
 _NEAREST = 5
 _MAX_MARGIN = 5.0
 _COMPARED = 16  # Neighbours whose words are compared.
 _MAX_READ = 2000  # Characters.
+_LEAST_LENGTH = 1e-6
 # Each character of Chinese, Japanese, Korean, and Thai is a word.
 _UNSPACED = "\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(f"[{_UNSPACED}]|[^\\W{_UNSPACED}]+")
 
 
 def compute_features(
-    cosines: Sequence[float], classes: Sequence[str], question: str, stored_questions: Sequence[str]
+    cosines: Sequence[float],
+    classes: Sequence[str],
+    question: str,
+    stored_questions: Sequence[str],
+    vectors: Sequence[np.ndarray | None] = (),
 ) -> np.ndarray:
     """Return the error model's inputs for the nearest of several neighbours, `[len(FEATURES)]`, scaled to about 1:
 
@@ -48,9 +57,11 @@ def compute_features(
     - `company`: whether another neighbour has the nearest neighbour's class;
     - `words`: share of the question's words that stored questions of the nearest neighbour's class contain;
     - `rival words`: the largest such share of another class;
-    - `overlap`: the largest share of common words of the question and a stored one of the nearest neighbour's class.
+    - `overlap`: the largest share of common words of the question and a stored one of the nearest neighbour's class;
+    - `centres`: difference between the cosine of the centre of the nearest neighbour's class and that of another class. Centres
+      are those of the neighbours; with few neighbours, the cosine is reduced towards that of the farthest neighbour.
 
-    `stored_questions` are the neighbours' questions.
+    `stored_questions` and `vectors` are those of the neighbours; a class without vectors is taken for a point.
     """
     nearest, own = cosines[0], [name == classes[0] for name in classes]
     weights = [math.exp((cosine - nearest) / _WEIGHT_DISTANCE) for cosine in cosines]
@@ -70,8 +81,25 @@ def compute_features(
             known * 4 - 3,
             rival_known * 4 - 2,
             overlap * 4 - 2,
+            _centre_margin(cosines, classes, vectors) * 10,
         ]
     )
+
+
+def _centre_margin(cosines: Sequence[float], classes: Sequence[str], vectors: Sequence[np.ndarray | None]) -> float:
+    """Return the feature `centres`, not scaled."""
+    members: dict[str, list[int]] = {}
+    for place, name in enumerate(classes):
+        members.setdefault(name, []).append(place)
+
+    def centre_cosine(places: list[int]) -> float:
+        known = [vector for place in places if place < len(vectors) and (vector := vectors[place]) is not None]
+        length = float(np.linalg.norm(np.sum(known, axis=0))) if len(known) == len(places) else len(places)
+        cosine = sum(cosines[place] for place in places) / max(length, _LEAST_LENGTH)
+        return (len(places) * cosine + cosines[-1]) / (len(places) + 1)
+
+    own = centre_cosine(members.pop(classes[0]))
+    return own - max(map(centre_cosine, members.values()), default=cosines[-1])
 
 
 def _word_shares(question: str, stored_questions: Sequence[str], classes: Sequence[str]) -> tuple[float, float, float]:

@@ -23,7 +23,7 @@ from kvproxy.index.policies.learned.surprises import Surprise, Surprises
 from kvproxy.index.policies.policy import MIN_COMPARED, Neighbour
 from kvproxy.index.store.observations import Observation
 
-_VERSION = 9
+_VERSION = 10
 MIN_EXPECTED_ERRORS = 8.0
 """The policy decides without `checked` once the sum of the estimated errors of compared answers reaches this number."""
 _EXPLORED = 0.2
@@ -31,6 +31,8 @@ _LEAST_EXPLORED = 0.01
 _KNOWN_ERRORS = 50.0
 _OBSOLETE_MARGIN = 0.05
 _PROBABLE_CHANGE = 0.4
+_NEW_IF_WRONG = 0.2
+"""The probability that the fresh answer equals no known one if the question needs another answer than the nearest."""
 _MIN_COMPARISONS = 50
 _MAX_CHANGE_FACTOR = 3.0
 _CHECKED_EXPLORED, _CHECKED_LEAST = 0.2, 0.05
@@ -116,7 +118,11 @@ class Learner:
         classes = [names[place] for place in places]
         near = [neighbours[place] for place in places]
         features = compute_features(
-            [neighbour.similarity for neighbour in near], classes, question, [neighbour.prompt for neighbour in near]
+            [neighbour.similarity for neighbour in near],
+            classes,
+            question,
+            [neighbour.prompt for neighbour in near],
+            [neighbour.vector for neighbour in near],
         )
         score_error = self.error_model.error_probability(features, classes[0])
         change = evidence.change_probability(classes[0], self.clock)
@@ -269,7 +275,7 @@ class Learner:
         was_known = evidence.changes.was_known(observation.joined, answer)
         explained_wrong, explained = evidence.add_comparison(
             answer,
-            expected + model.junk_share,
+            expected * (_NEW_IF_WRONG if observation.is_new else 1.0) + model.junk_share,
             right,
             counted_error=expected if is_counted else 0.0,
             joined=observation.joined,

@@ -87,7 +87,7 @@ _LEAST = 5e-4
 _EDGES = np.geomspace(_LEAST, 1.0, _BINS)
 _HISTOGRAM_DECAY = 1500.0
 COMPARISON_DECAY = 1 - 1 / 1500
-_PLANNED_ANSWERS = 500
+_PLANNED_ANSWERS, _PLANNED_SHARE = 500, 0.7
 _CHECKED_SHARE = 0.8
 _MAX_PLANNED_FACTOR = 1.5
 _COUNTED_FACTOR, _MAX_COUNTED_ERROR = 6.0, 0.15
@@ -231,7 +231,9 @@ class ServingLevel:
         )
 
     def planned_risk(self) -> float:
-        """Return the highest mean estimated error of the next 500 served answers that `max_error` allows.
+        """Return the highest mean estimated error of the next served answers that `max_error` allows.
+
+        These are 500, or, after more hits, 0.7 times as many as were served.
 
         Each change that was found makes the estimate of the next changes better: the margin shrinks, and the next answers are
         planned with the changes that they will meet, over a shorter time. If a change has used more than the allowance, each
@@ -240,7 +242,7 @@ class ServingLevel:
         if self.score_expected <= 0:
             return 0.0
         known = self.num_changes / (1 + self.num_changes)
-        planned = max(_PLANNED_ANSWERS * (1 - known / 2), MIN_SERVED - self.served)
+        planned = max(_PLANNED_ANSWERS * (1 - known / 2), MIN_SERVED - self.served, _PLANNED_SHARE * self.served)
         now = self.max_error * max(self.served, MIN_SERVED)
         added = self.max_error * max(self.served + planned, MIN_SERVED) - now
         by_change = self.wrong_by_change + _CHANGE_DEVIATIONS * (1 - known * 2 / 3) * math.sqrt(self.change_variance)

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -65,15 +66,21 @@ class PostgresSearch(VectorSearch):
         # The planner uses the graph only if the index has an equal expression.
         type = f"{self._graph_type}({self._dim})"
         nearest = (
-            "select id, -(vector <#> :near::vector) as score from vectors where embedder = :embedder"
+            "select id, vector, -(vector <#> :near::vector) as score from vectors where embedder = :embedder"
             f" and namespace = :namespace order by (vector::{type}) <#> :near::{type} limit :limit"
         )
         near = self._database.as_vector_parameter(vector)
         values = {"embedder": self._embedder, "namespace": namespace, "near": near, "limit": limit}
-        sql = f"select n.score, {QUESTION} from ({nearest}) as n join responses r on r.id = n.id order by n.score desc"
+        sql = (
+            f"select n.score, vector_send(n.vector) as vector, {QUESTION} from ({nearest}) as n"
+            " join responses r on r.id = n.id order by n.score desc"
+        )
         # Only a plan for the value of the namespace uses the graph of that namespace; a prepared statement may lose it.
         rows = self._database.query(sql, values | self._store.time_parameters(), prepare=False)
-        neighbours = [(question, float(row["score"])) for row, question in read_questions(rows, self._store.codec)]
+        neighbours = [
+            (replace(question, vector=_read_vector(row["vector"])), float(row["score"]))
+            for row, question in read_questions(rows, self._store.codec)
+        ]
         return neighbours[:1] if neighbours and neighbours[0][1] < floor else neighbours
 
     def _rows(self, statement: str, **values: Any) -> list[dict[str, Any]]:
@@ -158,3 +165,8 @@ class PostgresSearch(VectorSearch):
                 )
             )
             _log.info("created a graph for namespace %s", namespace[:12])
+
+
+def _read_vector(sent: bytes) -> np.ndarray:
+    """Return a vector from pgvector's binary format: 4 bytes, and big-endian numbers of 32 bits."""
+    return np.frombuffer(sent, ">f4", offset=4).astype(np.float32)

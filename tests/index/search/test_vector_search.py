@@ -53,6 +53,7 @@ def test_a_search_finds_the_nearest_of_its_namespace(make_store: MakeStore, coun
     found = near.search("b", query, 3)
     assert [head.id for head, _ in found] == ids
     assert [score for _, score in found] == pytest.approx((vectors @ query)[best].tolist(), abs=1e-5)
+    assert np.array_equal([head.vector for head, _ in found], vectors[best])
     assert near.search("c", query, 3) == []
     near.remove(store.delete(ids))
     assert not set(ids) & {head.id for head, _ in near.search("b", query, 10)}

@@ -46,6 +46,25 @@ def test_shares_of_words_that_the_questions_of_each_class_contain() -> None:
     assert word_shares("重置卡", ("a", "重置 PIN"), ("b", "锁卡")) == pytest.approx([2 / 3, 1 / 3, 2 / 4])
 
 
+def centres(classes: str, *vectors: tuple[float, float]) -> float:
+    """Return the difference between the cosines of centres; the question is at (1, 0)."""
+    questions, cosines = [""] * len(classes), [vector[0] for vector in vectors]
+    found = compute_features(cosines, list(classes), "", questions, [np.array(vector) for vector in vectors])
+    return float(found[FEATURES.index("centres")]) / 10
+
+
+def test_a_class_around_the_question_has_the_nearer_centre() -> None:
+    # One class is above and below the question, the other one only above.
+    above, below, high, higher = (0.8, 0.6), (0.8, -0.6), (0.6, 0.8), (0.6, 0.8)
+    assert centres("aabb", above, below, high, higher) == pytest.approx((2 * 1.0 + 0.6) / 3 - 0.6)
+    assert centres("aabb", above, above, high, higher) == pytest.approx((2 * 0.8 + 0.6) / 3 - 0.6)
+    # A single neighbour tells less about the centre of its class than several.
+    assert centres("abb", above, high, higher) == pytest.approx((0.8 + 0.6) / 2 - 0.6)
+    assert centres("a", above) == pytest.approx(0.0)
+    opposite = centres("aab", (0.0, 1.0), (0.0, -1.0), (0.0, 1.0))
+    assert np.isfinite(opposite)
+
+
 def test_known_words_reduce_the_error() -> None:
     model = ErrorModelPrior().error_model()
     cosines, classes = [0.85, 0.8, 0.7], ["a", "a", "b"]

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvproxy.clients.client_keys import add_client
+from kvproxy.clients.client_keys import add_client, set_limits
 from kvproxy.errors import SettingsError
 from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
@@ -53,8 +53,9 @@ PUBLIC = [
         "POST /generate",
         "HEAD /",
     ),
-    *("POST /openai/deployments/gpt/chat/completions", "POST /v1beta/models/gemini:generateContent"),
+    "GET /v1beta/models/gemini",
 ]
+NAME_A_MODEL = ["POST /openai/deployments/gpt/chat/completions", "POST /v1beta/models/gemini:generateContent"]
 
 
 @contextlib.contextmanager
@@ -100,6 +101,22 @@ def test_configured_routes_are_forwarded_too(tmp_path: Path, recorder: Recorder)
             assert send(client, route).status_code == 200, route
         for route in ("DELETE /v1/files/a", "GET /v1/files/%2e%2e/sleep", "GET /v1/batches/a", "POST /sleep"):
             assert send(client, route).status_code == 403, route
+
+
+def test_a_path_may_name_a_model_only_if_no_limit_depends_on_it(tmp_path: Path, recorder: Recorder) -> None:
+    """The upstream may ignore the model in the body, which is the allowed one."""
+    with serve(tmp_path, recorder.url) as (client, services):
+        limits: list[dict[str, Any]] = [{"models": ("m",)}, {"models": (), "budget_per_day": 1}]
+        for limit in limits:
+            set_limits(services.settings, "one", limit)
+            services.clients.reload()
+            for route in NAME_A_MODEL:
+                assert send(client, route).status_code == 403, route
+        assert recorder.requests == []
+        set_limits(services.settings, "one", {"budget_per_day": None})
+        services.clients.reload()
+        for route in NAME_A_MODEL:
+            assert send(client, route).status_code == 200, route
 
 
 @pytest.mark.parametrize(("keys", "access"), [(False, {}), (True, {"routes": ["*"]})])

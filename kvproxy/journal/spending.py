@@ -179,7 +179,7 @@ class Spending:
         unreported: number of requests without reported or estimated usage, which tokens and money exclude.
         incomplete: number of requests of which only input or only output is known; tokens and money exclude the other.
         estimated: number of requests whose tokens and money are estimates, in whole or in part.
-        standard_priced: of the total, requests of service tiers without a known price, at the price of the standard tier.
+        standard_priced: number of requests of service tiers without a known price, at the price of the standard tier.
         logged_cost: money that a log states for its requests; None if it states none.
         logged_difference: this money, less the money here, of the requests with both; None without such requests. 0 within
             the rounding of logs.

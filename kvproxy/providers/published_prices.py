@@ -15,7 +15,7 @@ from kvproxy.settings.journal import PriceSettings
 
 if TYPE_CHECKING:
     from genai_prices.data_snapshot import DataSnapshot
-    from genai_prices.types import ModelInfo
+    from genai_prices.types import ModelInfo, PriceVariant
 
 _NOON = time(12)
 _MODALITIES = {
@@ -59,6 +59,8 @@ def list_price(
         prompt_tokens: length of the prompt, because long ones may cost more.
         price_list: file with prices; None for the prices of the package.
         service_tier: tier that served the request; without a known price it has that of the standard tier, which is None.
+            Before its first listed price, it has the multiple of the standard price that it has then: the list has the prices
+            of many tiers only from October 2026 on.
     """
     rule, provider = cache_rule(model), _provider_of(model)
     if provider is None:
@@ -71,6 +73,9 @@ def list_price(
     listed = _listed_prices(model, provider, half_hour, price_list, service_tier)
     if listed is None and service_tier is not None:
         standard = list_price(model, moment, prompt_tokens, price_list)
+        if standard is not None and (first := _first_day(model, provider, service_tier, now, price_list)) is not None:
+            then, own = (list_price(model, first, prompt_tokens, price_list, tier) for tier in (None, service_tier))
+            return standard if then is None or own is None else _multiplied(standard, then, own)
         factor = _half_price(provider, service_tier)
         return standard if standard is None or factor is None else standard.scaled(factor)
 
@@ -123,7 +128,8 @@ def published_tier_factor(
         return None
     now = datetime.now(UTC) if moment is None else moment
     half_hour = now.replace(minute=now.minute // 30 * 30, second=0, microsecond=0)
-    if _listed_prices(model, provider, half_hour, price_list, service_tier) is None:
+    first = _first_day(model, provider, service_tier, now, price_list)
+    if first is None and _listed_prices(model, provider, half_hour, price_list, service_tier) is None:
         return _half_price(provider, service_tier)
     standard, own = (list_price(model, moment, prompt_tokens, price_list, tier) for tier in (None, service_tier))
     return own.input / standard.input if own is not None and standard is not None and standard.input else None
@@ -133,6 +139,30 @@ def has_list_price(model: str, service_tier: str, price_list: Path | None = None
     """Whether the list has present prices of a service tier, which may differ from a factor of the standard price."""
     provider = _provider_of(model)
     return provider is not None and _listed_prices(model, provider, noon_today(), price_list, service_tier) is not None
+
+
+def _first_day(
+    model: str, provider: str, service_tier: str, moment: datetime, price_list: Path | None
+) -> datetime | None:
+    """Return noon of the day on which the list has the first price of a service tier, if it is after a moment; else None."""
+    from genai_prices.types import StartDateConstraint
+
+    variants = _tier_variants(_listed_model(model, provider, price_list), service_tier)
+    constraints = [variant.constraint for variant in variants]
+    starts = [each.start_date for each in constraints if isinstance(each, StartDateConstraint)]
+    if not starts or len(starts) < len(constraints) or min(starts) <= moment.date():
+        return None
+    return datetime.combine(min(starts), _NOON, UTC)
+
+
+def _multiplied(standard: PriceSettings, then: PriceSettings, own: PriceSettings) -> PriceSettings:
+    """Return the price of a service tier that is the same multiple of the standard price as `own` is of `then`."""
+    known = {name: price for name, price in own.model_dump().items() if isinstance(price, float)}
+    earlier = {name: (getattr(standard, name), getattr(then, name)) for name in known}
+    multiplied = {
+        name: known[name] * before / after for name, (before, after) in earlier.items() if before is not None and after
+    }
+    return standard.model_copy(update=multiplied)
 
 
 def _half_price(provider: str, service_tier: str) -> float | None:
@@ -255,14 +285,27 @@ def _listed_prices(
         return None
     if service_tier is None:
         return listed_model.get_prices(moment)
-    context = dict.fromkeys(_TIER_FIELDS, service_tier)
     is_priced = any(
-        (variant.constraint is None or variant.constraint.active(moment))
-        and all(context.get(name) == value for name, value in variant.when.items())
-        and any(getattr(variant.prices, name, None) is not None for name in _PRICED)
-        for variant in listed_model.price_variants or ()
+        variant.constraint is None or variant.constraint.active(moment)
+        for variant in _tier_variants(listed_model, service_tier)
     )
-    return listed_model.get_prices(moment, context) if is_priced else None
+    return listed_model.get_prices(moment, _tier_context(service_tier)) if is_priced else None
+
+
+def _tier_variants(listed_model: "ModelInfo | None", service_tier: str) -> "list[PriceVariant]":
+    """Return the prices of a service tier that the list has for some time."""
+    variants = () if listed_model is None else listed_model.price_variants or ()
+    context = _tier_context(service_tier)
+    return [
+        variant
+        for variant in variants
+        if all(context.get(name) == value for name, value in variant.when.items())
+        and any(getattr(variant.prices, name, None) is not None for name in _PRICED)
+    ]
+
+
+def _tier_context(service_tier: str) -> dict[str, str]:
+    return dict.fromkeys(_TIER_FIELDS, service_tier)
 
 
 @lru_cache(maxsize=4_096)

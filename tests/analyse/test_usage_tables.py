@@ -105,6 +105,7 @@ def test_sums_of_an_unknown_number_of_requests_are_not_counted_as_one(tmp_path: 
     report = json.loads(done.stdout)
     costs = {row["name"]: row["cost"] for row in report["rows"]}
     assert (costs, report["undated"]) == ({"night": 7.5, "batch": 3.75, "standard": None}, None)
+    assert {row["name"]: row["standard_priced"] for row in report["rows"]} == {"night": 1, "batch": 0, "standard": 0}
     for note in (
         "at the price of the standard tier: at least 1 request of the service tiers night;",
         "not in the money: at least 1 request of models without a price",

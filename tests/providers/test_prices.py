@@ -164,6 +164,36 @@ def test_service_tiers_have_their_prices(model: str, tier: str, prices: tuple[fl
     assert has_tier_price(model, listed, moment, tier)
 
 
+@pytest.mark.parametrize(
+    ("model", "tier", "prices"),
+    [
+        ("gpt-5-2025-08-07", "priority", (2.5, 0.25, 20)),
+        ("gpt-4o", "priority", (4.25, 2.125, 17)),
+        # The list has no cached price of this batch.
+        ("gpt-4o", "batch", (1.25, 1.25, 5)),
+    ],
+)
+def test_a_tier_costs_the_same_before_its_first_listed_price(model: str, tier: str, prices: tuple[float, ...]) -> None:
+    listed = ModelPrices(JournalSettings())
+    for day in (2, 11, 13, 15):
+        moment = datetime(2026, 10, day, tzinfo=UTC).timestamp()
+        price = price_at(model, listed, moment, 100, tier)
+        assert price is not None
+        assert (price.input, price.cached, price.output) == pytest.approx(prices), day
+        assert has_tier_price(model, listed, moment, tier)
+
+
+def test_a_tier_is_a_multiple_of_an_earlier_standard_price() -> None:
+    listed = ModelPrices(JournalSettings())
+    then, before = datetime(2026, 10, 14, tzinfo=UTC), datetime(2026, 7, 1, tzinfo=UTC)
+    model = "gpt-5.6-terra"
+    standard = [listed.at(model, moment) for moment in (before, then)]
+    priority = [listed.at(model, moment, 0, "priority") for moment in (before, then)]
+    ratios = [own.input / usual.input for own, usual in zip(priority, standard, strict=True) if own and usual]
+    assert ratios == pytest.approx([2, 2])
+    assert standard[0] != standard[1]
+
+
 def test_a_tier_without_a_known_price_has_the_standard_price() -> None:
     moment = datetime(2026, 11, 28, 12, tzinfo=UTC).timestamp()
     listed = ModelPrices(JournalSettings())

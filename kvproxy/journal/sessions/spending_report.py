@@ -52,14 +52,16 @@ def spending_report(
         groups: dict[str, str] = {name: request.group_name(name) for name in fields}
         price = request.price(prices)
         tier = request.service_tier
+        standard_priced = 0
         if price is not None and tier is not None and not has_tier_price(request.model, prices, request.time, tier):
             untiered.add(tier)
-            total.standard_priced += request.least_count
+            standard_priced = request.least_count
         if "day" in groups:
             has_utc_days = has_utc_days or request.is_of_utc_day
             zones[None if request.is_of_utc_day or (at := request.moment) is None else at.tzname()] = None
         for row in (group_row(rows, groups), total):
             row.add(request, price)
+            row.standard_priced += standard_priced
     for row in (*rows.values(), total):
         row.drop_rounding()
     return SpendingReport(

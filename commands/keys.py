@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, BadParameter, Option
 
 from kvproxy.commands.command import CommandGroup
-from kvproxy.commands.files import read_bytes
 from kvproxy.commands.formatting import Formatted, format_age, format_size, local_time, money, table_time
 from kvproxy.commands.options import PRICES_MAY_DIFFER, Data, LimitOrAll, SharedStore, load_settings
 from kvproxy.commands.output import Output, print_note, text_output
@@ -130,6 +129,7 @@ def add_many(
 
     Example: kvproxy keys add-many teams.csv > keys.csv
     """
+    from kvproxy.commands.files import read_bytes
     from kvproxy.operations.keys import add_clients
 
     created = place.open().perform(add_clients, NoParameters(), CsvFile(read_bytes(file)))

@@ -7,6 +7,8 @@ from dataclasses import MISSING, dataclass, fields
 from operator import attrgetter
 from typing import Any, Literal
 
+Stale = Literal["stale-while-revalidate", "stale-if-error"]
+"""Reason to serve an expired response (RFC 5861)."""
 Freshness = Literal["fresh", "stale-while-revalidate", "stale-if-error", "expired"]
 """State of an entry by its age, with the stale periods of RFC 5861. An `expired` entry is never served."""
 

@@ -14,7 +14,7 @@ from kvproxy.apis.json import JsonObject
 from kvproxy.apis.not_stored import NotStored
 from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.apis.trace_context import Trace
-from kvproxy.index.entry import Entry
+from kvproxy.index.entry import Entry, Stale
 from kvproxy.layers import Layer
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 _MAX_SIZE_FACTOR = 16  # Of an array with as many inputs or more.
 T = TypeVar("T")
-Stale = Literal["stale-while-revalidate", "stale-if-error"]
-"""Reason to serve an expired response (RFC 5861)."""
 ForwardReason = Literal["uri-miss", "request", "stale", "bypass", "partial"]
 """Reason to call the backend (RFC 9211).
 

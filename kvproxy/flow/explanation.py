@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from kvproxy.apis.model_route import ModelRoute
 from kvproxy.backends.reports import PrefixReport
-from kvproxy.exchange import Stale
-from kvproxy.index.entry import Freshness
+from kvproxy.index.entry import Freshness, Stale
 from kvproxy.index.policies.policy import LearningStatus, Verdict
 
 

@@ -14,12 +14,12 @@ from kvproxy.apis.json import as_object, dumps, loads
 from kvproxy.apis.modalities import stored_modalities
 from kvproxy.backends.protocol import Backend
 from kvproxy.errors import DeadlineExceeded, KvproxyError, NotCached, UpstreamProtocolError, UpstreamTimeout
-from kvproxy.exchange import Answer, CacheHit, Exchange, ResponseFacts, Stale
+from kvproxy.exchange import Answer, CacheHit, Exchange, ResponseFacts
 from kvproxy.flow.backend_response import EVENTS, JSON
 from kvproxy.flow.echoed_fields import response_for
 from kvproxy.flow.layers.layer import Layer, Prediction, Rest
 from kvproxy.flow.layers.timeouts import with_timeout
-from kvproxy.index.entry import Entry
+from kvproxy.index.entry import Entry, Stale
 from kvproxy.index.entry_redaction import RedactionFailed
 from kvproxy.index.errors import CacheStoreError, EmbedderError
 from kvproxy.index.response_cache import ResponseCache

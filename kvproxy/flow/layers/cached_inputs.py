@@ -9,10 +9,10 @@ from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
 from kvproxy.apis.embedding_inputs import join_responses, split_response
 from kvproxy.apis.json import Json, JsonMap, JsonObject, as_object, dumps, loads
 from kvproxy.errors import UpstreamProtocolError
-from kvproxy.exchange import Answer, ArrayInputs, CacheKey, Exchange, SingleRequest, Stale
+from kvproxy.exchange import Answer, ArrayInputs, CacheKey, Exchange, SingleRequest
 from kvproxy.flow.layers.cached import LoggingFailures, StoredResponses, Use, look_up_in_time
 from kvproxy.flow.layers.layer import Layer, Prediction, Rest
-from kvproxy.index.entry import Entry
+from kvproxy.index.entry import Entry, Stale
 from kvproxy.index.response_cache import ResponseCache
 
 _STEP = 32  # Inputs that are looked up before other tasks may run.

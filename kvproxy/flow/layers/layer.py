@@ -10,9 +10,9 @@ from typing import Any, Literal, Protocol, TypeAlias
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.backends.protocol import Backend
-from kvproxy.exchange import Answer, Exchange, Stale
+from kvproxy.exchange import Answer, Exchange
 from kvproxy.flow.backend_response import EVENTS, JSON, BackendResponse
-from kvproxy.index.entry import Entry
+from kvproxy.index.entry import Entry, Stale
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.lookup_result import Candidate
 from kvproxy.settings import CacheSettings

@@ -12,10 +12,10 @@ _MAX_NAMES = 5
 def unpriced_models(
     settings: Settings, clients: Sequence[ClientSettings], listed: Mapping[str, Sequence[str]] | None = None
 ) -> list[str]:
-    """Return a sentence about models that clients with budgets may use, and that have no price; empty if there are none.
+    """Return a sentence about models that clients with budgets may use, and that have no price; empty without such models.
 
-    `listed` has the models that an upstream lists, by its URL. Those behind https URLs are ignored, because providers list
-    many models that nobody uses.
+    `listed` has the models that an upstream lists, by its URL. Models behind https URLs are ignored, because providers list
+    many unused ones.
     """
     limited = _with_budget(clients)
     if not limited or not settings.servers:

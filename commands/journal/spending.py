@@ -152,10 +152,19 @@ def _reported_note(report: "SpendingReport") -> Iterator[str]:
         yield f"the report of costs is not compared: {amounts} unreadable, or in a currency without a rate (journal.usd_rate)"
         return
     unpriced, is_bound = report.total.unpriced, report.total.requests is None
-    rest = f"of {_count(unpriced, is_bound)} of models without a price" if unpriced else "of other prices or tiers"
+    # Requests without a price only add to the report, and those of known models are a part of their own.
+    is_of_unpriced = unpriced and costs.rest > 0 and not costs.unpriced
+    rest = (
+        f"of {_count(unpriced, is_bound)} of models without a price" if is_of_unpriced else "of other prices or tiers"
+    )
     parts = {
         **{f"for {name}": amount for name, amount in costs.services.items()},
         "of discounts": costs.discount,
+        **{
+            f"of {name} without {'costs there' if amount < 0 else 'usage here'}": amount
+            for name, amount in costs.providers.items()
+        },
+        "of models without a price here": costs.unpriced,
         "on days without usage here": costs.without_usage,
         "on days without costs there": costs.without_costs,
         f"not explained{_largest_day(costs.rest_by_day)}, probably {rest} (kvproxy prices show)": costs.rest,

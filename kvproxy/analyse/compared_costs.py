@@ -14,6 +14,7 @@ from kvproxy.journal.sessions.spending_report import SpendingReport, expense, gr
 from kvproxy.journal.spending import PaidRequest, Spending
 from kvproxy.providers.cost_comparison import CostComparison, ReportedCost, compare_costs, unrounded_difference
 from kvproxy.providers.prices import is_dated
+from kvproxy.providers.published_prices import provider_of
 from kvproxy.settings.journal import JournalSettings, PriceSettings
 
 _DAY = 86_400.0
@@ -52,7 +53,48 @@ def _compare(
 ) -> CostComparison:
     if not costs or not paid:
         return CostComparison(sum(cost.amount for cost in costs) if costs else None, None, left_out=left_out)
-    return replace(compare_costs(costs, _money_by_day(paid, prices)), left_out=left_out)
+    one_sided, unpriced = _one_sided_providers(costs, paid), _unpriced_models(paid, prices)
+    both = [request for request in paid if provider_of(request.model) not in one_sided]
+    compared, apart = list[ReportedCost](), defaultdict[str, float](float)
+    of_unpriced = 0.0
+    for cost in costs:
+        if not cost.service and (provider := _cost_provider(cost)) in one_sided:
+            apart[str(provider)] += cost.amount
+        elif not cost.service and _model_of_usage(cost.model, unpriced) in unpriced:
+            of_unpriced += cost.amount
+        else:
+            compared.append(cost)
+    for provider in one_sided - apart.keys():
+        of_provider = [request for request in paid if provider_of(request.model) == provider]
+        apart[provider] = -sum(_money_by_day(of_provider, prices).values())
+    comparison = compare_costs(compared, _money_by_day(both, prices))
+    return replace(
+        comparison,
+        reported=sum(cost.amount for cost in costs),
+        difference=(comparison.difference or 0.0) + sum(apart.values()) + of_unpriced,
+        providers={name: amount for name, amount in sorted(apart.items()) if amount},
+        unpriced=of_unpriced,
+        left_out=left_out,
+    )
+
+
+def _one_sided_providers(costs: Iterable[ReportedCost], paid: Iterable[PaidRequest]) -> set[str]:
+    """Return the providers that only the costs or only the usage has; a side with an unknown provider may have each."""
+    of_costs = {_cost_provider(cost) for cost in costs if not cost.service}
+    of_usage = {provider_of(request.model) for request in paid}
+    only_there = of_costs - of_usage if None not in of_usage else set()
+    only_here = of_usage - of_costs if None not in of_costs and of_costs else set()
+    return {provider for provider in only_there | only_here if provider is not None}
+
+
+def _cost_provider(cost: ReportedCost) -> str | None:
+    return provider_of(_plain_name(cost.model)) if cost.model else None
+
+
+def _unpriced_models(paid: Sequence[PaidRequest], prices: Mapping[str, PriceSettings]) -> set[str]:
+    """Return the models of which no request has a price."""
+    priced = {request.model for request in paid if request.price(prices) is not None}
+    return {request.model for request in paid} - priced
 
 
 def _converted_costs(reports: Sequence[CostReport], settings: JournalSettings) -> list[ReportedCost]:

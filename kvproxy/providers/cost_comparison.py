@@ -45,6 +45,8 @@ class CostComparison:
         difference: this sum, less the money here. The sum of the parts below; None without the sum, or without any usage.
         services: money of services besides tokens, by name.
         discount: money of discounts, which is negative.
+        providers: money by provider that only the report of costs has, or only the usage; the latter is negative.
+        unpriced: money of models for which the usage has no price here.
         without_usage, without_costs: money of the days for which only the report of costs has amounts, and of those for which
             only the usage has; the latter is negative.
         rest: what has none of these causes; 0 within the rounding of the amounts.
@@ -56,6 +58,8 @@ class CostComparison:
     difference: float | None
     services: dict[str, float] = field(default_factory=dict)
     discount: float = 0.0
+    providers: dict[str, float] = field(default_factory=dict)
+    unpriced: float = 0.0
     without_usage: float = 0.0
     without_costs: float = 0.0
     rest: float = 0.0
@@ -87,8 +91,16 @@ def compare_costs(costs: Sequence[ReportedCost], computed: Mapping[str, float]) 
     is_rounding = abs(rest) <= _rounding(costs) + _EXACT * abs(reported)
     if is_rounding:
         rest, rests = 0.0, {}
-    parts = dict(services), discount, without_usage, without_costs, rest
-    return CostComparison(reported, difference, *parts, dict(sorted(rests.items(), key=lambda item: -abs(item[1]))))
+    return CostComparison(
+        reported,
+        difference,
+        dict(services),
+        discount,
+        without_usage=without_usage,
+        without_costs=without_costs,
+        rest=rest,
+        rest_by_day=dict(sorted(rests.items(), key=lambda item: -abs(item[1]))),
+    )
 
 
 def unrounded_difference(costs: Sequence[ReportedCost], computed: float) -> float:

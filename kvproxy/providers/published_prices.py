@@ -62,7 +62,7 @@ def list_price(
             Before its first listed price, it has the multiple of the standard price that it has then: the list has the prices
             of many tiers only from October 2026 on.
     """
-    rule, provider = cache_rule(model), _provider_of(model)
+    rule, provider = cache_rule(model), provider_of(model)
     if provider is None:
         return None
     now = datetime.now(UTC).replace(hour=12) if moment is None else moment
@@ -123,7 +123,7 @@ def published_tier_factor(
     price_list: Path | None = None,
 ) -> float | None:
     """Return the published price of a service tier as a multiple of the standard price of input; None if unknown."""
-    provider = _provider_of(model)
+    provider = provider_of(model)
     if provider is None:
         return None
     now = datetime.now(UTC) if moment is None else moment
@@ -137,7 +137,7 @@ def published_tier_factor(
 
 def has_list_price(model: str, service_tier: str, price_list: Path | None = None) -> bool:
     """Whether the list has present prices of a service tier, which may differ from a factor of the standard price."""
-    provider = _provider_of(model)
+    provider = provider_of(model)
     return provider is not None and _listed_prices(model, provider, noon_today(), price_list, service_tier) is not None
 
 
@@ -186,7 +186,7 @@ def listed_models(price_list: Path | None = None) -> Iterator[str]:
 
 
 def _finds(name: str, listed_model: "ModelInfo", price_list: Path | None) -> bool:
-    provider = _provider_of(name)
+    provider = provider_of(name)
     return provider is not None and _listed_model(name, provider, price_list) is listed_model
 
 
@@ -202,7 +202,7 @@ def least_priced_otherwise(model: str, price_list: Path | None = None) -> int | 
 
     None if no request has another price on the same day.
     """
-    provider = _provider_of(model)
+    provider = provider_of(model)
     if provider is None:
         return None
     from genai_prices.types import TimeOfDateConstraint
@@ -224,13 +224,13 @@ def _price_periods(model: str, provider: str, price_list: Path | None) -> list[t
 
 
 def tier_starts(model: str, price_list: Path | None) -> list[int]:
-    provider = _provider_of(model)
+    provider = provider_of(model)
     return [] if provider is None else _starts(_listed_prices(model, provider, noon_today(), price_list))
 
 
 def listed_tiers(model: str, price_list: Path | None) -> set[str]:
     """Return the names of service tiers of which the list or the provider's price page has prices, also past ones."""
-    provider = _provider_of(model)
+    provider = provider_of(model)
     if provider is None or (listed_model := _listed_model(model, provider, price_list)) is None:
         return set()
     conditions = [variant.when for variant in listed_model.price_variants or () if len(variant.when) == 1]
@@ -247,7 +247,7 @@ def _starts(listed: object) -> list[int]:
     return sorted({tier.start for name in _PRICED for tier in getattr(getattr(listed, name, None), "tiers", ())})
 
 
-def _provider_of(model: str) -> str | None:
+def provider_of(model: str) -> str | None:
     """Return the provider whose list has the model's price.
 
     None for open weights without the name of their host, which may run on other servers.

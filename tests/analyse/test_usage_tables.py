@@ -431,6 +431,50 @@ def test_a_report_of_costs_is_compared_with_the_usage(
     assert says in " ".join(done.stderr.split())
 
 
+@pytest.mark.parametrize(
+    ("models", "rows", "parts", "says"),
+    [
+        # The report has 2.00 of a model without a price, and nothing of Anthropic.
+        (
+            ("claude-opus-4-5", "gpt-5", "gpt-99"),
+            "2026-11-01,gpt-5,x,2.25,,token\n2026-11-01,gpt-99,x,2.00,,token\n",
+            {"providers": {"anthropic": -7.5}, "unpriced": 2, "rest": 0, "difference": -5.5},
+            "5.5000 less than the prices here: -7.5000 of anthropic without costs there, +2.0000 of models without a price here",
+        ),
+        (
+            ("gpt-5",),
+            "2026-11-01,gpt-5,x,2.25,,token\n2026-11-01,Claude Opus 4.5,x,2.00,,token\n",
+            {"providers": {"anthropic": 2}, "rest": 0, "difference": 2},
+            "2.0000 more than the prices here: +2.0000 of anthropic without usage here",
+        ),
+        # Requests without a price cannot explain a report of less money.
+        (
+            ("gpt-5", "gpt-99"),
+            "2026-11-01,,x,1.00,,token\n",
+            {"providers": {}, "unpriced": 0, "rest": -1.25},
+            "-1.2500 not explained, probably of other prices or tiers",
+        ),
+        (
+            ("gpt-5", "gpt-99"),
+            "2026-11-01,,x,5.00,,token\n",
+            {"providers": {}, "unpriced": 0, "rest": 2.75},
+            "+2.7500 not explained, probably of at least 1 request of models without a price",
+        ),
+    ],
+)
+def test_a_comparison_names_what_only_one_report_has(
+    models: tuple[str, ...], rows: str, parts: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    used = "".join(f"2026-11-01,{model},1000000,100000\n" for model in models)
+    usage = table(tmp_path, "date,model,input_tokens,output_tokens\n" + used, "usage.csv")
+    costs = table(tmp_path, COST_HEAD + rows, "costs.csv")
+    done = kvproxy("estimate", costs, usage, "--sessions", "--by", "model", "--json", "--data", tmp_path)
+    found = json.loads(done.stdout)["reported"]
+    for name, value in parts.items():
+        assert found[name] == pytest.approx(value), name
+    assert says in " ".join(done.stderr.split())
+
+
 def test_a_report_of_costs_without_an_exchange_rate_is_not_compared(tmp_path: Path) -> None:
     (tmp_path / "kvproxy.toml").write_text('[journal]\ncurrency = "EUR"\n')
     rows = "2026-11-01,Claude,x,7.50,7.50,token\n2026-11-02,Claude,x,5.00,5.00,token\n"

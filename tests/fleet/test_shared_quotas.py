@@ -15,11 +15,13 @@ import pytest
 
 from kvproxy.clients.client_keys import add_client, key_digest, remove_client, reset_counts, spent_and_reserved
 from kvproxy.clients.shared_state import MAX_BUSY_SECONDS, SharedState
-from kvproxy.errors import StoreUnavailable
-from kvproxy.index.errors import InvalidValue
+from kvproxy.clients.spent_money import SpentMoney
+from kvproxy.errors import StoreUnavailable, TooManyRequests
+from kvproxy.index.errors import CacheStoreError, InvalidValue
 from kvproxy.index.store import open_postgres
 from kvproxy.journal.journal import StoredJournal
 from kvproxy.settings import Settings
+from kvproxy.settings.access import ClientSettings
 from tests.fleet.proxies import Proxy, run_proxies
 from tests.nginx_server import fleet_site, needs_nginx, run_nginx
 from tests.plain_upstream import run_plain_upstream
@@ -134,6 +136,37 @@ def test_the_money_of_an_outage_counts_for_all_proxies_without_a_request(
         assert [proxy.ask("key", f"during {proxy.url}").status_code for proxy in proxies] == [200, 200]
         server.restart()
         until(lambda: money_of_one(settings) == pytest.approx(21), 60)
+
+
+def test_other_proxies_count_the_reservations_of_an_outage(empty_postgres: str) -> None:
+    with closing(open_postgres(empty_postgres)) as database:
+        tables, limited = (
+            SharedState(database).spending,
+            ClientSettings(name="a", key_sha256="0" * 64, budget_per_day=1),
+        )
+
+        async def spend() -> None:
+            one, other = SpentMoney(tables, {}), SpentMoney(tables, {})
+            kept = await one.reserve(limited, 0.5)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(one, "_reserve", fail)
+                lost = await one.reserve(limited, 0.5)
+            assert one.unwritten() == ({}, {"a": 0.5})
+            for _ in range(2):
+                await one._renew([kept, lost])
+            assert one.unwritten() == ({}, {})
+            with pytest.raises(TooManyRequests, match="reserved"):
+                await other.reserve(limited, 0.1)
+            for reservation in (kept, lost):
+                one.charge("a", 0.1, reservation)
+            await one.close()
+            await other.reserve(limited, 0.1)
+
+        asyncio.run(spend())
+
+
+def fail(*arguments: object) -> None:
+    raise CacheStoreError("no database")
 
 
 def money_of_one(settings: Settings) -> float | None:

@@ -11,6 +11,7 @@ import pytest
 from kvproxy.clients.client_keys import add_client, set_limits
 from kvproxy.errors import SettingsError
 from kvproxy.http.services import Services
+from kvproxy.installation.checks.access import access_warnings
 from kvproxy.settings import load_settings
 from tests.http.conftest import Recorder
 from tests.polling import until
@@ -134,6 +135,20 @@ def test_the_setting_also_restricts_a_proxy_without_clients(tmp_path: Path, reco
         refused = send(client, "POST /sleep")
         assert refused.status_code == 403
         assert refused.json()["error"]["message"].startswith("this proxy forwards only public routes")
+
+
+def test_an_open_proxy_warns_of_control_routes(tmp_path: Path) -> None:
+    def warnings(upstream: str | None = "http://127.0.0.1:9", host: str = "0.0.0.0", **access: Any) -> list[str]:
+        given: dict[str, Any] = {"admin_token": "secret", "host": host, "access": {"open": True, **access}}
+        return access_warnings(load_settings(data=tmp_path, upstream=upstream, **given))
+
+    (warning,) = warnings()
+    assert warning.startswith(
+        "0.0.0.0: everybody who reaches this proxy also reaches the control routes of its upstreams"
+    )
+    assert warnings(routes=[]) == warnings(host="127.0.0.1") == warnings(upstream=None) == []
+    add_client(load_settings(data=tmp_path), "one")
+    assert warnings() == []
 
 
 def test_a_route_of_the_setting_begins_with_a_slash(tmp_path: Path) -> None:

@@ -13,15 +13,16 @@ from kvproxy.settings.access import is_loopback
 def check_access(settings: Settings) -> str:
     """Check the access to the address of the settings, or of the proxy that uses their data folder now.
 
-    Raises SettingsError if everybody could use it, and CheckWarning if its dashboard is closed.
+    Raises SettingsError if everybody could use it, and CheckWarning if its dashboard is closed, or if everybody may control its
+    upstreams.
     """
     proxy = running_proxy(settings.data)
     if proxy is None:
         check_clients_exist(settings)
     else:
         settings = settings.model_copy(update={"host": urlsplit(proxy.url).hostname or settings.host})
-    if (warning := closed_routes(settings)) is not None:
-        raise CheckWarning(f"{settings.host}: {warning}")
+    if warnings := [*filter(None, (closed_routes(settings), open_routes(settings)))]:
+        raise CheckWarning(f"{settings.host}: {'; '.join(warnings)}")
     return f"{settings.host}, {'this machine only' if is_loopback(settings.host) else 'with an admin_token'}"
 
 
@@ -47,9 +48,27 @@ def access_warnings(settings: Settings) -> list[str]:
     except StoreUnavailable:
         # The clients are in PostgreSQL, which doctor reports.
         pass
-    if (warning := closed_routes(settings)) is not None:
-        warnings.append(f"{settings.host}: {warning}")
+    warnings += [f"{settings.host}: {found}" for found in (closed_routes(settings), open_routes(settings)) if found]
     return warnings
+
+
+def open_routes(settings: Settings) -> str | None:
+    """Return a warning if everybody who reaches the proxy may control its upstreams."""
+    is_open = settings.access.open and settings.access.routes is None and bool(settings.servers)
+    if not is_open or is_loopback(settings.host) or _requires_client_key(settings):
+        return None
+    return (
+        "everybody who reaches this proxy also reaches the control routes of its upstreams, such as POST /sleep: set"
+        " access.routes = [], or add a client with kvproxy keys add"
+    )
+
+
+def _requires_client_key(settings: Settings) -> bool:
+    try:
+        return requires_client_key(settings)
+    except StoreUnavailable:
+        # Reported by another check.
+        return False
 
 
 def closed_routes(settings: Settings) -> str | None:

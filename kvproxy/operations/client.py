@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kvproxy.settings import Settings
 
 _OWN_ROUTES = ("/admin/", "/health", "/ready", "/metrics")
+_TOKEN_FILE = "KVPROXY_ADMIN_TOKEN_FILE"
 _LOCAL_CONNECT_SECONDS = 3.0
 """Timeout of a connection to a port of this machine."""
 
@@ -331,12 +332,15 @@ def used_data_folder(data: Path | None) -> Path | None:
 
 
 def configured_token(url: str, data: Path | None = None) -> str | None:
-    """Return the admin token in the settings of a data folder; None if `url` is not its `configured_url`."""
+    """Return the admin token in the settings of a data folder; None if `url` is not its `configured_url`.
+
+    As for the variable of the token itself, the URL does not matter for the variable with its file.
+    """
     from kvproxy.settings import load_settings
 
     with suppress(SettingsError):
         settings = load_settings(data=data)
-        if settings.admin_token is not None and url.rstrip("/") == _url_of(settings):
+        if settings.admin_token is not None and (_TOKEN_FILE in os.environ or url.rstrip("/") == _url_of(settings)):
             return settings.admin_token
     return None
 

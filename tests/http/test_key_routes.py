@@ -40,6 +40,17 @@ def status(client: httpx.Client, key: str) -> int:
     return post(str(client.base_url).rstrip("/"), authorization=f"Bearer {key}").status_code
 
 
+def test_commands_read_the_token_from_a_file(tmp_path: Path, recorder: Recorder) -> None:
+    """As with the variable KVPROXY_ADMIN_TOKEN, for the proxy of any URL."""
+    (tmp_path / "token").write_text("operators\n")
+    with admin(tmp_path / "proxy", recorder.url) as (client, _):
+        variables = {"KVPROXY_ADMIN_TOKEN_FILE": str(tmp_path / "token"), "KVPROXY_DATA": str(tmp_path / "here")}
+        url = str(client.base_url).rstrip("/")
+        assert kvproxy("keys", "ls", "--url", url, **variables).returncode == 0
+        assert kvproxy("log", "--url", url, **variables).returncode == 0
+        assert kvproxy("keys", "ls", "--url", url, KVPROXY_DATA=str(tmp_path / "here")).returncode != 0
+
+
 def test_a_platform_manages_keys_over_http(tmp_path: Path, recorder: Recorder) -> None:
     with admin(tmp_path, recorder.url) as (client, settings):
         limits = {"name": "search", "requests_per_minute": "600", "expires": "90d", "models": "m,small-*"}

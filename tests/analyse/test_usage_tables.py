@@ -70,7 +70,17 @@ def test_numbers_whose_separator_is_ambiguous_count_as_unknown(tmp_path: Path) -
         assert note in notes, notes
 
 
-@pytest.mark.parametrize("sums", ["Total,,,3000,300", ",Grand total:,,3000,300"])
+@pytest.mark.parametrize(
+    "sums",
+    [
+        "Total,,,3000,300",
+        ",Grand total:,,3000,300",
+        ",,Summe,3000,300",
+        ",Gesamt,,3000,300",
+        "2026-11-02,,,3000,300",
+        ",,,3000,300\n2026-11-03,m,,0,0\n,,Gesamt,3000,300",
+    ],
+)
 def test_a_row_of_sums_does_not_count(sums: str, tmp_path: Path) -> None:
     text = (
         f"date,model,team,input tokens,output tokens\n2026-11-01,m,red,1000,100\n2026-11-02,m,blue,2000,200\n{sums}\n"
@@ -78,6 +88,23 @@ def test_a_row_of_sums_does_not_count(sums: str, tmp_path: Path) -> None:
     total, notes = bill(table(tmp_path, text))
     assert (total["input_tokens"], total["output_tokens"], total["unpriced"]) == (3_000, 300, 0)
     assert "of sums" in notes
+
+
+def test_a_row_that_differs_from_the_sum_counts(tmp_path: Path) -> None:
+    head = "date,model,team,input tokens,output tokens\n"
+    for rows in (
+        "2026-11-01,m,red,1000,100\n2026-11-01,,blue,1000,100\n",
+        "2026-11-01,m,red,1000,100\n,m,blue,1000,100\n",
+        "2026-11-01,m,red,0,0\n,,blue,0,0\n",
+        "2026-11-01,m,red,500,50\n,,blue,1500,150\n",
+        ",m,red,500,50\n,m,red,500,50\n,m,blue,1000,100\n",
+    ):
+        total, notes = bill(table(tmp_path, head + rows))
+        counts = [row.split(",")[3:] for row in rows.splitlines()]
+        assert [total["input_tokens"], total["output_tokens"]] == [
+            sum(int(count) for count in column) for column in zip(*counts, strict=True)
+        ]
+        assert "of sums" not in notes
 
 
 def test_the_fast_mode_of_a_report_of_usage_has_its_price(tmp_path: Path) -> None:

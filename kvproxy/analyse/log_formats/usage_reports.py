@@ -53,7 +53,9 @@ _BATCHES = BATCH, "message_batch"
 """Names of Anthropic's batches as a service tier."""
 _DAY = 86_400.0
 _SUMS = frozenset(("total", "totals", "grand total", "subtotal", "sum"))
-"""Labels of rows that are the sum of others."""
+"""Labels of rows that are the sum of others; `sum_rows.py` finds such rows in other languages."""
+OF_SUMS = "of sums"
+"""Cause to skip such a row."""
 
 
 def _refuse_usage(row: Row) -> Iterator[LoggedRequest]:
@@ -210,7 +212,7 @@ def _read_table_row(row: Row) -> Iterator[LoggedRequest]:
     """
     value, headings = row.value, fact_headings(row.value)
     if any(isinstance(cell, str) and cell.strip().casefold().rstrip(":") in _SUMS for cell in value.values()):
-        raise SkipRow("of sums")
+        raise SkipRow(OF_SUMS)
     facts = facts_of(value, headings)
     if value.get("variant") == "free" and facts.get("model_permaslug"):
         # OpenRouter's free variant of a model has no list price.

@@ -61,6 +61,7 @@ _EMPTY = "no response is stored"
 _NO_MATCH = "no stored response matches these options"
 _LISTED = 20
 _TENANT = Column("Tenant", is_optional=True, hides_empty=True)
+_NAMESPACE = Column("Namespace", is_optional=True)
 _PINNED = Column("Pinned", is_optional=True, hides_empty=True)
 _LABELS = {
     "endpoint": "API",
@@ -104,7 +105,7 @@ def _response_rows(responses: "Sequence[ListedResponse | ShownResponse]") -> lis
             "Model?": response.model,
             _TENANT: _tenant(response.tenant, is_shown=has_tenants),
             _PINNED: Formatted("yes" if response.pinned else "", response.pinned),
-            digest_column("Namespace", 8, optional=True): response.namespace,
+            _NAMESPACE: Formatted(response.namespace_name or response.namespace[:8], response.namespace),
             text_column("Prompt"): response.prompt,
         }
         for response in responses

@@ -1,5 +1,6 @@
 """A stored response with its request."""
 
+import hashlib
 import json
 import math
 import uuid
@@ -24,6 +25,11 @@ _PASSAGES = "."
 def namespace_with_passages(namespace: str, passages: str) -> str:
     """Return the namespace of questions about passages, or other texts beside them, which have a digest."""
     return f"{namespace}{_PASSAGES}{passages}"
+
+
+def library_digest(*parts: str) -> str:
+    """Return the namespace of answers of the library (one part), or the key of a question in it."""
+    return hashlib.sha256(json.dumps([LIBRARY_ENDPOINT, *parts]).encode()).hexdigest()
 
 
 def learning_namespace(namespace: str) -> str:
@@ -79,6 +85,14 @@ class Entry:
         if self.expires + self.stale_while_revalidate > now:
             return "stale-while-revalidate"
         return "stale-if-error" if self.expires + self.stale_if_error > now else "expired"
+
+    @property
+    def namespace_name(self) -> str | None:
+        """The name of the namespace in the library; None for a proxy's response, and if it was redacted."""
+        if self.endpoint != LIBRARY_ENDPOINT:
+            return None
+        name: str | None = json.loads(self.request).get("namespace")
+        return name
 
     def row(self) -> dict[str, Any]:
         values: dict[str, Any] = dict(zip(_NAMES, _values(self), strict=True))

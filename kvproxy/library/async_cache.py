@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from kvproxy.index.entry import LIBRARY_ENDPOINT, Entry, new_id
+from kvproxy.index.entry import LIBRARY_ENDPOINT, Entry, library_digest, new_id
 from kvproxy.index.errors import CacheStoreError, EmbedderError, PolicyError
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.store import EntryFilter
@@ -33,7 +33,7 @@ from kvproxy.library.arguments import (
     pair_batches,
     positive_seconds,
 )
-from kvproxy.library.cached_answer import CachedAnswer, answer_of, digest
+from kvproxy.library.cached_answer import CachedAnswer, answer_of
 from kvproxy.library.lookup_explanation import LookupExplanation, explain_lookup
 from kvproxy.library.maintenance import Maintenance
 from kvproxy.library.removals import Removals
@@ -128,7 +128,7 @@ class AsyncCache:
         """
         self.check_usable()
         check_question(question, namespace)
-        key = digest(namespace, question)
+        key = library_digest(namespace, question)
         while (running := self.flights.join(key)) is not None:
             with self.flights.share():
                 return await asyncio.wrap_future(running)
@@ -177,9 +177,9 @@ class AsyncCache:
         """Return what `get` would return, and why, without counting a lookup."""
         self.check_usable()
         check_question(question, namespace)
-        key, now = digest(namespace, question), self._clock()
+        key, now = library_digest(namespace, question), self._clock()
         found = await explain_lookup(
-            self._cache, key, digest(namespace), question, now, self._lookup_timeout, self._removals.reason(key)
+            self._cache, key, library_digest(namespace), question, now, self._lookup_timeout, self._removals.reason(key)
         )
         if found.reason == "hit-semantic" and self._settings.shadow:
             return replace(found, reason="shadow", sentence=f"{found.sentence} It is not served in shadow mode.")
@@ -239,7 +239,7 @@ class AsyncCache:
         """Remove the answer to an equal question, also an expired one; return whether it existed."""
         self.check_usable()
         check_question(question, namespace)
-        key = digest(namespace, question)
+        key = library_digest(namespace, question)
         pending = self._cache.pending_writes.get(key)
         if pending is not None:
             await pending.wait_until_stored()
@@ -360,7 +360,7 @@ class AsyncCache:
             raise RuntimeError(_FORKED)
 
     async def _find_equal(self, question: str, namespace: str) -> Entry | None:
-        entry = await self._cache.find(digest(namespace, question))
+        entry = await self._cache.find(library_digest(namespace, question))
         return entry if entry is not None and entry.expires > self._clock() else None
 
     async def _find_similar(self, question: str, namespace: str) -> tuple[Entry | None, float | None]:
@@ -369,7 +369,7 @@ class AsyncCache:
         if semantic is None or not await self._cache.is_unchanged_by_redaction(question):
             return None, None
         try:
-            lookup = await semantic.lookup(digest(namespace), question, seconds=self._lookup_timeout)
+            lookup = await semantic.lookup(library_digest(namespace), question, seconds=self._lookup_timeout)
         except PolicyError as error:
             _log.warning("the lookup is a miss: %s", error, exc_info=_log.isEnabledFor(logging.DEBUG))
             self._lookups["failed"] += 1
@@ -391,8 +391,8 @@ class AsyncCache:
         )
         return Entry(
             id=new_id(),
-            key=digest(namespace, question),
-            namespace=digest(namespace),
+            key=library_digest(namespace, question),
+            namespace=library_digest(namespace),
             tenant="",
             model="",
             endpoint=LIBRARY_ENDPOINT,
@@ -430,4 +430,4 @@ def _filter(namespace: str | None) -> EntryFilter:
     if namespace is None:
         return EntryFilter(endpoint=LIBRARY_ENDPOINT)
     check_texts(namespace=namespace)
-    return EntryFilter(endpoint=LIBRARY_ENDPOINT, namespace=digest(namespace))
+    return EntryFilter(endpoint=LIBRARY_ENDPOINT, namespace=library_digest(namespace))

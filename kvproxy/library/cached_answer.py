@@ -1,10 +1,9 @@
 """An answer of the library, and the entry that stores it."""
 
-import hashlib
 import json
 from dataclasses import dataclass, field
 
-from kvproxy.index.entry import LIBRARY_ENDPOINT, Entry
+from kvproxy.index.entry import Entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +31,3 @@ def answer_of(entry: Entry, similarity: float | None = None) -> CachedAnswer:
     request, answer = json.loads(entry.request), json.loads(entry.response)
     question, namespace = request.get("question", entry.prompt), request.get("namespace", "")
     return CachedAnswer(answer, question, similarity, entry.id, namespace, entry.tags, entry.created, entry.expires)
-
-
-def digest(*parts: str) -> str:
-    """Return the namespace of answers (one part), or the key of a question in it."""
-    return hashlib.sha256(json.dumps([LIBRARY_ENDPOINT, *parts]).encode()).hexdigest()

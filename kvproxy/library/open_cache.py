@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from kvproxy.index.entry import library_digest
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.models.embedder import Embedder
 from kvproxy.index.policies.guards import Guard
@@ -33,7 +34,7 @@ from kvproxy.library.arguments import (
     with_policy,
 )
 from kvproxy.library.async_cache import AsyncCache
-from kvproxy.library.cached_answer import CachedAnswer, digest
+from kvproxy.library.cached_answer import CachedAnswer
 from kvproxy.library.configured_cache import open_response_cache
 from kvproxy.library.lookup_explanation import LookupExplanation
 from kvproxy.library.maintenance import Maintenance
@@ -87,7 +88,7 @@ class Cache:
         self._cache.check_usable()
         check_question(question, namespace)
         check_not_async(compute)
-        key, flights = digest(namespace, question), self._cache.flights
+        key, flights = library_digest(namespace, question), self._cache.flights
         while (running := flights.join(key)) is not None:
             with flights.share():
                 return running.result()

@@ -5,7 +5,7 @@ An id may be abbreviated to a unique prefix.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Protocol
 
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
@@ -64,20 +64,28 @@ async def list_responses(cache: CacheAccess, page: EntryPage) -> CountedRows[Lis
 
     The header `x-total-count` has the number of matches.
     """
-    store, where = cache.store, _filter(page)
+    store, where = cache.store, await _filter(cache, page)
     entries = await asyncio.to_thread(store.list_entries, where, limit=page.limit or None, offset=page.offset)
     total = len(entries)
     if page.offset or (page.limit and total == page.limit):
         total = await asyncio.to_thread(lambda: len(store.ids(where)) if page.filters else store.count())
     pinned = set(await asyncio.to_thread(store.pinned_ids))
-    return CountedRows([ListedResponse(**entry.summary(), pinned=entry.id in pinned) for entry in entries], total)
+    return CountedRows(
+        [
+            ListedResponse(**entry.summary(), pinned=entry.id in pinned, namespace_name=entry.namespace_name)
+            for entry in entries
+        ],
+        total,
+    )
 
 
 @async_operation("GET", "/cache/queue")
 async def list_eviction_queue(cache: CacheAccess, page: QueuePage) -> CountedRows[QueuedResponse]:
     """List the responses in eviction order. The header `x-total-count` has the number of all responses."""
     queued = await asyncio.to_thread(cache.store.eviction_order, page.limit, offset=page.offset)
-    rows = [QueuedResponse(**candidate.summary()) for candidate in queued]
+    rows = [
+        QueuedResponse(**candidate.summary(), namespace_name=candidate.entry.namespace_name) for candidate in queued
+    ]
     return CountedRows(rows, await asyncio.to_thread(cache.store.count))
 
 
@@ -100,7 +108,7 @@ async def show_response(cache: CacheAccess, name: EntryName) -> ShownResponse:
     entry = await _find_entry(cache, name.id)
     pinned = await asyncio.to_thread(cache.store.pinned_ids)
     try:
-        return ShownResponse(**entry.document(), pinned=entry.id in pinned)
+        return ShownResponse(**entry.document(), pinned=entry.id in pinned, namespace_name=entry.namespace_name)
     except RecursionError:
         raise KvproxyError(f"{entry.id} is nested too deeply to be shown: use kvproxy cache export") from None
 
@@ -120,7 +128,7 @@ async def remove_responses(cache: CacheAccess, removal: EntryRemoval) -> Changed
         raise InvalidRequest(f"say what to remove: all=true, or one of {names}")
     # A purged response must not appear afterwards.
     await cache.wait_for_writes()
-    where = _filter(removal)
+    where = await _filter(cache, removal)
     ids = await asyncio.to_thread(cache.store.ids, where)
     return await _remove(cache, ids, str(where), soft=removal.soft)
 
@@ -201,7 +209,13 @@ async def _find_entry(cache: CacheAccess, prefix: str) -> "Entry":
     return entry
 
 
-def _filter(query: EntryQuery) -> "EntryFilter":
+async def _filter(cache: CacheAccess, query: EntryQuery) -> "EntryFilter":
+    from kvproxy.index.entry import library_digest
     from kvproxy.index.store import EntryFilter
 
-    return EntryFilter(**query.filters)
+    where = EntryFilter(**query.filters)
+    if where.namespace is None:
+        return where
+    named = EntryFilter(namespace=library_digest(where.namespace))
+    is_name = await asyncio.to_thread(cache.store.list_entries, named, limit=1)
+    return replace(where, namespace=named.namespace) if is_name else where

@@ -16,7 +16,9 @@ _SOFT = "Expire instead of removing; stale serving still applies."
 class EntryQuery:
     """Filters of stored responses, as `index.store.EntryFilter`; None disables a filter. `older_than` is in seconds."""
 
-    namespace: Annotated[str | None, Filter("Only this namespace; its first digits suffice.")] = None
+    namespace: Annotated[
+        str | None, Filter("Only this namespace: its name in the library, or the first digits of its digest.")
+    ] = None
     model: Annotated[str | None, Filter("Only responses of this model.", suggestions=models)] = None
     search: Annotated[str | None, Filter("Only prompts that contain this text.")] = None
     key: Annotated[str | None, Filter("Only this exact key; its first digits suffice.")] = None

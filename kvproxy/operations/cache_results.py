@@ -9,7 +9,7 @@ from kvproxy.index.store.store_types import StoreStatistics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseSummary:
-    """A stored response without its texts, see `index.entry.Entry`."""
+    """A stored response without its texts, see `index.entry.Entry`. `namespace_name` is that of the library, or None."""
 
     id: str
     namespace: str
@@ -29,6 +29,7 @@ class ResponseSummary:
     request_id: str
     stale_while_revalidate: float
     stale_if_error: float
+    namespace_name: str | None
 
     @property
     def tokens(self) -> int | None:

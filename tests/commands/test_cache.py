@@ -172,6 +172,29 @@ def test_digests_and_paths_fit_a_terminal_in_one_piece(tmp_path: Path) -> None:
         assert max(map(len, lines)) <= max(80, len(value) + 2), lines
 
 
+def test_namespaces_of_the_library_have_their_names(tmp_path: Path) -> None:
+    path = tmp_path / "answers.db"
+    with open_cache(path, CacheSettings(semantic=False)) as cache:
+        for namespace in ("help desk", "de", ""):
+            cache.set(f"question in {namespace}", "a", namespace=namespace)
+        digests = {each.namespace: each.id for each in cache}
+    # The digest of another namespace may begin like a name.
+    store = open_store(path)
+    store.put(make_entry("of a proxy", namespace="de" * 32))
+    store.close()
+    shown = result("cache", "ls", "--store", path, "--namespace", "help desk")
+    assert [(each["id"], each["namespace_name"]) for each in shown] == [(digests["help desk"], "help desk")]
+    assert [each["namespace_name"] for each in result("cache", "ls", "--store", path, "--namespace", "de")] == ["de"]
+    digest = shown[0]["namespace"]
+    assert result("cache", "ls", "--store", path, "--namespace", digest[:8]) == shown
+    table = kvproxy("cache", "ls", "--store", path, "--wide", columns=120).stdout
+    assert "  help desk  " in table
+    assert "  help desk\n" in kvproxy("cache", "show", digests["help desk"], "--store", path, columns=80).stdout
+    assert result("cache", "rm", "--store", path, "--namespace", "help desk", "--yes") == {"removed": 1}
+    names = {each["prompt"]: each["namespace_name"] for each in result("cache", "ls", "--store", path)}
+    assert names == {"of a proxy": None, "question in de": "de", "question in ": ""}
+
+
 def test_keys_are_created_with_limits(tmp_path: Path) -> None:
     limits = {"requests_per_minute": 5, "tokens_per_minute": 1000, "concurrent_requests": 2, "stored_bytes": 2048}
     flags = [text for name, value in limits.items() for text in (f"--{name.replace('_', '-')}", str(value))]

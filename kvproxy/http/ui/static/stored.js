@@ -151,7 +151,7 @@ function details(node, entry, { api, close, changed }) {
       ["API", entry.endpoint], ["for similar questions", entry.semantic ? "yes" : "no"], ["prompt tokens", count(entry.prompt_tokens)],
       ["answer tokens", count(entry.completion_tokens)], ["tags", entry.tags.join(", ")], ["backend", entry.backend],
       ["request", entry.request_id], ["size", bytes(JSON.stringify(entry.request).length + JSON.stringify(entry.response).length)],
-      ["key", entry.key], ["namespace", entry.namespace],
+      ["key", entry.key], ["namespace", entry.namespace_name || entry.namespace],
     ]),
     h("details", {}, h("summary", {}, "Request"), h("pre", {}, JSON.stringify(entry.request, null, 2))),
     h("details", {}, h("summary", {}, "Response"), h("pre", {}, JSON.stringify(entry.response, null, 2))));

@@ -340,12 +340,13 @@ def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
             print_text(f"Hits saved {' and '.join(owed)} of all; the backend's own prefix cache saved the rest.")
     if partial := sum(row.partial_hits for row in report.rows):
         print_text(
-            f"{plural(partial, 'request')} of arrays had some inputs from the cache: tokens and money include these inputs."
+            f"{plural(partial, 'request')} of arrays had some inputs from the cache: tokens and money include these inputs if"
+            " their tokens are known. If several inputs were computed at once, the tokens of each are an estimated share."
         )
     if unreported := sum(row.unreported_hits for row in report.rows):
         print_text(
-            f"{plural(unreported, 'hit')} without reported tokens: tokens and money do not include"
-            f" {'it' if unreported == 1 else 'them'}, because their answers were stored without a usage."
+            f"{plural(unreported, 'hit')} without reported tokens{', also of inputs of arrays' if partial else ''}: tokens and"
+            f" money do not include {'it' if unreported == 1 else 'them'}, because no tokens are stored with the cached answers."
         )
     if has_price and (unpriced := sum(row.unpriced_requests for row in report.rows)):
         print_text(f"Spent does not include {plural(unpriced, 'request')} of models without a price.")

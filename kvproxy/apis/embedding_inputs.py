@@ -1,6 +1,7 @@
 """Arrays of inputs to embed: the single inputs, and the responses to single inputs and to the array."""
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 
 from kvproxy.apis.json import Json, JsonMap, JsonObject
 from kvproxy.apis.key_fields import EMBEDDINGS
@@ -33,7 +34,7 @@ def _is_tokens(given: Json) -> bool:
 def split_response(response: JsonMap, count: int) -> list[JsonObject] | None:
     """Return the responses to single inputs, in order; None if a response has not one embedding for each of `count` inputs.
 
-    Their `usage` is 0, because the response reports only the sum.
+    Their `usage` is 0, because the response reports only the sum; see `split_tokens`.
     """
     data = response.get("data")
     items = [item for item in data if isinstance(item, dict)] if isinstance(data, list) else []
@@ -63,6 +64,22 @@ def _item(single: JsonMap) -> JsonObject:
     if not isinstance(data, list) or len(data) != 1 or not isinstance(data[0], dict):
         raise ValueError("the response has not one embedding")
     return data[0]
+
+
+def split_tokens(tokens: int | None, inputs: Sequence[Json]) -> list[int | None]:
+    """Return the estimated tokens of each input, in proportion to its length. Their sum is `tokens`, or they are unknown."""
+    if tokens is None:
+        return [None] * len(inputs)
+    ends = list(accumulate(map(_length, inputs), initial=0))
+    shares = [round(tokens * end / ends[-1]) for end in ends]
+    return [end - start for start, end in pairwise(shares)]
+
+
+def _length(given: Json) -> int:
+    """Return the number of bytes of a text, or of token ids; at least 1."""
+    if isinstance(given, list):
+        return len(given)
+    return max(1, len(str(given).encode("utf-8", "replace")))
 
 
 def sum_tokens(counts: Sequence[int | None]) -> int | None:

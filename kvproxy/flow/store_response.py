@@ -12,7 +12,7 @@ from os import urandom
 from kvproxy.apis.api import TokenCounts
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.cache_diagnoses import reported_diagnosis
-from kvproxy.apis.embedding_inputs import split_response
+from kvproxy.apis.embedding_inputs import split_response, split_tokens
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.message_parts import answer_digests
 from kvproxy.apis.modalities import reported_modalities
@@ -181,13 +181,15 @@ class ResponseWriter:
         bodies = split_response(body, len(requests))
         if bodies is None:
             raise UnstorableResponse(Cause.INVALID, "not one embedding for each input")
+        tokens = split_tokens(facts.usage[0], [request.body["input"] for request, _ in requests])
         singles = [
             (
                 Exchange(exchange.api, exchange.request_id, exchange.tenant, request=request, key=key),
-                ResponseFacts(),
+                # Embeddings have no output.
+                ResponseFacts(usage=(count, None if count is None else 0)),
                 single,
             )
-            for (request, key), single in zip(requests, bodies, strict=True)
+            for (request, key), single, count in zip(requests, bodies, tokens, strict=True)
         ]
         writes: list[PendingWrite] = []
         for start in range(0, len(singles), _WRITES_AT_ONCE):

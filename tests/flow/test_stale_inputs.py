@@ -131,7 +131,7 @@ def test_stale_inputs_replace_an_error(proxy: Proxy) -> None:
     assert vectors == [1, 2, 1, 1]
     assert status == 'kvproxy; hit; ttl=-40; detail="exact inputs 4/4 stale-if-error"'
     (record,) = proxy.services.journal.latest(1)
-    assert (record.reason, record.inputs_cached, record.prompt_tokens) == ("stale-if-error", 4, None)
+    assert (record.reason, record.inputs_cached, record.prompt_tokens) == ("stale-if-error", 4, 4)
     # One of two inputs has no stored response.
     vectors, status = proxy.ask(["h", "unknown"])
     assert (vectors, "fwd=stale; fwd-status=500" in status) == ([], True)

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from kvproxy.apis.embedding_inputs import split_tokens, sum_tokens
 from kvproxy.clients.client_keys import add_client, spent_and_reserved
 from kvproxy.http.services import Services
 from kvproxy.operations.keys import list_clients
@@ -171,8 +172,8 @@ def test_an_entry_equals_that_of_a_single_request(front: tuple[str, Services], c
         parsed, expected = json.loads(array.response), json.loads(single.response)
         assert parsed["data"][0]["index"] == 0
         assert parsed.keys() == expected.keys()
+        assert (array.prompt_tokens, single.prompt_tokens) == (1, 1)
         # The upstream reported only the sum.
-        assert (array.prompt_tokens, single.prompt_tokens) == (None, 1)
         assert parsed["usage"] == {"prompt_tokens": 0, "total_tokens": 0}
 
 
@@ -363,33 +364,32 @@ def test_all_reports_count_what_was_computed_and_what_was_saved(tmp_path: Path, 
         ("forward", None, None, None, 2, 2.0, "miss-new"),
         ("forward", 2, 1, 2, 1, 1.0, "miss-new"),
         ("forward", 2, 0, 0, 3, 3.0, "miss-inputs"),
-        # The tokens of `x` are unknown, so their sum is, too.
-        ("forward", 4, 2, None, 2, 2.0, "miss-inputs"),
-        ("exact", 2, 2, None, None, 0.0, "hit-exact"),
+        # The 3 tokens of `x` and `y z` are split in proportion to their lengths.
+        ("forward", 4, 2, 3, 2, 2.0, "miss-inputs"),
+        ("exact", 2, 2, 3, 3, 0.0, "hit-exact"),
         ("exact", 3, 3, 4, 4, 0.0, "hit-exact"),
     ]
     total = result("savings", "--data", data)["total"]
     assert (total["requests"], total["answered"], total["partial_hits"]) == (6, 2, 2)
-    assert (total["spent"], total["money"], total["hit_money"], total["least_money"]) == (8.0, 6.0, 6.0, 6.0)
-    assert (total["prompt_tokens"], total["completion_tokens"], total["unreported_hits"]) == (6, 0, 2)
+    assert (total["spent"], total["money"], total["hit_money"], total["least_money"]) == (8.0, 12.0, 12.0, 12.0)
+    assert (total["prompt_tokens"], total["completion_tokens"], total["unreported_hits"]) == (12, 0, 0)
     layers = {row["name"]: row for row in result("savings", "--data", data)["rows"]}
     assert {name: (row["requests"], row["prompt_tokens"], row["money"]) for name, row in layers.items()} == {
-        "forward": (4, 2, 2.0),
-        "exact": (2, 4, 4.0),
+        "forward": (4, 5, 5.0),
+        "exact": (2, 7, 7.0),
     }
-    assert 'kvproxy_savings_money{layer="forward"} 2.0' in reported
+    assert 'kvproxy_savings_money{layer="forward"} 5.0' in reported
     assert 'kvproxy_savings_spent{layer="forward"} 8.0' in reported
     for by in ("client", "model", "tenant", "day", "team"):
         (row,) = result("savings", "--by", by, "--data", data)["rows"]
-        assert (row["spent"], row["money"], row["partial_hits"], row["prompt_tokens"]) == (8.0, 6.0, 2, 6), by
+        assert (row["spent"], row["money"], row["partial_hits"], row["prompt_tokens"]) == (8.0, 12.0, 2, 12), by
     projects = {row["name"]: row for row in result("savings", "--by", "project", "--data", data)["rows"]}
-    # The only saved input of this project has no known tokens.
     docs = projects["docs"]
-    assert (docs["spent"], docs["money"], docs["prompt_tokens"], docs["unreported_hits"]) == (2.0, 0.0, None, 1)
-    assert (projects[""]["spent"], projects[""]["money"]) == (6.0, 6.0)
+    assert (docs["spent"], docs["money"], docs["prompt_tokens"], docs["unreported_hits"]) == (2.0, 3.0, 3, 0)
+    assert (projects[""]["spent"], projects[""]["money"]) == (6.0, 9.0)
     bill = result("savings", "--bill", "--data", data)["total"]
-    assert (bill["input_tokens"], bill["output_tokens"], bill["cost"], bill["saved"]) == (8, 0, 8.0, 6.0)
-    assert (bill["requests"], bill["hits"], bill["unreported_hits"]) == (6, 2, 2)
+    assert (bill["input_tokens"], bill["output_tokens"], bill["cost"], bill["saved"]) == (8, 0, 8.0, 12.0)
+    assert (bill["requests"], bill["hits"], bill["unreported_hits"]) == (6, 2, 0)
     (spending,) = result("sessions", "--by", "model", "--data", data)["rows"]
     assert (spending["cost"], spending["input_tokens"]) == (8.0, 8)
     (top,) = result("log", "top", "--by", "model", "--data", data)
@@ -398,8 +398,30 @@ def test_all_reports_count_what_was_computed_and_what_was_saved(tmp_path: Path, 
     assert "Of 4 inputs, 2 were stored." in explained
     shown = kvproxy("savings", "--data", data).stdout
     assert "2 requests of arrays had some inputs from the cache" in shown
-    assert "2 hits without reported tokens" in shown
+    assert "the tokens of each are an estimated share" in " ".join(shown.split())
+    assert "without reported tokens" not in shown
     assert "2/4" in kvproxy("log", "--data", data, columns=160).stdout
+
+
+def test_hits_on_inputs_without_a_usage_save_unknown_tokens(tmp_path: Path, embedder: Embedder) -> None:
+    embedder.change = lambda whole: {name: value for name, value in whole.items() if name != "usage"}
+    with paid(tmp_path, embedder) as (services, client):
+        for given in (["x", "y z"], ["x", "w", "v"], ["w", "x"]):
+            embed(client, given)
+        until(lambda: services.journal.read(lambda reader: reader.newest_number(), 0) == 3)
+    total = result("savings", "--data", tmp_path)["total"]
+    assert (total["partial_hits"], total["unreported_hits"], total["prompt_tokens"]) == (1, 2, None)
+    shown = " ".join(kvproxy("savings", "--data", tmp_path).stdout.split())
+    assert "2 hits without reported tokens, also of inputs of arrays: tokens and money do not include them" in shown
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 7, 2_490, None])
+def test_the_tokens_of_inputs_add_up_to_those_of_their_array(tokens: int | None) -> None:
+    inputs = ["", "a", "\ud800", "longer text", *["text"] * 411]
+    split = split_tokens(tokens, inputs)
+    assert len(split) == len(inputs)
+    assert sum_tokens(split) == tokens
+    assert split_tokens(6, [[1, 2, 3, 4], [5, 6]]) == [4, 2]
 
 
 def test_explain_counts_the_stored_inputs(front: tuple[str, Services], client: Any, tmp_path: Path) -> None:

@@ -90,6 +90,38 @@ def test_a_row_of_sums_does_not_count(sums: str, tmp_path: Path) -> None:
     assert "of sums" in notes
 
 
+@pytest.mark.parametrize(
+    ("total_tokens", "expected"),
+    # Helicone counts the cache beside the prompt; the total shows if a row includes it.
+    [(8_200, (8_000, 0.015)), (None, (8_000, 0.015)), (9_200, (9_000, 0.017))],
+)
+def test_rows_of_helicone_have_the_tokens_of_the_cache(
+    total_tokens: int | None, expected: tuple[int, float], tmp_path: Path
+) -> None:
+    prompt = 1_000 if expected[0] == 8_000 else 9_000
+    row = {
+        "prompt_tokens": prompt,
+        "prompt_cache_read_tokens": 5_000,
+        "prompt_cache_write_tokens": 2_000,
+        "completion_tokens": 200,
+        "total_tokens": total_tokens,
+        "model": "claude-sonnet-4-5-20250929",
+    }
+    titles = [name.replace("_", " ").title() for name in row]
+    cells = ["" if value is None else str(value) for value in row.values()]
+    log = {"request_created_at": "2026-11-01T08:00:00Z", "response_status": 200, "cost": 0.25} | row
+    body = {"model": "claude-sonnet-4-5", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+    for name, text in (
+        ("rows.csv", f"{','.join(titles)}\n{','.join(cells)}\n"),
+        ("bodies.jsonl", json.dumps(log | {"request_body": body, "response_body": {"type": "message"}})),
+        ("without.jsonl", json.dumps(log | {"request_body": {}})),
+    ):
+        total, _ = bill(table(tmp_path, text, name))
+        assert (total["input_tokens"], total["cost"]) == (expected[0], pytest.approx(expected[1])), name
+        assert (total["reused_tokens"], total["written_tokens"]) == (5_000, 2_000), name
+        assert total["logged_cost"] == (None if name == "rows.csv" else 0.25)
+
+
 def test_a_row_that_differs_from_the_sum_counts(tmp_path: Path) -> None:
     head = "date,model,team,input tokens,output tokens\n"
     for rows in (

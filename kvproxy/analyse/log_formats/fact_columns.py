@@ -14,7 +14,9 @@ MODELS = "model", "model_name", "model_id", "model_version", "model_permaslug", 
 INPUT = "input_tokens", "prompt_tokens", "tokens_prompt", "n_context_tokens_total"
 OUTPUT = "output_tokens", "completion_tokens", "tokens_completion", "n_generated_tokens_total"
 _CACHED = "cached_tokens", "input_cached_tokens", "cached_input_tokens", "tokens_cached"
-_READ, _WRITTEN = ("cache_read_input_tokens",), ("cache_creation_input_tokens",)
+_HELICONE_READ, _HELICONE_WRITTEN, _TOTAL = "prompt_cache_read_tokens", "prompt_cache_write_tokens", "total_tokens"
+_READ = "cache_read_input_tokens", _HELICONE_READ
+_WRITTEN = "cache_creation_input_tokens", _HELICONE_WRITTEN
 REQUESTS = "num_model_requests", "num_requests", "n_requests", "requests", "request_count"
 DATES = "date", "day", "usage_date"
 COSTS = "cost_total", "cost_usd", "total_cost_usd", "spend", "response_cost", "cost", "total_cost"
@@ -22,7 +24,7 @@ COSTS = "cost_total", "cost_usd", "total_cost_usd", "spend", "response_cost", "c
 CURRENCY = "currency"
 _OF_CURRENCY = "cost", "total_cost"
 """Money only if a column has its currency."""
-_COUNTS = (*INPUT, *OUTPUT, *_CACHED, *_READ, *_WRITTEN, *REQUESTS)
+_COUNTS = (*INPUT, *OUTPUT, *_CACHED, *_READ, *_WRITTEN, _TOTAL, *REQUESTS)
 _FACTS = (*MODELS, *_COUNTS, *COSTS, CURRENCY, *TIME_FIELDS, *DATES, *LABEL_FIELDS)
 
 
@@ -75,10 +77,19 @@ def token_counts(facts: JsonObject) -> TokenCounts:
     prompt, completion, cached, read, written = (
         read_count(first_of(facts, *names)) for names in (INPUT, OUTPUT, _CACHED, _READ, _WRITTEN)
     )
-    if prompt is not None and "input_tokens" in facts and cached is None and (read is not None or written is not None):
-        # Anthropic counts the tokens of its cache beside the input.
+    if prompt is not None and cached is None and _is_cache_beside_input(facts, prompt, completion):
         prompt += (read or 0) + (written or 0)
     return TokenCounts(prompt, completion, read if cached is None else cached, written)
+
+
+def _is_cache_beside_input(facts: JsonObject, prompt: int, completion: int | None) -> bool:
+    """Whether the tokens of the provider's cache are beside the input, as Anthropic and Helicone count them.
+
+    In Helicone's rows, the total shows if they are not.
+    """
+    if facts.keys() & {_HELICONE_READ, _HELICONE_WRITTEN}:
+        return read_count(facts.get(_TOTAL)) != prompt + (completion or 0)
+    return "input_tokens" in facts
 
 
 def currency_of(facts: JsonObject) -> str:

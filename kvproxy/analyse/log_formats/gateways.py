@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kvproxy.analyse.log_formats.counts import read_count
+from kvproxy.analyse.log_formats.fact_columns import token_counts
 from kvproxy.analyse.log_formats.json_texts import decoded, decoded_object
 from kvproxy.analyse.log_formats.labels import Labels, labels_of
 from kvproxy.analyse.log_formats.log_format import (
@@ -14,6 +15,7 @@ from kvproxy.analyse.log_formats.log_format import (
     LoggedRequest,
     Row,
     SkipRow,
+    SummedUsage,
     api_of_route,
     chat_response,
     decoded_response,
@@ -188,6 +190,25 @@ def _logged_usage(value: JsonObject) -> JsonObject:
 
 def _read_helicone(row: Row) -> Iterator[LoggedRequest]:
     value = row.value
+    api = _helicone_api(value)
+    body = decoded_object(value["request_body"])
+    if not body:
+        raise SkipRow("no body")
+    response = decoded_response(value.get("response_body"))
+    request = request_of(
+        row,
+        body,
+        api=api,
+        time=parse_time(value.get("request_created_at")),
+        response=response,
+        seconds=seconds_of(value.get("delay_ms")),
+        labels=labels_of(value, body),
+    )
+    yield request if field(response, "usage") is not None else replace(request, usage=_helicone_usage(value))
+
+
+def _helicone_api(value: JsonObject) -> Api | None:
+    """Return the API of the route; None without a route. Raises SkipRow if no provider answered the request."""
     if is_failed(value.get("response_status")):
         raise SkipRow("failed")
     if value.get("cache_reference_id", _NO_REFERENCE) not in (None, "", _NO_REFERENCE):
@@ -196,17 +217,35 @@ def _read_helicone(row: Row) -> Iterator[LoggedRequest]:
     api = api_of_route(route) if isinstance(route, str) else None
     if isinstance(route, str) and api is None:
         raise SkipRow("not a cached API")
-    body = decoded_object(value["request_body"])
-    if not body:
-        raise SkipRow("no body")
-    yield request_of(
-        row,
-        body,
-        api=api,
+    return api
+
+
+def _helicone_usage(value: JsonObject) -> SummedUsage | None:
+    """Return the usage in the fields of a row; None if it has no tokens."""
+    tokens = token_counts(value)
+    if tokens.prompt is None and tokens.completion is None:
+        return None
+    return SummedUsage(1, tokens.prompt, tokens.completion, tokens.cached, tokens.written)
+
+
+def _read_helicone_usage(row: Row) -> Iterator[LoggedRequest]:
+    """Read a row for a bill, also without its prompt, as in an export without bodies."""
+    value = row.value
+    api, usage = _helicone_api(value), _helicone_usage(value)
+    if decoded_object(value["request_body"]) or usage is None:
+        yield from _read_helicone(row)
+        return
+    labels, model = labels_of(value), first_of(value, "model", "response_model", "request_model")
+    yield LoggedRequest(
+        row.number,
+        api or APIS["chat"],
+        {"model": model or row.model},
         time=parse_time(value.get("request_created_at")),
-        response=decoded_response(value.get("response_body")),
-        seconds=seconds_of(value.get("delay_ms")),
-        labels=labels_of(value, body),
+        project=labels.project,
+        client=labels.client,
+        names_model=bool(model),
+        team=labels.team,
+        summed=usage,
     )
 
 
@@ -275,6 +314,7 @@ FORMATS = (
         "Helicone export",
         ("request_body", "request_created_at|response_status"),
         _read_helicone,
+        read_usage=_read_helicone_usage,
         costs=("cost", "costUSD"),
     ),
     LogFormat(

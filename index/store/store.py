@@ -219,7 +219,8 @@ class Store(StoreWriter):
     def stats(self) -> StoreStatistics:
         self.flush()
         row = self.database.query(
-            "select count(*) as entries, count(distinct namespace) as namespaces, count(distinct model) as models,"
+            "select count(*) as entries, count(distinct namespace) as namespaces,"
+            " count(distinct nullif(model, '')) as models,"
             f" coalesce({_sum('hits')}, 0) as hits, coalesce(sum(case when expires <= :now then 1 else 0 end), 0) as expired,"
             f" coalesce(sum(case when expires <= :now and {SERVABLE_UNTIL} > :now then 1 else 0 end), 0) as stale,"
             " coalesce(sum(bytes), 0) as entry_bytes from responses",

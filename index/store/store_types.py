@@ -65,6 +65,7 @@ class StoreStatistics:
     """Statistics of a store.
 
     Attributes:
+        models: number of models, without answers of the library, which have none.
         expired: number of entries past their lifetime, of which `stale` may still be served.
         hits: hits of all entries since each was stored.
         completion_tokens_saved, prompt_tokens_saved: known tokens of these hits; None if those of all hits are unknown.

@@ -311,6 +311,7 @@ async def test_unknown_tokens_of_hits_are_not_zero(make_store: MakeStore) -> Non
     async with AsyncCache(ResponseCache(make_store(), None)) as cache:
         await cache.set("q", "a")
         assert saved(await cache.stats()) == [0, 0, 0]
+        assert (await cache.stats())["models"] == 0
         await cache.get("q")
         assert saved(await cache.stats()) == [1, None, None]
         await cache._cache.insert(make_entry("of the proxy", hits=2, prompt_tokens=0, completion_tokens=5))

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvproxy.apis.json import MAX_TOKENS, Json, JsonMap, JsonObject, as_token_count, contains_any, field, loads
+from kvproxy.apis.json import MAX_TOKENS, Json, JsonMap, JsonObject, as_token_count, contains_any, field, loads, objects
 from kvproxy.apis.sse import Event
 from kvproxy.units import MAX_SECONDS
 
@@ -262,12 +262,21 @@ class UsageLog:
         return problem is None, reuse
 
 
+_LAST_EVENTS = ("message_delta", "response.completed", "response.incomplete")
+"""Types of the events that report the usage of a whole response, of the APIs whose events have types."""
+
+
 class ReuseReader:
-    """Reads the prefix reuse and the prefill time from the events of a stream; None until they are reported."""
+    """Reads the prefix reuse and the prefill time from the events of a stream; None until they are reported.
+
+    Attributes:
+        report: the field `usage` of the whole response; None until an event at the end of the output has it.
+    """
 
     def __init__(self) -> None:
         self.reuse: PrefixReuse | None = None
         self.prefill_seconds: float | None = None
+        self.report: JsonObject | None = None
         self._usage: JsonObject = {}
         self._timings: JsonObject = {}
 
@@ -278,12 +287,24 @@ class ReuseReader:
             part = loads(event.data)
         except ValueError:
             return
+        latest: JsonObject = {}
         for holder in (part, field(part, "message"), field(part, "response")):
+            latest |= _known(field(holder, "usage")) | _known(field(holder, "usageMetadata"))
             self._usage |= _counts(field(holder, "usage")) | _counts(field(holder, "usageMetadata"))
             self._timings |= _counts(field(holder, "timings"))
         response: JsonObject = {"usage": self._usage, "timings": self._timings}
         self.reuse = reported_reuse(response) or self.reuse
         self.prefill_seconds = reported_prefill_seconds(response)
+        if latest and _is_after_output(part):
+            self.report = {"usage": {**self._usage, **latest}}
+
+
+def _is_after_output(part: Json) -> bool:
+    """Whether an event follows the whole output, so that its usage is not that of a part; some servers report such."""
+    kind = field(part, "type")
+    if kind is not None:
+        return kind in _LAST_EVENTS
+    return all(choice.get("finish_reason") for choice in objects(field(part, "choices")))
 
 
 def reported_prefill_seconds(response: JsonMap) -> float | None:
@@ -298,10 +319,12 @@ def reported_prefill_seconds(response: JsonMap) -> float | None:
 
 def _counts(usage: Json) -> JsonObject:
     """Return the known numbers of a usage. A stream may repeat a field with null, and have any other fields."""
-    if not isinstance(usage, dict):
-        return {}
-    known = {name: value for name, value in usage.items() if name in _FIELDS and value is not None}
+    known = {name: value for name, value in _known(usage).items() if name in _FIELDS}
     return {name: _details(value) if isinstance(value, dict | list | str) else value for name, value in known.items()}
+
+
+def _known(usage: Json) -> JsonObject:
+    return {name: value for name, value in usage.items() if value is not None} if isinstance(usage, dict) else {}
 
 
 def _details(value: Json) -> JsonObject:

@@ -56,6 +56,10 @@ class ResponseReader(Protocol):
     facts: ResponseFacts
     size: int
 
+    @property
+    def report(self) -> JsonObject | None:
+        """The usage of a stream that has sent its output, even if it cannot be assembled; else None."""
+
     def push(self, chunk: bytes) -> bool:
         """Read the next chunk, and return whether it completes the response."""
 
@@ -222,6 +226,10 @@ class _GeneratedResponseReader:
             self.facts.prefill_seconds = piece.timing.first_token - piece.timing.queue
         return b"".join(self._encoder.write(piece))
 
+    @property
+    def report(self) -> JsonObject | None:
+        return None
+
     def push(self, chunk: bytes) -> bool:
         self.size += len(chunk)
         self.facts.received_tokens += 1 if self._streams else len(chunk) // BYTES_PER_TOKEN
@@ -247,6 +255,10 @@ class UpstreamReader:
         self._assembler = api.assembler() if stream else None
         self._failure: NotStored | None = None
         self._tier = TierReader()
+
+    @property
+    def report(self) -> JsonObject | None:
+        return self._reuse.report
 
     def push(self, chunk: bytes) -> bool:
         self.size += len(chunk)

@@ -331,6 +331,8 @@ class ResponseRecorder:
                 response.write = await self._finish(response)
         finally:
             facts.seconds = time.perf_counter() - self._started
+            if not is_recorded:
+                self._read_report(response)
             if not is_recorded and self._exchange.cacheable:
                 facts.not_stored = facts.not_stored or NotStored(Cause.INCOMPLETE)
             if following is not None:
@@ -375,6 +377,9 @@ class ResponseRecorder:
             facts.diagnosis = reported_diagnosis(request.body, body)
             if request.control.rule.repair_history:
                 await asyncio.to_thread(self._writer.history.remember, request, body)
+        except UnstorableResponse:
+            self._read_report(response)
+            raise
         finally:
             self._report_reuse(response)
         if not self._exchange.storable:
@@ -387,6 +392,12 @@ class ResponseRecorder:
         writer = self._writer
         start = writer.start_writes_of_inputs if self._exchange.inputs_to_store else writer.start_write
         return await start(self._exchange, facts, body, directives)
+
+    def _read_report(self, response: BackendResponse) -> None:
+        """Read the usage of a response that cannot be read as a whole, if its stream reported it."""
+        if (report := response.reader.report) is not None:
+            response.facts.usage = self._reported_usage(response, report)
+            response.facts.modalities = reported_modalities(report)
 
     def _reported_usage(self, response: BackendResponse, body: JsonObject) -> TokenCounts:
         request, facts = self._exchange.api_request, response.facts

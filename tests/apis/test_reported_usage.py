@@ -240,6 +240,28 @@ def test_a_stream_reports_in_one_or_several_events() -> None:
     assert read(ended) == [(9, 8)]
 
 
+def test_a_stream_reports_its_whole_usage_after_the_output() -> None:
+    def read(*parts: bytes) -> JsonObject | None:
+        reader = ReuseReader()
+        for part in parts:
+            reader.push(Event(part))
+        return reader.report
+
+    start = b'{"type": "message_start", "message": {"usage": {"input_tokens": 4, "output_tokens": 1}}}'
+    end = b'{"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 48}}'
+    assert read(start) is None
+    assert read(start, end) == {"usage": {"input_tokens": 4, "output_tokens": 48}}
+    part = b'{"choices": [{"finish_reason": null}], "usage": {"prompt_tokens": 4, "completion_tokens": 1}}'
+    whole = {"prompt_tokens": 4, "completion_tokens": 9, "total_tokens": 20}
+    usage = b'"usage": {"prompt_tokens": 4, "completion_tokens": 9, "total_tokens": 20}}'
+    assert read(part) is None
+    assert read(part, b'{"choices": [{"finish_reason": "stop"}], ' + usage) == {"usage": whole}
+    assert read(b'{"choices": [], ' + usage) == {"usage": whole}
+    assert read(b'{"type": "response.created", "response": {"usage": null}}') is None
+    ended = b'{"type": "response.completed", "response": {"usage": {"input_tokens": 4, "output_tokens": 9}}}'
+    assert read(ended) == {"usage": {"input_tokens": 4, "output_tokens": 9}}
+
+
 ODD = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
     lambda inner: (

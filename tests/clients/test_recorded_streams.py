@@ -6,7 +6,7 @@ certainty is forwarded, and not stored.
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from kvproxy.apis.api import ApiName
 from kvproxy.apis.not_stored import UnstorableResponse
 from kvproxy.flow.backend_response import UpstreamReader
 from kvproxy.http.services import Services
+from kvproxy.journal.reader import JournalReader
+from kvproxy.operations.record_query import RecordQuery
 from tests.servers import run_front, run_upstream, until_stored
 
 STREAMS = Path(__file__).parent / "streams"
@@ -36,8 +38,18 @@ NOT_STORED: dict[str, str] = {
     "chat/perplexity_whole_messages": "unmergeable field message",
     "messages/anthropic_compaction": "unmergeable field compaction_delta",
     "messages/anthropic_error_in_stream": "error",
+    "messages/anthropic_future_event": "unmergeable field event future_event",
     "messages/cut_off": "incomplete",
     "responses/openai_failed": "error response.failed",
+    "responses/openai_future_event": "unmergeable field event response.future_event",
+}
+# Response tokens of streams that are not stored, if the stream reports them after its output.
+RESPONSE_TOKENS = {
+    "chat/mistral_thinking": 12,
+    "chat/perplexity_whole_messages": 2,
+    "messages/anthropic_compaction": 12,
+    "messages/anthropic_future_event": 8,
+    "responses/openai_future_event": 12,
 }
 # A field that the SDK takes from the last event, which has less of it than the events before: the hit is complete.
 COMPLETED = {
@@ -190,3 +202,8 @@ def test_a_stream_that_is_not_certain_is_forwarded_each_time(name: str, proxy: P
         until_stored(proxy.services)
         assert proxy.num_forwarded == count + 1
     assert why_not_stored(api, stream) == NOT_STORED[name]  # type: ignore[arg-type]
+    proxy.services.journal.flush()
+    with closing(JournalReader(Path(proxy.services.settings.data) / "journal.db")) as reader:
+        record = reader.records(RecordQuery(limit=1))[0]
+    assert record.completion_tokens == RESPONSE_TOKENS.get(name)
+    assert (record.estimated_completion_tokens is None) == (name in RESPONSE_TOKENS)

@@ -27,6 +27,7 @@ class Source:
 
     def __init__(self, error_at: int | None = None) -> None:
         self.facts = ResponseFacts()
+        self.report = None
         self.begun = self.finished = self.closed = 0
         self.error_at = error_at
         self.kept: list[bytes] = []

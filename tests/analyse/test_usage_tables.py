@@ -586,6 +586,32 @@ def test_a_report_of_costs_alone_has_a_bill(tmp_path: Path) -> None:
     assert shown[1].startswith("2026-11-01,p1,,")
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        "Date,MeterCategory,MeterName,ResourceGroup,Quantity,CostInBillingCurrency,BillingCurrency",
+        "ChargePeriodStart,ServiceCategory,ChargeDescription,SubAccountName,PricingQuantity,BilledCost,BillingCurrency",
+        "day,category,item,resource group,quantity,cost,currency",
+    ],
+)
+def test_a_table_of_costs_of_a_cloud_has_a_bill(head: str, tmp_path: Path) -> None:
+    rows = (
+        "10/01/2026,Foundry Models,gpt 4o Inp,rg,6000,15.00,USD\n10/13/2026,Foundry Models,gpt 4o Outp,rg,1,10.00,USD\n"
+    )
+    if head.startswith("ChargePeriod"):
+        rows = rows.replace("10/01/2026", "2026-10-01T00:00:00Z").replace("10/13/2026", "2026-10-13T00:00:00Z")
+    for end in ("", "Summe,,,,,25.00,USD\n"):
+        file = table(tmp_path, f"{head}\n{rows}{end}", "costs.csv")
+        for by, expected in {
+            "day": {"2026-10-01": 15, "2026-10-13": 10},
+            "line_item": {"gpt 4o Inp": 15, "gpt 4o Outp": 10},
+            "project": {"rg": 25},
+        }.items():
+            done = kvproxy("estimate", file, "--sessions", "--by", by, "--json", "--data", tmp_path)
+            found = json.loads(done.stdout)["rows"]
+            assert reported(found) == {name: (None, cost, None) for name, cost in expected.items()}
+
+
 def test_each_group_states_how_its_reported_costs_differ(tmp_path: Path) -> None:
     rows = (
         "2026-11-01,Claude Opus 4.5,x,7.00,7.00,token\n2026-11-01,,,0.30,0.30,web_search\n"

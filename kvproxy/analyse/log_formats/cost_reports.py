@@ -5,11 +5,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import isclose
 
 from kvproxy.analyse.log_formats.counts import read_amount
-from kvproxy.analyse.log_formats.fact_columns import INPUT, fact_headings, facts_of
+from kvproxy.analyse.log_formats.fact_columns import INPUT, fact_headings, facts_of, letters_of
 from kvproxy.analyse.log_formats.labels import labels_of
-from kvproxy.analyse.log_formats.log_format import parse_time
+from kvproxy.analyse.log_formats.log_format import PROMPT_FIELDS, parse_time
 from kvproxy.apis.json import Json, JsonObject, field, objects
 from kvproxy.providers.cost_comparison import ReportedCost
 
@@ -22,7 +23,26 @@ _COLUMNS = {
     "Spend": "LiteLLM's spend logs",
 }
 """The report of usage beside a table of costs, by the column with the amount."""
+_AMOUNTS = "costinbillingcurrency", "billedcost", "pretaxcost", "cost"
+_COMMON = {
+    "date": ("date", "day", "usagedate", "usagedatetime", "chargeperiodstart"),
+    "description": (
+        "metername",
+        "meter",
+        "chargedescription",
+        "item",
+        "lineitem",
+        "service",
+        "servicename",
+        "description",
+    ),
+    "amount_currency": ("billingcurrency", "billingcurrencycode", "currency"),
+}
+"""Columns of other tables of costs, such as exports of Azure and of FOCUS, by the field that has their meaning here."""
+_GROUPS = "resourcegroup", "resourcegroupname", "subaccountname"
+_COMMON_USAGE = "that of the same models"
 _TIMES = ("start_time", "starting_at", "usage_date_utc", "Date", "date")
+_CENT = 0.01
 _TOKEN_TYPES = ("", "token", "tokens")
 # Items of OpenAI's bill without a model's tokens, such as `web search tool calls` or `vector store storage`.
 _SERVICE = re.compile(
@@ -64,9 +84,40 @@ def read_costs(rows: Sequence[JsonObject]) -> CostReport | None:
         is_openai = isinstance(results[0][1]["amount"], dict)
         read = _openai_cost if is_openai else _anthropic_cost
         return CostReport([read(period, result) for period, result in results], _OPENAI if is_openai else _ANTHROPIC)
-    if (column := _cost_column(rows)) is None:
-        return None
-    return CostReport([_table_cost(row, column) for row in rows if column in row], _COLUMNS[column])
+    if (column := _cost_column(rows)) is not None:
+        return CostReport(_without_sum([_table_cost(row, column) for row in rows if column in row]), _COLUMNS[column])
+    common = list(_common_rows(rows))
+    costs = [_table_cost(row, "amount_value") for row in common if "amount_value" in row]
+    return CostReport(_without_sum(costs), _COMMON_USAGE) if common else None
+
+
+def _common_rows(rows: Sequence[JsonObject]) -> Iterator[JsonObject]:
+    """Yield the rows of a table with a date, an item, an amount, and its currency; nothing for another table."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    headings = {letters_of(name): name for name in reversed(names)}
+    chosen = {
+        field: next((headings[name] for name in known if name in headings), None)
+        for field, known in {**_COMMON, "amount_value": _AMOUNTS}.items()
+    }
+    if None in chosen.values() or not {*headings}.isdisjoint((*PROMPT_FIELDS, *map(letters_of, INPUT))):
+        return
+    chosen["workspace"] = next((headings[name] for name in _GROUPS if name in headings), None)
+    for row in rows:
+        yield row | {name: row[heading] for name, heading in chosen.items() if heading is not None and heading in row}
+
+
+def _without_sum(costs: Sequence[tuple[str, ReportedCost | None]]) -> list[tuple[str, ReportedCost | None]]:
+    """Return the costs without a last row that lacks the date, which all rows above have, and has their sum."""
+    *rows, (currency, last) = costs or [("", None)]
+    above = [cost for name, cost in rows if cost is not None and currency in (name, "USD")]
+    is_sum = (
+        last is not None
+        and last.time is None
+        and len(above) == len(rows) > 0
+        and all(cost.time is not None for cost in above)
+        and isclose(sum(cost.amount for cost in above), last.amount, rel_tol=1e-6, abs_tol=_CENT)
+    )
+    return rows if is_sum else list(costs)
 
 
 def _cost_results(rows: Sequence[JsonObject]) -> Iterator[tuple[JsonObject, JsonObject]]:

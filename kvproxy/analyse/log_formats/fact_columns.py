@@ -40,8 +40,8 @@ class TokenCounts:
 
 def fact_headings(names: Iterable[str]) -> dict[str, str]:
     """Return the facts of a table's columns by heading, which may differ in case, spaces, and punctuation."""
-    known = {_letters(fact): fact for fact in reversed(_FACTS)} | {fact: fact for fact in _FACTS}
-    facts = {name: known.get(name) or known.get(_letters(name)) for name in names}
+    known = {letters_of(fact): fact for fact in reversed(_FACTS)} | {fact: fact for fact in _FACTS}
+    facts = {name: known.get(name) or known.get(letters_of(name)) for name in names}
     # Of two headings of one fact, the exact one counts.
     exact = {name for name, fact in facts.items() if name == fact}
     ignored = () if CURRENCY in facts.values() else _OF_CURRENCY
@@ -52,7 +52,8 @@ def fact_headings(names: Iterable[str]) -> dict[str, str]:
     }
 
 
-def _letters(name: str) -> str:
+def letters_of(name: str) -> str:
+    """Return a heading without case, spaces, and punctuation."""
     return re.sub(r"[\W_]", "", name).casefold()
 
 

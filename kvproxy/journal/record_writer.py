@@ -259,11 +259,12 @@ class RecordWriter:
         if change is not None:
             record.changed, record.against = ",".join(change.regions), change.earlier_prompt
         neighbour = reason_of_decisive_neighbour(exchange.lookup)
+        was_skipped = exchange.lookup is not None and exchange.lookup.skip_reason is not None
         if record.reason == "shadow":
             return
         if earlier_removal is not None:
             record.reason = f"miss-{earlier_removal[0]}"
-        elif change is not None and neighbour in (None, "low-similarity"):
+        elif change is not None and not was_skipped and neighbour in (None, "low-similarity"):
             record.reason = "miss-changed"
         else:
             record.reason = reason_of_unexplained_miss(exchange, asked_before=asked, computed_before=computed)

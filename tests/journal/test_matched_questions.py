@@ -223,3 +223,20 @@ def test_a_compared_neighbour_is_the_reason_and_the_change_a_column(
         newest = httpx.get(f"{url}/admin/log").json()[0]
     assert (newest["question"], newest["reason"]) == (CLOSE, reason)
     assert newest["changed"]
+
+
+def test_a_skipped_lookup_is_the_reason_of_a_miss_after_a_change(tmp_path: Path) -> None:
+    with proxy(tmp_path, ThresholdPolicy(0.8, guards=()), lookup_timeout=0) as (url, services, _):
+        # Without a stored question beside the passage, no lookup is needed.
+        for question, year in ((QUESTION, 1492), (FAR, 1493), (QUESTION, 1493)):
+            passage = f"The document {year} was signed after nine months of negotiations. " * 3
+            ask(url, RAG_PROMPT.format(question, passage), "confirm")
+        journal = services.journal
+        assert isinstance(journal, StoredJournal)
+        until(lambda: len(journal.latest(9)) == 3)
+        changed, _, first = httpx.get(f"{url}/admin/log").json()
+        metrics = httpx.get(f"{url}/metrics").text
+    assert (first["reason"], first["changed"]) == ("miss-new", None)
+    assert (changed["reason"], changed["changed"]) == ("skipped-timeout", "passages")
+    assert changed["against"] == first["prompt"]
+    assert 'kvproxy_semantic_lookups_total{outcome="skipped"} 1.0' in metrics

@@ -17,6 +17,7 @@ from kvproxy.analyse.log_formats.fact_columns import (
     facts_of,
     unreadable_columns,
     with_facts,
+    with_plain_counts,
 )
 from kvproxy.analyse.log_formats.json_texts import decoded
 from kvproxy.analyse.log_formats.log_format import LogFormat, LoggedRequest, Row, SkipRow, api_of_response
@@ -169,7 +170,8 @@ def read_log(
         log = _read_prompts(text, model, system)
     else:
         content = read_rows(file, text)
-        content.rows = with_iso_dates(content.rows) if content.is_table else content.rows
+        if content.is_table:
+            content.rows = with_plain_counts(with_iso_dates(content.rows))
         if for_bill and format is None and (costs := read_costs([value for _, value in content.rows])) is not None:
             return RequestLog("report of costs", content.num_rows, costs=[costs])
         chosen = _choose_format(file, content, format)
@@ -236,6 +238,10 @@ def _describe_unknown(file: Path, content: FileRows, formats: Sequence[LogFormat
         if (costs := read_costs([value for _, value in content.rows])) is not None:
             return f"{file} is {costs}; if a column has questions, name it with --column"
         fix = "name the column of questions with --column, or convert its rows to JSON lines with model and messages"
+        usage = next(log_format for log_format in formats if log_format.name == USAGE_TABLE)
+        lacking = [name.replace(" ", "_") for name in usage.missing(value)]
+        if len(lacking) < len(usage.signature):
+            fix = f"to be a table of usage, it lacks a column {' and '.join(lacking)}: rename it in the heading; else {fix}"
         return f"{file} is a table with the columns {fields}: {fix}"
     if _TRACE_FIELDS & set(value):
         return f"{file} is a trace, its fields are {fields}: kvproxy simulate reads traces"

@@ -70,6 +70,31 @@ def test_numbers_whose_separator_is_ambiguous_count_as_unknown(tmp_path: Path) -
         assert note in notes, notes
 
 
+def test_points_separate_thousands_if_a_count_shows_it(tmp_path: Path) -> None:
+    text = "model;input tokens;output tokens\nm;1.000.000;20.000\nm;2.500;1.0\n"
+    total, notes = bill(table(tmp_path, text))
+    assert (total["input_tokens"], total["output_tokens"]) == (1_002_500, 20_001)
+    assert "unreadable" not in notes
+
+
+def test_an_error_names_the_missing_column_of_a_table_of_usage(tmp_path: Path) -> None:
+    file = table(tmp_path, "Booking Date;AI Model;Prompt Tokens;Completion Tokens\n01.10.2026;gpt-4o;1000;100\n")
+    done = kvproxy("estimate", file, "--sessions", "--by", "model")
+    assert done.returncode == 2
+    assert "to be a table of usage, it lacks a column model: rename it in the heading; else name" in done.stderr
+
+
+def test_the_activity_of_openrouter_has_a_bill(tmp_path: Path) -> None:
+    text = (
+        "Date,Slug,Usage,BYOK Usage,Requests,Prompt Tokens,Completion Tokens,Reasoning Tokens\n"
+        "2026-11-01,openai/gpt-5,0.02,0,5,3000,1400,200\n"
+    )
+    total, notes = bill(table(tmp_path, text))
+    assert (total["requests"], total["input_tokens"], total["output_tokens"]) == (5, 3_000, 1_400)
+    assert (total["logged_cost"], total["logged_difference"]) == (0.02, 0)
+    assert "not read: BYOK Usage, Reasoning Tokens" in notes
+
+
 @pytest.mark.parametrize(
     "sums",
     [

@@ -1,7 +1,7 @@
 """Reads the columns of a table that state facts about requests: model, time, numbers of tokens, and labels."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvproxy.analyse.log_formats.counts import is_unreadable, read_amount, read_count
@@ -10,7 +10,8 @@ from kvproxy.analyse.log_formats.log_format import TIME_FIELDS, LoggedRequest, f
 from kvproxy.apis.json import Json, JsonObject
 from kvproxy.settings.journal import LIST_CURRENCY
 
-MODELS = "model", "model_name", "model_id", "model_version", "model_permaslug", "request_model", "response_model"
+_SLUG, _USAGE = "slug", "usage"  # The model and its money in the activity of OpenRouter.
+MODELS = (*"model model_name model_id model_version model_permaslug request_model response_model".split(), _SLUG)
 INPUT = "input_tokens", "prompt_tokens", "tokens_prompt", "n_context_tokens_total"
 OUTPUT = "output_tokens", "completion_tokens", "tokens_completion", "n_generated_tokens_total"
 _CACHED = "cached_tokens", "input_cached_tokens", "cached_input_tokens", "tokens_cached"
@@ -19,13 +20,15 @@ _READ = "cache_read_input_tokens", _HELICONE_READ
 _WRITTEN = "cache_creation_input_tokens", _HELICONE_WRITTEN
 REQUESTS = "num_model_requests", "num_requests", "n_requests", "requests", "request_count"
 DATES = "date", "day", "usage_date"
-COSTS = "cost_total", "cost_usd", "total_cost_usd", "spend", "response_cost", "cost", "total_cost"
+COSTS = "cost_total", "cost_usd", "total_cost_usd", "spend", "response_cost", "cost", "total_cost", _USAGE
 """Money in US dollars, or in the currency of another column."""
 CURRENCY = "currency"
 _OF_CURRENCY = "cost", "total_cost"
 """Money only if a column has its currency."""
 _COUNTS = (*INPUT, *OUTPUT, *_CACHED, *_READ, *_WRITTEN, _TOTAL, *REQUESTS)
 _FACTS = (*MODELS, *_COUNTS, *COSTS, CURRENCY, *TIME_FIELDS, *DATES, *LABEL_FIELDS)
+_THOUSANDS = re.compile(r"\d{1,3}(?:\.\d{3})+")
+_POINTS = re.compile(r"\d{1,3}(?:\.\d{3}){2,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,10 @@ def fact_headings(names: Iterable[str]) -> dict[str, str]:
     facts = {name: known.get(name) or known.get(letters_of(name)) for name in names}
     # Of two headings of one fact, the exact one counts.
     exact = {name for name, fact in facts.items() if name == fact}
-    ignored = () if CURRENCY in facts.values() else _OF_CURRENCY
+    ignored = (
+        *(() if CURRENCY in facts.values() else _OF_CURRENCY),
+        *(() if _SLUG in facts.values() else (_USAGE,)),
+    )
     return {
         name: fact
         for name, fact in facts.items()
@@ -55,6 +61,22 @@ def fact_headings(names: Iterable[str]) -> dict[str, str]:
 def letters_of(name: str) -> str:
     """Return a heading without case, spaces, and punctuation."""
     return re.sub(r"[\W_]", "", name).casefold()
+
+
+def with_plain_counts(rows: Sequence[tuple[int, JsonObject]]) -> list[tuple[int, JsonObject]]:
+    """Return the rows of a table with 1000 for a count 1.000, if one such as 1.000.000 shows what its points separate."""
+    names = dict.fromkeys(name for _, row in rows for name in row)
+    counts = [name for name, fact in fact_headings(names).items() if fact in _COUNTS]
+    if not any(_POINTS.fullmatch(str(row.get(name)).strip()) for _, row in rows for name in counts):
+        return list(rows)
+    return [
+        (number, row | {name: _without_points(row[name]) for name in counts if name in row}) for number, row in rows
+    ]
+
+
+def _without_points(cell: Json) -> Json:
+    is_count = isinstance(cell, str) and _THOUSANDS.fullmatch(cell.strip())
+    return cell.replace(".", "") if isinstance(cell, str) and is_count else cell
 
 
 def facts_of(row: JsonObject, headings: Mapping[str, str]) -> JsonObject:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from langchain_core.globals import get_llm_cache, set_llm_cache
+from langchain_core.language_models import FakeListChatModel, FakeListLLM
 
 import kvproxy
 from kvproxy.errors import SettingsError
@@ -36,17 +38,22 @@ def test_the_code_on_the_page_prints_its_output(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.filterwarnings("ignore:The function `loads` is in beta")
-def test_the_cache_for_langchain_serves_its_models(tmp_path: Path) -> None:
-    language_models = pytest.importorskip("langchain_core.language_models.fake")
+def test_the_cache_for_langchain_serves_its_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     ((_, block),) = blocks("py")
     space: dict[str, Any] = {"__name__": "page"}
     exec(compile(block, str(PAGE), "exec"), space)
-    cache = space["KvproxyCache"](tmp_path / "r.db", settings=kvproxy.CacheSettings(semantic=False))
-    with contextlib.closing(cache.answers):
-        model = language_models.FakeListLLM(responses=["first", "second", "third"], cache=cache)
-        assert [model.invoke("q"), model.invoke("q"), model.invoke("other")] == ["first", "first", "second"]
-        cache.clear()
-        assert model.invoke("q") == "third"
+    with contextlib.closing(space["answers"]) as answers:
+        try:
+            answers.set("q", "of another program")
+            model = FakeListLLM(responses=["first", "second", "third"])
+            assert [model.invoke("q"), model.invoke("q"), model.invoke("other")] == ["first", "first", "second"]
+            chat = FakeListChatModel(responses=["hello", "bye"])
+            assert [chat.invoke("q").content, chat.invoke("q").content] == ["hello", "hello"]
+            get_llm_cache().clear()
+            assert (model.invoke("q"), answers.count()) == ("third", 2)
+        finally:
+            set_llm_cache(None)
 
 
 def test_every_name_exists_and_is_documented() -> None:

@@ -176,6 +176,8 @@ async def test_missing_and_needless_awaits_are_named(tmp_path: Path) -> None:
             await unchecked
     with open_cache(tmp_path / "r.db", EXACT) as threads:
         unchecked = threads
+        with pytest.raises(ValueError, match="the question is empty"):
+            unchecked.get_or_set(" ", lambda question: never())
         with pytest.raises(TypeError, match="compute must return a string, not coroutine"):
             unchecked.get_or_set("q", lambda question: never())
 

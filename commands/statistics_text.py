@@ -1,5 +1,6 @@
 """Labels and formats the statistics of both caches."""
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,7 @@ _LABELS: dict[str, str] = {
 _DUPLICATES = ("cache.semantic.compared.right", "cache.semantic.compared.wrong")
 _SHARES = ("usage", "hit_rate", "reuse_rate", "never_hit", "would_serve", "max_error")
 _MOSTLY_UNDECIDED = f"most were undecided, so the bound of wrong hits is high: {JUDGE_BY_MODEL}"
+_OF_NAMESPACES = "not known yet, because it adds up the bounds of namespaces with few comparisons"
 _DURATIONS = ("lifetime", "idle", "reuse_gap")
 
 
@@ -109,6 +111,8 @@ def _learned_text(name: str, learned: Mapping[str, Any]) -> str | None:
     """Return the text of a statistic that depends on other statistics; None for the value alone."""
     if name == "most_wrong" and learned.get("served") and _is_unestimated(learned):
         return "unknown, because no comparison estimates it"
+    if name == "most_wrong" and _is_sum_of_loose_bounds(learned):
+        return f"{learned[name]:,}; {_OF_NAMESPACES}"
     if name == "checked_undecided":
         equal, different, undecided = _checked_comparisons(learned)
         return f"{undecided:,}; {_MOSTLY_UNDECIDED}" if undecided > equal + different else None
@@ -168,6 +172,16 @@ def _is_unestimated(learned: Mapping[str, Any]) -> bool:
     return _num_unestimated(learned) == served or (by_checked >= served and not any(_checked_comparisons(learned)))
 
 
+def _is_sum_of_loose_bounds(learned: Mapping[str, Any]) -> bool:
+    """Whether the bounds of wrong hits of several namespaces add up to more than the bound by all comparisons together."""
+    served, by_checked = int(learned.get("served", 0)), int(learned.get("by_checked", 0))
+    compared = _checked_comparisons(learned)
+    if not (by_checked and any(compared)):
+        return False
+    of_checked = math.ceil(by_checked * checked_interval(*compared)[1])
+    return int(learned["most_wrong"]) > of_checked + max(0, served - by_checked)
+
+
 def _wrong_hits(learned: dict[str, Any]) -> Iterator[str]:
     expected, most, served = learned.get("expected_wrong"), learned["most_wrong"], int(learned["served"])
     unknown, by_checked = _num_unestimated(learned), min(served, int(learned.get("by_checked", 0)))
@@ -177,7 +191,8 @@ def _wrong_hits(learned: dict[str, Any]) -> Iterator[str]:
     elif by_checked and most >= served:
         yield "Wrong: not known yet, because too few comparisons were decided: it may be all of them."
     elif by_checked:
-        yield f"Wrong: at most {most:,.0f}."
+        reason = f"; {_OF_NAMESPACES}" if _is_sum_of_loose_bounds(learned) else ""
+        yield f"Wrong: at most {most:,.0f} of {served:,}{reason}."
     else:
         without = f", without {unknown:,} that no comparison estimates" if unknown else ""
         yield f"Wrong: {expected:,.2f} expected{without}, at most {most:,.0f} (about 90% confidence)."

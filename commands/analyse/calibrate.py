@@ -184,7 +184,8 @@ def _print_stream_report(report: "StreamReport", policy: str, charts: list[Chart
     )
     print_text(
         f"{_bound_sentence(report.learning)} threshold is the best fixed threshold in hindsight; best has the highest hit rate"
-        f" with at most {percent(report.max_error)} wrong hits; worst is the largest share of wrong hits after 500 hits."
+        f" with at most {percent(report.max_error)} wrong hits; worst is the largest share of wrong hits after 500 hits. Wrong is"
+        " counted with all answers of the stream; learned knows only those that it compared."
     )
     if report.best not in (None, policy):
         level = f" and cache.min_similarity = {report.level}" if report.best == "threshold" else ""

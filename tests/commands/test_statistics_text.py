@@ -45,8 +45,8 @@ def test_hits_of_checked_have_the_interval_of_their_comparisons() -> None:
     last = policy_sentences(learned)[-1]
     assert last.startswith("checked accepted 26 of them: 1.4% to 57.6% of these are wrong (95% interval).")
     assert last.endswith("9 equal, 1 different, 3 undecided.")
-    assert policy_sentences(learned)[-2] == "Wrong: at most 15."
-    assert policy_sentences(learned | {"served": 27})[-2] == "Wrong: at most 15."
+    assert policy_sentences(learned)[-2] == "Wrong: at most 15 of 26."
+    assert policy_sentences(learned | {"served": 27})[-2] == "Wrong: at most 15 of 27."
     few = policy_sentences(learned | {"served": 12, "by_checked": 12, "most_wrong": 12})
     assert few[-2].startswith("Wrong: not known yet")
     unknown = policy_sentences(learned | {"checked_equal": 0, "checked_different": 0, "checked_undecided": 0})
@@ -134,6 +134,18 @@ def test_the_prefix_cache_saved_the_rest_only_if_there_is_one(
     shown = capsys.readouterr().out
     assert ("saved the rest" in shown) == bool(said)
     assert said in shown
+
+
+@pytest.mark.parametrize(("most", "is_loose"), [(28, False), (118, True)])
+def test_bounds_of_namespaces_with_few_comparisons_are_told_from_wrong_hits(most: int, is_loose: bool) -> None:
+    learning = {"served": 180, "by_checked": 178, "expected_wrong": 0.1, "most_wrong": most, "checked_equal": 22}
+    learning |= {"observations": 40, "would_serve": 0.5, "checked_different": 0, "checked_undecided": 0}
+    bound, of_all = policy_sentences(learning)[-2:]
+    assert ("it adds up the bounds of namespaces" in bound) == is_loose
+    assert f"{most} of 180" in bound
+    assert of_all.startswith("checked accepted 178 of them: 0.0% to 14.9% of these are wrong")
+    shown = dict(label_statistics({"semantic": {"learning": learning}}, "cache"))
+    assert ("not known yet" in str(shown["Learned policy: wrong responses, at most"])) == is_loose
 
 
 def test_the_statistics_state_that_nothing_estimates_wrong_hits() -> None:

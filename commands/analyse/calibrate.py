@@ -1,5 +1,6 @@
 """`kvproxy calibrate`: how well do the semantic policies decide on your questions?"""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,7 @@ from kvproxy.commands.formatting import Formatted, percent, raw_text
 from kvproxy.commands.options import Plot, load_settings
 from kvproxy.commands.output import Output, print_charts, print_note, print_text, progress_bar
 from kvproxy.commands.tables import Column, Row, number_column, print_table, text_column
-from kvproxy.index.evaluation.confidence_intervals import pairs_for_bound
+from kvproxy.index.evaluation.confidence_intervals import pairs_for_bound, wilson_interval
 from kvproxy.units import plural
 
 if TYPE_CHECKING:
@@ -162,6 +163,25 @@ def _bound_sentence(learning: "LearningStatus") -> str:
     )
 
 
+def _doubts(report: "StreamReport") -> Iterator[str]:
+    """Say what the stream does not prove about the best policy."""
+    if report.best is None:
+        return
+    outcome = report.outcomes[report.best]
+    wrong, served = int(outcome.wrong.sum()), int(outcome.served.sum())
+    most = wilson_interval(wrong, served)[1]
+    if most > report.max_error:
+        yield (
+            f"The stream is too short: with {wrong:,} of {served:,} hits wrong, up to {percent(most)} of further hits"
+            f" may be (95%), more than {percent(report.max_error)}."
+        )
+    if report.best == "threshold":
+        yield (
+            "A fixed threshold serves many near-misses, which are similar questions with another answer. If users ask such"
+            " questions and this stream has none, prefer checked or learned (docs/trust.md)."
+        )
+
+
 def _print_stream_report(report: "StreamReport", policy: str, charts: list[Chart]) -> None:
     print_charts(charts)
     document = report.document()
@@ -190,6 +210,8 @@ def _print_stream_report(report: "StreamReport", policy: str, charts: list[Chart
     if report.best not in (None, policy):
         level = f" and cache.min_similarity = {report.level}" if report.best == "threshold" else ""
         print_text(f'The settings have the policy {policy}. For best, set cache.policy = "{report.best}"{level}.')
+    for sentence in _doubts(report):
+        print_text(sentence)
     if report.random_orders:
         orders = document["orders"]
         print_text(

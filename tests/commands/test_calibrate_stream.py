@@ -5,10 +5,13 @@ import os
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from kvproxy.commands.analyse.calibrate import _bound_sentence
+from kvproxy.commands.analyse.calibrate import _bound_sentence, _doubts
 from kvproxy.index.evaluation.labelled_pairs import read_pairs
+from kvproxy.index.evaluation.stream_evaluation import StreamReport
+from kvproxy.index.evaluation.stream_replay import ReplayOutcome
 from kvproxy.index.policies.policy import LearningStatus
 from tests.commands.run import ROOT, kvproxy, result
 
@@ -74,6 +77,18 @@ def test_the_best_policy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("KVPROXY_CACHE__POLICY", "threshold")
     shown = " ".join(kvproxy("calibrate", "--stream", path).stdout.split())
     assert f'The settings have the policy threshold. For best, set cache.policy = "{found["best"]}".' in shown
+
+
+@pytest.mark.parametrize(
+    ("best", "served", "few", "near"),
+    [("threshold", 80, True, True), ("threshold", 400, False, True), ("checked", 80, True, False)],
+)
+def test_a_recommendation_states_what_the_stream_does_not_prove(best: str, served: int, few: bool, near: bool) -> None:
+    hits = ReplayOutcome(np.ones(served, bool), np.zeros(served, bool))
+    learning = LearningStatus(60, True, 0.1, 0, 0.0, 0, 0.02, 0.5, 0)
+    said = " ".join(_doubts(StreamReport(served, 0.02, {best: hits}, 0.89, learning)))
+    assert ("The stream is too short: with 0 of 80 hits wrong, up to 4.6%" in said) == few
+    assert ("near-misses" in said) == near
 
 
 @pytest.mark.parametrize(

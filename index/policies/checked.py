@@ -8,7 +8,7 @@ import numpy as np
 from kvproxy.index.models.verifier import CosineBound, Verifier
 from kvproxy.index.policies.guards import ADDITIONS, GUARDS, Guard
 from kvproxy.index.policies.policy import Decision, Limits, Neighbour, PolicyResult, find_rejection
-from kvproxy.index.policies.wording import are_equal_wordings, correct_spelling
+from kvproxy.index.policies.wording import are_equal_wordings, correct_spelling, without_courtesies
 
 _STOP_SHARE = 0.55
 
@@ -59,4 +59,10 @@ class CheckedPolicy:
         """Return the verifier's probability that one answer fits both questions; 1 if their normal wordings are equal."""
         if are_equal_wordings(question, other):
             return 1.0
-        return float(self._verifier.score([(question, other)], np.array([cosine]))[0])
+        return float(self._verifier.score([_without_own_courtesies(question, other)], np.array([cosine]))[0])
+
+
+def _without_own_courtesies(question: str, other: str) -> tuple[str, str]:
+    """Return two questions, without courtesies if only one has them."""
+    plain, other_plain = without_courtesies(question), without_courtesies(other)
+    return (plain, other_plain) if (plain == question) != (other_plain == other) else (question, other)

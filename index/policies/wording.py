@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from kvproxy.index.models.verifier.multilingual import is_english_word
 from kvproxy.index.policies.guards.fillers import without_fillers
-from kvproxy.index.policies.guards.words import WORD, base_forms, cached_by_text, words
+from kvproxy.index.policies.guards.words import SINGULAR_TIMES, WORD, base_forms, cached_by_text, words
 
 _MIN_LENGTH, _LONG = 5, 8
 
@@ -63,10 +63,34 @@ _MAKERS = (
 )
 _MEASURES = "height tall|length long|duration long|size big|age old|depth deep|width wide|speed fast"
 _ASKING = r"(?:can|could|should|might|would|do)"
+_RULES = r"(?:\w+ )?(?:policy|policies|terms|rules)"
 _OFFER = r"(?:\w+ )?(?:policy|policies|prices|pricing|fees|(?:opening|business|office) hours)"
+# Requests for a text: `Could you explain it to me` and `Explain it` ask for the same.
+_ASKED = r"(?:can|could|would|will) you "
+_TEXTS = r"(?:explain|describe|define|outline|clarify|summari[sz]e|compare)"
+# With these words, `to me` and `for me` are content: `Explain the risk to me`, `Describe the best job for me`.
+_PERSONAL = (
+    r"(?:risk|danger|threat|harm|damage|benefit|advantage|importance|meaning|value|relevance|cost|charge|access|debt|close|near"
+    r"|next|similar|important|due|owed|best|better|right|good|suitable|ideal|perfect|safe|what|how|why|who|when|where|which|if"
+    r"|\w+(?:ed|ing)\b)"
+)
+_COURTESIES = tuple(
+    (re.compile(pattern, re.IGNORECASE), replacement)
+    for pattern, replacement in (
+        (r",? ?\b(?:please|kindly)\b(?! (?:the|an?|my|your|his|her|him|their|them|every\w+|people)\b),?", ""),
+        (rf"^(\W*(?:{_ASKED})?{_TEXTS}) (?:to|for) (?:me|us)\b", r"\1"),
+        (rf"^(\W*(?:{_ASKED})?{_TEXTS}(?: (?!{_PERSONAL})[\w'-]+){{1,6}}) (?:to|for) (?:me|us)(?=\W*$)", r"\1"),
+    )
+)
+_MONTHS = "january|february|march|april|june|july|august|september|october|november|december"
+_PERIODS = rf"(?:{_MONTHS}|q[1-4]|(?:19|20)\d\d)"
+_UNITS = "(?:second|minute|hour|day|week|month|year)"
+# What a business does for its customers, without the ending.
+_SERVICES = "(accept|offer|support|provid|cover|stock|allow|refund)"
 _FORMS = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
+        (rf"^{_ASKED}(?=(?:{_TEXTS}|list|tell me|show me|give me)\b)", ""),
         (r"\bcan(?:'t| not)\b", "cannot"),
         (r"\bwon't\b", "will not"),
         (r"n't\b", " not"),
@@ -102,6 +126,24 @@ _FORMS = tuple(
         (r"^how large\b", "how big"),
         (r"^how (?:quickly|rapidly)\b", "how fast"),
         (r"^how much time\b", "how long"),
+        (
+            rf"^how many (?:(?:business|working|calendar) )?{_UNITS}s (?=(?:do|does|did|will|would) .*\b(?:take|last)\b)"
+            rf"(?!.*\b(?:an?|per|each|every) {_UNITS}\b)",
+            "how long ",
+        ),
+        (r"^(?:what|when) (?:is|are) (?:your|the) (?:opening|business|office|store|shop) hours\b", "when are you open"),
+        (r"^what are your hours\b", "when are you open"),
+        (rf"\b({'|'.join(SINGULAR_TIMES.values())})s\b", r"\1"),
+        (r"^where do (?:i|we|one) (?:find|locate)\b|^where are\b", "where is"),
+        (rf"\b(\w+) (?:for|of) ({_PERIODS})\b(?! \d)", r"\2 \1"),
+        (rf"^(?:what|which) ((?:\w+ ){{1,4}})do you {_SERVICES}e?$", r"what \1is \2ed"),
+        (rf"^(?:what|which) ((?:\w+ ){{1,4}})(?:is|are) {_SERVICES}ed$", r"what \1is \2ed"),
+        (rf"^(?:is|are) (.+) {_SERVICES}ed((?! to\b) .+)?$", r"is \1\3 \2ed"),
+        (r"^(?:do|can|will) you (?:ship|deliver) to\b", "you ship to"),
+        (r"\bdelivery(?= (?:to|costs?|fees?|charges?|options?|methods?|address|take|free)\b)", "shipping"),
+        (rf"^(?:explain|describe|outline|clarify|tell me|tell me about) (?:your|the) (?={_RULES}\b)", "what is the "),
+        (rf"^what are (?=(?:your|the) {_RULES}\b)", "what is "),
+        (rf"\byour (?={_RULES}\b)", "the "),
         (r"^how (?:frequently|regularly)\b", "how often"),
         (r"\b(?:turn|switch) on (?=\w)", "enable "),
         (r"\b(?:turn|switch) off (?=\w)", "disable "),
@@ -109,6 +151,8 @@ _FORMS = tuple(
         (r"^do you (?:offer|provide) (?=an? )", "is there "),
         # The user asks the business itself: its policy is the policy.
         (rf"\byour (?={_OFFER}\b)", "the "),
+        # After the offers with an article, which `is there` replaces.
+        (rf"^do you {_SERVICES}e? (.+)$", r"is \2 \1ed"),
         (r"^how high (?=is|are|was)", "how tall "),
         *((rf"^who (?:is|was) the {maker.split()[0]} of\b", f"who {maker.split()[1]}") for maker in _MAKERS.split("|")),
         *(
@@ -127,9 +171,18 @@ _NOISE = re.compile(r"[\W_]+")
 
 
 @cached_by_text
+def without_courtesies(question: str) -> str:
+    """Return a question without `please` and similar words: `Can you explain it?` for `Can you please explain it to me?`."""
+    plain = question
+    for courtesy, replacement in _COURTESIES:
+        plain = courtesy.sub(replacement, plain)
+    return plain.strip() or question
+
+
+@cached_by_text
 def normal_wording(question: str) -> str:
     """Return a question in a normal form: `how do i pay` for `Can you tell me how I could pay?`. Only for comparisons."""
-    plain = without_fillers(question).lower().replace("’", "'").strip(" ?!.")
+    plain = without_courtesies(without_fillers(question)).lower().replace("’", "'").strip(" ?!.")
     for form, replacement in _FORMS:
         plain = form.sub(replacement, plain).strip()
     return _NOISE.sub(" ", plain).strip()

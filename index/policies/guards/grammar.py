@@ -58,6 +58,7 @@ _THIRD_PERSONS = {"3", "its", "his", "her"}
 _NO_OWNERS = TIMES | FUNCTION_WORDS | {"one"}
 _TABLES = (_QUANTIFIERS, _FREQUENCIES, _ASPECTS, _RELATIONS, _CERTAINTY, _PHASES)
 _CLOSED = frozenset({"become"}).union(*_TABLES, _MODALS, _SUBJECTS, _OWNERS, AUXILIARIES)
+_DETERMINER = "(?:the|my|your|his|her|its|our|their|an?|this|that)"
 _SUBJECT = r"(?:(?!not\b)[\w']+ ){1,4}?"
 _PHRASES = tuple(
     (keyword, re.compile(pattern), replacement)
@@ -80,6 +81,12 @@ _PHRASES = tuple(
         ("following", r"(?<!the )\bfollowing ", "after "),
         ("once ", r"\bonce (?=i|you|we|they|he|she|it|the)\b", "after "),
         ("as soon as", r"\bas soon as\b", "after "),
+        # `after it has shipped` has no tense of its own: `after shipping`.
+        (
+            "after ",
+            rf"\bafter ((?:{_DETERMINER} )?(?!while)\w+) (?:has|have) (?=(?:been )?\w+(?:ed|en)\b)",
+            r"after \1 ",
+        ),
         (" to", r"\b(?:have|has|had|need|needs|got) to\b", "must"),
         ("need", r"\bneed(?= (?:i|you|we|they|he|she|it|the)\b)", "must"),
         ("need", r"\bneed(?:n't|s? not)\b", "needless"),

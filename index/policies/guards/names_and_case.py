@@ -4,7 +4,15 @@ import re
 from collections import Counter, defaultdict
 
 from kvproxy.index.policies.guards.noun_kinds import are_synonyms
-from kvproxy.index.policies.guards.words import FUNCTION_WORDS, UNITS, WORD, cached_by_text, roots, words
+from kvproxy.index.policies.guards.words import (
+    FUNCTION_WORDS,
+    SINGULAR_TIMES,
+    UNITS,
+    WORD,
+    cached_by_text,
+    roots,
+    words,
+)
 
 _CONTRACTED = frozenset("it that what who there here how where when he she let everything".split())
 
@@ -18,7 +26,7 @@ def names_differ(question: str, cached_question: str) -> bool:
 
 def _is_same_sentence_renamed(question: str, cached_question: str) -> bool:
     ours, theirs = (WORD.findall(text.replace("’", "'")) for text in (question, cached_question))
-    changed = [pair for pair in zip(ours, theirs, strict=False) if _canonical_unit(pair[0]) != _canonical_unit(pair[1])]
+    changed = [pair for pair in zip(ours, theirs, strict=False) if _canonical_form(pair[0]) != _canonical_form(pair[1])]
     if len(ours) != len(theirs) or not changed or len(changed) == len(ours):
         return False
     if Counter(one for one, _ in changed) == Counter(other for _, other in changed):
@@ -33,8 +41,9 @@ def _mentions(text: str, name: str) -> bool:
     )
 
 
-def _canonical_unit(word: str) -> str:
-    return UNITS.get(word.lower(), word.lower())
+def _canonical_form(word: str) -> str:
+    plain = word.lower()
+    return UNITS.get(plain) or SINGULAR_TIMES.get(plain, plain)
 
 
 @cached_by_text

@@ -4,12 +4,25 @@ import re
 from collections import Counter
 from itertools import pairwise
 
-from kvproxy.index.policies.guards.words import DAYS, FREQUENT, LANGUAGES, TIME_SHIFTS, TIMES, cached_by_text, words
+from kvproxy.index.policies.guards.words import (
+    DAYS,
+    FREQUENT,
+    LANGUAGES,
+    SINGULAR_TIMES,
+    TIME_SHIFTS,
+    TIMES,
+    cached_by_text,
+    words,
+)
 
 _QUESTION = re.compile(
     r"\b(how come|how many times(?= (?:a|per|each|every|do|does|should|can|must|may)\b)"
     r"|how much time|how (?:many|much|long|often|frequently|regularly|old|tall|far|big|large|fast|quickly|rapidly|soon|heavy|high"
     r"|deep)|\w+)\b"
+)
+_DURATION = re.compile(
+    r"\bhow many (?:\w+ )?(?:second|minute|hour|day|night|week|month|year)s (?!(?:a|an|per|each|every|of)\b)[^.;?!]*?"
+    r"\b(?:take|takes|took|taken|last|lasts|lasted|wait)\b(?![^.;?!]*\b(?:a|an|per|each|every) (?:day|week|month|year)\b)"
 )
 _QUESTION_KINDS = {
     "who": "who", "whom": "who", "whose": "who", "when": "when", "where": "where", "why": "why", "how come": "why",
@@ -58,9 +71,13 @@ def _question_kinds(text: str) -> set[str]:
         if question_words[first + 1 : first + 2] == ["and"] and len(kinds) > first + 2
         else kinds[first]
     )
-    # `how quickly` asks for a speed, or for the time until something happens.
-    also = "how soon" if question_words[first] == "how quickly" else None
-    return {kind for kind in (kinds[first], second, also) if kind is not None}
+    return {kind for kind in (kinds[first], second, _other_kind(text, question_words[first])) if kind is not None}
+
+
+def _other_kind(text: str, question_word: str) -> str | None:
+    if question_word == "how quickly":
+        return "how soon"  # It asks for a speed, or for the time until something happens.
+    return "how long" if question_word == "how many" and _DURATION.search(text.lower()) else None
 
 
 def time_differs(question: str, cached_question: str) -> bool:
@@ -81,7 +98,8 @@ _MAY = re.compile(
 
 @cached_by_text
 def named_times(text: str) -> frozenset[str]:
-    tokens = words(_WEEKENDS.sub("weekend", _WORKING_DAYS.sub("weekday", text)))
+    named = words(_WEEKENDS.sub("weekend", _WORKING_DAYS.sub("weekday", text)))
+    tokens = [SINGULAR_TIMES.get(word, word) for word in named]
     months = {"may"} if _MAY.search(text) else set[str]()
     shifts = {f"{shift} {word}" for shift, word in pairwise(tokens) if word in TIMES and shift in TIME_SHIFTS}
     return frozenset(shifts | months | (TIMES & set(tokens)))

@@ -80,6 +80,11 @@ TIMES = frozenset(
 DAYS = frozenset(
     "today tonight tomorrow yesterday monday tuesday wednesday thursday friday saturday sunday weekend weekends".split()
 )
+SINGULAR_TIMES = {
+    f"{time}s": time
+    for time in "monday tuesday wednesday thursday friday saturday sunday morning afternoon evening".split()
+}
+"""`on Sundays` and `on Sunday` name the same time."""
 # `may` is not among the months, because it is mostly a verb.
 TIME_SHIFTS = frozenset("this next last past previous coming".split())
 LANGUAGES = frozenset(

@@ -42,10 +42,16 @@ class KeyFields:
     def relevant_items(self, body: JsonMap) -> Iterator[tuple[str, Json]]:
         """Yield the fields of a body that are in the key."""
         for name, value in body.items():
-            is_default = name in self.defaults and value is self.defaults[name]
-            is_unset = value is None or (name in self.never_cached and not _is_set(value)) or is_default
+            is_unset = (
+                value is None or (name in self.never_cached and not _is_set(value)) or self._is_default(name, value)
+            )
             if not is_unset and name not in self.ignored:
                 yield name, value
+
+    def _is_default(self, name: str, value: Json) -> bool:
+        default = self.defaults.get(name)
+        # 0 equals False, but is not valid in its place.
+        return type(value) is type(default) and value == default
 
     def echo(self, body: JsonMap) -> JsonObject:
         """Return the values that a response to this request repeats."""
@@ -102,7 +108,11 @@ COMPLETIONS = KeyFields(
     never_cached=_names(_NEVER_CACHED),
     defaults=MappingProxyType({"store": False}),
 )
-EMBEDDINGS = KeyFields(key=_names("input model dimensions encoding_format"), ignored=_names("user"))
+EMBEDDINGS = KeyFields(
+    key=_names("input model dimensions encoding_format"),
+    ignored=_names("user"),
+    defaults=MappingProxyType({"encoding_format": "float"}),
+)
 MESSAGES = KeyFields(
     key=_names(
         "max_tokens messages model system tools tool_choice thinking stop_sequences output_config output_format"

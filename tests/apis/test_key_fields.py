@@ -17,7 +17,8 @@ from openai.types.responses import ResponseInputItemParam
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
-from kvproxy.apis.key_fields import CALL_IDS, STORED_CONTENT_IDS, UNREAD_IDS
+from kvproxy.apis.json import Json
+from kvproxy.apis.key_fields import CALL_IDS, CHAT, EMBEDDINGS, RESPONSES, STORED_CONTENT_IDS, UNREAD_IDS, KeyFields
 
 TYPES: dict[ApiName, list[type]] = {
     "chat": [chat.CompletionCreateParamsNonStreaming, chat.CompletionCreateParamsStreaming],
@@ -135,3 +136,18 @@ def test_fields_that_use_a_state_of_the_provider_forbid_caching(
 ) -> None:
     assert APIS[api].fields.never_cached_field(body) == field
     assert APIS[api].is_cacheable(body) == (field is None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "value", "is_relevant"),
+    [
+        (EMBEDDINGS, "encoding_format", "float", False),
+        (EMBEDDINGS, "encoding_format", "base64", True),
+        (CHAT, "store", False, False),
+        (CHAT, "store", 0, True),
+        (RESPONSES, "store", True, False),
+        (RESPONSES, "store", 1, True),
+    ],
+)
+def test_a_default_is_equal_to_a_missing_field(fields: KeyFields, name: str, value: Json, is_relevant: bool) -> None:
+    assert list(fields.relevant_items({name: value})) == [(name, value)] * is_relevant

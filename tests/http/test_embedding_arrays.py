@@ -197,6 +197,20 @@ def test_fields_separate_entries_as_in_single_requests(client: Any, embedder: Em
     assert [mixed.data[2].embedding, mixed.data[0].embedding] == [item.embedding for item in first.data]
 
 
+def test_the_default_format_is_equal_to_none(url: str, embedder: Embedder) -> None:
+    body = {"model": "e", "input": ["a", "b"]}
+    formats = ({}, {"encoding_format": "float"}, {"encoding_format": None}, {"encoding_format": "base64"})
+    answers = [httpx.post(f"{url}/v1/embeddings", json=body | form) for form in formats]
+    assert [answer.headers["cache-status"].startswith("kvproxy; hit") for answer in answers] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert answers[1].json()["data"] == answers[0].json()["data"]
+    assert len(embedder.asked) == 2
+
+
 def test_token_ids(client: Any, embedder: Embedder) -> None:
     embed(client, [[1, 2], [3]])
     embed(client, [3])

@@ -201,6 +201,10 @@ def print_costs(report: "SessionReport") -> None:
             ),
             title="If each turn stored its whole prompt:",
         )
+        print_text(
+            "The row auto assumes that a request with mixed lifetimes pays only for the tokens after its hit. Anthropic documents"
+            " it; it is not tested with Anthropic's API (docs/agent-caching.md)."
+        )
     if report.keep_warm is not None:
         sent = report.keep_warm
         print_text(

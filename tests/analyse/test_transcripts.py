@@ -13,6 +13,7 @@ from kvproxy.analyse.log_files import find_log_files
 from kvproxy.analyse.request_log import read_log
 from kvproxy.analyse.session_report import SessionReport, report_sessions
 from kvproxy.analyse.transcripts import is_transcript, read_transcripts
+from kvproxy.commands.analyse.session_report import print_costs
 from kvproxy.settings.journal import JournalSettings, PriceSettings
 from tests.commands.run import kvproxy
 
@@ -69,7 +70,7 @@ def report(path: Path, settings: JournalSettings = SETTINGS) -> SessionReport:
     return report_sessions(found.requests, found.traces, settings)
 
 
-def test_claude_code_lost_its_prefix_in_a_pause(tmp_path: Path) -> None:
+def test_claude_code_lost_its_prefix_in_a_pause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     conversation().write(tmp_path / "projects" / "-work" / "5e55.jsonl")
     found = report(tmp_path)
     (session,) = found.sessions
@@ -82,6 +83,9 @@ def test_claude_code_lost_its_prefix_in_a_pause(tmp_path: Path) -> None:
     expired = next(row for row in found.ledger.rows if row.result == "expired")
     assert expired.cost == pytest.approx(12_900 * 3.45 / 1e6, rel=0.01)
     assert found.pause_costs['breakpoints = "auto", keep_warm_tokens'] <= found.pause_costs['breakpoints = "5m"']
+    print_costs(found)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "it is not tested with Anthropic's API (docs/agent-caching.md)" in shown
     # The cost of the policy can be computed again.
     sent = found.keep_warm
     assert sent is not None

@@ -78,8 +78,8 @@ _COURTESIES = tuple(
     (re.compile(pattern, re.IGNORECASE), replacement)
     for pattern, replacement in (
         (r",? ?\b(?:please|kindly)\b(?! (?:the|an?|my|your|his|her|him|their|them|every\w+|people)\b),?", ""),
-        (rf"^(\W*(?:{_ASKED})?{_TEXTS}) (?:to|for) (?:me|us)\b", r"\1"),
-        (rf"^(\W*(?:{_ASKED})?{_TEXTS}(?: (?!{_PERSONAL})[\w'-]+){{1,6}}) (?:to|for) (?:me|us)(?=\W*$)", r"\1"),
+        (rf"^(\W*(?:{_ASKED})?{_TEXTS}) (?:to|for) me\b", r"\1"),
+        (rf"^(\W*(?:{_ASKED})?{_TEXTS}(?: (?!{_PERSONAL})[\w'-]+){{1,6}}) (?:to|for) me(?=\W*$)", r"\1"),
     )
 )
 _MONTHS = "january|february|march|april|june|july|august|september|october|november|december"
@@ -87,6 +87,8 @@ _PERIODS = rf"(?:{_MONTHS}|q[1-4]|(?:19|20)\d\d)"
 _UNITS = "(?:second|minute|hour|day|week|month|year)"
 # What a business does for its customers, without the ending.
 _SERVICES = "(accept|offer|support|provid|cover|stock|allow|refund)"
+# `Is my claim accepted?` asks for its state.
+_SINGLE = r"(?!(?:my|our|it|this|that|they|he|she|i|you|we)\b)"
 _FORMS = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -138,7 +140,10 @@ _FORMS = tuple(
         (rf"\b(\w+) (?:for|of) ({_PERIODS})\b(?! \d)", r"\2 \1"),
         (rf"^(?:what|which) ((?:\w+ ){{1,4}})do you {_SERVICES}e?$", r"what \1is \2ed"),
         (rf"^(?:what|which) ((?:\w+ ){{1,4}})(?:is|are) {_SERVICES}ed$", r"what \1is \2ed"),
-        (rf"^(?:is|are) (.+) {_SERVICES}ed((?! to\b) .+)?$", r"is \1\3 \2ed"),
+        (
+            rf"^(?:is|are) {_SINGLE}(.+) {_SERVICES}ed((?! to\b) .+)?$",
+            r"is \1\3 \2ed",
+        ),
         (r"^(?:do|can|will) you (?:ship|deliver) to\b", "you ship to"),
         (r"\bdelivery(?= (?:to|costs?|fees?|charges?|options?|methods?|address|take|free)\b)", "shipping"),
         (rf"^(?:explain|describe|outline|clarify|tell me|tell me about) (?:your|the) (?={_RULES}\b)", "what is the "),
@@ -152,7 +157,7 @@ _FORMS = tuple(
         # The user asks the business itself: its policy is the policy.
         (rf"\byour (?={_OFFER}\b)", "the "),
         # After the offers with an article, which `is there` replaces.
-        (rf"^do you {_SERVICES}e? (.+)$", r"is \2 \1ed"),
+        (rf"^do you {_SERVICES}e? {_SINGLE}(.+)$", r"is \2 \1ed"),
         (r"^how high (?=is|are|was)", "how tall "),
         *((rf"^who (?:is|was) the {maker.split()[0]} of\b", f"who {maker.split()[1]}") for maker in _MAKERS.split("|")),
         *(

@@ -48,7 +48,7 @@ courtesies: Can you please explain the refund process to me? ~ Can you explain t
     Can you please list the planets? ~ List the planets; Could you define inflation for me? ~ Define inflation;
     Will you please compare the two plans for me? ~ Compare the two plans;
     Could you please outline the main steps? ~ Outline the main steps;
-    Can you kindly clarify the second clause for us? ~ Clarify the second clause
+    Can you kindly clarify the second clause for me? ~ Clarify the second clause
 services: Which cards are accepted? ~ What cards do you accept?;
     What languages do you support? ~ Which languages are supported?; Are cheques accepted? ~ Do you accept cheques?;
     Which courses are offered? ~ What courses do you offer?;
@@ -121,14 +121,16 @@ clauses: Can I cancel my order after it has shipped? ~ Can I cancel my order bef
     Can I edit a post after I have published it? ~ Can she edit a post after I have published it?;
     Is it possible to pay after I have eaten? ~ Is it possible to pay while eating?;
     Must I register after I have arrived? ~ May I register after arriving?
-courtesies: Explain the risk to me ~ Explain the risk; Describe the best job for me ~ Describe the best job;
+courtesies: Explain the risk to me ~ Explain the risk; Compare the taxes for US ~ Compare the taxes;
+    Describe the best job for me ~ Describe the best job;
     List the shops close to me ~ List the shops close; Explain what happened to me ~ Explain what happened;
     Explain the refund process to a child ~ Explain the refund process;
     Can you explain recursion? ~ Can I explain recursion?;
     Please explain the second clause ~ Please explain the third clause;
     Could you list the planets? ~ Could you list the moons?; Why can you explain this? ~ Explain this;
     How do I please my boss? ~ How do I annoy my boss?
-services: Which cards are accepted? ~ Which cards do you reject?;
+services: Which cards are accepted? ~ Which cards do you reject?; Is my claim accepted? ~ Do you accept my claim?;
+    Is it supported? ~ Do you support it?;
     Which cities do you visit? ~ Which cities are visited?; Are cheques accepted? ~ Do they accept cheques?;
     Do you accept cheques? ~ Who accepts cheques?; Do you cover water damage? ~ Is fire damage covered?;
     Do you allow pets? ~ Are pets not allowed?; Are student discounts offered? ~ Do you offer senior discounts?;
@@ -193,7 +195,7 @@ def test_near_misses_of_these_forms_are_refused(kind: str) -> None:
 
 
 def test_the_verifier_reads_no_courtesies() -> None:
-    assert without_courtesies("Can you please explain the fees to us?") == "Can you explain the fees?"
+    assert without_courtesies("Can you please explain the fees to me?") == "Can you explain the fees?"
     policy = CheckedPolicy(OverlapVerifier(), 0.8, 0.6)
     scores = [policy.probability(text, "Is the bank open?", 0.9) for text in ("Is it, please, open?", "Is it open?")]
     assert scores[0] == scores[1]

@@ -4,6 +4,8 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import TypeAlias
 
 from kvproxy.analyse.changed_spans import (
     ChangedSpan,
@@ -14,8 +16,8 @@ from kvproxy.analyse.changed_spans import (
     strip_edits,
     without_digits,
 )
-from kvproxy.analyse.log_formats.log_format import LoggedRequest
-from kvproxy.analyse.log_replay import reported_prompt_tokens, response_text, to_api_request
+from kvproxy.analyse.log_formats.log_format import LoggedRequest, SummedUsage
+from kvproxy.analyse.log_replay import reported_usage, response_text, to_api_request
 from kvproxy.analyse.log_tokenizer import PromptEncoder
 from kvproxy.analyse.prefix_estimate import TokenizedRequest, block_chains, reused_blocks, tokenize_request
 from kvproxy.analyse.prompt_families import Family, group_families, prompt_regions, shingles
@@ -52,10 +54,27 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class BilledInput:
-    """The prompt tokens in the provider's count, and the tokens that its cache reuses, in its steps and from its minimum on."""
+    """Tokens of prompts in the provider's count.
 
-    prompt_tokens: int
-    reused: int
+    Attributes:
+        reused: tokens that its cache reuses, in its steps and from its minimum on.
+        written_5m, written_1h: tokens written to its cache, as the same part of the computed tokens as in the log.
+    """
+
+    prompt_tokens: int = 0
+    reused: int = 0
+    written_5m: int = 0
+    written_1h: int = 0
+
+    def plus(self, prompt: int, reused: int, writes: "_Writes") -> "BilledInput":
+        short, long = (round(share * max(0, prompt - reused)) for share in writes)
+        return BilledInput(
+            self.prompt_tokens + prompt, self.reused + reused, self.written_5m + short, self.written_1h + long
+        )
+
+
+_Writes: TypeAlias = tuple[float, float]
+"""The parts of the computed tokens that are written to the provider's cache for five minutes and for one hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +98,10 @@ class PromptReuse:
         return self.reused / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def cost(self, price: PriceSettings) -> float | None:
-        return None if self.billed is None else input_price(price, self.billed.prompt_tokens, self.billed.reused, 0, 0)
+        billed = self.billed
+        if billed is None:
+            return None
+        return input_price(price, billed.prompt_tokens, billed.reused, billed.written_5m, billed.written_1h)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +266,7 @@ async def lint(
         original = rules.apply(to_api_request(replace(logged, key=""), settings))
         prompts.moved_texts |= _moved_texts(original, settings.edits)
         request = rules.apply_edits(original)
-        await prompts.add(request, response_text(logged), logged.service_tier, reported_prompt_tokens(logged))
+        await prompts.add(request, response_text(logged), logged.service_tier, reported_usage(logged))
         progress(0.5 * number / len(requests))
     models = [request.model for request in prompts.requests]
     families = group_families(models, [prompt_regions(form) for form in prompts.forms])
@@ -272,14 +294,14 @@ class _TokenizedPrompts:
         self.untokenized = 0
         self.moved_texts: set[str] = set()
         self._tokenized: list[TokenizedRequest] = []
-        self._reported: list[int | None] = []  # Prompt tokens of the log.
+        self._reported: list[SummedUsage] = []
         self._tokenizer = tokenizer
         self._block_size = block_size
         self._prices = prices
         self._is_models_tokenizer = is_models_tokenizer
 
     async def add(
-        self, request: ApiRequest, response: str | None, service_tier: str | None, reported_tokens: int | None
+        self, request: ApiRequest, response: str | None, service_tier: str | None, reported: SummedUsage
     ) -> None:
         try:
             form = prompt_input(request)
@@ -291,7 +313,7 @@ class _TokenizedPrompts:
         self.requests.append(request)
         self._service_tiers.append(service_tier)
         self._tokenized.append(tokenized)
-        self._reported.append(reported_tokens)
+        self._reported.append(reported)
 
     def main_tier(self, family: Family) -> str | None:
         """Return the service tier of most requests; None for the standard tier."""
@@ -312,9 +334,9 @@ class _TokenizedPrompts:
             if chosen is None:
                 break
             spans, edit = chosen
-            stripped, requests = await self._reuse_after_edit(members, requests, edit)
+            stripped, requests = await self._reuse_after_edit(members, requests, edit, blocks)
             moving = move_edit(edit) if edit.action == "strip" else edit
-            moved, moved_requests = await self._reuse_after_edit(members, moved_requests, moving)
+            moved, moved_requests = await self._reuse_after_edit(members, moved_requests, moving, blocks)
             saved = before.computed_tokens - min(stripped.computed_tokens, moved.computed_tokens)
             if saved < max(_MIN_SAVED_SHARE * reuse.prompt_tokens, self._block_size):
                 break
@@ -324,41 +346,76 @@ class _TokenizedPrompts:
         return FamilyReport(family, reuse, later[len(later) // 2] if later else 0, tuple(savings))
 
     async def _reuse_after_edit(
-        self, members: Sequence[int], requests: Sequence[ApiRequest], edit: EditSettings
+        self, members: Sequence[int], requests: Sequence[ApiRequest], edit: EditSettings, unedited: Sequence[int]
     ) -> tuple[PromptReuse, list[ApiRequest]]:
         changed = [apply_edits(request, [edit]) for request in requests]
         tokenized = []
         for member, request in zip(members, changed, strict=True):
             prompt = tuple(await self._tokenizer.encode(prompt_input(request)))
             tokenized.append(replace(self._tokenized[member], prompt=prompt))
-        return self._reuse(members, tokenized)[0], changed
+        return self._reuse(members, tokenized, unedited)[0], changed
 
     def _reuse(
-        self, members: Sequence[int], tokenized: Sequence[TokenizedRequest]
+        self, members: Sequence[int], tokenized: Sequence[TokenizedRequest], unedited: Sequence[int] | None = None
     ) -> tuple[PromptReuse, Sequence[int]]:
-        """Return the reuse of versions of the members' prompts, and the number of reused blocks of each."""
+        """Return the reuse of versions of the members' prompts, and the number of reused blocks of each.
+
+        `unedited` has these numbers without the edits.
+        """
         blocks = reused_blocks(block_chains(tokenized, self._block_size))
         counts = [len(tokens.prompt) for tokens in tokenized]
-        billed, scales = None, self._scales(members)
-        if scales is not None:
-            model = self.requests[members[0]].model
-            rule, minimum = cache_rule(model), shortest_cached_prefix(model, self._prices)
-            prefixes = [round(scale * self._block_size * count) for scale, count in zip(scales, blocks, strict=True)]
-            step = 1 if rule is None else rule.step_tokens
-            reused = sum(tokens // step * step for tokens in prefixes if tokens >= minimum)
-            billed = BilledInput(sum(round(s * c) for s, c in zip(scales, counts, strict=True)), reused)
+        billed = self._billed(members, counts, blocks, blocks if unedited is None else unedited)
         return PromptReuse(sum(counts), self._block_size * sum(blocks), billed), blocks
+
+    def _billed(
+        self, members: Sequence[int], counts: Sequence[int], blocks: Sequence[int], unedited: Sequence[int]
+    ) -> BilledInput | None:
+        """Return the tokens of prompts in the provider's count, from their tokens and reused blocks. None if unknown.
+
+        The reuse is that of the log, unless the edits give a prompt more or less of it: a pause, or a prefix without a
+        breakpoint, prevents reuse with and without an edit.
+        """
+        scales = self._scales(members)
+        if scales is None:
+            return None
+        billed, mean = BilledInput(), _mean_writes([self._reported[member] for member in members])
+        for member, scale, count, reused, before in zip(members, scales, counts, blocks, unedited, strict=True):
+            usage, prefix = self._reported[member], self._cached_prefix(members[0], scale * self._block_size * reused)
+            if (cached := usage.cached_tokens) is not None:
+                prefix = cached if reused == before else (max if reused > before else min)(cached, prefix)
+            billed = billed.plus(round(scale * count), prefix, _writes(usage) or mean)
+        return billed
+
+    def _cached_prefix(self, member: int, tokens: float) -> int:
+        """Return the tokens of a prefix that the provider of a prompt caches: whole steps, from its minimum on."""
+        model = self.requests[member].model
+        rule, minimum = cache_rule(model), shortest_cached_prefix(model, self._prices)
+        step = 1 if rule is None else rule.step_tokens
+        return round(tokens) // step * step if round(tokens) >= minimum else 0
 
     def _scales(self, members: Sequence[int]) -> list[float] | None:
         """Return the provider's tokens for each token of the prompts; the mean for prompts without usage. None if unknown."""
         counted = [len(self._tokenized[member].prompt) for member in members]
-        reported = [self._reported[member] or 0 for member in members]
+        reported = [self._reported[member].prompt_tokens or 0 for member in members]
         known = [(tokens, count) for tokens, count in zip(reported, counted, strict=True) if tokens and count]
         if not known:
             is_known = self._is_models_tokenizer or self.requests[members[0]].model == DEMO
             return [1.0] * len(members) if is_known else None
         mean = sum(tokens for tokens, _ in known) / sum(count for _, count in known)
         return [tokens / count if tokens and count else mean for tokens, count in zip(reported, counted, strict=True)]
+
+
+def _writes(usage: SummedUsage) -> _Writes | None:
+    """Return the parts of a prompt's computed tokens that the provider's cache stored; None if the log does not state them."""
+    if not usage.prompt_tokens or usage.cached_tokens is None or None in (usage.written_5m, usage.written_1h):
+        return None
+    computed = usage.prompt_tokens - usage.cached_tokens
+    return ((usage.written_5m or 0) / computed, (usage.written_1h or 0) / computed) if computed > 0 else None
+
+
+def _mean_writes(usages: Sequence[SummedUsage]) -> _Writes:
+    known = [writes for usage in usages if (writes := _writes(usage)) is not None]
+    return (fmean(short for short, _ in known), fmean(long for _, long in known)) if known else (0.0, 0.0)
 
 
 def _safe_edit(

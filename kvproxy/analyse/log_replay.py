@@ -10,10 +10,11 @@ from random import random
 from time import time
 from typing import TypeVar
 
-from kvproxy.analyse.log_formats.log_format import LoggedRequest
+from kvproxy.analyse.log_formats.log_format import LoggedRequest, SummedUsage
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs.generation import Delta, Usage
 from kvproxy.apis.json import JsonObject, dumps
+from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.apis.request_directives import NO_DIRECTIVES, apply_litellm_switches, read_directives
 from kvproxy.backends.protocol import Forwarder, GeneratedResponse, RelayedResponse, Reply
 from kvproxy.errors import InvalidDirective, KvproxyError
@@ -77,12 +78,15 @@ def response_text(logged: LoggedRequest) -> str | None:
     return response if isinstance(response, str) or response is None else logged.api.output_text(response)
 
 
-def reported_prompt_tokens(logged: LoggedRequest) -> int | None:
-    """Return the prompt tokens that the log states for a request; None without usage."""
-    response = logged.response
+def reported_usage(logged: LoggedRequest) -> SummedUsage:
+    """Return the usage that the log states for a request."""
     if logged.usage is not None:
-        return logged.usage.prompt_tokens
-    return logged.api.prompt_and_completion_tokens(response)[0] if isinstance(response, dict) else None
+        return logged.usage
+    response = logged.response if isinstance(logged.response, dict) else {}
+    prompt, completion = logged.api.prompt_and_completion_tokens(response)
+    if (reuse := reported_reuse(response)) is None:
+        return SummedUsage(1, prompt, completion)
+    return SummedUsage(1, reuse.prompt_tokens, completion, reuse.cached_tokens, reuse.written_5m, reuse.written_1h)
 
 
 async def replay(

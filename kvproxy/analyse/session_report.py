@@ -12,8 +12,8 @@ from statistics import mean, median
 
 from kvproxy.analyse.compared_costs import compare_reports, currencies_without_rate, is_between
 from kvproxy.analyse.log_formats.cost_reports import CostReport
-from kvproxy.analyse.log_formats.log_format import LoggedRequest, SummedUsage
-from kvproxy.analyse.log_replay import logged_tenant
+from kvproxy.analyse.log_formats.log_format import LoggedRequest
+from kvproxy.analyse.log_replay import logged_tenant, reported_usage
 from kvproxy.analyse.pause_costs import InputPrice, LongWrite, SessionStep, provider_policy_input, session_price
 from kvproxy.analyse.simulate.trace_reader import TraceSession
 from kvproxy.analyse.trace_turns import trace_turns
@@ -245,7 +245,7 @@ def _paid_request(turn: Turn, request: LoggedRequest | None, settings: JournalSe
 
 def _reported_request(request: LoggedRequest, settings: JournalSettings) -> PaidRequest:
     """Return the usage of a request whose prompt is unknown, as are the causes of its lost tokens."""
-    summed = request.summed or _usage_of_response(request)
+    summed = request.summed or reported_usage(request)
     return PaidRequest(
         time=request.time or 0.0,
         model=str(request.body["model"]),
@@ -265,16 +265,6 @@ def _reported_request(request: LoggedRequest, settings: JournalSettings) -> Paid
         priced_length=summed.priced_length,
         logged_cost=_logged_cost(request, settings),
     )
-
-
-def _usage_of_response(request: LoggedRequest) -> SummedUsage:
-    if request.usage is not None:
-        return request.usage
-    response = request.response if isinstance(request.response, dict) else {}
-    prompt, completion = request.api.prompt_and_completion_tokens(response)
-    if (reuse := reported_reuse(response)) is None:
-        return SummedUsage(1, prompt, completion)
-    return SummedUsage(1, reuse.prompt_tokens, completion, reuse.cached_tokens, reuse.written_5m, reuse.written_1h)
 
 
 def _turns_of_requests(

@@ -210,6 +210,41 @@ def test_the_money_of_an_edit_has_the_tokens_that_the_provider_counts(tmp_path: 
     assert family["without_money"] is None
 
 
+def test_the_money_of_an_edit_has_the_price_of_the_writes_that_it_prevents(tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text(
+        '[journal.prices."claude-*"]\ninput = 3\ncached = 0.3\nwrite_5m = 3.75\nwrite_1h = 6\noutput = 15\n'
+    )
+
+    def saved_money(read: int, short: int, hour: int) -> float:
+        usage = {
+            "input_tokens": 4_000 - read - short - hour,
+            "cache_read_input_tokens": read,
+            "cache_creation_input_tokens": short + hour,
+            "cache_creation": {"ephemeral_5m_input_tokens": short, "ephemeral_1h_input_tokens": hour},
+            "output_tokens": 1,
+        }
+        answer = {"type": "message", "role": "assistant", "content": [{"type": "text", "text": "ok"}], "usage": usage}
+        system = logs.words("system", 2_100)
+        lines = [
+            logs.line(
+                [{"role": "user", "content": f"Question {number}?"}],
+                model="claude-sonnet-4-5",
+                system=f"Request {number} of 2026-01-{number:02d}. {system}",
+                max_tokens=9,
+            )
+            for number in range(11, 16)
+        ]
+        rows = [{**line, "path": "/v1/messages", "response": answer} for line in lines]
+        (family,) = found(logs.write(tmp_path / "log.jsonl", rows))["families"]
+        return sum(span["saved_money"] for span in family["spans"])
+
+    plain = saved_money(0, 0, 0)
+    assert saved_money(0, 4_000, 0) == pytest.approx(plain * 3.45 / 2.7, rel=0.01)
+    assert saved_money(0, 0, 4_000) == pytest.approx(plain * 5.7 / 2.7, rel=0.01)
+    # What the provider reused already, an edit does not save.
+    assert saved_money(1_000, 0, 0) < plain - 4 * 900 * 2.7e-6
+
+
 def test_suggested_edits_are_valid_settings(tmp_path: Path) -> None:
     log = logs.write(tmp_path / "log.jsonl", logs.agents(3, 3, head='Request {n} of "today". '))
     kvproxy("lint", log, "--data", tmp_path, "--edits", tmp_path / "kvproxy.toml")

@@ -336,7 +336,8 @@ def _finished_exchange(request: LoggedRequest, number: int) -> Exchange | None:
     made = ApiRequest(request.api, request.body, _raw_of(request), request.headers, tenant, f"{number}")
     exchange = Exchange(request.api.name, f"{number}", tenant, request=made, key=cache_key(made, "log"), status=200)
     exchange.layer, exchange.arrived = "forward", request.time or float(number)
-    exchange.first_byte = exchange.ended = exchange.started + request.seconds
+    first = request.seconds if request.first_seconds is None else request.first_seconds
+    exchange.first_byte, exchange.ended = exchange.started + first, exchange.started + request.seconds
     exchange.facts = ResponseFacts(
         ServingUpstream("", is_engine=request.is_engine),
         prefix=reuse,

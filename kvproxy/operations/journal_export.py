@@ -20,9 +20,9 @@ def request_lines(journal: DirectJournal, query: RecordQuery) -> Iterator[bytes 
     """Yield a line per successful request of a client, oldest first; the layer of a request whose text is not stored.
 
     A line has `custom_id`, `method`, `url`, and `body`, as in a batch of OpenAI, and `time` in seconds since the epoch. Its
-    `layer`, `service_tier`, `modalities`, tokens, `cost`, and `tags` are those of `log --json`; null if unknown. Its `headers`
-    have the name of its session, a number for its namespace, and a number for its tenant, which is also the `client`, so that
-    tools that read the file keep them apart.
+    `layer`, `service_tier`, `modalities`, tokens, `cost`, `first_ms`, `total_ms`, and `tags` are those of `log --json`; null
+    if unknown. Its `headers` have the name of its session, a number for its namespace, and a number for its tenant, which is
+    also the `client`, so that tools that read the file keep them apart.
     """
     headers = _ClientHeaders(journal.reader)
     bodies: dict[tuple[int, str], JsonObject | None] = {}
@@ -55,6 +55,8 @@ def _facts_of(record: RecordWithQuestions) -> JsonObject:
         "written_1h": record.written_1h,
         "completion_tokens": record.completion_tokens,
         "cost": record.cost,
+        "first_ms": record.first_ms,
+        "total_ms": record.total_ms,
         "tags": record.tags,
     }
 

@@ -163,6 +163,24 @@ def test_the_advice_for_exported_requests_is_that_of_the_journal(tmp_path: Path)
         assert result(command, file, "--sessions", "--data", tmp_path)["advice"] == [advice]
 
 
+def test_the_losses_of_exported_requests_have_the_causes_of_the_journal(tmp_path: Path) -> None:
+    sessions = Sessions(str(tmp_path / "journal.db"), "all")
+    system = {"role": "system", "content": logs.words(1, 300)}
+    # The answer to the first request begins after a second, and ends after ten.
+    for number, at in enumerate((0, 0.5, 5)):
+        made = request([system, user(f"Question {number}")], 5_000, 0, at, **provider())
+        made.ended = made.started + 10.0
+        sessions.add(made)
+    sessions.close()
+    file = tmp_path / "requests.jsonl"
+    result("log", "export", file, "--format", "requests", "--data", tmp_path)
+    rows = result("savings", "--ledger", "--data", tmp_path)["rows"]
+    recorded = {row["result"]: row["tokens"] for row in rows if row["tokens"]}
+    assert recorded["concurrent"] == pytest.approx(recorded["evicted"])
+    exported = result("lint", file, "--sessions", "--data", tmp_path)["ledger"]
+    assert {row["result"]: row["tokens"] for row in exported["rows"] if row["tokens"]} == recorded
+
+
 def test_a_journal_without_texts_exports_no_requests_and_says_so(tmp_path: Path) -> None:
     journal(tmp_path)
     done = kvproxy("log", "export", tmp_path / "requests.jsonl", "--format", "requests", "--data", tmp_path)

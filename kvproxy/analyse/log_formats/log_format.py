@@ -82,6 +82,7 @@ class LoggedRequest:
         time: arrival in seconds since the epoch; None if not logged.
         response: response body, or only its text; None if not logged.
         seconds: duration until the response ended; 0 if unknown.
+        first_seconds: duration until the response began; None if unknown.
         project: folder in which the client ran; empty if not logged.
         client: name of its API key, or else of its user; the program that sent it for a transcript. Empty if unknown.
         team: name of the client's team; empty if unknown.
@@ -117,6 +118,7 @@ class LoggedRequest:
     unreadable: tuple[str, ...] = ()
     cost: float | None = None
     currency: str = LIST_CURRENCY
+    first_seconds: float | None = None
 
     @property
     def has_prompt(self) -> bool:

@@ -23,6 +23,7 @@ from kvproxy.analyse.log_formats.log_format import (
     logged_time,
     request_of,
     require_object,
+    seconds_of,
     time_field,
 )
 from kvproxy.apis import APIS
@@ -138,7 +139,13 @@ def _read_export(row: Row) -> Iterator[LoggedRequest]:
     tier = row.value.get("service_tier", "")
     for request in _read_request(row):
         processing = STANDARD if tier is None else str(tier)
-        yield replace(request, processing=processing, usage=_exported_usage(row.value))
+        yield replace(
+            request,
+            processing=processing,
+            usage=_exported_usage(row.value),
+            seconds=seconds_of(row.value.get("total_ms")),
+            first_seconds=seconds_of(row.value.get("first_ms")) or None,
+        )
 
 
 def _exported_usage(value: JsonObject) -> SummedUsage | None:

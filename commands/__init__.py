@@ -139,5 +139,13 @@ def _similar_options(name: str, context: "typer.Context | None") -> str:
     similar = similar or difflib.get_close_matches(name, names, n=2, cutoff=_SIMILARITY)
     if similar:
         return f" Did you mean {' or '.join(similar)}?"
-    is_group = context is not None and hasattr(context.command, "commands")
-    return f"; it may belong after a command: {context.command_path} COMMAND {name}" if is_group and context else ""
+    groups = {} if context is None else getattr(context.command, "commands", {})
+    # The root imports no command to answer.
+    is_root = context is not None and context.parent is None
+    if context is None or not (is_root or any(_has_option(command, name) for command in groups.values())):
+        return ""
+    return f"; it may belong after a command: {context.command_path} COMMAND {name}"
+
+
+def _has_option(command: typer.core.TyperCommand, name: str) -> bool:
+    return any(name in parameter.opts for parameter in command.params)

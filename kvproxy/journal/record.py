@@ -80,7 +80,8 @@ class RecordWithQuestions(Record):
     `cost` is the provider's price of prompt and response: 0 for a hit, and None if a price or the usage is unknown. `written_5m`
     and `written_1h` are prompt tokens that were written to the provider's cache, for its default lifetime and for one hour.
     `lost` has the prompt tokens that were not reused, by cause, and `lost_tokens` those that a cache could have had. Their reuse
-    would have saved `lost_cost`. `first_change` is the first changed text.
+    would have saved `lost_cost`. `first_change` is the first changed text, and `session` the
+    number of its session.
     """
 
     question: str | None = None
@@ -92,6 +93,7 @@ class RecordWithQuestions(Record):
     lost_tokens: int | None = None
     lost_cost: float | None = None
     first_change: str | None = None
+    session: int | None = None
 
 
 OF_TENANT = "(tenant = ? or client = ?)"

@@ -75,7 +75,7 @@ class JournalAccess:
             if (turn := turns.get(row.number)) is not None:
                 row.written_5m, row.written_1h = turn.written_5m, turn.written_1h
                 row.lost, row.lost_tokens, row.lost_cost = turn.lost, turn.lost_tokens, turn.lost_cost
-                row.first_change = turn.first_change
+                row.first_change, row.session = turn.first_change, turn.session
         return rows
 
     def find(self, id_or_number: str) -> RecordWithQuestions:

@@ -66,8 +66,8 @@ class RecordExplanation:
     """A record, and the cause of its miss.
 
     Attributes:
-        question, stored_question, cost, written_5m, written_1h, lost, lost_tokens, lost_cost, first_change: see
-            `RecordWithQuestions`.
+        question, stored_question, cost, written_5m, written_1h, lost, lost_tokens, lost_cost, first_change, session:
+            see `RecordWithQuestions`.
         sentences: the explanation for people; it quotes requests without escaping them.
     """
 
@@ -83,6 +83,7 @@ class RecordExplanation:
     lost_tokens: int | None = None
     lost_cost: float | None = None
     first_change: str | None = None
+    session: int | None = None
 
 
 @operation("GET", "/log/{id}")
@@ -98,7 +99,7 @@ def explain_record(journal: JournalAccess, name: RecordName) -> RecordExplanatio
     sentences = explain_in_sentences(explained, journal.format_time)
     meaning = meaning_of_reason(record.reason)
     added = (row.cost, row.written_5m, row.written_1h, row.lost, row.lost_tokens, row.lost_cost, row.first_change)
-    return RecordExplanation(explained, row.question, row.stored_question, meaning, sentences, *added)
+    return RecordExplanation(explained, row.question, row.stored_question, meaning, sentences, *added, row.session)
 
 
 @operation("GET", "/savings")

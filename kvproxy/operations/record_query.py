@@ -10,7 +10,7 @@ from kvproxy.journal.period import start_time
 from kvproxy.journal.record import OF_TENANT
 from kvproxy.journal.sessions.ledger import CAUSES, LOSSES
 from kvproxy.operations.parameters import Filter, Parameter, declared_parameters
-from kvproxy.operations.suggestions import layers, losses, models, reasons, tags, teams, tenants
+from kvproxy.operations.suggestions import layers, losses, models, reasons, session_numbers, tags, teams, tenants
 from kvproxy.units import parse_since, parse_time
 
 
@@ -59,6 +59,10 @@ _LOST = (
 _LOST_TOKENS = " ".join(f"when '{cause}' then {cause}" for cause in CAUSES)
 _ANY_LOST = " + ".join(f"coalesce({cause}, 0)" for cause in CAUSES if cause != "new")
 _LOST_SQL = f"number in (select number from turns where case ? {_LOST_TOKENS} else {_ANY_LOST} end > 0)"
+_SESSION_SQL = (
+    "number in (select t.number from turns t where t.session in (select s.session from turns s"
+    " where cast(s.session as text) = ? or s.name = (select n.number from names n where n.name = ?)))"
+)
 _TAG = "replace(',' || tags || ',', ?, '') != ',' || tags || ','"
 _JUDGED = "Only requests whose semantic lookup compared a stored question."
 
@@ -101,6 +105,14 @@ class RecordQuery:
     tag: Annotated[
         str | None,
         SqlFilter("Only requests with this tag.", sql=_TAG, value=lambda q: f",{q.tag},", suggestions=tags),
+    ] = None
+    session: Annotated[
+        str | None,
+        SqlFilter(
+            "Only requests to the backend of this session, by its id or name, as sessions lists them.",
+            sql=_SESSION_SQL,
+            suggestions=session_numbers,
+        ),
     ] = None
     lost: Annotated[str | None, SqlFilter(_LOST, _parse_lost, "CAUSE", sql=_LOST_SQL, suggestions=losses)] = None
     # A condition reads any column, so only commands with access to the journal have it.

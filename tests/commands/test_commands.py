@@ -93,6 +93,7 @@ def test_statistics_for_people_have_labels_and_units(demo: Demo) -> None:
         (["log", "--reason", ""], 2, "--reason is empty"),
         (["--data", "x", "sessions"], 2, " COMMAND --data "),
         (["cache", "--data", "x", "ls"], 2, " cache COMMAND --data "),
+        (["log", "--upstream", "x"], 2, "No such option: --upstream ("),
     ],
 )
 def test_errors_are_one_line_and_an_exit_code(tmp_path: Path, arguments: list[str], code: int, says: str) -> None:

@@ -269,6 +269,18 @@ def test_names_of_sessions_are_listed_if_there_are_some(data: Path) -> None:
     assert "refactoring" in kvproxy("sessions", "--data", data, columns=300).stdout
 
 
+def test_the_log_lists_the_requests_of_a_session(tmp_path: Path) -> None:
+    sessions = Sessions(str(tmp_path / "journal.db"))
+    for at, (messages, name) in enumerate([(FIRST, "one"), (FIRST, "two"), (SECOND, "one")]):
+        sessions.add(request(messages, 100 * (at + 1), 0, at, headers={"x-session-id": name}))
+    sessions.close()
+    for options in (("--session", "one"), ("--session", 1), ("--where", "session = 1")):
+        rows = [json.loads(line) for line in kvproxy("log", *options, "--json", "--data", tmp_path).stdout.splitlines()]
+        assert [(row["session"], row["prompt_tokens"]) for row in rows] == [(1, 100), (1, 300)]
+    assert kvproxy("log", "--session", "three", "--json", "--data", tmp_path).stdout == ""
+    assert result("log", "show", 2, "--data", tmp_path)["session"] == 2
+
+
 def test_a_limit_says_that_there_are_more_rows(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_reader, "_BATCH", 1)
     for command in (("sessions",), ("log", "top")):

@@ -4,8 +4,6 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
-from typing import TypeAlias
 
 from kvproxy.analyse.changed_spans import (
     ChangedSpan,
@@ -21,6 +19,7 @@ from kvproxy.analyse.log_replay import reported_usage, response_text, to_api_req
 from kvproxy.analyse.log_tokenizer import PromptEncoder
 from kvproxy.analyse.prefix_estimate import TokenizedRequest, block_chains, reused_blocks, tokenize_request
 from kvproxy.analyse.prompt_families import Family, group_families, prompt_regions, shingles
+from kvproxy.analyse.prompt_reuse import BilledInput, PromptReuse, mean_writes, writes_of
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs.codec import PromptInput
 from kvproxy.apis.json import dumps
@@ -31,7 +30,7 @@ from kvproxy.flow.prepare.rules import Rules
 from kvproxy.providers.cache_rules import cache_rule
 from kvproxy.providers.prices import ModelPrices, shortest_cached_prefix
 from kvproxy.settings import Settings
-from kvproxy.settings.journal import PriceSettings, input_price
+from kvproxy.settings.journal import PriceSettings
 from kvproxy.settings.rules import EditSettings
 from kvproxy.units import plural
 from kvproxy.upstreams.prompt_tokenizer import prompt_input
@@ -50,58 +49,6 @@ _REASONS = {
     "sort-tools": "the model reads the same tools, in one order",
     "add-tools": "the request begins like the others, and tool_choice prevents calls",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class BilledInput:
-    """Tokens of prompts in the provider's count.
-
-    Attributes:
-        reused: tokens that its cache reuses, in its steps and from its minimum on.
-        written_5m, written_1h: tokens written to its cache, as the same part of the computed tokens as in the log.
-    """
-
-    prompt_tokens: int = 0
-    reused: int = 0
-    written_5m: int = 0
-    written_1h: int = 0
-
-    def plus(self, prompt: int, reused: int, writes: "_Writes") -> "BilledInput":
-        short, long = (round(share * max(0, prompt - reused)) for share in writes)
-        return BilledInput(
-            self.prompt_tokens + prompt, self.reused + reused, self.written_5m + short, self.written_1h + long
-        )
-
-
-_Writes: TypeAlias = tuple[float, float]
-"""The parts of the computed tokens that are written to the provider's cache for five minutes and for one hour."""
-
-
-@dataclass(frozen=True, slots=True)
-class PromptReuse:
-    """The number of prompt tokens of a family, and of the tokens that a prefix cache reuses, as the tokenizer counts them.
-
-    Attributes:
-        billed: the same in the provider's count; None if neither the log nor the tokenizer has it.
-    """
-
-    prompt_tokens: int
-    reused: int
-    billed: BilledInput | None = None
-
-    @property
-    def computed_tokens(self) -> int:
-        return self.prompt_tokens - self.reused
-
-    @property
-    def share(self) -> float:
-        return self.reused / self.prompt_tokens if self.prompt_tokens else 0.0
-
-    def cost(self, price: PriceSettings) -> float | None:
-        billed = self.billed
-        if billed is None:
-            return None
-        return input_price(price, billed.prompt_tokens, billed.reused, billed.written_5m, billed.written_1h)
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,12 +325,12 @@ class _TokenizedPrompts:
         scales = self._scales(members)
         if scales is None:
             return None
-        billed, mean = BilledInput(), _mean_writes([self._reported[member] for member in members])
+        billed, mean = BilledInput(), mean_writes([self._reported[member] for member in members])
         for member, scale, count, reused, before in zip(members, scales, counts, blocks, unedited, strict=True):
             usage, prefix = self._reported[member], self._cached_prefix(members[0], scale * self._block_size * reused)
             if (cached := usage.cached_tokens) is not None:
                 prefix = cached if reused == before else (max if reused > before else min)(cached, prefix)
-            billed = billed.plus(round(scale * count), prefix, _writes(usage) or mean)
+            billed = billed.plus(round(scale * count), prefix, writes_of(usage) or mean)
         return billed
 
     def _cached_prefix(self, member: int, tokens: float) -> int:
@@ -403,19 +350,6 @@ class _TokenizedPrompts:
             return [1.0] * len(members) if is_known else None
         mean = sum(tokens for tokens, _ in known) / sum(count for _, count in known)
         return [tokens / count if tokens and count else mean for tokens, count in zip(reported, counted, strict=True)]
-
-
-def _writes(usage: SummedUsage) -> _Writes | None:
-    """Return the parts of a prompt's computed tokens that the provider's cache stored; None if the log does not state them."""
-    if not usage.prompt_tokens or usage.cached_tokens is None or None in (usage.written_5m, usage.written_1h):
-        return None
-    computed = usage.prompt_tokens - usage.cached_tokens
-    return ((usage.written_5m or 0) / computed, (usage.written_1h or 0) / computed) if computed > 0 else None
-
-
-def _mean_writes(usages: Sequence[SummedUsage]) -> _Writes:
-    known = [writes for usage in usages if (writes := _writes(usage)) is not None]
-    return (fmean(short for short, _ in known), fmean(long for _, long in known)) if known else (0.0, 0.0)
 
 
 def _safe_edit(

@@ -153,14 +153,14 @@ def test_logs_may_be_compressed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", [lambda content: content[:-3], lambda content: content[:9] + b"?" + content[10:]])
 def test_a_damaged_zstandard_file_is_refused(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     (file := tmp_path / "a.jsonl.zst").write_bytes(damage(compressed(lines({"input_length": 9}) * 9)["a.jsonl.zst"]))
-    with pytest.raises(TraceError, match="line 1: cannot be read"):
+    with pytest.raises(TraceError, match="line 1: the file is damaged"):
         read_workload(file)
     assert kvproxy("estimate", file).returncode == 2
 
 
 def test_a_damaged_gzip_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines({"input_length": 9}).encode())[:-12])
-    with pytest.raises(TraceError, match="line 1: cannot be read"):
+    with pytest.raises(TraceError, match="line 1: the file is damaged"):
         read_workload(tmp_path)
 
 

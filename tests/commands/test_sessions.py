@@ -269,6 +269,18 @@ def test_names_of_sessions_are_listed_if_there_are_some(data: Path) -> None:
     assert "refactoring" in kvproxy("sessions", "--data", data, columns=300).stdout
 
 
+def test_a_session_has_the_cost_of_its_bill_without_a_reported_output(tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text('[journal.prices."*"]\ninput = 3\noutput = 15\n')
+    sessions = Sessions(str(tmp_path / "journal.db"))
+    sessions.add(request(FIRST, 100, 0, 0))
+    sessions.add(request(SECOND, 200, 0, 9, usage=(200, None), estimated_usage=(None, 7)))
+    sessions.close()
+    (session,) = result("sessions", "--data", tmp_path)
+    (bill,) = result("sessions", "--by", "model", "--data", tmp_path)["rows"]
+    assert (bill["estimated"], session["incomplete_turns"]) == (1, 0)
+    assert session["cost"] == pytest.approx(bill["cost"]) == pytest.approx((300 * 3 + 17 * 15) / 1e6)
+
+
 def test_the_log_lists_the_requests_of_a_session(tmp_path: Path) -> None:
     sessions = Sessions(str(tmp_path / "journal.db"))
     for at, (messages, name) in enumerate([(FIRST, "one"), (FIRST, "two"), (SECOND, "one")]):

@@ -31,7 +31,7 @@ _TURNS = (
     " r.reused_tokens, r.completion_tokens, t.written_5m, t.written_1h, (select name from names where number = t.region),"
     " t.place, (select name from names where number = t.diagnosis), t.agrees,"
     " (select name from names where number = t.keep_warm), case when r.layer = 'warming' then 1 else 0 end,"
-    " r.service_tier, r.modalities,"
+    " r.service_tier, r.modalities, r.estimated_completion_tokens,"
     f" {', '.join(f't.{cause}' for cause in CAUSES)} from turns t join requests r on r.number = t.number"
 )
 _IS_HEADLESS = f"case when ',' || coalesce(r.tags, '') || ',' like '%,{HEADLESS_TAG},%' then 1 else 0 end"
@@ -84,7 +84,8 @@ class Turn:
         agrees: whether the diagnosis names the part that changed by our comparison; None if the provider compared nothing.
         keep_warm: what became of the keep-warm requests after the turn; None if none were planned, or before their end.
         lost: prompt tokens that were not reused, by cause (see `CAUSES`).
-        cost: price of prompt and response; None if the model has no price, or the length of the response is unknown.
+        cost: price of prompt and response, with the estimated length of a response without usage; None if the model has no
+            price, or the length of the response is unknown.
         lost_cost: money that reuse of the lost tokens would have saved, without those of `WITHOUT_COST`; None without a price.
         is_warming: it repeated a turn of the session to keep its prefix cached, or to compute it.
         service_tier: see `apis/service_tiers.py`; None for the standard tier.
@@ -121,6 +122,7 @@ class Turn:
     saved: float | None = None
     lost_cost: float | None = None
     modalities: str | None = None
+    estimated_completion_tokens: int | None = None
 
     def price(self, prices: Mapping[str, PriceSettings]) -> PriceSettings | None:
         return price_at(self.model, prices, self.time, self.prompt_tokens, self.service_tier, self.modalities)
@@ -132,7 +134,8 @@ class Turn:
         written = (self.written_5m or 0, self.written_1h or 0)
         paid = input_price(price, self.prompt_tokens, self.reused_tokens or 0, *written)
         paid += storage_price(price, (self.reused_tokens or 0) * (self.pause or 0.0) / 3_600)
-        output = None if self.completion_tokens is None else self.completion_tokens * price.output / MILLION
+        tokens = self.estimated_completion_tokens if self.completion_tokens is None else self.completion_tokens
+        output = None if tokens is None else tokens * price.output / MILLION
         cost = None if output is None else paid + output
         lost = tokens_with_cost(self.lost)
         return replace(
@@ -383,14 +386,14 @@ class SessionReader:
         return [self._turn(row) for row in rows]
 
     def _turn(self, row: Sequence[Any]) -> Turn:
-        (*values, diagnosis, agrees, keep_warm, is_warming, tier, modalities), tokens = (
+        (*values, diagnosis, agrees, keep_warm, is_warming, tier, modalities, estimated), tokens = (
             row[: -len(CAUSES)],
             row[-len(CAUSES) :],
         )
         lost = {cause: count for cause, count in zip(CAUSES, tokens, strict=True) if count}
         agreement = None if agrees is None else bool(agrees)
         turn = Turn(*(*values, lost, None, diagnosis, agreement, keep_warm, bool(is_warming), tier))
-        return replace(turn, modalities=modalities).with_cost(self._prices)
+        return replace(turn, modalities=modalities, estimated_completion_tokens=estimated).with_cost(self._prices)
 
 
 def summarize_session(turns: Sequence[Turn]) -> Session:

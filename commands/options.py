@@ -88,10 +88,11 @@ size_option = _option_parsed_by(parse_bytes, "SIZE")
 """An option such as `2GiB`; its value is in bytes."""
 
 
-def groups_option(help: str) -> Any:
-    """Return an option with fields such as `day,model`; see `journal/groups.py`."""
+def groups_option(help: str, *, of_journal: bool = False) -> Any:
+    """Return an option with fields such as `day,model`; see `journal/groups.py`. The journal has no items of a bill."""
+    names = (name for name in get_args(SpendingGroup) if not of_journal or name != "line_item")
     return Option(
-        help=f"{help}: {', '.join(get_args(SpendingGroup))}.",
+        help=f"{help}: {', '.join(names)}.",
         parser=parser_of(spending_groups),
         metavar="FIELDS",
     )

@@ -4,7 +4,7 @@ import math
 import re
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
 
 MAX_SECONDS = 10 * 365 * 86_400.0
@@ -176,3 +176,11 @@ def format_line_numbers(numbers: Sequence[int]) -> str:
     more = f" and {len(numbers) - _LISTED_LINES:,} more" if len(numbers) > _LISTED_LINES else ""
     shown = ", ".join(map(str, sorted(numbers)[:_LISTED_LINES]))
     return f"{'line' if len(numbers) == 1 else 'lines'} {shown}{more}"
+
+
+def period_name(day: date, period: str) -> str:
+    """Return the name of the day, the ISO week, or the month of a day, such as 2026-11-21, 2026-W47, or 2026-11."""
+    if period == "week":
+        year, week, _ = day.isocalendar()
+        return f"{year}-W{week:02}"
+    return day.isoformat() if period == "day" else day.isoformat()[:7]

@@ -48,7 +48,9 @@ app = CommandGroup("sessions", help="List sessions and their reused and lost tok
 @app.default
 def sessions(
     *,
-    by: Annotated[str | None, groups_option("List the cost of the requests by one or several fields instead")] = None,
+    by: Annotated[
+        str | None, groups_option("List the cost of the requests by one or several fields instead", of_journal=True)
+    ] = None,
     limit: LimitOrAll = None,
     selection: SessionQuery,
     layout: Annotated[ListLayout, RowFields("kvproxy.operations.journal_reports:list_sessions", by=SPENDING)],

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from kvproxy.analyse.log_formats.cost_reports import CostReport
 from kvproxy.analyse.log_formats.log_format import LoggedRequest
-from kvproxy.journal.groups import group_fields, in_order
+from kvproxy.journal.groups import group_fields, has_period, in_order
 from kvproxy.journal.sessions.spending_report import SpendingReport, expense, group_row
 from kvproxy.journal.spending import PaidRequest, Spending
 from kvproxy.providers.cost_comparison import CostComparison, ReportedCost, compare_costs, unrounded_difference
@@ -124,7 +124,7 @@ def _with_reported_costs(report: SpendingReport, costs: Sequence[ReportedCost]) 
         groups[id(row)] = row
         amounts[id(row)].append(cost)
     # Local days of requests are no UTC days of costs.
-    is_comparable = "day" not in fields or report.zone in (None, "UTC")
+    is_comparable = not has_period(fields) or report.zone in (None, "UTC")
     for key, row in groups.items():
         _add_reported(row, amounts[key], is_comparable=is_comparable)
     _add_reported(report.total, costs, is_comparable=True)
@@ -133,7 +133,7 @@ def _with_reported_costs(report: SpendingReport, costs: Sequence[ReportedCost]) 
     return replace(
         report,
         rows=in_order(rows.values(), fields, expense),
-        has_utc_days=report.has_utc_days or ("day" in fields and bool(costs)),
+        has_utc_days=report.has_utc_days or (has_period(fields) and bool(costs)),
     )
 
 

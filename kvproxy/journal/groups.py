@@ -25,7 +25,8 @@ SumsGroup = Literal["layer", "tenant", "model", "tag", "day"]
 SavingsGroup = Literal[SumsGroup, "client", "team", "project"]
 SavingsKey = Literal[SavingsGroup, "bill"]
 """A group of savings, or the rows of a bill."""
-SpendingGroup = Literal["day", "project", "model", "client", "team", "service_tier", "line_item"]
+PERIODS = "day", "week", "month"
+SpendingGroup = Literal["day", "week", "month", "project", "model", "client", "team", "service_tier", "line_item"]
 """A field of a bill; `line_item` only in a report of costs."""
 STANDARD_TIER = "standard"
 """Name of the group of requests without another service tier."""
@@ -78,6 +79,10 @@ def group_fields(by: str) -> tuple[SpendingGroup, ...]:
     return cast("tuple[SpendingGroup, ...]", tuple(names))
 
 
+def has_period(fields: Iterable[str]) -> bool:
+    return not set(fields).isdisjoint(PERIODS)
+
+
 def spending_groups(by: str) -> str:
     """Return a text of `group_fields` without blanks. Raises ValueError."""
     return ",".join(group_fields(by))
@@ -102,10 +107,11 @@ _Row = TypeVar("_Row", bound=GroupRow)
 
 
 def in_order(rows: Iterable[_Row], fields: Sequence[str], size: Callable[[_Row], tuple[float, int]]) -> list[_Row]:
-    """Return days in order, and other groups with the largest first; the days of a group follow each other."""
+    """Return periods in order, and other groups with the largest first; the periods of a group follow each other."""
     ordered = sorted(rows, key=lambda row: row.name)
-    if "day" not in fields[1:] and fields != ("day",):
+    first = fields[0] if fields else ""
+    if not has_period(fields[1:]) and (len(fields) != 1 or first not in PERIODS):
         ordered.sort(key=size, reverse=True)
-    if fields[:1] == ("day",):
-        ordered.sort(key=lambda row: row.groups["day"])
+    if first in PERIODS:
+        ordered.sort(key=lambda row: row.groups[first])
     return ordered

@@ -23,7 +23,7 @@ from kvproxy.journal.saving_groups import counted_tags
 from kvproxy.journal.sessions.ledger import CAUSES, WITHOUT_COST
 from kvproxy.providers.prices import is_dated, price_at
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_lost_per_token, storage_price
-from kvproxy.units import tenant_name
+from kvproxy.units import period_name, tenant_name
 
 if TYPE_CHECKING:
     from kvproxy.journal.sessions.session_reader import Turn
@@ -106,10 +106,10 @@ class PaidRequest:
         return self.period >= _DAY
 
     def group_name(self, by: SpendingGroup) -> str:
-        """Return the name of the request's group; for `day` the day of `moment`, such as 2026-11-21. Empty if unknown."""
+        """Return the name of the request's group; for `day`, `week` and `month` that of `moment`. Empty if unknown."""
         match by:
-            case "day":
-                return "" if (moment := self.moment) is None else moment.date().isoformat()
+            case "day" | "week" | "month":
+                return "" if (moment := self.moment) is None else period_name(moment.date(), by)
             case "project":
                 return self.project
             case "model":

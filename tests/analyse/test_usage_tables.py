@@ -255,7 +255,7 @@ def test_a_bill_by_several_fields(tmp_path: Path) -> None:
         ["(no team)", "2026-05-01", "1"],
         ["all", "", "4"],
     ]
-    for wrong, says in (("day,hour", "unknown group 'hour': use one or several of day, project"), ("day,day", "twice")):
+    for wrong, says in (("day,hour", "unknown group 'hour': use one or several of day, week"), ("day,day", "twice")):
         refused = kvproxy(*arguments, "--by", wrong)
         assert (refused.returncode, says in refused.stderr) == (2, True), refused
 
@@ -635,6 +635,23 @@ def test_a_table_of_costs_of_a_cloud_has_a_bill(head: str, tmp_path: Path) -> No
             done = kvproxy("estimate", file, "--sessions", "--by", by, "--json", "--data", tmp_path)
             found = json.loads(done.stdout)["rows"]
             assert reported(found) == {name: (None, cost, None) for name, cost in expected.items()}
+
+
+def test_bills_have_weeks_and_months(tmp_path: Path) -> None:
+    usage = "date,model,input tokens,output tokens\n"
+    # 2026 ends within a week of this year.
+    usage += "2026-11-30,m,1000000,0\n2026-12-31,m,3000000,0\n2027-01-01,m,4000000,0\n2026-12-01,m,2000000,0\n"
+    costs = COST_HEAD + "2026-12-01,m,x,4.00,,token\n2027-01-01,m,x,1.00,,token\n"
+    files = table(tmp_path, usage), table(tmp_path, costs, "costs.csv")
+    for by, expected in {
+        "month": {"2026-11": (2, None), "2026-12": (10, 4), "2027-01": (8, 1)},
+        "week": {"2026-W49": (6, 4), "2026-W53": (14, 1)},
+        "model,month": {"m, 2026-11": (2, None), "m, 2026-12": (10, 4), "m, 2027-01": (8, 1)},
+    }.items():
+        done = kvproxy("estimate", *files, "--sessions", "--by", by, *PRICE, "--json", "--data", tmp_path)
+        rows = json.loads(done.stdout)["rows"]
+        assert [row["name"] for row in rows] == list(expected)
+        assert {row["name"]: (row["cost"], row["reported_cost"]) for row in rows} == expected
 
 
 def test_each_group_states_how_its_reported_costs_differ(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from kvproxy.journal.groups import group_fields, in_order, joined_names
+from kvproxy.journal.groups import group_fields, has_period, in_order, joined_names
 from kvproxy.journal.spending import PaidRequest, Spending
 from kvproxy.providers.cost_comparison import CostComparison
 from kvproxy.providers.prices import has_tier_price
@@ -56,7 +56,7 @@ def spending_report(
         if price is not None and tier is not None and not has_tier_price(request.model, prices, request.time, tier):
             untiered.add(tier)
             standard_priced = request.least_count
-        if "day" in groups:
+        if has_period(groups):
             has_utc_days = has_utc_days or request.is_of_utc_day
             zones[None if request.is_of_utc_day or (at := request.moment) is None else at.tzname()] = None
         for row in (group_row(rows, groups), total):

@@ -100,6 +100,8 @@ def _notes(report: "SpendingReport") -> Iterator[str]:
         yield f"local days ({report.zone}); savings --by day lists UTC days"
     if report.has_utc_days:
         yield "UTC days: the reports of usage and costs have sums of whole UTC days"
+    if report.has_local_days:
+        yield "days of ccusage: those of the time zone in which it ran"
     if report.complete_since is not None:
         yield removed_note(report.complete_since)
     if report.undated != 0:
@@ -111,6 +113,9 @@ def _notes(report: "SpendingReport") -> Iterator[str]:
             f" {', '.join(report.tiers_without_price)}; {SET_TIERS}"
         )
     yield from count_notes(total.unpriced, total.estimated, total.unreported, is_bound=is_bound)
+    if report.regional:
+        rows = plural(report.regional, "row")
+        yield f"not in the money: the surcharge of Anthropic for inference in one region (inference_geo) of {rows}"
     if total.logged_cost is not None:
         yield _logged_note(total.logged_cost, total.logged_difference, report.currency)
     if report.other_currencies:

@@ -5,17 +5,19 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 
 from kvproxy.analyse.log_formats.cost_reports import CostReport
 from kvproxy.analyse.log_formats.log_format import LoggedRequest
-from kvproxy.journal.groups import group_fields, has_period, in_order
+from kvproxy.apis.json import field
+from kvproxy.journal.groups import PERIODS, SpendingGroup, group_fields, has_period, in_order
 from kvproxy.journal.sessions.spending_report import SpendingReport, expense, group_row
 from kvproxy.journal.spending import PaidRequest, Spending
 from kvproxy.providers.cost_comparison import CostComparison, ReportedCost, compare_costs, unrounded_difference
 from kvproxy.providers.prices import is_dated
 from kvproxy.providers.published_prices import provider_of
 from kvproxy.settings.journal import JournalSettings, PriceSettings
+from kvproxy.units import period_name
 
 _DAY = 86_400.0
 _DATE = re.compile(r"-\d{4}-?\d{2}-?\d{2}$")
@@ -39,6 +41,16 @@ def compare_reports(
 def currencies_without_rate(requests: Iterable[LoggedRequest], settings: JournalSettings) -> list[str]:
     """Return the currencies of logged money without an exchange rate."""
     return sorted({each.currency for each in requests if each.cost and settings.exchange_rate(each.currency) is None})
+
+
+def count_regional(requests: Iterable[LoggedRequest], since: float | None, until: float | None) -> int:
+    """Return the number of rows of a period with inference in one region, for which Anthropic adds a surcharge."""
+    usages = (
+        each.response.get("usage")
+        for each in requests
+        if isinstance(each.response, dict) and is_between(each.time, since, until)
+    )
+    return sum(field(usage, "inference_geo") not in (None, "", "global", "not_available") for usage in usages)
 
 
 def is_between(time: float | None, since: float | None, until: float | None) -> bool:
@@ -116,7 +128,7 @@ def _with_reported_costs(report: SpendingReport, costs: Sequence[ReportedCost]) 
     groups: dict[int, Spending] = {}
     for cost in costs:
         known = replace(cost, model=_model_of_usage(cost.model, models))
-        names: dict[str, str] = {name: known.group_name(name) for name in fields}
+        names: dict[str, str] = {name: _group_name(known, name) for name in fields}
         is_new = tuple(names.values()) not in rows
         row = group_row(rows, names)
         if is_new:
@@ -135,6 +147,13 @@ def _with_reported_costs(report: SpendingReport, costs: Sequence[ReportedCost]) 
         rows=in_order(rows.values(), fields, expense),
         has_utc_days=report.has_utc_days or (has_period(fields) and bool(costs)),
     )
+
+
+def _group_name(cost: ReportedCost, by: SpendingGroup) -> str:
+    """Return the name of a cost's group; empty if unknown, such as a service tier."""
+    if by in PERIODS:
+        return period_name(date.fromisoformat(cost.day), by) if cost.day else ""
+    return str(getattr(cost, by, ""))
 
 
 def _add_reported(row: Spending, costs: Sequence[ReportedCost], *, is_comparable: bool) -> None:

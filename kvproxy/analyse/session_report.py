@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 from statistics import mean, median
 
-from kvproxy.analyse.compared_costs import compare_reports, currencies_without_rate, is_between
+from kvproxy.analyse.compared_costs import compare_reports, count_regional, currencies_without_rate, is_between
 from kvproxy.analyse.log_formats.cost_reports import CostReport
 from kvproxy.analyse.log_formats.log_format import LoggedRequest
 from kvproxy.analyse.log_replay import logged_tenant, reported_usage
@@ -205,7 +205,8 @@ def report_spending(
         undated = [request for request in paid if not is_dated(request.time)]
         billed = [request for request in dated if is_between(request.time, since, until)]
     report = replace(spending_report(billed, by, prices, settings.currency), undated=_number_of(undated))
-    report = replace(report, other_currencies=currencies_without_rate(requests, settings))
+    regional = count_regional(requests, since, until)
+    report = replace(report, other_currencies=currencies_without_rate(requests, settings), regional=regional)
     report.total.unreported += without_usage
     if not costs:
         return report
@@ -263,6 +264,7 @@ def _reported_request(request: LoggedRequest, settings: JournalSettings) -> Paid
         count=summed.requests,
         period=summed.seconds,
         priced_length=summed.priced_length,
+        is_of_local_day=summed.is_of_local_day,
         logged_cost=_logged_cost(request, settings),
     )
 

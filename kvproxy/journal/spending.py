@@ -58,6 +58,7 @@ class PaidRequest:
         period: seconds in which several requests arrived; 0 for one request.
         priced_length: prompt tokens that decide the price; None for the mean of the requests.
         logged_cost: money that a log states for them; None if it states none.
+        is_of_local_day: the period is a day of an unknown time zone.
     """
 
     time: float
@@ -80,6 +81,7 @@ class PaidRequest:
     priced_length: int | None = None
     logged_cost: float | None = None
     modalities: str | None = None
+    is_of_local_day: bool = False
 
     @property
     def reused(self) -> int:

@@ -3,9 +3,6 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
-
-from kvproxy.units import period_name
 
 _CENT = 0.01
 _EXACT = 1e-6  # Differences of sums of floats, as a share.
@@ -33,12 +30,6 @@ class ReportedCost:
     client: str = ""
     team: str = ""
     line_item: str = ""
-
-    def group_name(self, by: str) -> str:
-        """Return the value of a `SpendingGroup`; empty if unknown, such as a service tier."""
-        if by in ("week", "month"):
-            return period_name(date.fromisoformat(self.day), by) if self.day else ""
-        return str(getattr(self, by, ""))
 
 
 @dataclass(frozen=True, slots=True)

@@ -294,6 +294,10 @@ def test_anthropic_counts_the_cache_beside_the_input(tmp_path: Path) -> None:
     paid = 46_981_000 * 2 + 2_528 * 3 + 10 * 4 + 500 * 1 + 34_988 * 10
     assert total["cost"] == pytest.approx(paid / 1e6)
     assert "read as report of Anthropic's usage in a table: 1 row\n" in notes
+    assert "inference_geo" not in notes
+    regional, notes = bill(table(tmp_path, head + rows + rows.replace(",global,", ",us,")), by="client")
+    assert regional["cost"] == pytest.approx(2 * paid / 1e6)
+    assert "surcharge of Anthropic for inference in one region (inference_geo) of 1 row\n" in notes
     text = (
         "date,model,input_tokens,output_tokens,cache_creation_input_tokens,cache_read_input_tokens,request_count\n"
         "2026-06-01,m,3000,600,100,50,20\n"
@@ -717,6 +721,8 @@ def test_a_report_of_ccusage_has_a_bill(name: str, row: dict[str, Any], day: str
     file = table(tmp_path, json.dumps(report, indent=2), "ccusage.json")
     done = kvproxy("estimate", file, "--sessions", "--by", "day,project,model", "--json", "--data", tmp_path)
     assert "read as report of ccusage" in done.stderr, done
+    assert "UTC days" not in done.stderr
+    assert "days of ccusage: those of the time zone in which it ran" in done.stderr
     found = json.loads(done.stdout)
     costs = {tuple(each["groups"].values()): (each["cost"], each["logged_difference"]) for each in found["rows"]}
     # 100 x 5 + 2,000 x 6.25 + 30,000 x 0.5 + 1,000 x 25, and a fifth of it.

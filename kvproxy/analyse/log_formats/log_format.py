@@ -58,6 +58,7 @@ class SummedUsage:
         seconds: length of the period that begins at their time; 0 if unknown.
         priced_length: length of a prompt that has their price; None for the mean of the requests.
         modalities: audio and image tokens, see `apis/modalities.py`; None without any.
+        is_of_local_day: the day is that of the tool's time zone, which is unknown, and not of UTC.
     """
 
     requests: int | None
@@ -69,6 +70,7 @@ class SummedUsage:
     seconds: float = 0.0
     priced_length: int | None = None
     modalities: str | None = None
+    is_of_local_day: bool = False
 
 
 @dataclass(frozen=True, slots=True)

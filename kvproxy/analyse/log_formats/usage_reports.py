@@ -151,6 +151,7 @@ def _read_anthropic_row(row: Row) -> Iterator[LoggedRequest]:
         "context_window": value.get("context_window"),
         "service_tier": value.get("usage_type"),
         "speed": value.get("speed"),
+        "inference_geo": value.get("inference_geo"),
         "model": value.get("model_version"),
         "workspace_id": value.get("workspace"),
         "api_key_id": value.get("api_key"),
@@ -168,13 +169,14 @@ def _anthropic_request(row: Row, result: JsonObject, start: float | None, period
         for name in ("ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
     )
     prompt = None if uncached is None else uncached + sum(filter(None, (read, short, hour)))
+    usage: JsonObject = {name: result.get(name) for name in ("speed", "inference_geo")}
     is_long = str(result.get("context_window")).startswith(_LONG_WINDOWS)
     return LoggedRequest(
         row.number,
         APIS["messages"],
         {"model": result.get("model") or row.model},
         time=start,
-        response={"service_tier": result.get("service_tier"), "usage": {"speed": result.get("speed")}},
+        response={"service_tier": result.get("service_tier"), "usage": usage},
         project=_name(result, "workspace_id"),
         client=_name(result, "api_key_id", "account_id"),
         names_model=bool(result.get("model")),
@@ -201,7 +203,9 @@ def _read_ccusage_row(row: Row) -> Iterator[LoggedRequest]:
             project=_name(value, "project", "projectPath"),
             names_model=bool(used.get("modelName")),
             cost=read_amount(used.get("cost")) or None,
-            summed=SummedUsage(None, prompt, output, read, written, seconds=_DAY, priced_length=0),
+            summed=SummedUsage(
+                None, prompt, output, read, written, seconds=_DAY, priced_length=0, is_of_local_day=True
+            ),
         )
 
 

@@ -20,8 +20,10 @@ class SpendingReport:
         tiers_without_price: service tiers whose requests have the price of the standard tier, because theirs is unknown.
         zone: time zones of the local days, such as CET or `CEST, CET`; None for other groups.
         has_utc_days: a report of usage has sums of whole UTC days.
+        has_local_days: a report of usage has sums of days of an unknown time zone, such as that of ccusage.
         reported: how a provider's report of costs differs; None without one.
         undated: number of requests without a date, which a period leaves out; None if a report of usage does not state it.
+        regional: number of rows of logs and reports with inference in one region, whose surcharge the money excludes.
         other_currencies: those of money that logs state, without an exchange rate, so that it is left out.
     """
 
@@ -33,8 +35,10 @@ class SpendingReport:
     tiers_without_price: list[str] = field(default_factory=list)
     zone: str | None = None
     has_utc_days: bool = False
+    has_local_days: bool = False
     reported: CostComparison | None = None
     undated: int | None = 0
+    regional: int = 0
     other_currencies: list[str] = field(default_factory=list)
 
 
@@ -47,7 +51,7 @@ def spending_report(
     total = Spending("all")
     untiered = set[str]()
     zones: dict[str | None, None] = {}
-    has_utc_days = False
+    has_utc_days = has_local_days = False
     for request in requests:
         groups: dict[str, str] = {name: request.group_name(name) for name in fields}
         price = request.price(prices)
@@ -57,7 +61,8 @@ def spending_report(
             untiered.add(tier)
             standard_priced = request.least_count
         if has_period(groups):
-            has_utc_days = has_utc_days or request.is_of_utc_day
+            has_local_days = has_local_days or request.is_of_local_day
+            has_utc_days = has_utc_days or (request.is_of_utc_day and not request.is_of_local_day)
             zones[None if request.is_of_utc_day or (at := request.moment) is None else at.tzname()] = None
         for row in (group_row(rows, groups), total):
             row.add(request, price)
@@ -72,6 +77,7 @@ def spending_report(
         tiers_without_price=sorted(untiered),
         zone=", ".join(filter(None, zones)) or None,
         has_utc_days=has_utc_days,
+        has_local_days=has_local_days,
     )
 
 

@@ -64,7 +64,7 @@ _MAKERS = (
 _MEASURES = "height tall|length long|duration long|size big|age old|depth deep|width wide|speed fast"
 _ASKING = r"(?:can|could|should|might|would|do)"
 _RULES = r"(?:\w+ )?(?:policy|policies|terms|rules)"
-_OFFER = r"(?:\w+ )?(?:policy|policies|prices|pricing|fees|(?:opening|business|office) hours)"
+_OFFER = rf"(?:{_RULES}|(?:\w+ )?(?:prices|pricing|fees|(?:opening|business|office) hours))"
 # Requests for a text: `Could you explain it to me` and `Explain it` ask for the same.
 _ASKED = r"(?:can|could|would|will) you "
 _TEXTS = r"(?:explain|describe|define|outline|clarify|summari[sz]e|compare)"
@@ -148,7 +148,6 @@ _FORMS = tuple(
         (r"\bdelivery(?= (?:to|costs?|fees?|charges?|options?|methods?|address|take|free)\b)", "shipping"),
         (rf"^(?:explain|describe|outline|clarify|tell me|tell me about) (?:your|the) (?={_RULES}\b)", "what is the "),
         (rf"^what are (?=(?:your|the) {_RULES}\b)", "what is "),
-        (rf"\byour (?={_RULES}\b)", "the "),
         (r"^how (?:frequently|regularly)\b", "how often"),
         (r"\b(?:turn|switch) on (?=\w)", "enable "),
         (r"\b(?:turn|switch) off (?=\w)", "disable "),

@@ -36,7 +36,10 @@ class VectorSearch:
     def search(
         self, namespace: str, vector: np.ndarray, limit: int, floor: float = -1.0
     ) -> list[tuple[StoredQuestion, float]]:
-        """Return the nearest `limit` entries and their cosines, nearest first; only one if the highest is below `floor`."""
+        """Return the nearest `limit` questions with their vectors, and their cosines, nearest first.
+
+        Only one is returned if the highest cosine is below `floor`.
+        """
         raise NotImplementedError
 
     def index_entries(self, entries: Sequence[NewEntry], result: WriteResult) -> None:

@@ -233,7 +233,7 @@ class ServingLevel:
     def planned_risk(self) -> float:
         """Return the highest mean estimated error of the next served answers that `max_error` allows.
 
-        These are 500, or, after more hits, 0.7 times as many as were served.
+        These are 500 (fewer after changes), those until the 500th, or 0.7 times as many as were served, whatever is most.
 
         Each change that was found makes the estimate of the next changes better: the margin shrinks, and the next answers are
         planned with the changes that they will meet, over a shorter time. If a change has used more than the allowance, each

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import select
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -54,6 +55,17 @@ def terminal(file: TextIO) -> "Console | None":
         return None
     console = _console(file)
     return console if console.is_terminal else None
+
+
+def check_reader() -> None:
+    """Raise BrokenPipeError if the reader of stdout has exited, which a command without output would not notice."""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout, 0)
+    except (ValueError, OSError, AttributeError):
+        return  # Not a file, as in tests, or a system without poll.
+    if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+        raise BrokenPipeError
 
 
 def text_output(document: Any, text: str) -> Output:

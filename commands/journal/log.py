@@ -16,7 +16,7 @@ from kvproxy.commands.formatting import Formatted, decimal, local_time, millisec
 from kvproxy.commands.journal.export import export
 from kvproxy.commands.journal.spending import group_title, removed_note
 from kvproxy.commands.options import JournalOptions, LimitOrAll, completion_of
-from kvproxy.commands.output import Output, print_charts, print_facts, print_note
+from kvproxy.commands.output import Output, check_reader, print_charts, print_facts, print_note
 from kvproxy.commands.row_fields import RowFields
 from kvproxy.commands.tables import (
     Column,
@@ -242,18 +242,23 @@ def _follow(
     named: Sequence[str],
 ) -> None:
     latest = rows or journal.records(replace(query, limit=1))
-    last = max((row.number for row in latest), default=0)
+    last, has_names = max((row.number for row in latest), default=0), bool(rows)
     while True:
         time.sleep(_POLL_SECONDS)
         rows = _sort_by_arrival(journal.records(replace(query, after=last, limit=None)))
         if not rows:
+            check_reader()
             continue
         last = max(row.number for row in rows)
         if layout.is_data:
             print_records(map(asdict, rows), layout, with_names=False)
-        else:
-            listed = (_listed_row(row, named, query.lost) for row in rows)
+            continue
+        listed = (_listed_row(row, named, query.lost) for row in rows)
+        if has_names:
             print_rows_without_names(listed, layout, _selectable(rows, layout))
+        else:
+            print_table(listed, layout=layout, records=_selectable(rows, layout))
+        has_names = True
 
 
 def _selectable(rows: "list[RecordWithQuestions]", layout: ListLayout) -> list[dict[str, Any]]:

@@ -95,7 +95,7 @@ def test_followed_requests_have_the_chosen_columns(tmp_path: Path, monkeypatch: 
 
         monkeypatch.setattr("kvproxy.commands.journal.log.time", SimpleNamespace(sleep=sleep))
         done = kvproxy("log", "-f", "--columns", "status,question", url=url)
-        assert (done.stdout.splitlines(), done.stderr) == (["200\ta", "200\tb"], ""), done
+        assert (done.stdout.splitlines(), done.stderr) == (["status\tquestion", "200\ta", "200\tb"], ""), done
 
 
 def test_requests_are_listed_in_the_order_of_their_arrival(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.run import kvproxy
+from kvproxy.exchange import Exchange
+from kvproxy.journal.journal import open_stored_journal
+from kvproxy.settings.journal import JournalSettings
+from tests.commands.run import NOWHERE, command, kvproxy, variables
 
 COMMAND = f"{shlex.quote(sys.executable)} -c 'from kvproxy.commands import main; main()'"
 
@@ -50,3 +53,19 @@ def test_a_device_is_no_trace() -> None:
     assert done.returncode != 0
     assert "/dev/zero" in done.stderr
     assert "no file" in done.stderr
+
+
+def test_a_followed_log_ends_with_the_reader_of_its_pipe(tmp_path: Path) -> None:
+    journal = open_stored_journal(tmp_path / "journal.db", JournalSettings())
+    journal.add(Exchange("chat", "a" * 32, arrived=1_000.0, status=200))
+    journal.close()
+    arguments, environment = command("log", "-f", "--data", tmp_path), variables(NOWHERE, {})
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as follower:
+        assert follower.stdout is not None
+        assert follower.stdout.readline().startswith(b"time\t")
+        follower.stdout.close()
+        try:
+            code = follower.wait(timeout=60)
+        finally:
+            follower.kill()
+        assert (code, follower.stderr and follower.stderr.read()) == (141, b"")

@@ -30,6 +30,24 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def _section(page: str, heading: str) -> str:
+    """Return the text below the heading with this link target, or the whole page if it is empty."""
+    sections = re.split(r"^#+ (.+)$", page, flags=re.MULTILINE)
+    targets = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in sections[1::2]]
+    return dict(zip(targets, sections[2::2], strict=True))[heading] if heading else page
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda page: page.name
+)
+def test_figures_of_links_are_in_the_sections_that_they_lead_to(page: Path) -> None:
+    links = re.findall(r"\[([^\]]*\d[^\]]*)\]\(([\w./-]+\.md)(?:#([\w-]+))?\)", page.read_text())
+    for text, target, heading in links:
+        section = _section((page.parent / target).read_text(), heading)
+        for figure in re.findall(r"(?<![\w.])\d[\d.,]*%?", text):
+            assert re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d%])", section), f"{text}: {target}#{heading}"
+
+
 def test_the_site_and_the_readme_name_every_page() -> None:
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
     navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]

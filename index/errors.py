@@ -48,6 +48,12 @@ class PolicyError(Exception):
     """A policy, its guards, or its verifier failed on a question, or the policy returned an invalid result."""
 
 
+def policy_error(part: str, error: Exception) -> PolicyError:
+    """Return the PolicyError of a part that raised an exception."""
+    cause = f"{type(error).__name__}: {first_line(error)}" if str(error) else type(error).__name__
+    return PolicyError(f"{part} failed: {cause}")
+
+
 def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 

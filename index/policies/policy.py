@@ -1,9 +1,9 @@
 """The interface of policies, which decide whether to serve a response to a similar question."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
@@ -69,19 +69,13 @@ _MEANINGS: dict[Verdict, str] = {
 }
 
 
-def describe_verdict(verdict: Verdict, guard: str | None) -> str:
-    return _MEANINGS.get(verdict) or _differences().get(guard or "", "the guards found a difference")
+def describe_verdict(verdict: Verdict, guard: str | None, differences: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return a verdict in words. `differences` has those of guards that users added, by name."""
+    from kvproxy.index.policies.guards import DIFFERENCES
 
-
-@cache
-def _differences() -> dict[str, str]:
-    from kvproxy.index.policies.guards import ADDITIONS, GUARDS
-
-    own = {guard.name: guard.difference for guard in (*GUARDS, ADDITIONS)}
-    return own | {
-        "context": "the earlier turns may call for another answer",
-        "passages": "they share sentences, and the others do not mean the same, or their statements exchange words",
-    }
+    if verdict != "vetoed" or guard is None:
+        return _MEANINGS.get(verdict, "the guards found a difference")
+    return differences.get(guard) or DIFFERENCES.get(guard) or f"the guard {guard} found a difference"
 
 
 def verdict_token(verdict: Verdict, guard: str | None) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from kvproxy.index.entry import learning_namespace
-from kvproxy.index.errors import CacheStoreError, EmbedderError, PolicyError, first_line
+from kvproxy.index.errors import CacheStoreError, EmbedderError, PolicyError, policy_error
 from kvproxy.index.policies.check_result import check_result
 from kvproxy.index.policies.guards import CONTEXT, PASSAGES
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
@@ -82,14 +82,13 @@ class RefusalBudget:
 
 @contextlib.contextmanager
 def naming_failures(policy: Policy) -> Iterator[None]:
-    """Convert exceptions of a policy, its guards, and its verifier to PolicyError."""
+    """Convert exceptions of a policy and its verifier to PolicyError, as a guard does itself."""
     try:
         yield
-    except (CacheStoreError, EmbedderError):
+    except (CacheStoreError, EmbedderError, PolicyError):
         raise
     except Exception as error:
-        cause = f"{type(error).__name__}: {first_line(error)}" if str(error) else type(error).__name__
-        raise PolicyError(f"policy {policy.name!r} failed: {cause}") from error
+        raise policy_error(f"policy {policy.name!r}", error) from error
 
 
 class Decider:

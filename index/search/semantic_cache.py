@@ -6,9 +6,10 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 
@@ -21,11 +22,11 @@ from kvproxy.index.pending_writes import PendingWrite, PendingWrites
 from kvproxy.index.policies.learned.answer_facts import embedded_part
 from kvproxy.index.policies.learned.feedback import FeedbackRecorder
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
-from kvproxy.index.policies.policy import Limits, Policy, PolicyName
+from kvproxy.index.policies.policy import Limits, Policy, PolicyName, describe_verdict
 from kvproxy.index.search.conversations import last_turn, searched_text
 from kvproxy.index.search.decider import MAX_REFUSALS, Decider, naming_failures
 from kvproxy.index.search.lookup_queue import LookupQueue, LookupResult, QueueFull, Value
-from kvproxy.index.search.lookup_result import FRESH, Lookup, LookupRequest
+from kvproxy.index.search.lookup_result import FRESH, Candidate, Lookup, LookupRequest
 from kvproxy.index.search.open_vector_search import open_vector_search
 from kvproxy.index.store import NewEntry, Store, WriteResult
 from kvproxy.index.store.group_commit import WriteBatcher
@@ -86,6 +87,7 @@ class SemanticCache:
         make_policy: creates the policy that a request names.
         threads: number of lookups at a time; None for one per core, or 8 if the store is a server.
         refusal_limit: see `RefusalBudget`.
+        differences: the reasons of guards that users added, by name.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class SemanticCache:
         make_policy: Callable[[PolicyName], Policy] | None = None,
         threads: int | None = None,
         refusal_limit: int | None = MAX_REFUSALS,
+        differences: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._store = store
         self._embedder = embedder
@@ -107,6 +110,7 @@ class SemanticCache:
         # Of responses, which are compared with many fresh ones. They must not displace the vectors of questions.
         self._response_embeddings = EmbeddingCache(embedder, _MAX_RESPONSE_VECTORS)
         self.observations = observations
+        self._differences = differences
         self._languages = tuple(languages)
         self._vector_search = open_vector_search(store, embedder.name, embedder.dim)
         store.removal_listeners.append(lambda removed: self._vector_search.remove(removed))
@@ -132,6 +136,10 @@ class SemanticCache:
     @property
     def policy(self) -> Policy:
         return self.decider.policy
+
+    def describe(self, candidate: Candidate) -> str:
+        """Return the decision on a stored question in words."""
+        return describe_verdict(candidate.verdict, candidate.guard, self._differences)
 
     def can_read(self, text: str) -> bool:
         """Return whether the models support the language and the length of the text's last turn."""

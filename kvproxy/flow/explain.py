@@ -24,7 +24,6 @@ from kvproxy.flow.layers.cached import is_shadow
 from kvproxy.flow.path import RequestPath
 from kvproxy.index.entry import Entry, learning_namespace
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
-from kvproxy.index.policies.policy import describe_verdict
 from kvproxy.index.search.conversations import describe_match, earlier_turns, last_turn
 from kvproxy.index.search.lookup_result import Candidate
 from kvproxy.index.store import EntryFilter, Store
@@ -239,7 +238,7 @@ async def _explain_semantic(path: RequestPath, exchange: Exchange, served: Candi
         served_id = None if served is None else served.id
         candidates = () if exchange.lookup is None else exchange.lookup.candidates
         shown = (
-            _explain_neighbour(candidate, text, served=candidate.id == served_id)
+            _explain_neighbour(candidate, cache.describe(candidate), text, served=candidate.id == served_id)
             for place, candidate in enumerate(candidates)
             if place < _NEAREST or candidate.verdict != "not compared"
         )
@@ -251,8 +250,7 @@ def _question_beside_passages(key: SemanticKey) -> str | None:
     return None if key.text is None or learning_namespace(key.namespace) == key.namespace else last_turn(key.text)
 
 
-def _explain_neighbour(candidate: Candidate, question: str, *, served: bool) -> NeighbourExplanation:
-    why = describe_verdict(candidate.verdict, candidate.guard)
+def _explain_neighbour(candidate: Candidate, why: str, question: str, *, served: bool) -> NeighbourExplanation:
     if candidate.verdict == "accepted" and earlier_turns(candidate.prompt) != earlier_turns(question):
         why += f", and {describe_match(question, candidate.prompt)}"
     return NeighbourExplanation(

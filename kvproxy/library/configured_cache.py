@@ -108,9 +108,14 @@ def _open_semantic_cache(
         random_number=random_number,
         threads=lookup_threads,
         refusal_limit=refusal_limit,
+        differences={guard.name: getattr(guard, "difference", "") for guard in _added_guards(settings, guards)},
     )
     semantic.rebuild()
     return semantic
+
+
+def _added_guards(settings: CacheSettings, guards: Sequence[Guard]) -> tuple[Guard, ...]:
+    return (*map(doors.GUARDS.load, settings.extra_guards), *guards)
 
 
 def _languages(settings: CacheSettings, embedder: str | Embedder) -> tuple[str, ...]:
@@ -133,7 +138,7 @@ def build_policy(
     `load` loads the verifier; `guards` follow those of the settings. Raises SettingsError if the policy requires a verifier, but
     `cache.verifier` is `none`, and PluginError.
     """
-    guards = (*(GUARDS if settings.guards else ()), *map(doors.GUARDS.load, settings.extra_guards), *guards)
+    guards = (*(GUARDS if settings.guards else ()), *_added_guards(settings, guards))
     if settings.policy == "threshold":
         return ThresholdPolicy(settings.least_similarity, guards)
     checked = None

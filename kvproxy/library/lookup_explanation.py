@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvproxy.index.errors import PolicyError
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
-from kvproxy.index.policies.policy import describe_verdict, verdict_token
+from kvproxy.index.policies.policy import verdict_token
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.lookup_result import Candidate
 from kvproxy.index.store.store_types import RemovalReason
@@ -80,19 +80,17 @@ async def _explain_similar(
     near = lookup.decisive_candidate("not compared", "expired")
     if near is None:
         return _new("The namespace has no similar question.")
-    return _explanation_of(near, is_hit=lookup.entry is not None)
+    return _explanation_of(near, semantic.describe(near), is_hit=lookup.entry is not None)
 
 
 def _new(cause: str) -> LookupExplanation:
     return LookupExplanation("miss-new", f"No equal question is stored. {cause}")
 
 
-def _explanation_of(near: Candidate, *, is_hit: bool) -> LookupExplanation:
-    token = verdict_token(near.verdict, near.guard)
-    sentence = describe_verdict(near.verdict, near.guard)
+def _explanation_of(near: Candidate, words: str, *, is_hit: bool) -> LookupExplanation:
     return LookupExplanation(
-        "hit-semantic" if is_hit else token,
-        f"{sentence[:1].upper()}{sentence[1:]}.",
+        "hit-semantic" if is_hit else verdict_token(near.verdict, near.guard),
+        f"{words[:1].upper()}{words[1:].removesuffix('.')}.",
         near.prompt,
         near.similarity,
         near.score,

@@ -150,6 +150,8 @@ def test_a_proxy_works_with_plugins(tmp_path: Path, plugins: Path) -> None:
             ask("How many $ does the whole trip cost today")
             assert "fwd=uri-miss" in ask("How many € does the whole trip cost today").headers["cache-status"]
             assert services.journal.latest(1)[0].reason == "veto-currencies"
+            (neighbour, *_) = explain(url, "How many £ does the whole trip cost today")["semantic"]["neighbours"]
+            assert (neighbour["guard"], neighbour["why"]) == ("currencies", "other currencies")
             assert httpx.get(f"{url}/admin/upstreams").json()[0]["advice"]
 
 

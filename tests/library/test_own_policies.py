@@ -115,7 +115,29 @@ def test_a_guard_that_fails_makes_lookups_misses(tmp_path: Path) -> None:
     with open_cache(tmp_path / "r.db", settings, guards=guards, embedder=HashEmbedder()) as cache:
         cache.set(STORED, "so")
         assert cache.get(SIMILAR) is None
-        assert "failed: KeyError" in cache.explain(SIMILAR).sentence
+        assert "guard 'mine' failed: KeyError" in cache.explain(SIMILAR).sentence
+
+
+def test_the_reason_of_an_own_guard_is_shown(tmp_path: Path) -> None:
+    settings = CacheSettings(policy="threshold", min_similarity=0.8)
+    guards = [Guard("currency", "Another currency.", lambda one, other: True)]
+    with open_cache(tmp_path / "r.db", settings, guards=guards, embedder=HashEmbedder()) as cache:
+        cache.set(STORED, "so")
+        found = cache.explain(SIMILAR)
+        assert (found.reason, found.sentence) == ("veto-currency", "Another currency.")
+
+
+@pytest.mark.parametrize(
+    ("guard", "sentence"),
+    [
+        ("words", "A word that occurs in no stored question with the same answer."),
+        ("tone", "The guard tone found a difference."),
+        (None, "The guards found a difference."),
+    ],
+)
+def test_a_veto_of_an_own_policy_is_described(tmp_path: Path, guard: str | None, sentence: str) -> None:
+    with opened(tmp_path, failing(PolicyResult([Decision("vetoed", guard)], None))) as cache:
+        assert cache.explain(SIMILAR).sentence == sentence
 
 
 async def test_lookups_wait_for_a_policy_on_as_many_threads_as_given(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from kvproxy.index.errors import policy_error
 from kvproxy.index.policies.guards.added_content import adds_content
 from kvproxy.index.policies.guards.fillers import without_fillers
 from kvproxy.index.policies.guards.grammar import grammar_differs
@@ -45,8 +46,11 @@ class Guard:
     separates: str = ""
 
     def vetoes(self, question: str, cached_question: str) -> bool:
-        """Return whether two questions need different answers."""
-        return _differ(self.differs, without_fillers(question), without_fillers(cached_question))
+        """Return whether two questions need different answers. Raises PolicyError if `differs` fails."""
+        try:
+            return _differ(self.differs, without_fillers(question), without_fillers(cached_question))
+        except Exception as error:
+            raise policy_error(f"guard {self.name!r}", error) from error
 
 
 @lru_cache(maxsize=16_384)

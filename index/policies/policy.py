@@ -264,7 +264,10 @@ class Policy(Protocol):
     def decide(
         self, question: str, neighbours: Sequence[Neighbour], limits: Limits = ..., namespace: str = ...
     ) -> PolicyResult:
-        """Decide about all neighbours, which are sorted by similarity, nearest first. Only `learned` needs `namespace`."""
+        """Decide about all neighbours, which are sorted by similarity, nearest first.
+
+        `namespace` is the name that the program gave it, or for `learned` its digest.
+        """
 
 
 def find_rejection(question: str, neighbour: Neighbour, floor: float, guards: "Sequence[Guard]") -> Decision | None:

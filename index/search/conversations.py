@@ -70,12 +70,18 @@ class EarlierTurns:
     """
 
     def __init__(
-        self, question: str, policy: Policy | None, limits: Limits, embed: Callable[[str], np.ndarray | None]
+        self,
+        question: str,
+        policy: Policy | None,
+        limits: Limits,
+        embed: Callable[[str], np.ndarray | None],
+        namespace: str = "",
     ) -> None:
         self._context = Context(tuple(question.split(_JOIN)))
         self._policy = policy
         self._limits = limits
         self._embed = embed
+        self._namespace = namespace
         self._known: dict[tuple[str, str], bool] = {}
         self._num_contexts = 0
         self._num_characters = 0
@@ -127,7 +133,8 @@ class EarlierTurns:
         cosine = self._cosine(turn, stored)
         if cosine is None:
             return False
-        return self._policy.decide(turn, [Neighbour(stored, cosine)], self._limits).chosen is not None
+        near = [Neighbour(stored, cosine)]
+        return self._policy.decide(turn, near, self._limits, self._namespace).chosen is not None
 
     def _cosine(self, text: str, other: str) -> float | None:
         one, two = self._embed(text), self._embed(other)

@@ -172,8 +172,11 @@ class Decider:
         in_namespace = [(head, min(cosine, 1.0)) for head, cosine in near if head.namespace == request.namespace]
         decisions = self._exclude(request, in_namespace, policy.floor, with_verdicts=with_verdicts)
         judge = policy.checked if isinstance(policy, LearnedPolicy) else policy
-        earlier = EarlierTurns(request.question, judge, request.limits, self._embed)
-        shared_text = SharedText(last_turn(request.question), judge, request.limits, self._embed)
+        space = learning_namespace(request.namespace)
+        # Only the policy `learned` stores what it knows of a namespace, by the digest.
+        named = space if isinstance(policy, LearnedPolicy) else request.namespace_name or ""
+        earlier = EarlierTurns(request.question, judge, request.limits, self._embed, named)
+        shared_text = SharedText(last_turn(request.question), judge, request.limits, self._embed, named)
         neighbours: dict[int, Neighbour] = {}
         for place, (head, cosine) in enumerate(in_namespace):
             if place in decisions:
@@ -186,10 +189,9 @@ class Decider:
             else:
                 neighbours[place] = Neighbour(earlier.compared_turn(head.prompt), cosine, head.answer, head.vector)
         eligible, result = list(neighbours), PolicyResult([], None)
-        space = learning_namespace(request.namespace)
         if neighbours:
             question = compared_turn(request.question)
-            result = policy.decide(question, list(neighbours.values()), request.limits, space)
+            result = policy.decide(question, list(neighbours.values()), request.limits, named)
             check_result(result, len(neighbours))
         chosen_place = None if result.chosen is None else eligible[result.chosen]
         may_explore = chosen_place is not None and request.explore and request.compare

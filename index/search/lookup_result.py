@@ -77,6 +77,8 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class LookupRequest:
+    """A semantic lookup. `namespace_name` is the name that a program gave the namespace; None for a proxy's namespace."""
+
     namespace: str
     question: str
     limits: Limits = field(default_factory=Limits)
@@ -85,6 +87,7 @@ class LookupRequest:
     allowed_freshness: tuple[Freshness, ...] = FRESH
     policy: PolicyName | None = None
     pending: tuple[PendingWrite, ...] = ()
+    namespace_name: str | None = None
 
     def empty_result(self, skip_reason: SkipReason | None = None) -> Lookup:
         return Lookup(None, (), namespace=self.namespace, question=self.question, skip_reason=skip_reason)

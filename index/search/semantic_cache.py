@@ -162,6 +162,7 @@ class SemanticCache:
         seconds: float | None = None,
         allowed_freshness: tuple[Freshness, ...] = FRESH,
         policy: PolicyName | None = None,
+        namespace_name: str | None = None,
     ) -> Lookup:
         """Find a response to a similar question, also among pending writes.
 
@@ -173,11 +174,14 @@ class SemanticCache:
             seconds: timeout, ten times as long if no other lookup is in progress; None waits without a limit.
             allowed_freshness: an entry in another state is not served.
             policy: None uses the configured policy.
+            namespace_name: see `LookupRequest`.
 
         Raises CacheStoreError, EmbedderError, or PolicyError.
         """
         pending = self.pending_writes.in_namespace(namespace)
-        request = LookupRequest(namespace, text, limits, explore, compare, allowed_freshness, policy, pending)
+        request = LookupRequest(
+            namespace, text, limits, explore, compare, allowed_freshness, policy, pending, namespace_name
+        )
         if not pending and not await self._has_vectors(namespace):
             return request.empty_result()
         try:
@@ -282,7 +286,13 @@ class SemanticCache:
             return None
         one, other = (self._embeddings.vector(searched_text(text)) for text in (question, entry.prompt))
         head = heads[entry.id]
-        request = LookupRequest(entry.namespace, question, explore=False, allowed_freshness=(head.freshness,))
+        request = LookupRequest(
+            entry.namespace,
+            question,
+            explore=False,
+            allowed_freshness=(head.freshness,),
+            namespace_name=entry.namespace_name,
+        )
         near = [(head, float(one @ other))]
         with naming_failures(self.policy):
             return self.decider.decide_candidates(request, near, self.policy, with_verdicts=False)

@@ -32,13 +32,19 @@ class SharedText:
     """
 
     def __init__(
-        self, message: str, policy: Policy | None, limits: Limits, embed: Callable[[str], np.ndarray | None]
+        self,
+        message: str,
+        policy: Policy | None,
+        limits: Limits,
+        embed: Callable[[str], np.ndarray | None],
+        namespace: str = "",
     ) -> None:
         self._units = _units(message)
         self._statements = _statements(message)
         self._policy = policy
         self._limits = limits
         self._embed = embed
+        self._namespace = namespace
         self._num_decisions = 0
 
     def allows(self, stored: str) -> bool:
@@ -64,7 +70,8 @@ class SharedText:
         one, other = self._embed(rest), self._embed(stored)
         if one is None or other is None:
             return False
-        return self._policy.decide(rest, [Neighbour(stored, float(one @ other))], self._limits).chosen is not None
+        near = [Neighbour(stored, float(one @ other))]
+        return self._policy.decide(rest, near, self._limits, self._namespace).chosen is not None
 
 
 def differing_sentences(units: Sequence[str], others: Sequence[str]) -> tuple[str, str] | None:

@@ -177,10 +177,8 @@ class AsyncCache:
         """Return what `get` would return, and why, without counting a lookup."""
         self.check_usable()
         check_question(question, namespace)
-        key, now = library_digest(namespace, question), self._clock()
-        found = await explain_lookup(
-            self._cache, key, library_digest(namespace), question, now, self._lookup_timeout, self._removals.reason(key)
-        )
+        removal = self._removals.reason(library_digest(namespace, question))
+        found = await explain_lookup(self._cache, question, namespace, self._clock(), self._lookup_timeout, removal)
         if found.reason == "hit-semantic" and self._settings.shadow:
             return replace(found, reason="shadow", sentence=f"{found.sentence} It is not served in shadow mode.")
         return found
@@ -369,7 +367,9 @@ class AsyncCache:
         if semantic is None or not await self._cache.is_unchanged_by_redaction(question):
             return None, None
         try:
-            lookup = await semantic.lookup(library_digest(namespace), question, seconds=self._lookup_timeout)
+            lookup = await semantic.lookup(
+                library_digest(namespace), question, seconds=self._lookup_timeout, namespace_name=namespace
+            )
         except PolicyError as error:
             _log.warning("the lookup is a miss: %s", error, exc_info=_log.isEnabledFor(logging.DEBUG))
             self._lookups["failed"] += 1

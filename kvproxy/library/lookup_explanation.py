@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from kvproxy.index.entry import library_digest
 from kvproxy.index.errors import PolicyError
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.policy import verdict_token
@@ -32,17 +33,17 @@ class LookupExplanation:
 
 async def explain_lookup(
     cache: ResponseCache,
-    key: str,
-    namespace: str,
     question: str,
+    namespace: str,
     now: float,
     timeout: float | None = None,
     removal: RemovalReason | None = None,
 ) -> LookupExplanation:
-    """Explain the lookup of a question with a key in a namespace, without counting it.
+    """Explain the lookup of a question in a namespace, without counting it.
 
     `timeout` is in seconds; `removal` is why the answer to an equal question was removed, if it was.
     """
+    key = library_digest(namespace, question)
     entry = await cache.find(key)
     if entry is not None and entry.expires > now:
         return LookupExplanation("hit-exact", "An equal question is stored.", entry.prompt)
@@ -72,7 +73,9 @@ async def _explain_similar(
     if not semantic.can_read(question):
         return _new("The embedder cannot read all of the question: exact hits only.")
     try:
-        lookup = await semantic.lookup(namespace, question, explore=False, seconds=timeout)
+        lookup = await semantic.lookup(
+            library_digest(namespace), question, explore=False, seconds=timeout, namespace_name=namespace
+        )
     except PolicyError as error:
         return LookupExplanation("miss-failed", f"No equal question is stored. The {error}.")
     if lookup.skip_reason is not None:

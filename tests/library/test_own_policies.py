@@ -96,6 +96,28 @@ def test_an_invalid_result_of_a_policy_is_named(tmp_path: Path, answer: Any, mes
         assert re.search(re.escape(message).replace(r"\.\*", ".*"), found.sentence), found.sentence
 
 
+def test_a_policy_receives_the_name_of_the_namespace(tmp_path: Path) -> None:
+    names = []
+
+    class PerTenant(Judge):
+        def decide(
+            self, question: str, neighbours: Sequence[Neighbour], limits: Limits = Limits(), namespace: str = ""
+        ) -> PolicyResult:
+            names.append(namespace)
+            return PolicyResult([Decision("accepted") for _ in neighbours], 0)
+
+    passage = "The office opens at nine on all days except Sundays and holidays of the state."
+    with open_cache(tmp_path / "r.db", policy=PerTenant(), embedder=HashEmbedder()) as cache:
+        for text, similar in ((STORED, SIMILAR), (f"{passage} When is it open?", f"{passage} When is it open then?")):
+            cache.set(text, "so", "tenant a")
+            cache.explain(similar, "tenant a")
+            hit = cache.get(similar, "tenant a")
+            assert hit is not None
+            cache.feedback(hit, False, question=similar)
+    assert set(names) == {"tenant a"}
+    assert len(names) > 6, "a decision on differing sentences is missing"
+
+
 def test_a_policy_that_fails_loses_no_verdict(tmp_path: Path) -> None:
     judge = Judge()
     with opened(tmp_path, judge) as cache:

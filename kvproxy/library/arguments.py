@@ -69,18 +69,6 @@ def check_not_async(compute: object) -> None:
         raise TypeError("compute is a coroutine function: use open_async_cache, or a function that returns the answer")
 
 
-def check_takes_question(compute: Any) -> None:
-    """Raise TypeError if a function for `memoize` cannot be called with a question only."""
-    with contextlib.suppress(ValueError):  # Some built-in functions have no signature.
-        try:
-            inspect.signature(compute).bind("question")
-        except TypeError as error:
-            raise TypeError(
-                f"memoize requires a function of one argument, the question, but {error}: use get_or_set with other values"
-                " in the namespace, and functools.partial for the function"
-            ) from None
-
-
 def check_computed(answer: object) -> None:
     if not isinstance(answer, str):
         if inspect.iscoroutine(answer):

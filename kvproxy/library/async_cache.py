@@ -9,10 +9,10 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from kvproxy.index.entry import LIBRARY_ENDPOINT, Entry, library_digest, new_id
 from kvproxy.index.errors import CacheStoreError, EmbedderError, PolicyError
@@ -25,7 +25,6 @@ from kvproxy.library.arguments import (
     check_computed,
     check_memoize,
     check_question,
-    check_takes_question,
     check_texts,
     check_type,
     checked_questions,
@@ -36,10 +35,12 @@ from kvproxy.library.arguments import (
 from kvproxy.library.cached_answer import CachedAnswer, answer_of
 from kvproxy.library.lookup_explanation import LookupExplanation, explain_lookup
 from kvproxy.library.maintenance import Maintenance
+from kvproxy.library.memoized_function import question_signature, read_question
 from kvproxy.library.removals import Removals
 from kvproxy.library.single_flight import SingleFlight
 from kvproxy.settings.cache import CacheSettings
 
+F = TypeVar("F", bound=Callable[[str], Awaitable[str]])
 _log = logging.getLogger("kvproxy")
 _CLOSED = "this cache is closed: open it again"
 _FORKED = (
@@ -150,20 +151,20 @@ class AsyncCache:
             self._gets["miss"] += 1
             return None
 
-    def memoize(
-        self, namespace: str = "", *, ttl: Seconds | None = None, tags: Sequence[str] = ()
-    ) -> Callable[[Callable[[str], Awaitable[str]]], Callable[[str], Coroutine[Any, Any, str]]]:
+    def memoize(self, namespace: str = "", *, ttl: Seconds | None = None, tags: Sequence[str] = ()) -> Callable[[F], F]:
         """Return a decorator for a function that computes the answer to a question, see `get_or_set`."""
         check_memoize(namespace)
 
-        def decorate(compute: Callable[[str], Awaitable[str]]) -> Callable[[str], Coroutine[Any, Any, str]]:
-            check_takes_question(compute)
+        def decorate(compute: F) -> F:
+            signature = question_signature(compute)
 
             @functools.wraps(compute)
-            async def answer(question: str) -> str:
+            async def answer(*arguments: Any, **named: Any) -> str:
+                question = read_question(signature, arguments, named)
                 return await self.get_or_set(question, compute, namespace, ttl=ttl, tags=tags)
 
-            return answer
+            answer.__signature__ = signature  # type: ignore[attr-defined]
+            return cast("F", answer)
 
         return decorate
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from kvproxy.index.entry import library_digest
 from kvproxy.index.errors import CacheStoreError
@@ -24,7 +24,6 @@ from kvproxy.library.arguments import (
     check_not_async,
     check_question,
     check_settings,
-    check_takes_question,
     check_type,
     checked_embedder,
     checked_guards,
@@ -38,10 +37,12 @@ from kvproxy.library.cached_answer import CachedAnswer
 from kvproxy.library.configured_cache import open_response_cache
 from kvproxy.library.lookup_explanation import LookupExplanation
 from kvproxy.library.maintenance import Maintenance
+from kvproxy.library.memoized_function import question_signature, read_question
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[[str], str])
 
 
 class Cache:
@@ -102,21 +103,21 @@ class Cache:
             flight.set_result(answer)
         return answer
 
-    def memoize(
-        self, namespace: str = "", *, ttl: Seconds | None = None, tags: Sequence[str] = ()
-    ) -> Callable[[Callable[[str], str]], Callable[[str], str]]:
+    def memoize(self, namespace: str = "", *, ttl: Seconds | None = None, tags: Sequence[str] = ()) -> Callable[[F], F]:
         """Return a decorator for a function that computes the answer to a question, see `get_or_set`."""
         check_memoize(namespace)
 
-        def decorate(compute: Callable[[str], str]) -> Callable[[str], str]:
+        def decorate(compute: F) -> F:
             check_not_async(compute)
-            check_takes_question(compute)
+            signature = question_signature(compute)
 
             @functools.wraps(compute)
-            def answer(question: str) -> str:
+            def answer(*arguments: Any, **named: Any) -> str:
+                question = read_question(signature, arguments, named)
                 return self.get_or_set(question, compute, namespace, ttl=ttl, tags=tags)
 
-            return answer
+            answer.__signature__ = signature  # type: ignore[attr-defined]
+            return cast("F", answer)
 
         return decorate
 

@@ -15,7 +15,7 @@ def blocks(*kinds: str) -> list[tuple[str, str]]:
 
 
 def write_modules(folder: Path) -> None:
-    """Write the blocks of the kind `python` as one module, because later ones use names of earlier ones, and `py` as another."""
+    """Write the blocks of the kind `python` as one module, and those of `py` as another."""
     folder.mkdir(exist_ok=True)
     for kind in ("python", "py"):
         (folder / f"{kind}_of_library_page.py").write_text("\n".join(text for _, text in blocks(kind)))

@@ -1,6 +1,7 @@
 """A miss is computed once."""
 
 import asyncio
+import inspect
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvproxy import CacheSettings, CacheStoreError, EmbedderError, open_async_cache, open_cache
+from kvproxy import Cache, CacheSettings, CacheStoreError, EmbedderError, open_async_cache, open_cache
 from kvproxy.library import AsyncCache
 from tests.polling import until_async
 
@@ -153,10 +154,54 @@ def test_a_decorator_checks_its_arguments_at_once(tmp_path: Path) -> None:
             cache.memoize(1)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="compute is a coroutine function: use open_async_cache"):
             cache.memoize()(function)
-        for wrong in (lambda question, context: "a", lambda: "a", lambda *, question: "a"):
+        unfit: list[Any] = [lambda question, context: "a", lambda: "a", lambda *, question: "a"]
+        for wrong in unfit:
             with pytest.raises(TypeError, match="memoize requires a function of one argument, the question"):
                 cache.memoize()(wrong)
-        assert cache.memoize()(lambda question, limit=5: question.upper())("q") == "Q"
+
+
+class Service:
+    """Answers in its language."""
+
+    def __init__(self, cache: Cache, language: str) -> None:
+        self.language = language
+        self.ask = cache.memoize(language)(self.answer)
+
+    def answer(self, question: str) -> str:
+        return f"{question} in {self.language}"
+
+
+def test_a_memoized_function_takes_its_question_by_position_or_by_name(tmp_path: Path) -> None:
+    def limited(text: str, limit: int = 5) -> str:
+        return text.upper()[:limit]
+
+    def first(*texts: str) -> str:
+        return texts[0]
+
+    with open_cache(tmp_path / "r.db", EXACT) as cache:
+        answer = cache.memoize()(limited)
+        assert [answer(text="question"), answer("question")] == ["QUEST"] * 2
+        assert str(inspect.signature(answer)) == "(text: str) -> str"
+        for wrong in ({"text": "q", "limit": 3}, {"question": "q"}, {}):
+            with pytest.raises(TypeError, match=r"takes only the question \(text: str\) -> str, but the call"):
+                answer(**wrong)
+        assert [cache.memoize("2")(each)("b") for each in (first, str.upper)] == ["b", "b"]
+        services = [Service(cache, language) for language in ("French", "German")]
+        assert [each.ask(question="q") for each in services] == ["q in French", "q in German"]
+        with pytest.raises(TypeError, match=r"decorate the method of the object instead, in __init__: self.ask ="):
+            cache.memoize()(Service.answer)  # type: ignore[type-var]
+
+
+async def test_a_memoized_coroutine_function_takes_its_question_by_name(tmp_path: Path) -> None:
+    async with open_async_cache(tmp_path / "r.db", EXACT) as cache:
+
+        @cache.memoize()
+        async def answer(text: str) -> str:
+            return text.upper()
+
+        assert [await answer(text="q"), await answer("q")] == ["Q", "Q"]
+        assert str(inspect.signature(answer)) == "(text: str) -> str"
+        assert inspect.iscoroutinefunction(answer)
 
 
 async def test_a_decorator_for_coroutines_checks_its_function(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from tests.library.page import PAGE, blocks
 
 def test_the_code_on_the_page_prints_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    space: dict[str, object] = {"__name__": "page"}
     printed = ""
     parts = blocks("python", "text")
     assert {kind for kind, _ in parts} == {"python", "text"}
@@ -33,7 +32,8 @@ def test_the_code_on_the_page_prints_its_output(tmp_path: Path, monkeypatch: pyt
             continue
         output = io.StringIO()
         with contextlib.redirect_stdout(output):
-            exec(compile(text, str(PAGE), "exec"), space)
+            # Readers copy one block.
+            exec(compile(text, str(PAGE), "exec"), {"__name__": "page"})
         printed = output.getvalue()
 
 

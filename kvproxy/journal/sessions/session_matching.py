@@ -159,6 +159,7 @@ class KnownTurn:
         time, ended: arrival and end in seconds since the epoch.
         answered: time of the first byte of its response, from which on a provider reads the stored prompt.
         stored: prompt tokens in the provider's cache after the request; None if unknown.
+        used: arrival of the last request that read or wrote its stored tokens, itself or a keep-warm request.
         ttl: seconds for which the provider stores an unused prefix.
         answer: kind and digest of each part of its answer; None if unknown.
         prompt_hash, conversation_hash, model: hashes of its whole prompt and conversation, and the digest of its model (see
@@ -183,6 +184,7 @@ class KnownTurn:
     completion_tokens: int
     stored: int | None
     ttl: float = 0.0
+    used: float = 0.0
     answer: tuple[tuple[str, bytes], ...] | None = None
     prompt_hash: int = 0
     conversation_hash: int = 0
@@ -200,6 +202,22 @@ class KnownTurn:
         read = max(0, min(tokens, self.stored) - (self.stored - self.unread))
         self.unread -= read
         return read
+
+    def renew(self, repeated: "KnownTurn") -> None:
+        """Note that a keep-warm request repeated this turn, and so read its stored prefix or wrote it again."""
+        self.used = repeated.time
+        self.unread = max(self.unread, repeated.unread)
+
+    def keep_stored_prefix(self, earlier: "CommonPrefix") -> None:
+        """Take over the longer prefix that an earlier turn stored, if this turn wrote none, as without a breakpoint."""
+        turn, kept = earlier.turn, earlier.turn.stored or 0
+        has_written = self.stored is None or self.stored > self.cached
+        if has_written or not self.cached < kept <= earlier.tokens:
+            return
+        self.unread, self.stored, self.ttl, self.used = turn.count_read(kept), kept, turn.ttl, turn.used
+        if self.marked_regions is not None and turn.marked_regions is not None:
+            of_earlier = {count for count in turn.marked_regions if count <= earlier.regions}
+            self.marked_regions = tuple(sorted(of_earlier.union(self.marked_regions)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,8 @@ class Turn:
         turn: 1 for a turn without a parent, else 1 more than the parent's.
         parent: number of the turn that it continues, or that started the sub-agent.
         name: the client's name for the session.
-        pause: seconds since the end of the parent's response; None without a parent.
+        pause: seconds since the end of the parent's response; None without a parent. For a keep-warm request, since the end of
+            the request that it repeats, or since the keep-warm request before.
         reused_tokens: None if the backend did not report them.
         written_5m, written_1h: tokens written to the provider's cache for five minutes and for one hour.
         region, place: the first changed text: its region (see `Regions`) and its path in it (see `ChangedText`), such as

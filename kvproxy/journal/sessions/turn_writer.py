@@ -62,10 +62,11 @@ _LATEST = (
     " r.time + coalesce(r.first_us, r.total_us, 0) / 1e6, u.name,"
     " r.prompt_tokens, coalesce(r.completion_tokens, 0), coalesce(r.reused_tokens, 0) + t.written_5m"
     " + coalesce(t.written_1h, 0), t.written_1h, tenant.name, model.name, n.name, r.reused_tokens,"
-    " t.question, p.regions, p.shape, s.sizes"
+    " t.question, tags.name, p.regions, p.shape, s.sizes"
     " from turns t join records r on r.number = t.number join names tenant on tenant.number = r.tenant"
     " join names model on model.number = r.model left join names u on u.number = r.upstream left join names n"
-    " on n.number = t.name join prompts p on p.number = r.prompt join prompt_sizes s on s.prompt = r.prompt"
+    " on n.number = t.name left join names tags on tags.number = r.tags"
+    " join prompts p on p.number = r.prompt join prompt_sizes s on s.prompt = r.prompt"
     " where r.number > ? and r.prompt_tokens is not null and p.regions is not null order by r.number desc limit ?"
 )
 
@@ -133,7 +134,7 @@ class TurnWriter:
         parent, session = self._index.find_parent(chain, tenant, name)
         answered = record.time + (record.first_ms or record.total_ms or 0.0) / 1000
         known = self._index.find_longest_prefix(chain, prompt_tokens, record.time, answered)
-        is_keep_warm = KEEP_WARM_TAG in (record.tags or "").split(",")
+        is_keep_warm = _is_keep_warm(record.tags)
         closest = self._index.compared_turn(parent, chain, tenant, name)
         has_switched = closest is not None and closest is parent and closest.model != chain.model
         if (
@@ -175,6 +176,7 @@ class TurnWriter:
             completion_tokens=record.completion_tokens or 0,
             stored=None if use.written_5m is None else use.cached_tokens + use.written_5m + (use.written_1h or 0),
             ttl=_prefix_ttl(use, known, limits.lifetime),
+            used=record.time,
             answer=exchange.facts.answer_digests,
             cached=use.cached_tokens,
             unread=(use.written_5m or 0) + (use.written_1h or 0),
@@ -182,6 +184,8 @@ class TurnWriter:
             lacks_mark=missing is not None,
         )
         pause = None if parent is None else record.time - parent.ended
+        if is_keep_warm and known is not None:
+            pause = record.time - max(known.turn.ended, known.turn.used)
         where: tuple[str | None, int | None] = (None, None)
         if "changed" in lost and change.region is not None:
             where = (change.region + change.path, change.place)
@@ -200,8 +204,10 @@ class TurnWriter:
         self._add_tokens(record, {**sums, STORED_TOKEN_HOURS: stored, UNREAD_WRITES: turn.unread - read})
         if is_keep_warm and known is not None:
             # The next request continues the turn that it repeats.
-            known.turn.time = record.time
+            known.turn.renew(turn)
             return
+        if known is not None:
+            turn.keep_stored_prefix(known)
         self._link_sub_agents(chain, turn, known)
         self._index.add(turn, chain, tenant, name)
 
@@ -302,7 +308,7 @@ class TurnWriter:
             minimum = min(minimum, parent.stored)
         if common_prefix is None or not chain.shape.has_text(common_prefix.regions):
             # Within the lifetime, the hidden text may be another one.
-            is_expired = common_prefix is not None and record.time - common_prefix.turn.time > common_prefix.turn.ttl
+            is_expired = common_prefix is not None and record.time - common_prefix.turn.used > common_prefix.turn.ttl
             hidden = 0 if exchange.facts.is_engine or not is_expired else change.hidden
             return ExpectedReuse(
                 tokens=hidden,
@@ -345,7 +351,7 @@ class TurnWriter:
             answer_changed=region is not None,
             stored=None if exchange.facts.is_engine else stored,
             moved=turn.upstream != record.upstream,
-            expired=not exchange.facts.is_engine and record.time - turn.time > turn.ttl,
+            expired=not exchange.facts.is_engine and record.time - turn.used > turn.ttl,
             is_cut=parent is not None
             and change.region is not None
             and min(parent.prompt_tokens, record.prompt_tokens or 0) >= minimum,
@@ -386,13 +392,17 @@ class TurnWriter:
         if is_start:
             self._index, self._newest = SessionIndex(), 0
         for row in reversed(self._database.rows(_LATEST, [self._newest, _MAX_RESTORED])):
-            known, (written_1h, tenant, model, name, reused, question, *stored) = KnownTurn(*row[:12]), row[12:]
-            known.ttl = _HOUR if written_1h else cache_limits(model, self._prices).lifetime
+            known, (written_1h, tenant, model, name, reused, question, tags, *stored) = KnownTurn(*row[:12]), row[12:]
+            known.ttl, known.used = _HOUR if written_1h else cache_limits(model, self._prices).lifetime, known.time
             known.cached = reused or 0
             known.unread = max(0, (known.stored or 0) - (reused or 0))
             chain = chain_of(self._strings.regions(*stored), tenant, question)
             if (prefix := self._index.find_longest_prefix(chain, known.prompt_tokens)) is not None:
+                if _is_keep_warm(tags):
+                    prefix.turn.renew(known)
+                    continue
                 prefix.turn.count_read(reused or 0)
+                known.keep_stored_prefix(prefix)
             self._index.add(known, chain, tenant, name)
             if not is_start:
                 self._add_to_curve(chain, known.upstream, known.prompt_tokens, reused)
@@ -404,6 +414,10 @@ class TurnWriter:
 def _is_turn(exchange: Exchange, record: Record) -> bool:
     reached = exchange.hit is None and not exchange.was_collapsed and record.layer != "revalidated"
     return reached and record.status == 200 and bool(record.prompt_tokens)
+
+
+def _is_keep_warm(tags: str | None) -> bool:
+    return KEEP_WARM_TAG in (tags or "").split(",")
 
 
 def _with_known_writes(use: PrefixReuse, model: str, *, has_marks: bool) -> PrefixReuse:

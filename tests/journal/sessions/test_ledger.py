@@ -366,6 +366,36 @@ def test_writes_that_nobody_read_are_counted(sessions: Sessions) -> None:
     assert sessions.reader().ledger("USD").unread_writes == 300
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_turn_without_a_breakpoint_leaves_the_stored_prefix_to_later_turns(
+    sessions: Sessions, is_restarted: bool
+) -> None:
+    def add(texts: int, tokens: int, reused: int, written: int, *, at: float, marked: bool = True) -> None:
+        body = _messages(TALK[:texts], marked=marked)
+        sessions.add(request([], tokens, reused, at, written=(written, 0), **body))
+        if is_restarted:
+            sessions.restart()
+
+    add(1, 7_045, 0, 7_045, at=0)
+    add(3, 7_945, 7_045, 900, at=9)
+    add(5, 8_845, 0, 0, at=200, marked=False)
+    add(5, 8_845, 0, 0, at=209, marked=False)
+    assert sessions.last().lost == {"unmarked": 8_845}
+    # The provider reads what the second turn wrote, and this turn writes the rest.
+    add(5, 8_845, 7_945, 900, at=218)
+    assert sessions.reader().ledger("USD").unread_writes == 900
+
+
+@pytest.mark.parametrize(("at", "cause"), [(218, "evicted"), (320, "expired")])
+def test_a_turn_without_a_breakpoint_renews_no_prefix_and_hides_none(sessions: Sessions, at: float, cause: str) -> None:
+    sessions.add(
+        request([], 7_945, 0, 0, written=(7_945, 0), **_messages(TALK[:3], marked=True)),
+        request([], 8_845, 0, 200, written=(0, 0), **_messages(TALK, marked=False)),
+        request([], 8_845, 0, at, written=(8_845, 0), **_messages(TALK, marked=True)),
+    )
+    assert sessions.last().lost == {cause: 7_945, "unmarked": 900}
+
+
 def test_writes_are_not_counted_twice_after_a_restart(place: str) -> None:
     for number, made in enumerate(
         (
@@ -541,6 +571,41 @@ def test_a_keep_warm_request_renews_the_lifetime(sessions: Sessions) -> None:
     turn = sessions.last()
     assert (turn.parent, turn.pause) == (1, pytest.approx(549))
     assert main_cause(turn.lost) == "evicted"
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_the_pause_of_a_keep_warm_request_follows_the_request_that_it_repeats(
+    sessions: Sessions, is_restarted: bool
+) -> None:
+    kept: dict[str, Any] = {"headers": {"x-kvproxy-tags": "keep-warm"}, "body": {"max_tokens": 1}, **provider()}
+    for made in (
+        request(FIRST, 10_000, 0, 0, written=(9_990, 0), **provider()),
+        request(SECOND, 10_200, 9_990, 4_000, written=(210, 0), **provider()),
+        request(SECOND, 10_200, 10_190, 4_290, written=(0, 0), **kept),
+        request(SECOND, 10_200, 10_190, 4_580, written=(0, 0), **kept),
+        request([*SECOND, ANSWER, user("So?")], 10_500, 10_190, 4_801, written=(300, 0), **provider()),
+    ):
+        sessions.add(made)
+        if is_restarted:
+            sessions.restart()
+    turns = sessions.turns()
+    assert [turn.pause for turn in turns] == [None, *map(pytest.approx, (3_999, 289, 290, 800))]
+    assert [(turn.turn, turn.parent) for turn in turns] == [(1, None), (2, 1), (2, 1), (2, 1), (3, 2)]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_the_writes_of_a_keep_warm_request_are_read_by_the_next_turn(sessions: Sessions, is_restarted: bool) -> None:
+    kept = {"headers": {"x-kvproxy-tags": "keep-warm"}, "body": {"max_tokens": 1}}
+    sessions.add(
+        request(FIRST, 10_000, 0, 0, written=(10_000, 0), **provider()),
+        request(SECOND, 10_200, 10_000, 20, written=(200, 0), **provider()),
+        # The provider had dropped the prefix.
+        request(SECOND, 10_200, 0, 310, written=(10_200, 0), **kept, **provider()),
+    )
+    if is_restarted:
+        sessions.restart()
+    sessions.add(request([*SECOND, ANSWER, user("So?")], 10_500, 10_200, 320, written=(300, 0), **provider()))
+    assert sessions.reader().ledger("USD").unread_writes == 200 + 300
 
 
 def test_the_ledger_of_all_requests_adds_up(tmp_path: Path) -> None:

@@ -133,12 +133,19 @@ def _lost_of(row: "RecordWithQuestions", cause: str) -> tuple[int | None, float 
 
 def _print_lost_sum(rows: "Sequence[RecordWithQuestions]", cause: str) -> None:
     tokens, costs = zip(*(_lost_of(row, cause) for row in rows), strict=True)
-    known = [cost for cost in costs if cost is not None]
-    saved = money(sum(known), leaves_out_models=len(known) < len(rows)) if known else "an unknown amount"
+    known_tokens = [count for count in tokens if count is not None]
+    known_costs = [cost for cost in costs if cost is not None]
+    lost = plural(sum(known_tokens), "token") if known_tokens else "an unknown number of tokens"
+    saved = money(sum(known_costs)) if known_costs else "an unknown amount"
     print_note(
-        f"{plural(len(rows), 'listed request')} lost {plural(sum(filter(None, tokens)), 'token')}"
-        f"{'' if cause == 'any' else f' to {cause}'}, whose reuse would have saved {saved}; savings --ledger sums all requests"
+        f"{plural(len(rows), 'listed request')} lost {_at_least(known_tokens, rows)}{lost}"
+        f"{'' if cause == 'any' else f' to {cause}'}, whose reuse would have saved {_at_least(known_costs, rows)}{saved};"
+        " savings --ledger sums all requests"
     )
+
+
+def _at_least(known: Sequence[float], rows: Sequence[object]) -> str:
+    return "at least " if known and len(known) < len(rows) else ""
 
 
 def _named_fields(condition: str | None) -> list[str]:

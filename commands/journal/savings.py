@@ -18,7 +18,7 @@ from kvproxy.commands.options import JournalOptions, Plot
 from kvproxy.commands.output import Output, print_text
 from kvproxy.commands.row_fields import RowFields
 from kvproxy.commands.tables import Column, ListLayout, Row, number_column, print_table, text_column
-from kvproxy.journal.sessions.ledger import CAUSES
+from kvproxy.journal.sessions.ledger import CAUSES, UNREPORTED
 from kvproxy.operations.journal_parameters import LedgerQuery, SavingsQuery
 from kvproxy.units import plural, tenant_name
 
@@ -236,7 +236,8 @@ def _print_ledger(report: "LedgerReport", selection: "SumsFilter", layout: ListL
         print_text(f"loaded by engines, of the reused tokens that kvproxy predicted: {parts}")
     if report.diagnoses:
         _print_diagnoses(report)
-    if all(row.cost is None for row in report.rows):
+    reported = [row for row in report.rows if row.result != UNREPORTED]
+    if reported and all(row.cost is None for row in reported):
         print_text(_NO_PRICE)
 
 

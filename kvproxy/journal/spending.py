@@ -20,7 +20,7 @@ from kvproxy.journal.reader import (
 )
 from kvproxy.journal.record import OF_TENANT, Record
 from kvproxy.journal.saving_groups import counted_tags
-from kvproxy.journal.sessions.ledger import CAUSES, WITHOUT_COST
+from kvproxy.journal.sessions.ledger import CAUSES, losses_with_cost
 from kvproxy.providers.prices import is_dated, price_at
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_lost_per_token, storage_price
 from kvproxy.units import period_name, tenant_name
@@ -157,10 +157,11 @@ class PaidRequest:
 
     def lost_costs(self, price: PriceSettings) -> dict[str, float] | None:
         """Return the money that reuse of the lost tokens would have saved, by cause; None if unknown."""
-        if self.lost is None:
+        known = None if self.lost is None else losses_with_cost(self.lost)
+        if known is None:
             return None
         above = price_lost_per_token(price, self.prompt_tokens or 0, self.reused, *self.written)
-        return {cause: above * count for cause, count in self.lost.items() if cause not in WITHOUT_COST}
+        return {cause: above * count for cause, count in known.items()}
 
 
 @dataclass(slots=True)

@@ -85,6 +85,44 @@ def test_the_log_selects_requests_by_the_cause_of_their_lost_tokens(data: Path) 
     assert (refused.returncode, "use one of any, new, changed" in refused.stderr) == (2, True)
 
 
+def test_losses_of_a_backend_that_reports_no_reuse_are_counted_as_far_as_they_are_known(tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text("[journal.prices.m]\ninput = 3\ncached = 0.3\noutput = 15\n")
+    changed = [{**SYSTEM, "content": f"Today is Monday. {SYSTEM['content']}"}, user("How does a cache work?")]
+    with contextlib.closing(Sessions(str(tmp_path / "journal.db"), m=PRICE)) as sessions:
+        # Without a cache report: the first is new, the second may have been reused, the third has another beginning.
+        for at, messages in enumerate((FIRST, FIRST, changed)):
+            sessions.add(request(messages, PROMPT_1, None, at * 10, headers={"x-session-id": "s"}, **provider()))
+    *_, unknown, known = (json.loads(line) for line in _lines(tmp_path, "log", "--limit", 0))
+    assert (unknown["lost_tokens"], unknown["lost_cost"], set(unknown["lost"])) == (None, None, {"unreported"})
+    assert (known["lost_tokens"], known["lost_cost"]) == (
+        known["lost"]["changed"],
+        pytest.approx(known["lost"]["changed"] * 2.7 / 1e6),
+    )
+    lost = f"{known['lost_tokens']:,} tokens"
+    printed = {cause: kvproxy("log", "--lost", cause, "--data", tmp_path).stderr for cause in ("any", "unreported")}
+    assert f"2 listed requests lost at least {lost}, whose reuse would have saved at least 0.0" in printed["any"]
+    unreported = sum(row["lost"].get("unreported", 0) for row in (unknown, known))
+    assert (
+        f"lost {unreported:,} tokens to unreported, whose reuse would have saved an unknown amount"
+        in printed["unreported"]
+    )
+    ledger = result("savings", "--ledger", "--data", tmp_path)
+    costs = {row["result"]: row["cost"] for row in ledger["rows"]}
+    assert costs == {"new": 0, "unreported": None, "changed": pytest.approx(known["lost_cost"])}
+    assert (_bill(tmp_path)["lost_cost"], result("sessions", "--data", tmp_path)[0]["lost_cost"]) == (
+        pytest.approx(known["lost_cost"]),
+        pytest.approx(known["lost_cost"]),
+    )
+
+
+def _lines(data: Path, *command: object) -> list[str]:
+    return kvproxy(*command, "--json", "--data", data).stdout.splitlines()
+
+
+def _bill(data: Path) -> Any:
+    return result("sessions", "--by", "model", "--data", data)["total"]
+
+
 def test_advice_ranks_what_to_change_first(tmp_path: Path) -> None:
     (tmp_path / "kvproxy.toml").write_text(
         "[journal.prices.m]\ninput = 3\ncached = 0.3\nwrite_5m = 3.75\nwrite_1h = 6\noutput = 15\n"

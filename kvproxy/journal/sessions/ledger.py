@@ -19,7 +19,8 @@ CAUSES = {
     "unreported": "The backend did not report its reuse.",
 }
 """Causes why prompt tokens were not reused ("lost"), and their meanings."""
-WITHOUT_COST = "new", "unreported"
+UNREPORTED = "unreported"
+WITHOUT_COST = "new", UNREPORTED
 """Causes whose tokens have no cost of lost reuse: no cache could have had them, or it is unknown whether one had."""
 LOSSES = ("any", *CAUSES)
 """Causes by which records are selected. `any` leaves out `new` text, which no cache could have had."""
@@ -179,13 +180,16 @@ def _add_repeated_and_new(
 
 def cost_of_cause(lost_cost: float | None, lost: Mapping[str, int], cause: str) -> float | None:
     """Return the part of the money of all lost tokens that is of one cause; None if it is unknown."""
-    if lost_cost is None or cause in WITHOUT_COST or not lost.get(cause):
-        return None if lost_cost is None else 0.0
-    return lost_cost * lost[cause] / tokens_with_cost(lost)
+    if lost_cost is None or (cause == UNREPORTED and lost.get(cause)):
+        return None
+    known = losses_with_cost(lost) or {}
+    return lost_cost * known[cause] / sum(known.values()) if cause in known else 0.0
 
 
-def tokens_with_cost(lost: Mapping[str, int]) -> int:
-    return sum(tokens for cause, tokens in lost.items() if cause not in WITHOUT_COST)
+def losses_with_cost(lost: Mapping[str, int]) -> dict[str, int] | None:
+    """Return the lost tokens that a cache could have had, by cause; None if the backend reported the reuse of none."""
+    known = {cause: tokens for cause, tokens in lost.items() if tokens and cause not in WITHOUT_COST}
+    return None if lost.get(UNREPORTED) and not known else known
 
 
 def main_cause(lost: Mapping[str, int], reused_tokens: int | None = None) -> str | None:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kvproxy.journal.sessions.ledger import CAUSES, LOADED, STORED_TOKEN_HOURS, WARMING
+from kvproxy.journal.sessions.ledger import CAUSES, LOADED, STORED_TOKEN_HOURS, UNREPORTED, WARMING
 from kvproxy.settings.journal import PriceSettings, price_lost_per_token, storage_price
 
 
@@ -14,7 +14,8 @@ class LedgerRow:
 
     Attributes:
         share: fraction of all prompt tokens.
-        cost: money that reuse of these tokens would have saved; 0 for `reused` and `new`, None without a price.
+        cost: money that reuse of these tokens would have saved; 0 for `reused` and `new`, None for `unreported` and without a
+            price.
     """
 
     result: str
@@ -95,7 +96,7 @@ def ledger_of(
             if result in ("reused", "new"):
                 costs.setdefault(result, 0.0)
                 continue
-            if not counts[result]:
+            if not counts[result] or result == UNREPORTED:
                 continue
             own = [(loss.tokens.get(result, 0), loss.price) for loss in recorded]
             rest = max(0, counts[result] - sum(count for count, _ in own))

@@ -17,7 +17,7 @@ from kvproxy.journal.sessions.ledger import (
     UNREAD_WRITES,
     WARMING,
     cost_of_cause,
-    tokens_with_cost,
+    losses_with_cost,
 )
 from kvproxy.journal.sessions.ledger_report import DiagnosisRow, LedgerReport, RecordedLoss, ledger_of
 from kvproxy.journal.sums_filter import SumsFilter
@@ -87,7 +87,7 @@ class Turn:
         lost: prompt tokens that were not reused, by cause (see `CAUSES`).
         cost: price of prompt and response, with the estimated length of a response without usage; None if the model has no
             price, or the length of the response is unknown.
-        lost_cost: money that reuse of the lost tokens would have saved, without those of `WITHOUT_COST`; None without a price.
+        lost_cost: money that reuse of `lost_tokens` would have saved; None without a price, or if these are unknown.
         is_warming: it repeated a turn of the session to keep its prefix cached, or to compute it.
         service_tier: see `apis/service_tiers.py`; None for the standard tier.
         modalities: audio and image tokens, see `apis/modalities.py`; None without any.
@@ -124,6 +124,7 @@ class Turn:
     lost_cost: float | None = None
     modalities: str | None = None
     estimated_completion_tokens: int | None = None
+    has_price: bool = False
 
     def price(self, prices: Mapping[str, PriceSettings]) -> PriceSettings | None:
         return price_at(self.model, prices, self.time, self.prompt_tokens, self.service_tier, self.modalities)
@@ -138,12 +139,16 @@ class Turn:
         tokens = self.estimated_completion_tokens if self.completion_tokens is None else self.completion_tokens
         output = None if tokens is None else tokens * price.output / MILLION
         cost = None if output is None else paid + output
-        lost = tokens_with_cost(self.lost)
+        lost, above = (
+            self.lost_tokens,
+            price_lost_per_token(price, self.prompt_tokens, self.reused_tokens or 0, *written),
+        )
         return replace(
             self,
+            has_price=True,
             cost=cost,
             saved=None if self.reused_tokens is None else self._saved(price, paid, cost),
-            lost_cost=lost * price_lost_per_token(price, self.prompt_tokens, self.reused_tokens or 0, *written),
+            lost_cost=None if lost is None else lost * above,
         )
 
     def _saved(self, price: PriceSettings, paid: float, cost: float | None) -> float | None:
@@ -152,13 +157,10 @@ class Turn:
         return None if cost is None else -cost
 
     @property
-    def has_price(self) -> bool:
-        return self.lost_cost is not None
-
-    @property
     def lost_tokens(self) -> int | None:
-        """Lost tokens that a cache could have had; None if the backend did not report its reuse."""
-        return None if self.reused_tokens is None else tokens_with_cost(self.lost)
+        """Lost tokens that a cache could have had, without `unreported` ones; None if it is unknown for all."""
+        known = losses_with_cost(self.lost)
+        return None if known is None else sum(known.values())
 
     @property
     def first_change(self) -> str | None:
@@ -185,7 +187,7 @@ class Session:
         cost: cost, also of requests that warmed the cache, without `unpriced_turns`, the turns of models without a price, and
             `incomplete_turns`, those of other models whose response has an unknown length; None if it is unknown for all.
         saved: money that the reuse of prompts saved, see `Turn`; None if it is unknown for all turns. Hits belong to no session.
-        lost_cost: money that reuse of the lost tokens would have saved, see `Turn`; None if no turn has a price.
+        lost_cost: money that reuse of the lost tokens would have saved, see `Turn`; None if it is unknown for all turns.
     """
 
     id: int

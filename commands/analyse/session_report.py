@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvproxy.analyse.log_files import LogFiles
-    from kvproxy.analyse.log_formats.cost_reports import CostReport
     from kvproxy.analyse.log_formats.log_format import LoggedRequest
+    from kvproxy.analyse.log_formats.reported_costs import CostReport
     from kvproxy.analyse.session_report import SessionReport
     from kvproxy.analyse.simulate.trace_reader import TraceSession
     from kvproxy.analyse.turn_losses import TurnLoss

@@ -146,15 +146,15 @@ def _reported_note(report: "SpendingReport") -> Iterator[str]:
     """Yield how a report of costs differs from the money here, and why; nothing without one."""
     if (costs := report.reported) is None:
         return
-    left_out = (
-        f"; {plural(costs.left_out, 'amount')} unreadable or in another currency left out" if costs.left_out else ""
-    )
+    if costs.undated:
+        yield f"not in the period: {plural(costs.undated, 'amount')} of the report of costs without a date"
+    causes = ", ".join(_left_out_amounts(report))
+    left_out = f"; left out: {causes}" if causes else ""
     if costs.reported is not None and costs.difference is None:
         yield f"the report of costs has no tokens: give the report of usage, too, to compare them{left_out}"
         return
     if costs.reported is None or costs.difference is None:
-        amounts = plural(costs.left_out, "amount")
-        yield f"the report of costs is not compared: {amounts} unreadable, or in a currency without a rate (journal.usd_rate)"
+        yield f"the report of costs is not compared: {causes or 'no amount is in the period'}"
         return
     unpriced, is_bound = report.total.unpriced, report.total.requests is None
     # Requests without a price only add to the report, and those of known models are a part of their own.
@@ -174,16 +174,27 @@ def _reported_note(report: "SpendingReport") -> Iterator[str]:
         "on days without costs there": costs.without_costs,
         f"not explained{_largest_day(costs.rest_by_day)}, probably {rest} (kvproxy prices show)": costs.rest,
     }
-    causes = [
+    reasons = [
         f"{'-' if amount < 0 else '+'}{amount_text(abs(amount))} {name}" for name, amount in parts.items() if amount
     ]
     stated = f"the report of costs states {amount_text(costs.reported)} {report.currency}"
-    if not causes:
+    if not reasons:
         yield f"{stated}, as the prices here give, within rounding{left_out}"
         return
     more = "more" if costs.difference >= 0 else "less"
     difference = f"{amount_text(abs(costs.difference))} {more} than the prices here"
-    yield f"{stated}, {difference}: {', '.join(causes)}{left_out}"
+    yield f"{stated}, {difference}: {', '.join(reasons)}{left_out}"
+
+
+def _left_out_amounts(report: "SpendingReport") -> Iterator[str]:
+    """Yield the numbers of amounts that the report of costs has, and the bill leaves out, by cause."""
+    if (costs := report.reported) is None:
+        return
+    if unreadable := costs.left_out - sum(costs.left_out_currencies.values()):
+        yield f"{plural(unreadable, 'amount')} unreadable"
+    for name, count in costs.left_out_currencies.items():
+        rate = f"in {name}, whose rate to {report.currency} is unknown (journal.currency, journal.usd_rate)"
+        yield f"{plural(count, 'amount')} {rate if name else 'without a currency'}"
 
 
 def _largest_day(rests: Mapping[str, float]) -> str:

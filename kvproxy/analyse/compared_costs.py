@@ -2,13 +2,13 @@
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime
 
-from kvproxy.analyse.log_formats.cost_reports import CostReport
 from kvproxy.analyse.log_formats.log_format import LoggedRequest
+from kvproxy.analyse.log_formats.reported_costs import CostReport
 from kvproxy.apis.json import field
 from kvproxy.journal.groups import PERIODS, SpendingGroup, group_fields, has_period, in_order
 from kvproxy.journal.sessions.spending_report import SpendingReport, expense, group_row
@@ -32,10 +32,18 @@ def compare_reports(
     period: tuple[float | None, float | None],
 ) -> SpendingReport:
     """Return the bill of requests with the costs of a period in reports, and how they differ from the money here."""
-    converted = _converted_costs(reports, settings)
-    left_out = sum(len(report.costs) for report in reports) - len(converted)
+    amounts = [amount for report in reports for amount in report.costs]
+    converted = _converted_costs(amounts, settings)
+    foreign = Counter(name for name, cost in amounts if cost is not None and settings.exchange_rate(name) is None)
     costs = [cost for cost in converted if is_between(cost.time, *period)]
-    return replace(_with_reported_costs(bill, costs), reported=_compare(costs, left_out, paid, prices))
+    undated = 0 if period == (None, None) else sum(cost.time is None for cost in converted)
+    compared = replace(
+        _compare(costs, paid, prices),
+        left_out=len(amounts) - len(converted),
+        left_out_currencies=dict(foreign),
+        undated=undated,
+    )
+    return replace(_with_reported_costs(bill, costs), reported=compared)
 
 
 def currencies_without_rate(requests: Iterable[LoggedRequest], settings: JournalSettings) -> list[str]:
@@ -61,10 +69,10 @@ def is_between(time: float | None, since: float | None, until: float | None) -> 
 
 
 def _compare(
-    costs: Sequence[ReportedCost], left_out: int, paid: Sequence[PaidRequest], prices: Mapping[str, PriceSettings]
+    costs: Sequence[ReportedCost], paid: Sequence[PaidRequest], prices: Mapping[str, PriceSettings]
 ) -> CostComparison:
     if not costs or not paid:
-        return CostComparison(sum(cost.amount for cost in costs) if costs else None, None, left_out=left_out)
+        return CostComparison(sum(cost.amount for cost in costs) if costs else None, None)
     one_sided, unpriced = _one_sided_providers(costs, paid), _unpriced_models(paid, prices)
     both = [request for request in paid if provider_of(request.model) not in one_sided]
     compared, apart = list[ReportedCost](), defaultdict[str, float](float)
@@ -86,7 +94,6 @@ def _compare(
         difference=(comparison.difference or 0.0) + sum(apart.values()) + of_unpriced,
         providers={name: amount for name, amount in sorted(apart.items()) if amount},
         unpriced=of_unpriced,
-        left_out=left_out,
     )
 
 
@@ -109,9 +116,10 @@ def _unpriced_models(paid: Sequence[PaidRequest], prices: Mapping[str, PriceSett
     return {request.model for request in paid} - priced
 
 
-def _converted_costs(reports: Sequence[CostReport], settings: JournalSettings) -> list[ReportedCost]:
+def _converted_costs(
+    amounts: Iterable[tuple[str, ReportedCost | None]], settings: JournalSettings
+) -> list[ReportedCost]:
     """Return the costs in the currency of the settings, without unreadable ones and those without an exchange rate."""
-    amounts = [amount for report in reports for amount in report.costs]
     return [
         cost
         for currency, reported in amounts
@@ -145,7 +153,7 @@ def _with_reported_costs(report: SpendingReport, costs: Sequence[ReportedCost]) 
     return replace(
         report,
         rows=in_order(rows.values(), fields, expense),
-        has_utc_days=report.has_utc_days or (has_period(fields) and bool(costs)),
+        has_utc_days=report.has_utc_days or (has_period(fields) and any(cost.day for cost in costs)),
     )
 
 

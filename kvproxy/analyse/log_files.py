@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kvproxy.analyse.log_formats.log_format import LoggedRequest
+from kvproxy.analyse.log_formats.reported_costs import CostReport
 from kvproxy.analyse.log_formats.rows import PLACED_CAUSES
 from kvproxy.analyse.request_log import LineError, RequestLog
 from kvproxy.analyse.simulate.trace_reader import TraceError
@@ -158,6 +159,10 @@ def _of_file(request: LoggedRequest, name: str) -> LoggedRequest:
     return replace(request, unreadable=tuple(f"{heading} in {name}" for heading in request.unreadable))
 
 
+def _of_cost_file(report: CostReport, name: str) -> CostReport:
+    return replace(report, unreadable={f"{heading} in {name}": rows for heading, rows in report.unreadable.items()})
+
+
 def _merge(logs: dict[str, RequestLog]) -> RequestLog:
     formats = Counter(log.format for log in logs.values())
     whole = RequestLog("; ".join(f"{format} ({plural(count, 'file')})" for format, count in formats.items()))
@@ -166,7 +171,7 @@ def _merge(logs: dict[str, RequestLog]) -> RequestLog:
         whole.requests += [_of_file(request, name) for request in log.requests]
         whole.ignored_fields |= log.ignored_fields
         whole.pages += log.pages
-        whole.costs += log.costs
+        whole.costs += [_of_cost_file(report, name) for report in log.costs]
         whole.errors += [LineError(error.line, f"in {name}: {error.message}") for error in log.errors]
         for cause, numbers in log.skipped.items():
             whole.skipped[f"{cause} in {name}" if cause in PLACED_CAUSES else cause] += numbers

@@ -7,7 +7,9 @@ from dataclasses import field as dataclass_field
 from functools import cached_property
 from pathlib import Path
 
-from kvproxy.analyse.log_formats.cost_reports import CostReport, read_costs
+from kvproxy.analyse.log_formats.amounts import with_decimal_points
+from kvproxy.analyse.log_formats.cost_reports import read_costs
+from kvproxy.analyse.log_formats.cost_tables import money_headings
 from kvproxy.analyse.log_formats.dates import with_iso_dates
 from kvproxy.analyse.log_formats.fact_columns import (
     COSTS,
@@ -15,6 +17,7 @@ from kvproxy.analyse.log_formats.fact_columns import (
     REQUESTS,
     fact_headings,
     facts_of,
+    row_headings,
     unreadable_columns,
     with_facts,
     with_plain_counts,
@@ -24,6 +27,7 @@ from kvproxy.analyse.log_formats.log_format import LogFormat, LoggedRequest, Row
 from kvproxy.analyse.log_formats.logged_costs import logged_cost
 from kvproxy.analyse.log_formats.pages import Page, read_page
 from kvproxy.analyse.log_formats.registry import PROMPTS, format_names, log_formats
+from kvproxy.analyse.log_formats.reported_costs import CostReport
 from kvproxy.analyse.log_formats.requests import BODY_FIELDS, read_fields
 from kvproxy.analyse.log_formats.rows import NO_JSON, NO_OBJECT_ITEM, NO_OBJECT_LINE, PLACED_CAUSES, FileRows, read_rows
 from kvproxy.analyse.log_formats.sum_rows import sum_rows
@@ -120,6 +124,9 @@ class RequestLog:
         for request in self.requests:
             for heading in request.unreadable:
                 rows[heading].append(request.line)
+        for report in self.costs:
+            for heading, numbers in report.unreadable.items():
+                rows[heading] += numbers
         return rows
 
     @property
@@ -171,8 +178,8 @@ def read_log(
     else:
         content = read_rows(file, text)
         if content.is_table:
-            content.rows = with_plain_counts(with_iso_dates(content.rows))
-        if for_bill and format is None and (costs := read_costs([value for _, value in content.rows])) is not None:
+            content.rows = _with_plain_cells(content.rows)
+        if for_bill and format is None and (costs := read_costs(content.rows)) is not None:
             return RequestLog("report of costs", content.num_rows, costs=[costs])
         chosen = _choose_format(file, content, format)
         others = log_formats() if format is None else ()
@@ -182,6 +189,12 @@ def read_log(
     if not log.requests and _REPEATED not in log.skipped:
         raise InvalidRequest(_no_requests(file, log))
     return log
+
+
+def _with_plain_cells(rows: Sequence[tuple[int, JsonObject]]) -> list[tuple[int, JsonObject]]:
+    """Return the rows of a table with dates, counts, and amounts in one form, if other cells of their column show theirs."""
+    names = dict.fromkeys(name for _, row in rows for name in row)
+    return with_decimal_points(with_plain_counts(with_iso_dates(rows)), money_headings(names))
 
 
 def _no_requests(file: Path, log: RequestLog) -> str:
@@ -198,7 +211,7 @@ def _choose_format(file: Path, content: FileRows, name: str | None) -> LogFormat
     sample = [value for _, value in content.rows[:_SAMPLE]]
     if not sample:
         raise InvalidRequest(_describe_empty(file, content))
-    if not content.is_table and (costs := read_costs([value for _, value in content.rows])) is not None:
+    if not content.is_table and (costs := read_costs(content.rows)) is not None:
         # Its periods have the fields of a report of usage.
         raise InvalidRequest(f"{file} is {costs}")
     first_matches = [_first_match(value, formats) for value in sample]
@@ -235,7 +248,7 @@ def _describe_unknown(file: Path, content: FileRows, formats: Sequence[LogFormat
     number, value = content.rows[0]
     fields = ", ".join(list(value)[:_SHOWN_FIELDS]) + (", ..." if len(value) > _SHOWN_FIELDS else "")
     if content.is_table:
-        if (costs := read_costs([value for _, value in content.rows])) is not None:
+        if (costs := read_costs(content.rows)) is not None:
             return f"{file} is {costs}; if a column has questions, name it with --column"
         fix = "name the column of questions with --column, or convert its rows to JSON lines with model and messages"
         usage = next(log_format for log_format in formats if log_format.name == USAGE_TABLE)
@@ -306,7 +319,7 @@ def _read_rows(
             if not requests:
                 log.skipped["no request"].append(number)
             elif own.name == USAGE_TABLE:
-                log.ignored_fields |= set(value) - set(fact_headings(value)) - EXTRA_COLUMNS
+                log.ignored_fields |= set(value) - set(row_headings(value)) - EXTRA_COLUMNS
             elif own.name == "requests" and not any(name in value for name in BODY_FIELDS):
                 given = {name for name, content in value.items() if content not in (None, "")}
                 log.ignored_fields |= given - set(requests[0].body) - read_fields(value)

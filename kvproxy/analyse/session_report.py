@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import mean, median
 
 from kvproxy.analyse.compared_costs import compare_reports, count_regional, currencies_without_rate, is_between
-from kvproxy.analyse.log_formats.cost_reports import CostReport
 from kvproxy.analyse.log_formats.log_format import LoggedRequest
+from kvproxy.analyse.log_formats.reported_costs import CostReport
 from kvproxy.analyse.log_replay import logged_tenant, reported_usage
 from kvproxy.analyse.pause_costs import InputPrice, LongWrite, SessionStep, provider_policy_input, session_price
 from kvproxy.analyse.simulate.trace_reader import TraceSession

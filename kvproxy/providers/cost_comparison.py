@@ -37,7 +37,7 @@ class CostComparison:
     """The sum of a report of costs, and how it differs from the money here.
 
     Attributes:
-        reported: sum of the report of costs; None if all its amounts are left out.
+        reported: sum of the report of costs; None if all its amounts are left out, or outside the period.
         difference: this sum, less the money here. The sum of the parts below; None without the sum, or without any usage.
         services: money of services besides tokens, by name.
         discount: money of discounts, which is negative.
@@ -47,7 +47,9 @@ class CostComparison:
             only the usage has; the latter is negative.
         rest: what has none of these causes; 0 within the rounding of the amounts.
         rest_by_day: this rest by UTC day, the largest first; empty if the days are unknown.
-        left_out: number of amounts that are unreadable, or in another currency.
+        left_out: number of amounts that are unreadable, or in a currency without a rate.
+        left_out_currencies: the latter by currency, which is empty if it is unknown.
+        undated: number of amounts without a date, which a period leaves out.
     """
 
     reported: float | None
@@ -61,6 +63,8 @@ class CostComparison:
     rest: float = 0.0
     rest_by_day: dict[str, float] = field(default_factory=dict)
     left_out: int = 0
+    left_out_currencies: dict[str, int] = field(default_factory=dict)
+    undated: int = 0
 
 
 def compare_costs(costs: Sequence[ReportedCost], computed: Mapping[str, float]) -> CostComparison:

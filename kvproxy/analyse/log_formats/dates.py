@@ -9,14 +9,14 @@ from kvproxy.apis.json import Json, JsonObject
 
 _DATE = re.compile(r"(\d{1,2})([/.-])(\d{1,2})\2(\d{4})(?:[T ]+(\d{1,2})(:\d{2}.*))?")
 _MONTHS = 12
-_TIMES = {"usage_date_utc", "start_time", "end_time"}
+_END = "end_time"
 
 
 def with_iso_dates(rows: Sequence[tuple[int, JsonObject]]) -> list[tuple[int, JsonObject]]:
     """Return the rows of a table with such dates as 2026-11-21, if a date of their column shows which number is the day."""
     names = dict.fromkeys(name for _, row in rows for name in row)
-    times = {name for name, fact in fact_headings(names).items() if fact in (*TIME_FIELDS, *DATES)}
-    orders = {name: _is_day_first(row.get(name) for _, row in rows) for name in names if name in times | _TIMES}
+    times = {name for name, fact in fact_headings(names).items() if fact in (*TIME_FIELDS, *DATES)} | {_END}
+    orders = {name: _is_day_first(row.get(name) for _, row in rows) for name in names if name in times}
     known = {name: is_first for name, is_first in orders.items() if is_first is not None}
     if not known:
         return list(rows)

@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kvproxy.analyse.log_formats.counts import is_unreadable, read_amount, read_count
+from kvproxy.analyse.log_formats.amounts import currency_beside, currency_named, read_amount
+from kvproxy.analyse.log_formats.counts import is_unreadable, read_count
 from kvproxy.analyse.log_formats.labels import LABEL_FIELDS, labels_of
 from kvproxy.analyse.log_formats.log_format import TIME_FIELDS, LoggedRequest, first_of, logged_time, parse_time
 from kvproxy.apis.json import Json, JsonObject
@@ -19,12 +20,12 @@ _HELICONE_READ, _HELICONE_WRITTEN, _TOTAL = "prompt_cache_read_tokens", "prompt_
 _READ = "cache_read_input_tokens", _HELICONE_READ
 _WRITTEN = "cache_creation_input_tokens", _HELICONE_WRITTEN
 REQUESTS = "num_model_requests", "num_requests", "n_requests", "requests", "request_count"
-DATES = "date", "day", "usage_date"
+DATES = "date", "day", "usage_date", "usage_date_time", "usage_date_utc", "charge_period_start"
 COSTS = "cost_total", "cost_usd", "total_cost_usd", "spend", "response_cost", "cost", "total_cost", _USAGE
 """Money in US dollars, or in the currency of another column."""
 CURRENCY = "currency"
 _OF_CURRENCY = "cost", "total_cost"
-"""Money only if a column has its currency."""
+"""Money only if a column or the cell has its currency."""
 _COUNTS = (*INPUT, *OUTPUT, *_CACHED, *_READ, *_WRITTEN, _TOTAL, *REQUESTS)
 _FACTS = (*MODELS, *_COUNTS, *COSTS, CURRENCY, *TIME_FIELDS, *DATES, *LABEL_FIELDS)
 _THOUSANDS = re.compile(r"\d{1,3}(?:\.\d{3})+")
@@ -56,6 +57,13 @@ def fact_headings(names: Iterable[str]) -> dict[str, str]:
         for name, fact in facts.items()
         if fact is not None and fact not in ignored and (name == fact or fact not in exact)
     }
+
+
+def row_headings(row: JsonObject) -> dict[str, str]:
+    """Return the facts of a row's columns by heading, also of money whose cell has its currency, such as $1.25."""
+    with_currency = fact_headings((*row, CURRENCY))
+    stated = {name: fact for name, fact in with_currency.items() if currency_beside(row.get(name))}
+    return fact_headings(row) | stated
 
 
 def letters_of(name: str) -> str:
@@ -118,7 +126,9 @@ def _is_cache_beside_input(facts: JsonObject, prompt: int, completion: int | Non
 def currency_of(facts: JsonObject) -> str:
     """Return the currency of the first amount of `COSTS`."""
     name = next((name for name in COSTS if read_amount(facts.get(name))), "")
-    return LIST_CURRENCY if name.endswith("usd") else str(facts.get(CURRENCY) or LIST_CURRENCY).strip().upper()
+    if name.endswith("usd"):
+        return LIST_CURRENCY
+    return currency_named(facts.get(CURRENCY)) or currency_beside(facts.get(name)) or LIST_CURRENCY
 
 
 def model_of(facts: JsonObject) -> str:

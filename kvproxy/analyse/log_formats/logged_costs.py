@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvproxy.analyse.log_formats.counts import read_amount
+from kvproxy.analyse.log_formats.amounts import read_amount
 from kvproxy.analyse.log_formats.json_texts import decoded
 from kvproxy.apis.json import Json, JsonMap, field
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from kvproxy.analyse.log_formats.counts import is_unreadable, read_amount, read_count
+from kvproxy.analyse.log_formats.amounts import read_amount
+from kvproxy.analyse.log_formats.counts import is_unreadable, read_count
 from kvproxy.analyse.log_formats.fact_columns import (
     COSTS,
     INPUT,
@@ -14,6 +15,7 @@ from kvproxy.analyse.log_formats.fact_columns import (
     fact_headings,
     facts_of,
     model_of,
+    row_headings,
     time_of,
     token_counts,
     unreadable_columns,
@@ -214,7 +216,7 @@ def _read_table_row(row: Row) -> Iterator[LoggedRequest]:
 
     A row of a day, and a row with a number of requests, is a sum; another one is a request.
     """
-    value, headings = row.value, fact_headings(row.value)
+    value, headings = row.value, row_headings(row.value)
     if any(isinstance(cell, str) and cell.strip().casefold().rstrip(":") in _SUMS for cell in value.values()):
         raise SkipRow(OF_SUMS)
     facts = facts_of(value, headings)

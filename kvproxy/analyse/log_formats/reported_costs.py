@@ -1,0 +1,99 @@
+"""The amounts of a report of costs, and the facts in the row of an amount."""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from kvproxy.analyse.log_formats.fact_columns import fact_headings, facts_of, letters_of, model_of, time_of
+from kvproxy.analyse.log_formats.labels import labels_of
+from kvproxy.analyse.log_formats.log_format import parse_time
+from kvproxy.apis.json import Json, JsonMap, JsonObject
+from kvproxy.providers.cost_comparison import ReportedCost
+
+ITEMS = (
+    *"lineitem metername meter chargedescription item service servicename description".split(),
+    *"vendor supplier product sku model".split(),
+)
+"""Columns with a name of an amount, without punctuation; the first one with a text counts."""
+_TOKEN_TYPES = ("", "token", "tokens")
+# Items of OpenAI's bill without a model's tokens, such as `web search tool calls` or `vector store storage`.
+_SERVICE = re.compile(
+    r"(?!.*, (?:cached )?(?:input|output)).*(?:search|interpreter|execution|storage|container|session)", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CostReport:
+    """The amounts of a report of costs, by currency.
+
+    Attributes:
+        costs: None for each unreadable amount. The currency is empty if it is unknown.
+        usage: name of the report that has the tokens.
+        unreadable: numbers of the rows with unreadable cells, by the heading of their column.
+    """
+
+    costs: Sequence[tuple[str, ReportedCost | None]]
+    usage: str
+    unreadable: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return (
+            f"a report of costs{self._sum()}, which has no tokens: give the report of usage ({self.usage}), or list its amounts"
+            " with --sessions --by day"
+        )
+
+    def _sum(self) -> str:
+        """Return the sum by currency; empty if an amount is unknown."""
+        sums: defaultdict[str, float] = defaultdict(float)
+        for currency, cost in self.costs:
+            if cost is None or not currency:
+                return ""
+            sums[currency] += cost.amount
+        return f" ({' and '.join(f'{total:,.2f} {currency}' for currency, total in sums.items())})" if sums else ""
+
+
+def reported_cost(row: JsonObject, amount: float, listed: float | None = None) -> ReportedCost:
+    """Return an amount with the facts in its row. `listed` is the amount without a discount."""
+    facts = facts_of(row, fact_headings(row))
+    # In the exports of clouds, it is the service that is billed, and no project.
+    facts.pop("service.name", None)
+    cells = {letters_of(name): cell for name, cell in row.items()}
+    start = cells.get("startingat")
+    time = time_of(facts) if start is None else parse_time(start)
+    labels, service = labels_of(facts), _service(cells)
+    return ReportedCost(
+        amount,
+        "" if time is None else datetime.fromtimestamp(time, UTC).date().isoformat(),
+        service,
+        listed,
+        time=time,
+        project=labels.project or _text(cells, "workspace", "workspaceid", *GROUPS),
+        model=model_of(facts) or ("" if service else _model_in_item(_text(cells, "lineitem"))),
+        client=labels.client or _text(cells, "apikey"),
+        team=labels.team,
+        line_item=_text(cells, *ITEMS, "costtype" if service else "tokentype"),
+    )
+
+
+GROUPS = "resourcegroup", "resourcegroupname", "subaccountname"
+"""Columns with the group of an amount in a cloud, without punctuation."""
+
+
+def _model_in_item(item: str) -> str:
+    """Return the model in OpenAI's name of an amount, such as `gpt-5-2025-08-07, cached input`; empty for another name."""
+    name = item.partition(", ")[0]
+    return "" if " " in name else name
+
+
+def _service(cells: JsonMap) -> str:
+    """Return what an amount is for besides tokens: an item of OpenAI's, or a type of Anthropic's; empty for tokens."""
+    item, kind = _text(cells, "lineitem"), _text(cells, "costtype")
+    if _SERVICE.match(item):
+        return item
+    return "" if kind in _TOKEN_TYPES else kind
+
+
+def _text(cells: Mapping[str, Json], *names: str) -> str:
+    return next((str(cells[name]) for name in names if cells.get(name)), "")

@@ -1,0 +1,95 @@
+"""Tables of costs: their amounts, currencies, and dates, and what is left out of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands.run import kvproxy
+
+
+def costs_of(folder: Path, text: str, *arguments: str, by: str = "line_item") -> tuple[dict[str, Any], str]:
+    """Return the reported costs by group, and the notes."""
+    file = folder / "costs.csv"
+    file.write_text(text)
+    done = kvproxy("estimate", file, "--sessions", "--by", by, "--json", "--data", folder, *arguments)
+    assert done.returncode == 0, done
+    report = json.loads(done.stdout)
+    return {row["name"]: row["reported_cost"] for row in report["rows"]}, " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "date,line_item,amount,currency",
+        "date,description,amount,currency",
+        "Date,Item,Amount,Currency",
+        "DATE,Vendor,Cost,CURRENCY",
+    ],
+)
+def test_an_amount_of_a_table_is_in_whole_units(head: str, tmp_path: Path) -> None:
+    rows = '2026-10-01,gpt-4o input,5.00,usd\n2026-10-20,gpt-4o input,"1,850.00",USD \n'
+    assert costs_of(tmp_path, f"{head}\n{rows}")[0] == {"gpt-4o input": 1_855}
+
+
+def test_an_amount_of_anthropics_api_is_in_hundredths(tmp_path: Path) -> None:
+    result = {"amount": "123.5", "currency": "USD", "cost_type": "tokens", "token_type": None, "context_window": None}
+    # Its results, as jq prints them one by one.
+    assert costs_of(tmp_path, json.dumps(result) + "\n")[0] == {"": 1.235}
+
+
+def test_a_currency_is_stated_and_not_assumed(tmp_path: Path) -> None:
+    rows = "2026-10-01,a,5.00,EUR\n2026-10-02,b,5.00,\n2026-10-03,c,$7.00,\n"
+    for head in ("date,item,cost,currency", "Date,item,Spend,Currency"):
+        costs, notes = costs_of(tmp_path, f"{head}\n{rows}")
+        assert costs == {"c": 7}
+        assert "left out: 1 amount in EUR, whose rate to USD is unknown" in notes
+        assert ", 1 amount without a currency" in notes
+    assert costs_of(tmp_path, "date,item,cost\n2026-10-01,a,$3.50\n2026-10-01,a,1.50 USD\n")[0] == {"a": 5}
+
+
+def test_the_cost_of_a_request_states_its_currency(tmp_path: Path) -> None:
+    file = tmp_path / "usage.csv"
+    file.write_text("date,model,input tokens,output tokens,cost\n2026-10-01,m,1,1,$3.50\n2026-10-01,m,1,1,4.50\n")
+    done = kvproxy("estimate", file, "--sessions", "--by", "model", "--json", "--data", tmp_path)
+    assert json.loads(done.stdout)["total"]["logged_cost"] == 3.5
+    assert "no fields of a request, not read: cost" in done.stderr
+
+
+def test_decimal_commas(tmp_path: Path) -> None:
+    head = "Date;Item;Cost;Currency\n"
+    rows = "2026-10-01;a;3,50;USD\n2026-10-01;b;25,4875;USD\n2026-10-01;c;0,035 $;USD\n"
+    costs, notes = costs_of(tmp_path, head + rows)
+    assert costs == {"a": 3.5, "b": 25.4875, "c": 0.035}
+    assert "unreadable" not in notes
+    # In this column, a point separates thousands, and a comma decimals.
+    costs, _ = costs_of(tmp_path, head + rows + "2026-10-01;d;1.250;USD\n2026-10-01;e;1,250;USD\n;;1280,2725;\n")
+    assert (costs["d"], costs["e"], len(costs)) == (1_250, 1.25, 5)
+    costs, notes = costs_of(tmp_path, head + rows + "2026-10-01;d;1.25;USD\n2026-10-01;e;1,250;USD\n")
+    assert (costs["d"], "e" in costs) == (1.25, False)
+    assert "1 row with unreadable Cost (line 6)" in notes
+
+
+@pytest.mark.parametrize("date", ["Date", "ChargePeriodStart", "UsageDateTime"])
+def test_a_table_of_costs_without_readable_dates(date: str, tmp_path: Path) -> None:
+    rows = "".join(f"10/0{day}/2026,gpt-4o input,{day}.00,USD\n" for day in (1, 2, 3))
+    text = f"{date},MeterName,CostInBillingCurrency,BillingCurrency\n{rows}"
+    costs, notes = costs_of(tmp_path, text, by="day")
+    assert costs == {"": 6}
+    assert f"3 rows with unreadable {date} (lines 2, 3, 4): it counts as unknown" in notes
+    costs, notes = costs_of(tmp_path, text, "--since", "2026-10-02", by="day")
+    assert costs == {}
+    assert "not in the period: 3 amounts of the report of costs without a date" in notes
+    assert "the report of costs is not compared: no amount is in the period" in notes
+    costs, notes = costs_of(tmp_path, text + "10/13/2026,gpt-4o input,4.00,USD\n", by="day")
+    assert (costs["2026-10-13"], costs["2026-10-02"]) == (4, 2)
+    assert "unreadable" not in notes
+
+
+def test_a_log_with_prompts_is_no_report_of_costs(tmp_path: Path) -> None:
+    row = {"model": "gpt-4o", "messages": [{"role": "user", "content": "hi"}], "cost_usd": 0.01}
+    (tmp_path / "log.jsonl").write_text(json.dumps(row) + "\n")
+    done = kvproxy("estimate", tmp_path / "log.jsonl")
+    assert done.returncode == 0, done
+    assert "read as requests: 1 row" in done.stderr

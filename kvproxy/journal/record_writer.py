@@ -30,7 +30,14 @@ from kvproxy.journal.exchange_record import (
 )
 from kvproxy.journal.late_verdicts import LateVerdicts
 from kvproxy.journal.record import Record
-from kvproxy.journal.request_regions import PASSAGES, Regions, digest_of_region, regions_as_json, regions_of
+from kvproxy.journal.request_regions import (
+    PASSAGES,
+    Regions,
+    digest_of_region,
+    regions_as_json,
+    regions_of,
+    with_history_size,
+)
 from kvproxy.journal.saving_groups import counted_tags
 from kvproxy.journal.schema import StringIds, record_row, short_key, stored_column
 from kvproxy.journal.sessions.turn_writer import TurnWriter
@@ -192,7 +199,9 @@ class RecordWriter:
             self._turns.add_hit(record, None)
             return
         short = short_key(key)
-        (prompt, tombstone), regions = self._history.find(short), regions_of(cache_key.parts, self._turns.contents.add)
+        prompt, tombstone = self._history.find(short)
+        regions = regions_of(cache_key.parts, self._turns.contents.add)
+        regions = with_history_size(regions, record.prompt_tokens)
         beside = _digest_beside_passages(exchange)
         equal = exchange.equal_requests
         if equal is not None and equal.known is None:

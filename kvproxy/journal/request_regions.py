@@ -2,11 +2,12 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import lru_cache
 from itertools import zip_longest
 
+from kvproxy.apis.api_request import BYTES_PER_TOKEN
 from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps
 from kvproxy.apis.message_parts import role_of
 from kvproxy.journal.token_estimates import weighted_size
@@ -14,6 +15,8 @@ from kvproxy.journal.token_estimates import weighted_size
 DIGEST_BYTES = 8
 _LISTS = ("messages", "input")
 QUESTIONS = ("messages", "input", "prompt")
+HISTORY = "previous_response_id"
+"""Region of a request whose earlier messages are at the provider."""
 PASSAGES = "passages"
 """Name of the texts beside a question in its message, if only they differ."""
 _LAST = ("tools", "system", "instructions", *QUESTIONS)
@@ -147,6 +150,16 @@ def regions_of(
         ]
     )
     return Regions(names, digests, next(questions, None), sizes)
+
+
+def with_history_size(regions: Regions, prompt_tokens: int | None) -> Regions:
+    """Give the history at the provider the size of the prompt's tokens that the request does not contain."""
+    if HISTORY not in regions.names or prompt_tokens is None:
+        return regions
+    place = regions.names.index(HISTORY)
+    others = sum(regions.sizes) - regions.sizes[place]
+    hidden = max(0, BYTES_PER_TOKEN * prompt_tokens - others)
+    return replace(regions, sizes=(*regions.sizes[:place], hidden, *regions.sizes[place + 1 :]))
 
 
 def digest_of_region(content: Json) -> bytes:

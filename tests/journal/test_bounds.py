@@ -242,7 +242,7 @@ def test_prompts_of_sessions_are_kept_to_the_bound(monkeypatch: pytest.MonkeyPat
         digests = tuple(f"{number} {place}".encode() for place in range(3))
         chain = chain_of(Regions(names, digests, None, (1, 1, 1)), "public")
         turn = KnownTurn(number, number, 1, None, number, 1.0, 2.0, 2.0, None, 9, 3, None)
-        index.add(turn, chain, f"tenant {number}", f"name {number}")
+        index.add(turn, chain, f"tenant {number}", f"name {number}", f"resp_{number}")
     sizes = {name: len(kept) for name, kept in vars(index).items()}
     assert set(sizes.values()) == {50}, sizes
 

@@ -8,6 +8,7 @@ from kvproxy.apis.json import Json, dumps, field, objects
 from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.journal.cache_history import CacheHistory
 from kvproxy.journal.miss_explanation import common_prefix_and_suffix, word_start
+from kvproxy.journal.request_regions import HISTORY
 from kvproxy.journal.sessions.changed_text import find_changed_text, text_of_region
 from kvproxy.journal.sessions.ledger import ESTIMATE_ERROR
 from kvproxy.journal.sessions.session_matching import KnownTurn, PromptChain, RegionContents, prompt_shape
@@ -68,10 +69,15 @@ class PromptChanges:
         names, digests = before_shape.names, tuple([regions.digests[index] for index in before_shape.order])
         texts = chain.shape.texts
         shared = common_prefix_length(chain.digests, digests)
-        if shared in (len(chain.names), len(names)):
+        if shared in (len(chain.names), len(names)) or (earlier is chain.history and chain.continues_history):
             return PromptChange()
+        if chain.names[shared] == HISTORY:
+            # The provider has the messages, so what changed is unknown.
+            return PromptChange(is_known=False)
         sent, path, place, region, beginning = set(digests[shared:]), "", None, chain.names[shared], 0.0
         later = [index for index in texts if index >= max(shared, known)]
+        if earlier is chain.history:
+            sent.add(chain.digests[chain.names.index(HISTORY)])
         repeated: float = sum(chain.sizes[index] for index in later if chain.digests[index] in sent)
         before = dict(zip(names, digests, strict=True))
         repeated += sum(

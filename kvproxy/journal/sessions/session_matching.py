@@ -9,7 +9,7 @@ from math import inf
 from typing import Generic, TypeVar
 
 from kvproxy.apis.json import Json, loads
-from kvproxy.journal.request_regions import QUESTIONS, Regions
+from kvproxy.journal.request_regions import HISTORY, QUESTIONS, Regions, digest_of_region
 from kvproxy.journal.sessions.ledger import ESTIMATE_ERROR
 
 _MAX_HASHES = 30_000
@@ -20,10 +20,11 @@ _MAX_CONTENT = 256 * 1024
 # Regions that precede the messages in the chain, because a change of one of them changes the whole prefix.
 _HEAD = (
     *("model", "cache_salt", "reasoning", "reasoning_effort", "text", "verbosity"),
-    *("tools", "system", "instructions", "tool_choice", "thinking"),
+    *("tools", "system", "instructions", "tool_choice", "thinking", HISTORY),
 )
 _INSTRUCTIONS = ("system", "developer")
-_TEXTS = ("tools", "system", "instructions", *QUESTIONS)
+_TEXTS = ("tools", "system", "instructions", HISTORY, *QUESTIONS)
+_MESSAGES = (HISTORY, *QUESTIONS)
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -47,6 +48,13 @@ class PromptShape:
 
     def has_text(self, num_regions: int) -> bool:
         return bool(self.texts) and self.texts[0] < num_regions
+
+    @property
+    def num_head(self) -> int:
+        """Number of the regions before the messages and their history."""
+        return next(
+            (place for place, name in enumerate(self.names) if name.partition("[")[0] in _MESSAGES), len(self.names)
+        )
 
     @property
     def lacks_instructions(self) -> bool:
@@ -91,6 +99,8 @@ class PromptChain:
         question: digest of the last region as the client sent it, if an edit appended a text to it; `conversation` has
             this digest, and the other attributes have what the backend got.
         api: digest of the API's name; None if unknown.
+        history: the turn whose messages are the prompt's history at the provider; None without such a history, or if the turn
+            is unknown. If only the messages differ from this turn's prompt, `prefixes` continue those of the turn.
     """
 
     shape: PromptShape
@@ -100,6 +110,17 @@ class PromptChain:
     conversation: tuple[int | None, ...]
     question: bytes | None = None
     api: bytes | None = None
+    history: "KnownTurn | None" = None
+
+    @property
+    def continues_history(self) -> bool:
+        """Whether the prompt begins with the whole prompt of the turn `history`."""
+        return self.history is not None and self.history.prompt_hash == self.prefixes[self.names.index(HISTORY)]
+
+    @property
+    def head_hash(self) -> int:
+        """Hash of the regions before the messages and their history; 0 without such regions."""
+        return self.prefixes[self.shape.num_head - 1] if self.shape.num_head else 0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -126,23 +147,32 @@ class PromptChain:
         return tokens + (max(0, prompt_tokens - tokens) * before // total if total else 0)
 
 
-def chain_of(regions: Regions, scope: str, question: bytes | None = None) -> PromptChain:
+def chain_of(
+    regions: Regions, scope: str, question: bytes | None = None, history: "KnownTurn | None" = None
+) -> PromptChain:
     """Return the hash chain of a request's prompt. Chains of different scopes, such as tenants, have no hash in common.
 
-    `question` is for `PromptChain.question`.
+    `question` and `history` are for `PromptChain`.
     """
     shape = prompt_shape(regions.names)
     digests = tuple([regions.digests[index] for index in shape.order])
     sizes = tuple([regions.sizes[index] for index in shape.order]) if regions.sizes else (1,) * len(shape.order)
     sent = digests if question is None else (*digests[:-1], question)
-    conversation = (*(None,) * shape.first, *_hashes(sent[shape.first :], f"conversation {scope}"))
     api = regions.digests[regions.names.index("api")] if "api" in regions.names else None
-    return PromptChain(shape, digests, sizes, tuple(_hashes(digests, scope)), conversation, question, api)
+    prefixes, start = _hashes(digests, hash(scope)), hash(f"conversation {scope}")
+    if HISTORY in shape.names:
+        place = shape.names.index(HISTORY)
+        start = hash((start, digests[place])) if history is None else history.conversation_hash
+        if history is not None and history.head_hash == (prefixes[place - 1] if place else 0):
+            later = _hashes(digests[place + 1 :], history.prompt_hash)
+            prefixes = [*prefixes[:place], history.prompt_hash, *later]
+    conversation = (*(None,) * shape.first, *_hashes(sent[shape.first :], start))
+    return PromptChain(shape, digests, sizes, tuple(prefixes), conversation, question, api, history)
 
 
-def _hashes(digests: Sequence[bytes], scope: str) -> list[int]:
+def _hashes(digests: Sequence[bytes], start: int) -> list[int]:
     # Python seeds the hashes of texts and bytes for each process, so nobody can choose digests with equal hashes.
-    chain, last = list[int](), hash(scope)
+    chain, last = list[int](), start
     for digest in digests:
         last = hash((last, digest))
         chain.append(last)
@@ -162,8 +192,8 @@ class KnownTurn:
         used: arrival of the last request that read or wrote its stored tokens, itself or a keep-warm request.
         ttl: seconds for which the provider stores an unused prefix.
         answer: kind and digest of each part of its answer; None if unknown.
-        prompt_hash, conversation_hash, model: hashes of its whole prompt and conversation, and the digest of its model (see
-            `PromptChain`); `SessionIndex.add` sets them.
+        prompt_hash, head_hash, conversation_hash, model: hashes of its whole prompt, of the regions before its messages and
+            their history, and of its conversation, and the digest of its model (see `PromptChain`); `SessionIndex.add` sets them.
         cached: prompt tokens that the backend reused.
         unread: tokens of `stored` at its end that no later request has read.
         lacks_mark: it had no breakpoint, so the provider neither looked for a prefix nor stored one.
@@ -187,6 +217,7 @@ class KnownTurn:
     used: float = 0.0
     answer: tuple[tuple[str, bytes], ...] | None = None
     prompt_hash: int = 0
+    head_hash: int = 0
     conversation_hash: int = 0
     model: bytes | None = None
     cached: int = 0
@@ -261,6 +292,14 @@ class SessionIndex:
         self._names: _RecentItems[str, KnownTurn] = _RecentItems()
         self._prompts: _RecentItems[int, KnownTurn] = _RecentItems()
         self._places: _RecentItems[tuple[int, str, bytes], KnownTurn] = _RecentItems()
+        self._responses: _RecentItems[tuple[str, bytes], KnownTurn] = _RecentItems()
+
+    def chain_of(self, regions: Regions, tenant: str, question: bytes | None = None) -> PromptChain:
+        """Return the chain of a tenant's request, which continues the turn whose response it names; see the function."""
+        history = None
+        if HISTORY in regions.names:
+            history = self._responses.get((tenant, regions.digests[regions.names.index(HISTORY)]))
+        return chain_of(regions, tenant, question, history)
 
     def find_longest_prefix(
         self, chain: PromptChain, prompt_tokens: int, arrived: float = inf, answered: float = inf
@@ -298,7 +337,10 @@ class SessionIndex:
         return None, None if named is None else named.session
 
     def _continued_turn(self, chain: PromptChain) -> KnownTurn | None:
-        # By the longest equal conversation, the longest equal prefix, the latest equal answer, or the first message.
+        # By the named response, the longest equal conversation, the longest equal prefix, the latest equal answer, or the
+        # first message.
+        if chain.history is not None:
+            return chain.history
         answers = chain.shape.assistants
         if not answers:
             return None
@@ -341,11 +383,13 @@ class SessionIndex:
         """
         if parent is not None:
             is_same_session = name is not None or parent.conversation_hash in chain.conversation[:-1]
-            if parent.model == chain.model or is_same_session:
+            if parent.model == chain.model or is_same_session or parent is chain.history:
                 return parent
         return self._first_turns.get((tenant, chain.api, chain.model))
 
-    def add(self, turn: KnownTurn, chain: PromptChain, tenant: str, name: str | None) -> None:
+    def add(
+        self, turn: KnownTurn, chain: PromptChain, tenant: str, name: str | None, response_id: str | None = None
+    ) -> None:
         read = turn.cached * sum(chain.sizes) / max(1, turn.prompt_tokens) * (1 + ESTIMATE_ERROR)
         for key, size in zip(chain.prefixes, accumulate(chain.sizes), strict=True):
             writer = self._writers.get(key)
@@ -355,7 +399,7 @@ class SessionIndex:
         self._prompts[turn.prompt] = turn
         turn.model, turn.question = chain.model, chain.question
         if chain.prefixes:
-            turn.prompt_hash = chain.prefixes[-1]
+            turn.prompt_hash, turn.head_hash = chain.prefixes[-1], chain.head_hash
             self._tokens[turn.prompt_hash] = turn.prompt_tokens
         if chain.first < len(chain.names):
             start, end = chain.conversation[chain.first], chain.conversation[-1]
@@ -370,6 +414,8 @@ class SessionIndex:
             self._first_turns[tenant, chain.api, chain.model] = turn
         if name is not None:
             self._names[f"{tenant} {name}"] = turn
+        if response_id is not None:
+            self._responses[tenant, digest_of_region(response_id)] = turn
 
 
 class RegionContents:

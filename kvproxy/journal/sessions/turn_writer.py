@@ -40,7 +40,6 @@ from kvproxy.journal.sessions.session_matching import (
     PromptChain,
     RegionContents,
     SessionIndex,
-    chain_of,
 )
 from kvproxy.providers.cache_rules import cache_rule
 from kvproxy.providers.prices import CacheLimits, cache_limits, shortest_cached_prefix
@@ -62,7 +61,7 @@ _LATEST = (
     " r.time + coalesce(r.first_us, r.total_us, 0) / 1e6, u.name,"
     " r.prompt_tokens, coalesce(r.completion_tokens, 0), coalesce(r.reused_tokens, 0) + t.written_5m"
     " + coalesce(t.written_1h, 0), t.written_1h, tenant.name, model.name, n.name, r.reused_tokens,"
-    " t.question, tags.name, p.regions, p.shape, s.sizes"
+    " t.question, r.response_id, tags.name, p.regions, p.shape, s.sizes"
     " from turns t join records r on r.number = t.number join names tenant on tenant.number = r.tenant"
     " join names model on model.number = r.model left join names u on u.number = r.upstream left join names n"
     " on n.number = t.name left join names tags on tags.number = r.tags"
@@ -123,7 +122,7 @@ class TurnWriter:
         self._newest = record.number
         prompt_tokens, tenant = record.prompt_tokens or 0, record.tenant
         name = session_name(exchange.request)
-        chain = chain_of(regions, tenant, self._question_before_edits(regions, exchange.request))
+        chain = self._index.chain_of(regions, tenant, self._question_before_edits(regions, exchange.request))
         self._add_to_curve(chain, record.upstream, prompt_tokens, record.reused_tokens, exchange.facts.block_size)
         if exchange.facts.is_engine:
             if len(self._block_sizes) >= _MAX_MODELS:
@@ -146,7 +145,7 @@ class TurnWriter:
             closest = known.turn
         shared = known.regions if known is not None and chain.shape.has_text(known.regions) else 0
         change = self._changes.change_since(closest, chain, record.prompt_tokens, shared)
-        sender = self._index.latest_sender(session, chain, shared)
+        sender = None if chain.history is not None else self._index.latest_sender(session, chain, shared)
         if sender is not None and sender is not closest and sender.model == chain.model:
             # Turns with other beginnings, such as another order of the tools, may have sent more of the later text.
             other = self._changes.change_since(sender, chain, record.prompt_tokens, shared)
@@ -209,7 +208,7 @@ class TurnWriter:
         if known is not None:
             turn.keep_stored_prefix(known)
         self._link_sub_agents(chain, turn, known)
-        self._index.add(turn, chain, tenant, name)
+        self._index.add(turn, chain, tenant, name, record.response_id)
 
     def _question_before_edits(self, regions: Regions, request: ApiRequest) -> bytes | None:
         if not request.moved_texts or regions.question is None:
@@ -233,7 +232,7 @@ class TurnWriter:
         earlier = self._index.latest_turn(record.prompt)
         if regions is not None:
             self._read_turns()
-            chain = chain_of(regions, record.tenant)
+            chain = self._index.chain_of(regions, record.tenant)
             known = self._index.find_longest_prefix(chain, prompt_tokens)
             common = known.tokens if known is not None and chain.shape.has_text(known.regions) else 0
             earlier = None if known is None else known.turn
@@ -392,18 +391,19 @@ class TurnWriter:
         if is_start:
             self._index, self._newest = SessionIndex(), 0
         for row in reversed(self._database.rows(_LATEST, [self._newest, _MAX_RESTORED])):
-            known, (written_1h, tenant, model, name, reused, question, tags, *stored) = KnownTurn(*row[:12]), row[12:]
+            known, (written_1h, tenant, model, name, reused, question, *more) = KnownTurn(*row[:12]), row[12:]
+            response_id, tags, *stored = more
             known.ttl, known.used = _HOUR if written_1h else cache_limits(model, self._prices).lifetime, known.time
             known.cached = reused or 0
             known.unread = max(0, (known.stored or 0) - (reused or 0))
-            chain = chain_of(self._strings.regions(*stored), tenant, question)
+            chain = self._index.chain_of(self._strings.regions(*stored), tenant, question)
             if (prefix := self._index.find_longest_prefix(chain, known.prompt_tokens)) is not None:
                 if _is_keep_warm(tags):
                     prefix.turn.renew(known)
                     continue
                 prefix.turn.count_read(reused or 0)
                 known.keep_stored_prefix(prefix)
-            self._index.add(known, chain, tenant, name)
+            self._index.add(known, chain, tenant, name, response_id)
             if not is_start:
                 self._add_to_curve(chain, known.upstream, known.prompt_tokens, reused)
 

@@ -9,7 +9,7 @@ from kvproxy.apis.json import Json, JsonObject
 from kvproxy.exchange import Exchange
 from kvproxy.journal.sessions.session_matching import RegionContents
 from kvproxy.settings.rules import EditSettings
-from tests.journal.sessions.requests import SYSTEM, Sessions, assistant, request, user
+from tests.journal.sessions.requests import SYSTEM, Sessions, assistant, provider, request, user
 
 FIRST = [SYSTEM, user("How does a cache work?")]
 SECOND = [*FIRST, assistant("It keeps answers."), user("And a block?")]
@@ -140,6 +140,69 @@ def test_a_tool_loop_over_the_responses_api_is_one_session(sessions: Sessions, k
         sessions.add(request([], 100 + 20 * turn, 0, turn, api="responses", body=body))
         items += call_items(kind, turn)
     assert numbered(sessions) == [(1, 1, None), (1, 2, 1), (1, 3, 2)]
+
+
+LONG_TASK = "Fix the test. " * 1_000
+
+
+def _continued(
+    sessions: Sessions,
+    text: str,
+    response: str,
+    previous: str | None,
+    at: float,
+    usage: tuple[int, int],
+    *,
+    instructions: str = "Be brief. ",
+    session: str | None = None,
+) -> None:
+    """Add a request whose history is at the provider. `usage` has prompt tokens and reused tokens."""
+    body: JsonObject = {"input": text, "instructions": instructions * 20, "previous_response_id": previous}
+    body = {"model": "gpt-5.1"} | {name: value for name, value in body.items() if value is not None}
+    headers = {} if session is None else {"session_id": session}
+    made = request([], *usage, at, body=body, api="responses", headers=headers, response_id=response, **provider())
+    del made.request.body["messages"]  # type: ignore[union-attr]
+    sessions.add(made)
+
+
+@pytest.mark.parametrize("session", [None, "s"])
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_requests_that_name_the_previous_response_are_turns_of_its_session(
+    sessions: Sessions, session: str | None, is_restarted: bool
+) -> None:
+    for text, response, previous, at, usage in (
+        (LONG_TASK, "resp_1", None, 0, (5_000, 0)),
+        ("Continue.", "resp_2", "resp_1", 9, (5_200, 4_992)),
+        ("Continue.", "resp_3", "resp_2", 18, (5_400, 0)),
+        ("Stop.", "resp_4", "resp_2", 27, (5_390, 5_120)),
+    ):
+        _continued(sessions, text, response, previous, at, usage, session=session)
+        if is_restarted:
+            sessions.restart()
+    assert numbered(sessions) == [(1, 1, None), (1, 2, 1), (1, 3, 2), (1, 3, 2)]
+    # The provider had the whole previous prompt, so it dropped this prefix.
+    lost = [turn.lost for turn in sessions.turns()[1:]]
+    assert lost == [{"new": 208}, {"evicted": 5_120, "new": 280}, {"new": 270}]
+
+
+def test_the_history_at_the_provider_is_lost_to_changed_instructions(sessions: Sessions) -> None:
+    _continued(sessions, LONG_TASK, "resp_1", None, 0, (5_000, 0))
+    _continued(sessions, "Continue.", "resp_2", "resp_1", 9, (5_200, 0), instructions="Be verbose. ")
+    turn = sessions.last()
+    assert (turn.turn, turn.parent, turn.region) == (2, 1, "instructions")
+    assert turn.lost["changed"] == pytest.approx(5_000, rel=0.05)
+
+
+def test_equal_messages_after_other_responses_share_no_prefix(sessions: Sessions) -> None:
+    """The history of the second request was never sent through the proxy."""
+    _continued(sessions, LONG_TASK, "resp_1", None, 0, (5_000, 0))
+    _continued(sessions, "Continue.", "resp_2", "resp_1", 9, (5_200, 4_992))
+    _continued(sessions, "Continue.", "resp_3", "resp_unknown", 18, (9_000, 0))
+    turn = sessions.last()
+    assert (turn.session, turn.turn) == (3, 1)
+    assert turn.lost == {"minimum": pytest.approx(50, abs=15), "new": pytest.approx(8_950, abs=15)}
+    _continued(sessions, "Continue.", "resp_4", None, 27, (60, 0))
+    assert sessions.last().lost == {"minimum": pytest.approx(50, abs=15), "new": pytest.approx(10, abs=15)}
 
 
 def test_a_sub_agent_over_the_responses_api_has_the_turn_that_called_it_as_parent(sessions: Sessions) -> None:

@@ -145,8 +145,9 @@ class ResponseCache:
         """Store an entry, and wait for the commit; return False if the capacity or redaction forbids storing it."""
         return await asyncio.shield(self.start_write(entry).task)
 
-    async def insert_many(self, entries: Sequence[Entry]) -> int:
-        return sum(await asyncio.gather(*map(self.insert, entries)))
+    async def insert_many(self, entries: Sequence[Entry], *, deferred: bool = False) -> int:
+        writes = [self.start_write(entry, deferred=deferred).task for entry in entries]
+        return sum(await asyncio.shield(asyncio.gather(*writes)))
 
     async def remove(self, ids: Sequence[str]) -> int:
         return len(await asyncio.to_thread(self.store.delete, ids))

@@ -15,6 +15,7 @@ import numpy as np
 
 from kvproxy.index.entry import Entry, Freshness
 from kvproxy.index.errors import CacheStoreError, EmbedderError, PolicyError, WrongDimension
+from kvproxy.index.failure_log import FailureLog
 from kvproxy.index.models.embedder import Embedder, EmbeddingCache
 from kvproxy.index.models.languages import EVERY, can_match, is_in_languages
 from kvproxy.index.models.model_threads import model_threads
@@ -130,6 +131,8 @@ class SemanticCache:
         threads = threads or (_REMOTE_THREADS if store.remote else model_threads())
         self._queue = LookupQueue(self._look_up, threads, _QUEUE_PER_THREAD * threads)
         self.deferred_embeddings = DeferredEmbeddings(self._embed_deferred)
+        self._lacks_vectors = False
+        self._outage = FailureLog()
         learned = policy if isinstance(policy, LearnedPolicy) else None
         self.learning = None if observations is None else FeedbackRecorder(store, observations, learned, self._unindex)
 
@@ -233,17 +236,21 @@ class SemanticCache:
     async def embed_many(self, texts: Sequence[str]) -> None:
         """Embed prompts in batches, so that the next lookups and inserts find their vectors in memory.
 
-        A lookup of another question waits for a batch. The lookup or insert reports the error of a prompt that fails.
+        A lookup of another question waits for a batch. The lookup or insert reports the error of a prompt that fails; this raises
+        an EmbedderError if every prompt fails.
         """
         for start in range(0, len(texts), _EMBED_BATCH):
             work = partial(self._embed_readable, texts[start : start + _EMBED_BATCH])
-            with contextlib.suppress(EmbedderError):
-                await self._queue.run_in_background(work)
+            await self._queue.run_in_background(work)
 
     def _embed_readable(self, texts: Sequence[str]) -> None:
         readable = [searched_text(text) for text in texts if self.can_read(text)]
-        if readable:
+        if not readable:
+            return
+        try:
             self._embeddings.vectors(readable)
+        except EmbedderError:
+            self._embeddings.check_embedder()
 
     def cached_similarity(self, one: str, other: str) -> float | None:
         """Return the cosine of the beginnings of two responses; None if one is not in the cache. Thread-safe."""
@@ -303,8 +310,15 @@ class SemanticCache:
                 vector = await self.embed(searched_text(entry.prompt))
                 return await self._writes.put(NewEntry(entry, vector, self._embedder.name))
             except EmbedderError as error:
-                _log.warning("an entry is stored without a vector, and has exact hits only: %s", error)
+                is_stored = await self._writes.put(NewEntry(entry))
+                self._postpone_embedding(error)
+                return is_stored
         return await self._writes.put(NewEntry(replace(entry, semantic=False)))
+
+    def _postpone_embedding(self, error: EmbedderError) -> None:
+        """Let `maintain` embed the entries without a vector."""
+        self._lacks_vectors = True
+        self._outage.log_failure("new entries have exact hits only, until they can be embedded: %s", error)
 
     async def insert_deferred(self, entry: Entry) -> bool:
         if not entry.semantic or self._embeddings.get_cached(searched_text(entry.prompt)) is not None:
@@ -314,14 +328,29 @@ class SemanticCache:
         return stored
 
     def rebuild(self) -> int:
-        """Load the indexes, and embed entries without a vector; return the number of embedded entries. Raises EmbedderError."""
+        """Load the indexes, and embed entries without a vector; return the number of embedded entries.
+
+        Raises WrongDimension. After another failure of the embedder, `maintain` tries again.
+        """
         self._check_embedder()
         self._vector_search.load()
+        return self._embed_missing()
+
+    def _embed_missing(self) -> int:
         embedded = 0
-        while missing := self._store.missing_vectors(self._embedder.name, _REBUILD_BATCH):
-            vectors = self._vectors_of(missing)
-            self._store_vectors(missing, vectors)
-            embedded += len(vectors)
+        # An insert sets it again.
+        self._lacks_vectors = False
+        try:
+            while missing := self._store.missing_vectors(self._embedder.name, _REBUILD_BATCH):
+                vectors = self._vectors_of(missing)
+                self._store_vectors(missing, vectors)
+                embedded += len(vectors)
+        except WrongDimension:
+            raise
+        except EmbedderError as error:
+            self._postpone_embedding(error)
+        else:
+            self._outage.log_recovery("the embedder works again, and all entries are embedded")
         return embedded
 
     def _check_embedder(self) -> None:
@@ -363,7 +392,11 @@ class SemanticCache:
         vectors: dict[str, np.ndarray] = {}
         for entry in entries:
             # With one entry in each job, a lookup waits for one at most.
-            vectors |= await self._queue.run_in_background(partial(self._vectors_of, [entry]))
+            try:
+                vectors |= await self._queue.run_in_background(partial(self._vectors_of, [entry]))
+            except EmbedderError as error:
+                self._postpone_embedding(error)
+                return False
         await asyncio.to_thread(self._store_vectors, entries, vectors)
         return bool(entries)
 
@@ -381,6 +414,8 @@ class SemanticCache:
         self._vector_search.remove(self._store.unindex(ids))
 
     def maintain(self) -> None:
+        if self._lacks_vectors:
+            self._embed_missing()
         if self.learning is not None:
             self.learning.flush()
         self._vector_search.maintain()

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import functools
-import json
 import logging
 import math
 import os
@@ -14,7 +13,7 @@ from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from kvproxy.index.entry import LIBRARY_ENDPOINT, Entry, library_digest, new_id
+from kvproxy.index.entry import LIBRARY_ENDPOINT, Entry, library_digest
 from kvproxy.index.errors import CacheStoreError, EmbedderError, PolicyError
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.store import EntryFilter
@@ -32,7 +31,7 @@ from kvproxy.library.arguments import (
     pair_batches,
     positive_seconds,
 )
-from kvproxy.library.cached_answer import CachedAnswer, answer_of
+from kvproxy.library.cached_answer import CachedAnswer, answer_of, new_entry
 from kvproxy.library.lookup_explanation import LookupExplanation, explain_lookup
 from kvproxy.library.maintenance import Maintenance
 from kvproxy.library.memoized_function import question_signature, read_question
@@ -100,17 +99,40 @@ class AsyncCache:
         self._cache.store.record_hit(entry.id)
 
     async def get_many(self, questions: Sequence[str], namespace: str = "") -> list[CachedAnswer | None]:
-        """Return what `get` returns for each question. All questions without an equal one are embedded together."""
+        """Return what `get` returns for each question. All questions without an equal one are embedded together.
+
+        If the embedder fails, they are misses.
+        """
         self.check_usable()
         questions = checked_questions(questions, namespace)
         found: list[CachedAnswer | None] = []
         for start in range(0, len(questions), BATCH):
             batch = questions[start : start + BATCH]
-            if self._cache.semantic is not None:
-                new = [text for text in dict.fromkeys(batch) if await self._find_equal(text, namespace) is None]
-                await self._cache.semantic.embed_many(new)
-            found += [await self.get(question, namespace) for question in batch]
+            new = [text for text in dict.fromkeys(batch) if await self._find_equal(text, namespace) is None]
+            failure = await self._embed(new)
+            found += [await self._get_or_miss(question, namespace, failure) for question in batch]
         return found
+
+    async def _embed(self, questions: Sequence[str]) -> EmbedderError | None:
+        """Embed questions together; return the error of an embedder that fails for all."""
+        try:
+            if self._cache.semantic is not None:
+                await self._cache.semantic.embed_many(questions)
+        except EmbedderError as error:
+            _log.warning("questions are not embedded: %s", error)
+            return error
+        return None
+
+    async def _get_or_miss(self, question: str, namespace: str, failure: EmbedderError | None) -> CachedAnswer | None:
+        """Return what `get` returns; None if the embedder fails. `failure` is its error for all questions, if any."""
+        if failure is None or await self._find_equal(question, namespace) is not None:
+            try:
+                return await self.get(question, namespace)
+            except EmbedderError as error:
+                _log.warning("the lookup is a miss: %s", error)
+        self._lookups["failed"] += 1
+        self._gets["miss"] += 1
+        return None
 
     async def get_or_set(
         self,
@@ -224,9 +246,8 @@ class AsyncCache:
         self.check_usable()
         entries = [self._entry(question, answer, namespace, ttl, tags) for question, answer in dict(pairs).items()]
         entries = [entry for entry in entries if self._is_storable(entry)]
-        if self._cache.semantic is not None:
-            await self._cache.semantic.embed_many([entry.prompt for entry in entries])
-        await self._cache.insert_many(entries)
+        failure = await self._embed([entry.prompt for entry in entries])
+        await self._cache.insert_many(entries, deferred=failure is not None)
         return [entry.id for entry in entries]
 
     async def count_stored(self, ids: Sequence[str]) -> int:
@@ -390,21 +411,8 @@ class AsyncCache:
         lifetime = (
             positive_seconds("ttl", ttl) if ttl is not None else self._namespace_ttls.get(namespace, settings.ttl)
         )
-        return Entry(
-            id=new_id(),
-            key=library_digest(namespace, question),
-            namespace=library_digest(namespace),
-            tenant="",
-            model="",
-            endpoint=LIBRARY_ENDPOINT,
-            prompt=question,
-            semantic=True,
-            request=json.dumps({"question": question, "namespace": namespace}).encode(),
-            response=json.dumps(answer).encode(),
-            created=now,
-            expires=now + min(lifetime, math.inf if settings.max_ttl is None else settings.max_ttl),
-            tags=checked_tags(tags),
-        )
+        expires = now + min(lifetime, math.inf if settings.max_ttl is None else settings.max_ttl)
+        return new_entry(question, answer, namespace, checked_tags(tags), now, expires)
 
     def _is_storable(self, entry: Entry) -> bool:
         return len(entry.response) <= self._settings.max_response_bytes

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, field
 
-from kvproxy.index.entry import Entry
+from kvproxy.index.entry import LIBRARY_ENDPOINT, Entry, library_digest, new_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +31,23 @@ def answer_of(entry: Entry, similarity: float | None = None) -> CachedAnswer:
     request, answer = json.loads(entry.request), json.loads(entry.response)
     question, namespace = request.get("question", entry.prompt), request.get("namespace", "")
     return CachedAnswer(answer, question, similarity, entry.id, namespace, entry.tags, entry.created, entry.expires)
+
+
+def new_entry(
+    question: str, answer: str, namespace: str, tags: tuple[str, ...], created: float, expires: float
+) -> Entry:
+    return Entry(
+        id=new_id(),
+        key=library_digest(namespace, question),
+        namespace=library_digest(namespace),
+        tenant="",
+        model="",
+        endpoint=LIBRARY_ENDPOINT,
+        prompt=question,
+        semantic=True,
+        request=json.dumps({"question": question, "namespace": namespace}).encode(),
+        response=json.dumps(answer).encode(),
+        created=created,
+        expires=expires,
+        tags=tags,
+    )

@@ -69,7 +69,10 @@ class Cache:
         return self._run(self._cache.get(question, namespace))
 
     def get_many(self, questions: Sequence[str], namespace: str = "") -> list[CachedAnswer | None]:
-        """Return what `get` returns for each question. All questions without an equal one are embedded together."""
+        """Return what `get` returns for each question. All questions without an equal one are embedded together.
+
+        If the embedder fails, they are misses.
+        """
         return self._run(self._cache.get_many(questions, namespace))
 
     def get_or_set(

@@ -11,6 +11,7 @@ import pytest
 
 from kvproxy import Cache, CacheSettings, CacheStoreError, EmbedderError, open_async_cache, open_cache
 from kvproxy.library import AsyncCache
+from tests.index.doubles import Held
 from tests.polling import until_async
 
 EXACT = CacheSettings(semantic=False)
@@ -209,6 +210,29 @@ async def test_a_decorator_for_coroutines_checks_its_function(tmp_path: Path) ->
         wrong: Any = lambda question, context: never()  # noqa: E731
         with pytest.raises(TypeError, match="memoize requires a function of one argument"):
             cache.memoize()(wrong)
+
+
+def test_an_embedder_that_fails_leaves_exact_hits(tmp_path: Path) -> None:
+    embedder = Held()
+    settings = CacheSettings(policy="threshold", min_similarity=0.8, guards=False)
+    with open_cache(tmp_path / "r.db", settings, embedder=embedder) as cache:
+        cache.set("a stored question", "1")
+        embedder.broken = True
+        assert cache.set_many({f"new question {number}": "2" for number in range(50)}) == 50
+        assert len(embedder.calls) < 10, "each answer waits for the embedder"
+        embedder.calls.clear()
+        questions = ["a stored question", *(f"other {number}" for number in range(50)), "new question 7"]
+        hits = cache.get_many(questions)
+        assert [hit and hit.answer for hit in hits] == ["1", *[None] * 50, "2"]
+        assert len(embedder.calls) < 10, "each question waits for the embedder"
+        stats = cache.stats()
+        assert stats["gets"] == {"exact": 2, "semantic": 0, "miss": 50, "shared": 0}
+        assert stats["semantic"]["lookups"] == {"failed": 50}
+    with open_cache(tmp_path / "r.db", settings, embedder=embedder) as cache:
+        assert cache.get("new question 7") is not None
+    embedder.broken = False
+    with open_cache(tmp_path / "r.db", settings, embedder=embedder) as cache:
+        assert cache.explain("new question 7 please").reason == "hit-semantic"
 
 
 async def test_missing_and_needless_awaits_are_named(tmp_path: Path) -> None:

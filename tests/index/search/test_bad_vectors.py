@@ -13,7 +13,7 @@ from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Store
 from tests.index.conftest import MakeStore
-from tests.index.doubles import HashEmbedder
+from tests.index.doubles import HashEmbedder, Held
 from tests.index.entries import make_entry
 
 
@@ -60,15 +60,29 @@ async def test_an_entry_without_a_vector_has_exact_hits_only(make_store: MakeSto
     assert store.count() == 12 + 9
 
 
-def test_a_broken_embedder_stops_a_start_and_changes_no_entry(store: Store) -> None:
-    class Broken(HashEmbedder):
-        def embed(self, texts: Sequence[str]) -> np.ndarray:
-            raise RuntimeError("out of memory")
-
+async def test_entries_that_a_broken_embedder_leaves_are_embedded_later(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
     store.put(make_entry())
-    with pytest.raises(EmbedderError, match="out of memory"):
-        cache(store, Broken()).rebuild()
-    assert cache(store).rebuild() == 1
+    embedder = Held()
+    embedder.broken = True
+    semantic = cache(store, embedder)
+    assert semantic.rebuild() == 0
+    for text in ("one", "two", "three"):
+        assert await semantic.insert(make_entry(f"{text} new question"))
+    await semantic.insert_deferred(make_entry("deferred question"))
+    await semantic.deferred_embeddings.wait_until_idle()
+    semantic.maintain()
+    messages = [record.getMessage() for record in caplog.records if "new entries" in record.getMessage()]
+    assert messages == ["new entries have exact hits only, until they can be embedded: embedder 'hash' failed: broken"]
+    embedder.broken = False
+    semantic.maintain()
+    assert "all entries are embedded" in caplog.text
+    assert store.missing_vectors(HashEmbedder.name, 10) == []
+    assert (await semantic.lookup("n", "two new question")).entry is not None
+    calls = len(embedder.calls)
+    semantic.maintain()
+    assert len(embedder.calls) == calls
 
 
 async def test_a_text_that_cannot_be_embedded_fails_no_other_lookup(store: Store) -> None:

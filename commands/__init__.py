@@ -24,7 +24,7 @@ _SIMILARITY = 0.8
 """Ratio of `difflib` from which an option is suggested instead of a wrong one."""
 _SIGPIPE_CODE = 128 + 13
 """Exit code that shells report for a program that SIGPIPE ended."""
-_WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 def _print_version(value: bool) -> None:

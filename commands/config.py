@@ -16,7 +16,15 @@ from kvproxy.commands.options import Data, ProxyOptions, load_settings
 from kvproxy.commands.output import Output, print_note, print_text, text_output
 from kvproxy.commands.row_fields import RowFields
 from kvproxy.commands.tables import Column, ListLayout, Row, table_output, text_column
-from kvproxy.errors import InvalidRequest, KvproxyError, ProxyUnreachable, StoreUnavailable, Unauthorized
+from kvproxy.errors import (
+    OTHER_FOLDER,
+    InvalidRequest,
+    KvproxyError,
+    ProxyUnreachable,
+    StoreUnavailable,
+    Unauthorized,
+    file_error,
+)
 from kvproxy.operations.client_setup import CachedTokens, ClientName
 from kvproxy.operations.operation import NoParameters
 from kvproxy.units import plural
@@ -135,20 +143,20 @@ def init(
         return _init_client(client, upstream, model, api_key, proxy)
     if model or api_key:
         raise typer.BadParameter("--model and --api-key require --for")
+    from kvproxy.settings.settings_file import appended
     from kvproxy.settings.template import template
 
     file = load_settings(data=proxy.data, upstream=upstream).data / "kvproxy.toml"
     content = template()
     if upstream is not None:
         content = content.replace("#upstream =\n", f"upstream = {json.dumps(upstream)}\n", 1)
+    if file.exists():
+        raise InvalidRequest(f"{file} exists: move it away first")
     try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with file.open("x", encoding="utf-8") as out:
-            out.write(content)
-    except FileExistsError:
-        raise InvalidRequest(f"{file} exists: move it away first") from None
+        with appended(file, content):
+            pass
     except OSError as error:
-        raise InvalidRequest(f"cannot write {file}: {error.strerror}") from None
+        raise file_error("write", file, error, OTHER_FOLDER) from None
     return text_output({"file": str(file)}, f"wrote {file}")
 
 

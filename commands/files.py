@@ -12,10 +12,11 @@ from pathlib import Path
 from kvproxy.analyse.charts import Chart, save
 from kvproxy.analyse.compressed_files import DamagedFile, read_decompressed
 from kvproxy.analyse.simulate.file_kinds import describe_binary
-from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
+from kvproxy.errors import InvalidRequest, NotFound, StorageFailed, file_error
 from kvproxy.optional_packages import require_package
 
 _STDOUT = "-", "/dev/stdout"
+OTHER_FILE = "name a file in a writable folder"
 _PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
 
@@ -28,7 +29,7 @@ def read_bytes(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise InvalidRequest(f"cannot read {file}: {error.strerror}") from None
+        raise file_error("read", file, error, "give another file") from None
 
 
 def stdin_or_path(file: Path) -> Path:
@@ -96,17 +97,23 @@ def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:
     Args:
         suffixes: allowed suffixes; without any, all are allowed.
 
-    Raises InvalidRequest if the folder is missing or read-only, or the suffix is not allowed.
+    Raises InvalidRequest if the folder is missing or the suffix is not allowed, and StorageFailed if it is read-only.
     """
     if file is None:
         return
     folder = file.parent
     if not folder.is_dir():
-        raise InvalidRequest(f"cannot write {file}: create the folder {folder} first")
-    if file.is_dir() or not os.access(file if file.exists() else folder, os.W_OK):
-        raise InvalidRequest(f"cannot write {file}: name a file in a writable folder")
+        raise _missing_folder(file)
+    if file.is_dir():
+        raise InvalidRequest(f"cannot write {file}: it is a folder, so {OTHER_FILE}")
+    if not os.access(file if file.exists() else folder, os.W_OK):
+        raise StorageFailed(f"cannot write {file}: {OTHER_FILE}")
     if suffixes and file.suffix.lower() not in suffixes:
         raise InvalidRequest(f"cannot write {file}: its name must end in {', '.join(suffixes[:-1])} or {suffixes[-1]}")
+
+
+def _missing_folder(file: Path) -> InvalidRequest:
+    return InvalidRequest(f"cannot write {file}: create the folder {file.parent} first")
 
 
 def checked_plot(file: Path | None) -> Path | None:
@@ -131,7 +138,9 @@ def explain_write_errors(file: Path) -> Iterator[None]:
         if isinstance(error, BrokenPipeError) and str(file) in _STDOUT:
             # The command ends without a message, as after other output on stdout.
             raise
-        raise KvproxyError(f"cannot write {file}: {error.strerror}") from None
+        if isinstance(error, FileNotFoundError) and not file.parent.is_dir():
+            raise _missing_folder(file) from None
+        raise file_error("write", file, error, OTHER_FILE) from None
 
 
 def _replace_file(file: Path, chunks: Iterable[bytes]) -> None:

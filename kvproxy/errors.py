@@ -1,6 +1,16 @@
 """Errors with their HTTP status, OpenAI type and code, and exit code."""
 
+import errno
+from pathlib import Path
 from typing import ClassVar
+
+_WRONG_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL)
+OTHER_FOLDER = "choose another folder with --data"
+"""A remedy of `file_error` for files of the data folder."""
+_FIXES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free space, or "),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "change its permissions, or "),
+}
 
 
 class KvproxyError(Exception):
@@ -188,8 +198,21 @@ class ModelUnsupported(KvproxyError, code="model_unsupported"):
 class SettingsError(KvproxyError, exit_code=2): ...
 
 
+class StorageFailed(SettingsError, exit_code=1):
+    """A disk or a database failed, or does not permit the access. The settings that name it may be right."""
+
+
 class ProxyUnreachable(KvproxyError, exit_code=4):
     """No proxy responds at the URL that a command was given."""
+
+
+def file_error(action: str, path: Path, error: OSError, instead: str) -> SettingsError:
+    """Return the error for a file or a folder that cannot be used; only a wrong path is an error of the settings or options.
+
+    `action` and `instead` are parts of its message, such as `write` and `choose another folder with --data`.
+    """
+    kind = SettingsError if error.errno in _WRONG_PATH else StorageFailed
+    return kind(f"cannot {action} {path} ({error.strerror}): {_FIXES.get(error.errno or 0, '')}{instead}")
 
 
 def describe_cause(error: Exception) -> str:

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from kvproxy.clients.private_file import replace_private_file
-from kvproxy.errors import SettingsError
+from kvproxy.errors import OTHER_FOLDER, file_error
 
 MAX_CHANGES = 10_000
 """Changes that the file keeps; with twice as many, the oldest are deleted."""
@@ -84,7 +84,7 @@ def _explained(file: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise SettingsError(f"cannot write {file}: {error.strerror}") from None
+        raise file_error("write", file, error, OTHER_FOLDER) from None
 
 
 @contextmanager
@@ -106,7 +106,7 @@ def recorded_changes(data: Path, limit: int | None) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise SettingsError(f"cannot read {changes_file(data)}: {error.strerror}") from None
+        raise file_error("read", changes_file(data), error, OTHER_FOLDER) from None
     newest = lines[::-1] if limit is None else lines[: -limit - 1 : -1]
     return [change for line in newest if (change := _parse(line)) is not None]
 

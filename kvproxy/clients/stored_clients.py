@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from kvproxy.clients.change_log import ChangeLog, locked_changes
 from kvproxy.clients.private_file import private_replacement
 from kvproxy.clients.spending_tables import Query, SpendingFile, delete_spent, spending_file
-from kvproxy.errors import InvalidRequest, NotFound, SettingsError, StoreUnavailable
+from kvproxy.errors import OTHER_FOLDER, InvalidRequest, NotFound, SettingsError, StoreUnavailable, file_error
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store_location import is_url
 from kvproxy.settings import Settings
@@ -127,7 +127,7 @@ class StoredClients:
             with private_replacement(file, content):
                 self._record(changes)
         except OSError as error:
-            raise SettingsError(f"cannot write {file}: {error.strerror}") from None
+            raise file_error("write", file, error, OTHER_FOLDER) from None
 
 
 @contextmanager
@@ -150,7 +150,7 @@ def _make_folder(data: Path) -> None:
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise SettingsError(f"cannot create {data}: {error.strerror}") from None
+        raise file_error("create", data, error, OTHER_FOLDER) from None
 
 
 @contextmanager
@@ -199,6 +199,6 @@ def _read_clients(data: Path) -> Sequence[ClientSettings]:
     except FileNotFoundError:
         return ()
     except OSError as error:
-        raise SettingsError(f"cannot read {file}: {error.strerror}") from None
+        raise file_error("read", file, error, OTHER_FOLDER) from None
     except ValidationError as error:
         raise SettingsError(f"cannot read {file}: {error.errors()[0]['msg']}; restore it from a backup") from None

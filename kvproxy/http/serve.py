@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from kvproxy.backends.overload_log import OverloadLog
-from kvproxy.errors import SettingsError
+from kvproxy.errors import OTHER_FOLDER, SettingsError, file_error
 from kvproxy.http.app import create_app
 from kvproxy.http.client_connection import refuse_connection
 from kvproxy.http.exchange_middleware import ExchangeMiddleware
@@ -92,9 +92,7 @@ def _make_data_folder_private(settings: Settings) -> None:
     try:
         make_private_folder(settings.data)
     except OSError as error:
-        raise SettingsError(
-            f"cannot use the data folder {settings.data} ({error.strerror}): choose another with --data", param="data"
-        ) from None
+        raise file_error("use the data folder", settings.data, error, OTHER_FOLDER) from None
 
 
 def _raise_descriptor_limit(settings: Settings) -> None:

@@ -18,7 +18,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field, TypeAdapter
 
 from kvproxy import __version__
-from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
+from kvproxy.errors import OTHER_FOLDER, InvalidRequest, KvproxyError, NotFound, file_error
 from kvproxy.index.sqlite_files import cannot_change, file_uri
 from kvproxy.index.store_location import is_url
 from kvproxy.installation.data_folder import locked_folder, removed_on_failure
@@ -86,12 +86,19 @@ def write_backup(
             os.replace(unfinished, archive)
             sizes = {name: (copies / name).stat().st_size for name in sources}
     except OSError as error:
-        raise InvalidRequest(f"cannot write {archive} ({error.strerror}): name a file in a writable folder") from None
+        raise file_error("write", archive, error, "name a file in a writable folder") from None
     return BackupSummary(__version__, created, sizes)
 
 
 def restore_backup(settings: Settings, archive: Path, *, replace: bool = False) -> BackupSummary:
     """Restore an archive to a data folder that no proxy uses. All files are checked before the first is restored."""
+    try:
+        return _restore(settings, archive, replace)
+    except OSError as error:
+        raise file_error("write to the data folder", settings.data, error, OTHER_FOLDER) from None
+
+
+def _restore(settings: Settings, archive: Path, replace: bool) -> BackupSummary:
     places = _files_to_back_up(settings)
     with _open_archive(archive):
         # A missing archive is reported before a proxy that uses the folder.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvproxy.demo import DEMO
-from kvproxy.errors import SettingsError
+from kvproxy.errors import OTHER_FOLDER, SettingsError, file_error
 from kvproxy.index.private_files import make_private_file
 
 _FILE = "serve.lock"
@@ -34,9 +34,7 @@ def locked_folder(folder: Path, url: str, journal: str | None = None) -> Iterato
         make_private_file(path)
         opened = path.open("a+", encoding="utf-8")
     except OSError as error:
-        raise SettingsError(
-            f"cannot write to the data folder {folder} ({error.strerror}): choose another with --data", param="data"
-        ) from None
+        raise _not_writable(folder, error) from None
     with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -46,10 +44,18 @@ def locked_folder(folder: Path, url: str, journal: str | None = None) -> Iterato
                 f"{_describe_owner(file.read())} uses the data folder {folder}: stop it, or choose another folder with --data",
                 param="data",
             ) from None
-        file.truncate(0)
-        file.write(json.dumps({"pid": os.getpid(), "url": url, "journal": journal}))
-        file.flush()
+        owner = json.dumps({"pid": os.getpid(), "url": url, "journal": journal})
+        try:
+            os.ftruncate(file.fileno(), 0)
+            # Without a buffer, whose write fails again when the file is closed.
+            os.write(file.fileno(), owner.encode())
+        except OSError as error:
+            raise _not_writable(folder, error) from None
         yield
+
+
+def _not_writable(folder: Path, error: OSError) -> SettingsError:
+    return file_error("write to the data folder", folder, error, OTHER_FOLDER)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvproxy.errors import InvalidRequest
+from kvproxy.errors import OTHER_FOLDER, KvproxyError, file_error
 from kvproxy.providers.price_list import parse_price_list
 from kvproxy.upstreams.limited_fetch import FetchError, fetch
 
@@ -22,14 +22,14 @@ class PriceUpdate:
 
 
 def update_prices(url: str, file: Path) -> PriceUpdate:
-    """Replace a file of list prices by the list at a URL. Raises InvalidRequest, and changes nothing, if there is none."""
+    """Replace a file of list prices by the list at a URL. Raises KvproxyError, and changes nothing, if there is none."""
     remedy = "try again, or give another address with --url"
     try:
         response = fetch(url, _SECONDS, follow_redirects=True)
     except FetchError as error:
-        raise InvalidRequest(f"cannot download {url} ({error}): {remedy}") from None
+        raise KvproxyError(f"cannot download {url} ({error}): {remedy}") from None
     if response.status != 200:
-        raise InvalidRequest(f"{url} answered {response.status}: {remedy}")
+        raise KvproxyError(f"{url} answered {response.status}: {remedy}")
     price_list = parse_price_list(response.content)
     written = file.with_name(f"{file.name}.{os.getpid()}")
     try:
@@ -38,7 +38,7 @@ def update_prices(url: str, file: Path) -> PriceUpdate:
         os.replace(written, file)
     except OSError as error:
         written.unlink(missing_ok=True)
-        raise InvalidRequest(f"cannot write {file}: {error.strerror}") from None
+        raise file_error("write", file, error, OTHER_FOLDER) from None
     return PriceUpdate(
         str(file), len(price_list.providers), sum(len(provider.models) for provider in price_list.providers)
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kvproxy.blocks.reuse_distance import LiveHitCurve
-from kvproxy.errors import NotFound, SettingsError
+from kvproxy.errors import NotFound, StorageFailed
 from kvproxy.exchange import Exchange
 from kvproxy.index import store as stored
 from kvproxy.index.entry import Entry
@@ -355,9 +355,9 @@ def _open_file(path: Path, clock: Callable[[], float]) -> JournalDatabase:
         return open_or_replace(path, clock)
     except SchemaVersionError as error:
         cause = f"another version of kvproxy created the journal {path} (schema version {error.version})"
-        raise SettingsError(f"{cause}: {advice}") from None
+        raise StorageFailed(f"{cause}: {advice}") from None
     except (sqlite3.Error, OSError) as error:
-        raise SettingsError(f"cannot open the journal {path}: {error}; {advice}") from None
+        raise StorageFailed(f"cannot open the journal {path}: {error}; {advice}") from None
 
 
 def _open_postgres(url: str) -> JournalDatabase:
@@ -368,7 +368,7 @@ def _open_postgres(url: str) -> JournalDatabase:
     try:
         database.connect()
     except JournalFailed as error:
-        raise SettingsError(
+        raise StorageFailed(
             f'cannot open the journal in {database.name} ({error}): start PostgreSQL, or set journal.store = "file"'
         ) from None
     return database

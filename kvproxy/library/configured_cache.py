@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from kvproxy.errors import SettingsError
+from kvproxy.errors import SettingsError, StorageFailed
 from kvproxy.index import doors
 from kvproxy.index.errors import CacheStoreError, EmbedderError, PluginError, VerifierError
 from kvproxy.index.models.embedder import DEFAULT, Embedder, load_embedder
@@ -70,7 +70,9 @@ def open_response_cache(
         except BaseException:
             store.close()
             raise
-    except (CacheStoreError, EmbedderError, PluginError, VerifierError) as error:
+    except CacheStoreError as error:
+        raise StorageFailed(str(error)) from None
+    except (EmbedderError, PluginError, VerifierError) as error:
         raise SettingsError(str(error)) from None
     except ModuleNotFoundError as error:
         raise missing_extra_error(error) or error from None

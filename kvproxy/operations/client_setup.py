@@ -3,13 +3,12 @@
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from kvproxy.apis.api import ApiName
-from kvproxy.errors import InvalidRequest, KvproxyError
+from kvproxy.errors import OTHER_FOLDER, InvalidRequest, file_error
 from kvproxy.operations.api_paths import PATHS, credential_headers
 from kvproxy.operations.client import ProxyClient
 
@@ -167,25 +166,20 @@ def write_rule(file: Path, name: ClientName, upstream: str | None) -> bool:
     An invalid result changes nothing. Raises InvalidRequest or SettingsError.
     """
     from kvproxy.settings import load_settings
+    from kvproxy.settings.settings_file import appended
 
     setup = CLIENTS[name]
     try:
         before = file.read_text("utf-8") if file.exists() else None
         if before is not None and any(rule.get("name") == name for rule in tomllib.loads(before).get("rules", ())):
             return False
-        head = f'upstream = "{upstream or setup.upstream}"\n' if before is None else before.rstrip("\n") + "\n"
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file.write_text(f"{head}\n{setup.rule(name)}", "utf-8")
+        head = f'upstream = "{upstream or setup.upstream}"\n' if before is None else "" if before[-1:] in "\n" else "\n"
+        with appended(file, f"{head}\n{setup.rule(name)}"):
+            load_settings(data=file.parent)
     except tomllib.TOMLDecodeError as error:
         raise InvalidRequest(f"{file} is not valid TOML: {error}") from None
     except OSError as error:
-        raise InvalidRequest(f"cannot write {file}: {error.strerror}") from None
-    try:
-        load_settings(data=file.parent)
-    except KvproxyError:
-        with suppress(OSError):
-            file.unlink() if before is None else file.write_text(before, "utf-8")
-        raise
+        raise file_error("write", file, error, OTHER_FOLDER) from None
     return True
 
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from kvproxy.clients.client_keys import add_client, all_clients
-from kvproxy.errors import InvalidRequest, NotFound
+from kvproxy.errors import InvalidRequest, NotFound, SettingsError
 from kvproxy.installation import backup
 from kvproxy.installation.backup import restore_backup, write_backup
 from kvproxy.installation.data_folder import locked_folder
@@ -189,7 +189,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     assert "SECRET" not in refused.value.message
     with pytest.raises(InvalidRequest, match=r"its name must end in \.tar, \.tar\.gz or \.tgz"):
         write_backup(with_client, tmp_path / "c.zip")
-    with pytest.raises(InvalidRequest, match="name a file in a writable folder"):
+    with pytest.raises(SettingsError, match="name a file in a writable folder"):
         write_backup(with_client, tmp_path / "missing" / "c.tar")
 
 

@@ -129,7 +129,7 @@ def test_an_interrupted_export_keeps_the_old_file(tmp_path: Path, monkeypatch: p
     assert backup.read_text() == "old"
     monkeypatch.undo()
     nowhere = kvproxy("cache", "export", tmp_path / "no/such/folder/file", "--store", path)
-    assert (nowhere.returncode, "cannot write" in nowhere.stderr) == (1, True)
+    assert (nowhere.returncode, "cannot write" in nowhere.stderr) == (2, True)
 
 
 def test_a_truncated_or_empty_list_prints_a_note(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_doctor_names_a_model_that_is_neither_cached_nor_reachable(tmp_path: Pat
 def test_a_damaged_store_is_reported(tmp_path: Path) -> None:
     (tmp_path / "responses.db").write_bytes(b"nonsense " * 1000)
     done = kvproxy("serve", "--port", "0", "--data", tmp_path, "--upstream", NOWHERE)
-    assert done.returncode == 2
+    assert done.returncode == 1
     assert "is damaged" in done.stderr
     assert kvproxy("cache", "ls", "--data", tmp_path).returncode == 1
 
@@ -214,7 +214,7 @@ def test_unwritable_files_are_reported(tmp_path: Path) -> None:
 def test_a_full_disk_is_reported_in_one_sentence() -> None:
     full = Path("/dev/full")
     with (
-        pytest.raises(KvproxyError, match="cannot write /dev/full: No space left on device"),
+        pytest.raises(KvproxyError, match=r"cannot write /dev/full \(No space left on device\): free space"),
         explain_write_errors(full),
     ):
         full.write_text("x" * 10_000)
@@ -275,6 +275,40 @@ def test_a_data_folder_without_a_lock_file_is_an_error_of_serve(tmp_path: Path) 
     (tmp_path / "serve.lock").mkdir()
     done = kvproxy("serve", "--upstream", NOWHERE, "--no-semantic", "--port", 0, "--data", tmp_path)
     assert (done.returncode, f"cannot write to the data folder {tmp_path} (" in done.stderr) == (2, True), done
+
+
+@pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="needs a folder in which nobody can create files")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("keys", "add", "ann", "--data", "/sys/kernel"),
+        ("init", "--data", "/sys/kernel"),
+        ("init", "--for", "codex", "--data", "/sys/kernel"),
+        ("backup", "/sys/kernel/saved.tar"),
+        ("cache", "export", "/sys/kernel/responses.jsonl"),
+    ],
+)
+def test_a_disk_that_cannot_be_written_is_no_wrong_usage(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    open_store(tmp_path / "responses.db").close()
+    done = kvproxy(*arguments, *(() if "--data" in arguments else ("--data", tmp_path)))
+    remedy = "choose another folder with --data" if "--data" in arguments else "name a file in a writable folder"
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done
+    assert done.stderr.startswith("kvproxy: cannot write /sys/kernel/")
+    assert done.stderr.endswith(f"{remedy}\n")
+
+
+def test_a_rule_that_does_not_fit_the_disk_leaves_the_settings_as_they_were(tmp_path: Path) -> None:
+    (file := tmp_path / "kvproxy.toml").write_text(
+        before := 'upstream = "http://127.0.0.1:9"\n' + "# comment\n" * 2_000
+    )
+    script = (
+        "import resource; from kvproxy.commands import main;"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({file.stat().st_size + 10},) * 2); main()"
+    )
+    arguments = [sys.executable, "-c", script, "init", "--for", "codex", "--data", tmp_path]
+    done = subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT, env=variables(NOWHERE, {}))
+    assert (done.returncode, "File too large): free space" in done.stderr) == (1, True), done
+    assert file.read_text() == before
 
 
 def test_a_repeated_filter_is_an_error_and_other_options_override(tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ def test_a_change_that_cannot_be_recorded_is_not_made(tmp_path: Path, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(change_log.ChangeLog, "_is_complete", fail)
-        with pytest.raises(SettingsError, match=r"changes\.jsonl: No space left"):
+        with pytest.raises(SettingsError, match=r"changes\.jsonl \(No space left"):
             add_client(settings, "two")
     assert [client.name for client in all_clients(settings)] == ["one"]
     add_client(settings, "two")

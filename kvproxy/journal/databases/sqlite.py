@@ -204,7 +204,8 @@ def _cannot_read(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise KvproxyError(f"cannot read the journal {path}: {error}") from None
+        advice = "; check the disk, and its free space" if isinstance(error, sqlite3.OperationalError) else ""
+        raise KvproxyError(f"cannot read the journal {path}: {error}{advice}") from None
 
 
 def _authorize_read(action: int, table: str | None, *_: str | None) -> int:

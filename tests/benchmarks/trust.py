@@ -42,6 +42,8 @@ def main() -> None:
         "rewordings of weak kinds": read_pairs("weak_rewordings"),
         "near-misses of weak kinds, blind": read_pairs("blind_near_misses"),
         "rewordings in their style": read_pairs("blind_rewordings"),
+        "*I* and *you* exchanged": [pair for pair in read_pairs("persons") if not pair["same"]],
+        "rewordings with *I* and *you*": [pair for pair in read_pairs("persons") if pair["same"]],
         "near-misses in free wordings": free_near_misses(),
         "free rewordings": free_rewordings(),
     }

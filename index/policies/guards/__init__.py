@@ -21,6 +21,7 @@ from kvproxy.index.policies.guards.numbers_and_code import (
     signs_differ,
     units_differ,
 )
+from kvproxy.index.policies.guards.persons import persons_differ
 from kvproxy.index.policies.guards.question_and_format import (
     answer_format_differs,
     language_differs,
@@ -92,8 +93,19 @@ GUARDS = (
         roles_differ,
         "who beat Brazil and who did Brazil beat; replace butter with oil and substitute butter for oil",
     ),
+    Guard(
+        "persons",
+        "the user exchanged with the addressee or a third person",
+        persons_differ,
+        "can I pay the vet and can you pay the vet, but not *how do I boil an egg* and *how do you boil an egg*",
+    ),
     Guard("time", "other times", time_differs, "open on Monday and open on Sunday; today, and no time"),
-    Guard("question", "other question words", question_words_differ, "when and why"),
+    Guard(
+        "question",
+        "other question words",
+        question_words_differ,
+        "when and why; is A better than B, and which is better",
+    ),
     Guard(
         "language",
         "other languages",

@@ -36,8 +36,11 @@ def question_words_differ(question: str, cached_question: str) -> bool:
     """Whether the question words differ in meaning: `when was it invented` and `where was it invented`.
 
     The word `which` matches every question word, and `what` matches every one except `who`. A price is not an amount: `how much
-    does it cost to withdraw` and `how much can I withdraw`.
+    does it cost to withdraw` and `how much can I withdraw`. A choice (`which is better, A or B`) has no answer
+    *yes*, as `is A better than B` has.
     """
+    if {_compares(question), _compares(cached_question)} == {"choice", "claim"}:
+        return True
     if {_asks_for(question), _asks_for(cached_question)} == {"price", "amount"}:
         return True
     ours, theirs = _question_kinds(question), _question_kinds(cached_question)
@@ -57,6 +60,22 @@ def _asks_for(text: str) -> str | None:
     if _PRICE.search(text):
         return "price"
     return "amount" if _AMOUNT.search(text) else None
+
+
+_CHOICE = re.compile(r"\b(?:which|what|who)\b")
+_OR = re.compile(r"\b(?:or|vs|versus)\b")
+_CLAIM = re.compile(
+    r"^\W*(?:is|are|was|were|do|does|did|can|will|would|has|have)(?:n't)? .*\b(?:better|worse|more|less|\w+er) .*\bthan\b"
+)
+
+
+@cached_by_text
+def _compares(text: str) -> str | None:
+    """Return `choice` for `which is better, A or B`, and `claim` for `is A better than B`."""
+    plain = text.lower()
+    if _OR.search(plain):
+        return "choice" if _CHOICE.search(plain) else None
+    return "claim" if _CLAIM.search(plain) else None
 
 
 @cached_by_text

@@ -60,7 +60,7 @@ time: open on Monday ~ open on Sunday; sales last week ~ sales this week; open t
 question: When was it invented? ~ Where was it invented?; How many are there? ~ How much are there?;
     How much does it cost to send money abroad? ~ How much money can I send abroad?;
     Who made it? ~ What made it?; How often is it? ~ How long is it?; Why is it so? ~ How is it so?;
-    When and where was it? ~ Why was it?
+    When and where was it? ~ Why was it?; Is it better than that? ~ Which is better, it or that?
 language: Answer in French ~ Answer in German; Was ist das und wie geht es ~ What is the thing and how does it go
 form: Explain it in one sentence ~ Explain it step by step; Explain it ~ Explain it briefly;
     Explain it in two lines ~ Explain it in three lines; Tell it as json ~ Tell it as yaml;
@@ -71,6 +71,10 @@ signs: Is it 👍 ~ Is it 👎; schön ~ schon; a & b ~ a | b; what is a*b ~ wha
 nouns: Who tunes the violin ~ Who tunes the guitar; a gallon of paint ~ a litre of paint; do otters bite ~ do beavers bite
 grammar: Is it open ~ was it open; my limit ~ your limit; must I park here ~ may I park here; before it ends ~ after it ends;
     do all dogs bite ~ do some dogs bite; can she read my text ~ can I read her text; is it being done ~ has it been done
+persons: Can I pay the vet? ~ Can you pay the vet?; How do I pay claims? ~ How do you pay claims?;
+    How long can I keep my data? ~ How long do you keep my data?; Why can't I see it? ~ Why can't you see it, I paid?;
+    Can I visit you? ~ Can you visit me?; When will I ship it? ~ When will you ship it?;
+    I am Ann Lee, what is my limit? ~ What is Ann Lee's limit?; i'm ann lee and what is my limit ~ the limit of ann lee
 """)
 ALIKE = read(r"""
 case: What is the capital of France? ~ what is the capital of france; HOW DO I RESET IT? ~ How do I reset it?;
@@ -104,13 +108,20 @@ time: what is the latest one ~ what is the one; open on Monday ~ on Monday is it
 question: When was it invented? ~ What year was it invented?; Which is it? ~ Who is it?;
     How often is it? ~ How frequently is it?;
     How often should I run? ~ How many times a week should I run?; How come it is so? ~ Why is it so?;
-    When and where was it? ~ Where was it?; Do it ~ When is it?; tell me when and ~ tell me when
+    When and where was it? ~ Where was it?; Do it ~ When is it?; tell me when and ~ tell me when;
+    Is it or that better? ~ Which is better, it or that?
 language: Answer in French ~ Reply in French; What is the thing ~ How does the thing go; ist das so ~ is it so
 form: Explain it ~ Describe it; Explain it briefly ~ Explain it in short; write a page ~ write it
 signs: Is it 👍 ~ Is it so; schön ~ scho\u0308n; a & b ~ a and b; schön ~ gut
 nouns: Who tunes the violin ~ Who tunes violins; is the car new ~ is the automobile new; buy a flute ~ play a flute
 grammar: How can I park ~ How should I park; How do you park ~ How do I park; is the shop open ~ was a bank near;
     may I park ~ can I park; do I have to park ~ must I park; is there any bread ~ is there some bread
+persons: How do I boil an egg? ~ How do you boil an egg?; Can I freeze rice? ~ Can you freeze rice?;
+    Can I use my phone on board? ~ Can you use your phone on board?; Are you allowed to swim? ~ Am I allowed to swim?;
+    Can you tell me how I pay? ~ How do I pay?; What do you need for my claim? ~ What do I need for my claim?;
+    Where can you get it in the US? ~ Where can I get it in the US?; Can you pay? ~ Can I leave?;
+    How do I say thank you in Thai? ~ How do you say thank you in Thai?;
+    I am diabetic, can I eat honey? ~ Can diabetics eat honey?; I am Ann Lee, what is my limit? ~ What is my limit?
 """)
 
 

@@ -160,6 +160,10 @@ class ShuttingDown(KvproxyError, status=503, code="shutting_down", retry_after=1
 class DeadlineExceeded(KvproxyError, status=504, code="deadline_exceeded", reason="error-timeout"): ...
 
 
+class ClientDeadlineExceeded(DeadlineExceeded, reason="disconnected-timeout"):
+    """The time that the client allowed has passed. It is no failure of the proxy, like a disconnect at this time."""
+
+
 class TooManyRequests(KvproxyError, status=429, type="rate_limit_error", code="rate_limit_exceeded"): ...
 
 

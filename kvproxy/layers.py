@@ -6,6 +6,7 @@ Layer = Literal["exact", "semantic", "forward", "bypass", "refused", "disconnect
 """Source of the response.
 
 `exact`, `semantic`: the response cache. `forward`: the backend. `bypass`: the backend, for a request that was not parsed.
-`refused`: the proxy rejected the request. `disconnected`: the client disconnected first. `error`: the proxy or the backend
-failed. `revalidated`: the backend, for a background request that renews a stale response. `plugin`: a layer of a plugin.
+`refused`: the proxy rejected the request. `disconnected`: the client disconnected first, or its own deadline passed. `error`:
+the proxy or the backend failed. `revalidated`: the backend, for a background request that renews a stale response. `plugin`:
+a layer of a plugin.
 """

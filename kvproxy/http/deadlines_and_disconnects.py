@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from kvproxy.apis.request_directives import TIMEOUT_HEADER
 from kvproxy.backends.protocol import Headers, is_stream
-from kvproxy.errors import DeadlineExceeded, KvproxyError, UpstreamProtocolError
+from kvproxy.errors import ClientDeadlineExceeded, DeadlineExceeded, KvproxyError, UpstreamProtocolError
 from kvproxy.http.exchange_middleware import exchange_of
 from kvproxy.journal.reasons import reason_of_failure
 
@@ -129,11 +129,11 @@ class Deadline:
             interruption.interrupt(self._deadline_error())
 
     def _deadline_error(self) -> DeadlineExceeded:
-        source = f"the header {TIMEOUT_HEADER}"
-        if self._setting is not None:
-            self._deadlines.on_limit(self._setting)
-            source = f"the setting limits.{self._setting}"
-        return DeadlineExceeded(f"the request was not answered within {self._seconds:g} s, the limit of {source}")
+        problem = f"the request was not answered within {self._seconds:g} s, the limit of"
+        if self._setting is None:
+            return ClientDeadlineExceeded(f"{problem} the header {TIMEOUT_HEADER}")
+        self._deadlines.on_limit(self._setting)
+        return DeadlineExceeded(f"{problem} the setting limits.{self._setting}")
 
 
 async def _wait_for_disconnect(receive: Receive, upload_done: asyncio.Event | None) -> None:

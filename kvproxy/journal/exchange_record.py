@@ -9,7 +9,7 @@ from kvproxy.errors import UpstreamTimeout
 from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.policy import verdict_token
-from kvproxy.journal.reasons import INVALID_STATUSES, is_known_reason, reason_of_status
+from kvproxy.journal.reasons import INVALID_STATUSES, is_known_reason, layer_of_failure, reason_of_status
 from kvproxy.journal.record import FALLBACK_TAG, MAX_REQUEST_ID, Layer, Record, client_name
 from kvproxy.journal.token_estimates import estimate_prompt_tokens
 
@@ -199,8 +199,7 @@ def layer_of(exchange: Exchange, reason: str) -> Layer:
     if exchange.is_warming:
         return "warming"
     if exchange.failure is not None or exchange.client_disconnected or exchange.layer == "refused":
-        failed: dict[str, Layer] = {"disconnected": "disconnected", "error": "error"}
-        return failed.get(reason.partition("-")[0], "refused")
+        return layer_of_failure(reason)
     if exchange.layer == "forward":
         if exchange.was_collapsed and exchange.status < 400:
             return "shared"

@@ -3,6 +3,7 @@
 from functools import cache
 
 from kvproxy.errors import InvalidRequest, KvproxyError
+from kvproxy.layers import Layer
 
 _REASONS: dict[str, str] = {
     "hit-exact": "An equal request was stored.",
@@ -53,12 +54,13 @@ _REASONS: dict[str, str] = {
     "refused-overload": "The proxy was overloaded (`limits.max_lag`), and too many requests were waiting.",
     "error-upstream": "The upstream responded with an error (layer `forward`), or could not be reached (layer `error`).",
     "error-broken": "The response broke off.",
-    "error-timeout": "The response was not complete within `x-kvproxy-timeout` or `limits.request_seconds`.",
+    "error-timeout": "The response was not complete within `limits.request_seconds`.",
     "error-access": "The client was disabled or removed during the response.",
     "error-stopped": "The proxy was stopped, and the response was not complete after `limits.drain_seconds`.",
     "error-internal": "The proxy failed; see its log.",
     "disconnected-waiting": "The client disconnected before the response started.",
     "disconnected-reading": "The client disconnected during the response.",
+    "disconnected-timeout": "The response was not complete within the client's `x-kvproxy-timeout`.",
 }  # fmt: skip
 
 FORMER_REASONS = {
@@ -107,6 +109,12 @@ def reason_of_failure(error: BaseException) -> str:
     if not isinstance(error, KvproxyError):
         return "error-internal"
     return error.reason or (reason_of_status(error.status) if error.status < 500 else "error-internal")
+
+
+def layer_of_failure(reason: str) -> Layer:
+    """Return the layer of a request that ended with this reason, and without a response."""
+    failed: dict[str, Layer] = {"disconnected": "disconnected", "error": "error"}
+    return failed.get(reason.partition("-")[0], "refused")
 
 
 def check_reason_prefix(prefix: str | None) -> None:

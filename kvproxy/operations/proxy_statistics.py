@@ -112,9 +112,12 @@ class TrafficStatistics:
 def is_error(layer: str, status: str) -> bool:
     """Whether the proxy or the upstream failed a request; the alert `KvproxyErrors` has the same condition.
 
-    A status of 500 or above of the upstream is in the layer `forward`. A `refused` request with 504 demanded a stored response.
+    A status of 500 or above of the upstream is in the layer `forward`. A `refused` request with 504 demanded a stored response,
+    and the client set the deadline of a `disconnected` request with 504.
     """
-    return layer == "error" or (status.startswith("5") and (layer != "refused" or status == "503"))
+    if layer == "refused":
+        return status == "503"
+    return layer == "error" or (layer != "disconnected" and status.startswith("5"))
 
 
 def take_snapshot(client: ProxyClient, *others: ProxyClient) -> Snapshot:

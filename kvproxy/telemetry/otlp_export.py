@@ -70,6 +70,7 @@ _BROKEN = (
     "error-stopped",
     "disconnected-reading",
     "disconnected-waiting",
+    "disconnected-timeout",
 )
 
 

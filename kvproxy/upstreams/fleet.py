@@ -317,14 +317,13 @@ class Fleet:
             if isinstance(error, UpstreamError):
                 engine.record_failure(error)
             elif isinstance(error, asyncio.CancelledError) and request.delivery.received_at is not None:
-                timeout = request.control.timeout
-                engine.errors += engine.health.record_cancelled_request(request.delivery.received_at, timeout)
+                engine.errors += engine.health.record_cancelled_request(request.delivery.received_at)
             raise
         engine.record_response(reply)
         if reply.status in BUSY and (seconds := _retry_after(reply.headers)) is not None:
             engine.health.cool_down(seconds)
         elif reply.status < 500:
-            engine.health.record_success()
+            engine.health.record_success(request.delivery.received_at)
         if request.api.name == "responses" and reply.status == 200:
             reply.chunks = self._remember_response(reply.chunks, request.tenant, engine.url)
         if reply.served_by is None:

@@ -18,7 +18,7 @@ MAX_COOLDOWN_SECONDS = 60.0
 """Maximum time of a `Retry-After` that is honoured."""
 HANG_SECONDS = 30.0
 """Time without a byte of the response after which a request counts as failed when its client leaves."""
-_MIN_HANG_SECONDS = 0.5
+_WEIGHT_OF_PAST = 0.9
 
 
 class Health:
@@ -56,6 +56,7 @@ class Health:
         self._failed_requests = 0
         self._broken_responses = 0  # Consecutive ones.
         self._last_success = -math.inf
+        self._longest_wait = 0.0  # Seconds until the first byte, of recent responses.
         self._ejected_until = 0.0
         self._ejection_seconds = EJECTION_SECONDS
         self._cooldown_until = 0.0
@@ -103,9 +104,11 @@ class Health:
             return "ejected"
         return "cooldown" if self.is_cooling_down else "up"
 
-    def record_success(self) -> None:
-        """Record a response that began with a status below 500."""
+    def record_success(self, received_at: float | None = None) -> None:
+        """Record a response that began with a status below 500, to a request that it received at this time, if known."""
         self._last_success = self._clock()
+        if received_at is not None:
+            self._longest_wait = max(self._last_success - received_at, _WEIGHT_OF_PAST * self._longest_wait)
         if not self._refuses_probes:
             self._unreachable = 0
         self._failed_requests = 0
@@ -143,25 +146,28 @@ class Health:
             if self.failures == 0 and not self.ejected:
                 self.error = None
 
-    def record_cancelled_request(self, received_at: float, timeout: float | None) -> bool:
+    def record_cancelled_request(self, received_at: float) -> bool:
         """Record a request whose client left, or whose deadline passed, before the first byte.
 
-        It is a failed request if the upstream had it for half of the client's `timeout`, or for `HANG_SECONDS`, and has begun no
-        other response since: impatient clients must not eject a busy upstream.
+        It is a failed request if the upstream had it for the silence limit, and has begun no other response since. A deadline
+        that the client chose does not matter: impatient clients must not eject an upstream.
 
         Args:
             received_at: on the clock.
-            timeout: in seconds, from the client's header; None without one.
 
         Returns:
             Whether it counted as failed.
         """
         seconds = self._clock() - received_at
-        limit = HANG_SECONDS if timeout is None else min(HANG_SECONDS, max(timeout / 2, _MIN_HANG_SECONDS))
-        if seconds < limit or self._last_success >= received_at:
+        if seconds < self._silence_limit or self._last_success >= received_at:
             return False
         self.record_failed_request(f"{self._client.url} sent no byte of a response within {seconds:.1f} s")
         return True
+
+    @property
+    def _silence_limit(self) -> float:
+        """Seconds without a byte that are a failure: by the operator's setting, or else twice what responses took recently."""
+        return self._client.first_byte_timeout or max(HANG_SECONDS, 2 * self._longest_wait)
 
     def _eject_if_failing(self, error: str, failures: int) -> None:
         self.error = error

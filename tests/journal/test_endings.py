@@ -227,7 +227,7 @@ def test_a_failed_request_shows_its_question(running: tuple[str, Services]) -> N
     headers = {"late-question": {"x-kvproxy-timeout": "0.2"}, "unstored-question": {"cache-control": "no-store"}}
     for id, question in kept.items():
         post(url, id, ask(question), **headers.get(id, {}))
-    assert last(services, "late-question").reason == "error-timeout"
+    assert last(services, "late-question").reason == "disconnected-timeout"
     assert (last(services, "failed-question").not_stored or "").startswith("status ")
     assert 'kvproxy_not_stored_total{cause="status"}' in httpx.get(f"{url}/metrics").text
     assert {id: last(services, id).text for id in kept} == {**kept, "unstored-question": None}

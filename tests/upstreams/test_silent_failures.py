@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from kvproxy.operations.client import ProxyClient
+from kvproxy.operations.proxy_statistics import take_snapshot
 from kvproxy.settings import UpstreamServer, UpstreamSettings
 from kvproxy.upstreams import health
 from kvproxy.upstreams.client import UpstreamClient
@@ -30,13 +32,14 @@ def test_requests_that_hang_are_counted_attributed_and_eject_their_upstream(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "EJECTION_SECONDS", 300.0)
+    monkeypatch.setattr(health, "HANG_SECONDS", 0.1)
     with fleet(tmp_path, 2, eject_after=1) as running:
         own = running.engine_for("hello")
         (other,) = (url for url in running.engines if url != own)
         sent, engine = running.status(own)["sent"], running.engines[own]
         engine.mood = "computes"
         answer = httpx.post(
-            f"{running.url}/v1/chat/completions", json=chat("hello"), headers={"x-kvproxy-timeout": "2"}, timeout=300
+            f"{running.url}/v1/chat/completions", json=chat("hello"), headers={"x-kvproxy-timeout": "1"}, timeout=300
         )
         assert answer.status_code == 504
         until(lambda: running.status(own)["errors"] == 1)
@@ -44,13 +47,33 @@ def test_requests_that_hang_are_counted_attributed_and_eject_their_upstream(
         assert status["sent"] - sent == 1
         assert (status["state"], status["ejections"]) == ("ejected", 1)
         assert "sent no byte of a response" in status["error"]
-        (row,) = records(running, 1, reason="error-timeout")
+        (row,) = records(running, 1, reason="disconnected-timeout")
         assert row["upstream"] == own
         assert running.ask("hello").status_code == 200
         assert running.engines[other].got[-1] == "hello"
         metrics = httpx.get(f"{running.url}/metrics").text
         assert f'kvproxy_upstream_errors_total{{upstream="{own}"}} 1.0' in metrics
         engine.mood = "well"
+
+
+def test_deadlines_of_clients_are_no_failures_of_a_busy_upstream(tmp_path: Path) -> None:
+    with fleet(tmp_path, 2, eject_after=1) as running:
+        own = running.engine_for("hello")
+        engine = running.engines[own]
+        engine.mood = "computes"
+        for _ in range(2):
+            answer = httpx.post(
+                f"{running.url}/v1/chat/completions", json=chat("hello"), headers={"x-kvproxy-timeout": "0.6"}
+            )
+            assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+        engine.mood = "well"
+        assert {row["layer"] for row in records(running, 2, reason="disconnected-timeout")} == {"disconnected"}
+        status = running.status(own)
+        assert (status["state"], status["failures"], status["errors"], status["ejections"]) == ("up", 0, 0, 0)
+        metrics = httpx.get(f"{running.url}/metrics").text
+        assert 'kvproxy_requests_total{endpoint="chat",layer="disconnected",status="504"} 2.0' in metrics
+        assert 'layer="error"' not in metrics
+        assert not take_snapshot(ProxyClient(running.url)).errors
 
 
 def test_a_client_that_leaves_early_is_counted_and_attributed_but_ejects_no_upstream(tmp_path: Path) -> None:
@@ -73,19 +96,22 @@ def test_a_cancelled_request_is_a_failure_if_its_upstream_was_silent_for_long() 
     now = 1000.0
     client = UpstreamClient(UpstreamServer(url="http://127.0.0.1:9"), UpstreamSettings())
     checked = Health(client, 3, 1.0, 1.0, lambda: now)
-    for seconds, timeout, is_failure in (
-        (HANG_SECONDS - 1, None, False),
-        (HANG_SECONDS, None, True),
-        (1.0, 2.0, True),
-        (1.0, 3.0, False),
-        (0.1, 0.1, False),
-        (HANG_SECONDS, 3600.0, True),
-    ):
-        assert checked.record_cancelled_request(now - seconds, timeout) is is_failure, (seconds, timeout)
-    # It answers another request in the meantime.
-    checked.record_success()
-    assert not checked.record_cancelled_request(now - 2 * HANG_SECONDS, None)
+    assert not checked.record_cancelled_request(now - HANG_SECONDS + 1)
+    assert checked.record_cancelled_request(now - HANG_SECONDS)
+    # It answers another request in the meantime, which takes as long as its responses usually do.
+    checked.record_success(now - HANG_SECONDS)
+    assert not checked.record_cancelled_request(now - 2 * HANG_SECONDS)
+    now += 3 * HANG_SECONDS
+    assert not checked.record_cancelled_request(now - 2 * HANG_SECONDS + 1)
     assert checked.failures == 0
+    assert checked.record_cancelled_request(now - 2 * HANG_SECONDS)
+
+
+def test_the_operator_sets_the_time_after_which_a_silent_upstream_fails() -> None:
+    server = UpstreamServer(url="http://127.0.0.1:9", first_byte_timeout=120.0)
+    checked = Health(UpstreamClient(server, UpstreamSettings()), 3, 1.0, 1.0, lambda: 1000.0)
+    assert not checked.record_cancelled_request(1000.0 - 119)
+    assert checked.record_cancelled_request(1000.0 - 120)
 
 
 def test_responses_that_break_off_in_a_row_eject_their_upstream(

@@ -6,7 +6,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvproxy.analyse.log_formats.log_format import LoggedRequest, parse_time
+from kvproxy.analyse.log_formats.log_format import LoggedRequest
+from kvproxy.analyse.log_formats.log_times import parse_time
 from kvproxy.analyse.simulate.trace_reader import TraceError
 from kvproxy.apis import APIS
 from kvproxy.apis.json import Json, JsonObject, as_object, field, loads, objects

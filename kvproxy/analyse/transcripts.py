@@ -7,7 +7,8 @@ from dataclasses import field as dataclass_field
 from itertools import groupby
 from pathlib import Path
 
-from kvproxy.analyse.log_formats.log_format import PROMPT_FIELDS, LoggedRequest, logged_time
+from kvproxy.analyse.log_formats.log_format import PROMPT_FIELDS, LoggedRequest
+from kvproxy.analyse.log_formats.log_times import logged_time
 from kvproxy.analyse.opencode import is_opencode_file, opencode_requests
 from kvproxy.analyse.simulate.trace_reader import TraceError, TraceSession, read_text, weka_sessions
 from kvproxy.apis import APIS

@@ -6,15 +6,8 @@ from dataclasses import replace
 from kvproxy.analyse.log_formats.counts import read_count
 from kvproxy.analyse.log_formats.json_texts import decoded_object
 from kvproxy.analyse.log_formats.labels import Labels, labels_of
-from kvproxy.analyse.log_formats.log_format import (
-    LogFormat,
-    LoggedRequest,
-    Row,
-    SkipRow,
-    SummedUsage,
-    parse_time,
-    request_of,
-)
+from kvproxy.analyse.log_formats.log_format import LogFormat, LoggedRequest, Row, SkipRow, SummedUsage, request_of
+from kvproxy.analyse.log_formats.log_times import parse_time
 from kvproxy.apis import APIS
 from kvproxy.apis.json import Json, JsonObject, field, objects
 from kvproxy.errors import InvalidRequest

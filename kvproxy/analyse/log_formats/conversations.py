@@ -2,14 +2,8 @@
 
 from collections.abc import Iterator
 
-from kvproxy.analyse.log_formats.log_format import (
-    LogFormat,
-    LoggedRequest,
-    Row,
-    conversation_requests,
-    parse_time,
-    request_of,
-)
+from kvproxy.analyse.log_formats.log_format import LogFormat, LoggedRequest, Row, conversation_requests, request_of
+from kvproxy.analyse.log_formats.log_times import parse_time
 from kvproxy.apis import APIS
 from kvproxy.apis.json import Json, JsonObject, objects
 from kvproxy.errors import InvalidRequest

@@ -14,7 +14,8 @@ from kvproxy.analyse.log_formats.fact_columns import (
     letters_of,
     unreadable_columns,
 )
-from kvproxy.analyse.log_formats.log_format import PROMPT_FIELDS, TIME_FIELDS
+from kvproxy.analyse.log_formats.log_format import PROMPT_FIELDS
+from kvproxy.analyse.log_formats.log_times import TIME_FIELDS
 from kvproxy.analyse.log_formats.reported_costs import ITEMS, CostReport, reported_cost
 from kvproxy.analyse.log_formats.requests import BODY_FIELDS
 from kvproxy.apis.json import JsonObject

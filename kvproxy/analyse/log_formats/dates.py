@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from kvproxy.analyse.log_formats.fact_columns import DATES, fact_headings
-from kvproxy.analyse.log_formats.log_format import TIME_FIELDS
+from kvproxy.analyse.log_formats.log_times import TIME_FIELDS
 from kvproxy.apis.json import Json, JsonObject
 
 _DATE = re.compile(r"(\d{1,2})([/.-])(\d{1,2})\2(\d{4})(?:[T ]+(\d{1,2})(:\d{2}.*))?")

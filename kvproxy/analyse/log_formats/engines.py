@@ -3,15 +3,8 @@
 from collections.abc import Iterator
 
 from kvproxy.analyse.log_formats.json_texts import decoded_object
-from kvproxy.analyse.log_formats.log_format import (
-    LogFormat,
-    LoggedRequest,
-    Row,
-    SkipRow,
-    known_fields,
-    parse_time,
-    request_of,
-)
+from kvproxy.analyse.log_formats.log_format import LogFormat, LoggedRequest, Row, SkipRow, known_fields, request_of
+from kvproxy.analyse.log_formats.log_times import parse_time
 from kvproxy.apis import APIS
 from kvproxy.apis.json import JsonObject, field
 from kvproxy.errors import InvalidRequest

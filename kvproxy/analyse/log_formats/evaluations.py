@@ -15,10 +15,9 @@ from kvproxy.analyse.log_formats.log_format import (
     first_of,
     is_cache_hit,
     is_failed,
-    parse_time,
     request_of,
-    seconds_of,
 )
+from kvproxy.analyse.log_formats.log_times import parse_time, seconds_of
 from kvproxy.apis import APIS
 from kvproxy.apis.json import Json, JsonObject, field, objects
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from kvproxy.analyse.log_formats.amounts import currency_beside, currency_named, read_amount
 from kvproxy.analyse.log_formats.counts import is_unreadable, read_count
 from kvproxy.analyse.log_formats.labels import LABEL_FIELDS, labels_of
-from kvproxy.analyse.log_formats.log_format import TIME_FIELDS, LoggedRequest, first_of, logged_time, parse_time
+from kvproxy.analyse.log_formats.log_format import LoggedRequest, first_of
+from kvproxy.analyse.log_formats.log_times import TIME_FIELDS, logged_time, parse_time
 from kvproxy.apis.json import Json, JsonObject
 from kvproxy.settings.journal import LIST_CURRENCY
 

@@ -23,11 +23,9 @@ from kvproxy.analyse.log_formats.log_format import (
     is_cache_hit,
     is_failed,
     known_fields,
-    parse_time,
     request_of,
-    seconds_between,
-    seconds_of,
 )
+from kvproxy.analyse.log_formats.log_times import parse_time, seconds_between, seconds_of
 from kvproxy.apis import APIS
 from kvproxy.apis.api import Api
 from kvproxy.apis.json import Json, JsonObject, field, objects

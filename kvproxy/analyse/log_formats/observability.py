@@ -14,10 +14,9 @@ from kvproxy.analyse.log_formats.log_format import (
     first_of,
     is_failed,
     known_fields,
-    parse_time,
     request_of,
-    seconds_between,
 )
+from kvproxy.analyse.log_formats.log_times import parse_time, seconds_between
 from kvproxy.apis import APIS
 from kvproxy.apis.json import Json, JsonObject, as_object, as_token_count, field, objects
 from kvproxy.apis.modalities import MODALITIES

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from kvproxy.analyse.log_formats.fact_columns import fact_headings, facts_of, letters_of, model_of, time_of
 from kvproxy.analyse.log_formats.labels import labels_of
-from kvproxy.analyse.log_formats.log_format import parse_time
+from kvproxy.analyse.log_formats.log_times import parse_time
 from kvproxy.apis.json import Json, JsonMap, JsonObject
 from kvproxy.providers.cost_comparison import ReportedCost
 

@@ -20,12 +20,10 @@ from kvproxy.analyse.log_formats.log_format import (
     first_of,
     is_failed,
     known_fields,
-    logged_time,
     request_of,
     require_object,
-    seconds_of,
-    time_field,
 )
+from kvproxy.analyse.log_formats.log_times import logged_time, seconds_of, time_field
 from kvproxy.apis import APIS
 from kvproxy.apis.api import Api
 from kvproxy.apis.json import Json, JsonObject, objects

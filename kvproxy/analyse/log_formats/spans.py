@@ -12,10 +12,9 @@ from kvproxy.analyse.log_formats.log_format import (
     chat_response,
     detect_api,
     first_of,
-    parse_time,
     request_of,
-    seconds_between,
 )
+from kvproxy.analyse.log_formats.log_times import parse_time, seconds_between
 from kvproxy.apis import APIS
 from kvproxy.apis.json import Json, JsonObject, as_token_count, field, objects
 

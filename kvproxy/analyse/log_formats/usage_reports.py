@@ -21,18 +21,8 @@ from kvproxy.analyse.log_formats.fact_columns import (
     unreadable_columns,
 )
 from kvproxy.analyse.log_formats.labels import labels_of
-from kvproxy.analyse.log_formats.log_format import (
-    LogFormat,
-    LoggedRequest,
-    Row,
-    SkipRow,
-    SummedUsage,
-    first_of,
-    is_date,
-    parse_time,
-    seconds_between,
-    time_field,
-)
+from kvproxy.analyse.log_formats.log_format import LogFormat, LoggedRequest, Row, SkipRow, SummedUsage, first_of
+from kvproxy.analyse.log_formats.log_times import is_date, parse_time, seconds_between, time_field
 from kvproxy.analyse.log_formats.logged_costs import logged_cost
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName

@@ -21,9 +21,9 @@ from kvproxy.units import format_line_numbers, plural
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kvproxy.analyse.bills.reported_costs import CostReport
     from kvproxy.analyse.log_files import LogFiles
     from kvproxy.analyse.log_formats.log_format import LoggedRequest
-    from kvproxy.analyse.log_formats.reported_costs import CostReport
     from kvproxy.analyse.session_report import SessionReport
     from kvproxy.analyse.simulate.trace_reader import TraceSession
     from kvproxy.analyse.turn_losses import TurnLoss
@@ -59,7 +59,7 @@ def read_spending(
 
     `since` and `until` select requests by their time in seconds since the epoch.
     """
-    from kvproxy.analyse.session_report import report_spending
+    from kvproxy.analyse.bills.logged_spending import report_spending
     from kvproxy.errors import InvalidRequest
 
     if not files.transcripts and not sessions:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from kvproxy.analyse.bills.reported_costs import CostReport
 from kvproxy.analyse.log_formats.log_format import LoggedRequest
-from kvproxy.analyse.log_formats.reported_costs import CostReport
 from kvproxy.analyse.log_formats.rows import PLACED_CAUSES
 from kvproxy.analyse.request_log import LineError, RequestLog
 from kvproxy.analyse.simulate.trace_reader import TraceError

@@ -7,9 +7,10 @@ from dataclasses import field as dataclass_field
 from functools import cached_property
 from pathlib import Path
 
+from kvproxy.analyse.bills.cost_reports import read_costs
+from kvproxy.analyse.bills.cost_tables import money_headings
+from kvproxy.analyse.bills.reported_costs import CostReport
 from kvproxy.analyse.log_formats.amounts import with_decimal_points
-from kvproxy.analyse.log_formats.cost_reports import read_costs
-from kvproxy.analyse.log_formats.cost_tables import money_headings
 from kvproxy.analyse.log_formats.dates import with_iso_dates
 from kvproxy.analyse.log_formats.fact_columns import (
     COSTS,
@@ -27,7 +28,6 @@ from kvproxy.analyse.log_formats.log_format import LogFormat, LoggedRequest, Row
 from kvproxy.analyse.log_formats.logged_costs import logged_cost
 from kvproxy.analyse.log_formats.pages import Page, read_page
 from kvproxy.analyse.log_formats.registry import PROMPTS, format_names, log_formats
-from kvproxy.analyse.log_formats.reported_costs import CostReport
 from kvproxy.analyse.log_formats.requests import BODY_FIELDS, read_fields
 from kvproxy.analyse.log_formats.rows import NO_JSON, NO_OBJECT_ITEM, NO_OBJECT_LINE, PLACED_CAUSES, FileRows, read_rows
 from kvproxy.analyse.log_formats.sum_rows import sum_rows

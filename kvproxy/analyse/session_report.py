@@ -1,45 +1,28 @@
 """Finds the sessions of a log, their cost, and the causes of prompt tokens that were not reused."""
 
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
-from pathlib import Path
 from statistics import mean, median
 
-from kvproxy.analyse.compared_costs import compare_reports, count_regional, currencies_without_rate, is_between
 from kvproxy.analyse.log_formats.log_format import LoggedRequest
-from kvproxy.analyse.log_formats.reported_costs import CostReport
-from kvproxy.analyse.log_replay import logged_tenant, reported_usage
+from kvproxy.analyse.logged_turns import FIRST_TRACE_NUMBER, turns_of_requests
 from kvproxy.analyse.pause_costs import InputPrice, LongWrite, SessionStep, provider_policy_input, session_price
 from kvproxy.analyse.simulate.trace_reader import TraceSession
 from kvproxy.analyse.trace_turns import trace_turns
 from kvproxy.analyse.turn_losses import TurnLoss, turn_losses
-from kvproxy.apis.api_request import ApiRequest
-from kvproxy.apis.message_parts import answer_digests
-from kvproxy.apis.reported_usage import PrefixReuse, reported_reuse
-from kvproxy.backends.protocol import ServingUpstream
-from kvproxy.exchange import Exchange, ResponseFacts
-from kvproxy.flow.cache_keys import cache_key
-from kvproxy.journal.journal import StoredJournal, open_stored_journal
-from kvproxy.journal.reader import JournalReader
-from kvproxy.journal.schema import FILE
 from kvproxy.journal.sessions.advice import Advice, advise
 from kvproxy.journal.sessions.ledger_report import LedgerReport, RecordedLoss, ledger_of
 from kvproxy.journal.sessions.session_reader import (
     Session,
-    SessionReader,
     Turn,
     summarize_session,
 )
-from kvproxy.journal.sessions.spending_report import SpendingReport, spending_report
-from kvproxy.journal.spending import PaidRequest
 from kvproxy.providers.cache_policy import PauseTimes
 from kvproxy.providers.cache_rules import cache_rule
-from kvproxy.providers.prices import ModelPrices, RelativePrices, is_dated
+from kvproxy.providers.prices import ModelPrices, RelativePrices
 from kvproxy.settings.journal import (
     MILLION,
     JournalSettings,
@@ -49,8 +32,6 @@ from kvproxy.settings.journal import (
     price_of,
 )
 
-_BATCH = 64
-_FIRST_TRACE_NUMBER = 10_000_000
 _POLICY = 'breakpoints = "auto", keep_warm_tokens'
 """The policy of `providers/cache_policy.py`, by the settings that select it."""
 _TOLERANCE = 0.02
@@ -130,10 +111,10 @@ def report_sessions(
     prices: Mapping[str, PriceSettings] = ModelPrices(settings)
     is_relative = not any(price_of(str(model), prices) for model in models)
     prices = RelativePrices() if is_relative else prices
-    turns, without_usage = _turns_of_requests(requests, prices, settings.prices, progress)
+    turns, without_usage = turns_of_requests(requests, prices, settings.prices, progress)
     for number, trace in enumerate(traces):
         progress(number / len(traces))
-        turns += trace_turns(trace, _FIRST_TRACE_NUMBER + len(turns), prices)
+        turns += trace_turns(trace, FIRST_TRACE_NUMBER + len(turns), prices)
     by_session: defaultdict[int, list[Turn]] = defaultdict(list)
     tokens: defaultdict[str, Counter[str]] = defaultdict(Counter)
     losses: defaultdict[str, list[RecordedLoss]] = defaultdict(list)
@@ -172,191 +153,6 @@ def report_sessions(
         advice=advise(turns, prices, settings.currency).rows,
         losses=sorted(turn_losses(turns), key=lambda loss: (-(loss.lost_cost or 0.0), -loss.tokens)),
     )
-
-
-def report_spending(
-    requests: Sequence[LoggedRequest],
-    traces: Sequence[TraceSession],
-    by: str,
-    settings: JournalSettings,
-    progress: Callable[[float], None] = lambda share: None,
-    costs: Sequence[CostReport] = (),
-    since: float | None = None,
-    until: float | None = None,
-) -> SpendingReport:
-    """Report the cost of sessions by group, with the causes of lost reuse, and how reports of costs differ.
-
-    `since` and `until` select requests and costs of the bill by their time in seconds since the epoch; all others remain
-    causes.
-    """
-    prices = ModelPrices(settings)
-    prompted = [request for request in requests if request.has_prompt]
-    turns, without_usage = _turns_of_requests(prompted, prices, settings.prices, progress)
-    paid = [_paid_request(turn, prompted[int(turn.request_id) - 1], settings) for turn in turns]
-    paid += [_reported_request(request, settings) for request in requests if not request.has_prompt]
-    for number, trace in enumerate(traces):
-        progress(number / len(traces))
-        added = trace_turns(trace, _FIRST_TRACE_NUMBER + len(turns), prices)
-        turns += added
-        paid += [_paid_request(turn, None, settings) for turn in added]
-    billed, undated = paid, list[PaidRequest]()
-    if since is not None or until is not None:
-        dated = [request for request in paid if is_dated(request.time)]
-        undated = [request for request in paid if not is_dated(request.time)]
-        billed = [request for request in dated if is_between(request.time, since, until)]
-    report = replace(spending_report(billed, by, prices, settings.currency), undated=_number_of(undated))
-    regional = count_regional(requests, since, until)
-    report = replace(report, other_currencies=currencies_without_rate(requests, settings), regional=regional)
-    report.total.unreported += without_usage
-    if not costs:
-        return report
-    return compare_reports(report, costs, billed, prices, settings, (since, until))
-
-
-def _number_of(requests: Sequence[PaidRequest]) -> int | None:
-    counts = [request.count for request in requests]
-    return None if None in counts else sum(filter(None, counts))
-
-
-def _logged_cost(request: LoggedRequest | None, settings: JournalSettings) -> float | None:
-    """Return the logged money in the currency of the settings; None without an exchange rate."""
-    rate = None if request is None else settings.exchange_rate(request.currency)
-    return None if request is None or request.cost is None or rate is None else request.cost * rate
-
-
-def _paid_request(turn: Turn, request: LoggedRequest | None, settings: JournalSettings) -> PaidRequest:
-    return PaidRequest(
-        time=turn.time,
-        model=turn.model,
-        project="" if request is None else request.project,
-        client="" if request is None else request.client,
-        team="" if request is None else request.team,
-        prompt_tokens=turn.prompt_tokens,
-        completion_tokens=turn.completion_tokens,
-        reused_tokens=turn.reused_tokens,
-        written_5m=turn.written_5m,
-        written_1h=turn.written_1h,
-        pause=turn.pause,
-        lost=turn.lost,
-        service_tier=turn.service_tier,
-        modalities=turn.modalities,
-        logged_cost=_logged_cost(request, settings),
-    )
-
-
-def _reported_request(request: LoggedRequest, settings: JournalSettings) -> PaidRequest:
-    """Return the usage of a request whose prompt is unknown, as are the causes of its lost tokens."""
-    summed = request.summed or reported_usage(request)
-    return PaidRequest(
-        time=request.time or 0.0,
-        model=str(request.body["model"]),
-        project=request.project,
-        client=request.client,
-        team=request.team,
-        prompt_tokens=summed.prompt_tokens,
-        completion_tokens=summed.completion_tokens,
-        reused_tokens=summed.cached_tokens,
-        written_5m=summed.written_5m,
-        written_1h=summed.written_1h,
-        service_tier=request.service_tier,
-        modalities=request.modalities,
-        lost=None,
-        count=summed.requests,
-        period=summed.seconds,
-        priced_length=summed.priced_length,
-        is_of_local_day=summed.is_of_local_day,
-        logged_cost=_logged_cost(request, settings),
-    )
-
-
-def _turns_of_requests(
-    requests: Sequence[LoggedRequest],
-    prices: Mapping[str, PriceSettings],
-    cache_rules: Mapping[str, PriceSettings],
-    progress: Callable[[float], None],
-) -> tuple[list[Turn], int]:
-    """Return the turns, and the number of requests without usage. Each agent has a journal, so that agents do not mix.
-
-    A journal remembers a limited number of prompts.
-    """
-    by_agent: defaultdict[str, list[tuple[int, LoggedRequest]]] = defaultdict(list)
-    for number, request in enumerate(requests, 1):
-        by_agent[request.client if request.is_transcript else ""].append((number, request))
-    settings = JournalSettings(text="none", prices=dict(cache_rules), max_rows=10**9, retention=10.0**11)
-    turns: list[Turn] = []
-    done = num_recorded = 0
-    for numbered in by_agent.values():
-        with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
-            path = Path(folder) / FILE
-            with closing(open_stored_journal(path, settings)) as journal:
-                for start in range(0, len(numbered), _BATCH):
-                    part = numbered[start : start + _BATCH]
-                    num_recorded += _record(journal, part)
-                    done += len(part)
-                    progress(done / len(requests))
-                with closing(JournalReader(path)) as reader:
-                    newest = max((turn.number for turn in turns), default=0)
-                    turns += _renumbered(SessionReader(reader, prices).all_turns(), newest)
-    return turns, len(requests) - num_recorded
-
-
-def _record(journal: StoredJournal, numbered: Sequence[tuple[int, LoggedRequest]]) -> int:
-    """Write numbered requests with usage to a journal; return their number."""
-    exchanges = [_finished_exchange(request, number) for number, request in numbered]
-    recorded = [exchange for exchange in exchanges if exchange is not None]
-    for exchange in recorded:
-        journal.add(exchange)
-    journal.flush()
-    return len(recorded)
-
-
-def _renumbered(turns: Sequence[Turn], offset: int) -> list[Turn]:
-    return [
-        replace(
-            turn,
-            number=turn.number + offset,
-            session=turn.session + offset,
-            parent=None if turn.parent is None else turn.parent + offset,
-        )
-        for turn in turns
-    ]
-
-
-def _finished_exchange(request: LoggedRequest, number: int) -> Exchange | None:
-    response = request.response
-    reuse = reported_reuse(response) if isinstance(response, dict) else None
-    prompt, completion = (
-        request.api.prompt_and_completion_tokens(response) if isinstance(response, dict) else (None, None)
-    )
-    if (usage := request.usage) is not None:
-        prompt, completion, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
-        writes = usage.written_5m, usage.written_1h
-        reuse = None if prompt is None or cached is None else PrefixReuse(prompt, cached, *writes)
-    if reuse is None and not prompt:
-        return None
-    tenant = logged_tenant(request)
-    made = ApiRequest(request.api, request.body, _raw_of(request), request.headers, tenant, f"{number}")
-    exchange = Exchange(request.api.name, f"{number}", tenant, request=made, key=cache_key(made, "log"), status=200)
-    exchange.layer, exchange.arrived = "forward", request.time or float(number)
-    first = request.seconds if request.first_seconds is None else request.first_seconds
-    exchange.first_byte, exchange.ended = exchange.started + first, exchange.started + request.seconds
-    exchange.facts = ResponseFacts(
-        ServingUpstream("", is_engine=request.is_engine),
-        prefix=reuse,
-        usage=(prompt, completion),
-        service_tier=request.service_tier,
-        modalities=request.modalities,
-        answer_digests=answer_digests(response) if isinstance(response, dict) else None,
-    )
-    return exchange
-
-
-def _raw_of(request: LoggedRequest) -> bytes:
-    """Return raw bytes without breakpoints and random ids if the body has none, because the search visits each prompt.
-
-    The messages of a transcript have no breakpoints, and keep their ids.
-    """
-    return b"{}" if request.is_transcript else b""
 
 
 def _common_prefix_share(turn: Turn) -> float:

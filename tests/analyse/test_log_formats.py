@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from kvproxy.analyse.bills.logged_spending import report_spending
 from kvproxy.analyse.log_formats.registry import FORMATS
 from kvproxy.analyse.request_log import RequestLog, read_log
-from kvproxy.analyse.session_report import report_sessions, report_spending
+from kvproxy.analyse.session_report import report_sessions
 from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.errors import InvalidRequest
 from kvproxy.settings.journal import JournalSettings

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from kvproxy.analyse.bills.logged_spending import report_spending
 from kvproxy.analyse.log_files import find_log_files
 from kvproxy.analyse.log_formats.log_format import LoggedRequest
-from kvproxy.analyse.session_report import report_spending
 from kvproxy.analyse.transcripts import read_transcripts
 from kvproxy.apis import APIS
 from kvproxy.journal.sessions import session_matching

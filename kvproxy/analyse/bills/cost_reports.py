@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+from kvproxy.analyse.bills.cost_tables import ANTHROPIC_USAGE, OPENAI_USAGE, read_cost_table
+from kvproxy.analyse.bills.reported_costs import CostReport, reported_cost
 from kvproxy.analyse.log_formats.amounts import currency_named, read_amount
-from kvproxy.analyse.log_formats.cost_tables import ANTHROPIC_USAGE, OPENAI_USAGE, read_cost_table
-from kvproxy.analyse.log_formats.reported_costs import CostReport, reported_cost
 from kvproxy.apis.json import JsonObject, field, objects
 from kvproxy.providers.cost_comparison import ReportedCost
 

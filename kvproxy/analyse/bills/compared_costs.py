@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime
 
+from kvproxy.analyse.bills.reported_costs import CostReport
 from kvproxy.analyse.log_formats.log_format import LoggedRequest
-from kvproxy.analyse.log_formats.reported_costs import CostReport
 from kvproxy.apis.json import field
 from kvproxy.journal.groups import PERIODS, SpendingGroup, group_fields, has_period, in_order
 from kvproxy.journal.sessions.spending_report import SpendingReport, expense, group_row

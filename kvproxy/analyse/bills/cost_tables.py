@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isclose
 
+from kvproxy.analyse.bills.reported_costs import ITEMS, CostReport, reported_cost
 from kvproxy.analyse.log_formats.amounts import currency_beside, currency_named, read_amount
 from kvproxy.analyse.log_formats.fact_columns import (
     COSTS,
@@ -16,7 +17,6 @@ from kvproxy.analyse.log_formats.fact_columns import (
 )
 from kvproxy.analyse.log_formats.log_format import PROMPT_FIELDS
 from kvproxy.analyse.log_formats.log_times import TIME_FIELDS
-from kvproxy.analyse.log_formats.reported_costs import ITEMS, CostReport, reported_cost
 from kvproxy.analyse.log_formats.requests import BODY_FIELDS
 from kvproxy.apis.json import JsonObject
 from kvproxy.providers.cost_comparison import ReportedCost

@@ -1,0 +1,1 @@
+"""The bill of a log, and how reports of costs differ from it."""

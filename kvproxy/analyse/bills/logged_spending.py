@@ -1,0 +1,116 @@
+"""Sums the cost of the requests of logs by group."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from kvproxy.analyse.bills.compared_costs import compare_reports, count_regional, currencies_without_rate, is_between
+from kvproxy.analyse.bills.reported_costs import CostReport
+from kvproxy.analyse.log_formats.log_format import LoggedRequest
+from kvproxy.analyse.log_replay import reported_usage
+from kvproxy.analyse.logged_turns import FIRST_TRACE_NUMBER, turns_of_requests
+from kvproxy.analyse.simulate.trace_reader import TraceSession
+from kvproxy.analyse.trace_turns import trace_turns
+from kvproxy.journal.sessions.session_reader import (
+    Turn,
+)
+from kvproxy.journal.sessions.spending_report import SpendingReport, spending_report
+from kvproxy.journal.spending import PaidRequest
+from kvproxy.providers.prices import ModelPrices, is_dated
+from kvproxy.settings.journal import (
+    JournalSettings,
+)
+
+
+def report_spending(
+    requests: Sequence[LoggedRequest],
+    traces: Sequence[TraceSession],
+    by: str,
+    settings: JournalSettings,
+    progress: Callable[[float], None] = lambda share: None,
+    costs: Sequence[CostReport] = (),
+    since: float | None = None,
+    until: float | None = None,
+) -> SpendingReport:
+    """Report the cost of sessions by group, with the causes of lost reuse, and how reports of costs differ.
+
+    `since` and `until` select requests and costs of the bill by their time in seconds since the epoch; all others remain
+    causes.
+    """
+    prices = ModelPrices(settings)
+    prompted = [request for request in requests if request.has_prompt]
+    turns, without_usage = turns_of_requests(prompted, prices, settings.prices, progress)
+    paid = [_paid_request(turn, prompted[int(turn.request_id) - 1], settings) for turn in turns]
+    paid += [_reported_request(request, settings) for request in requests if not request.has_prompt]
+    for number, trace in enumerate(traces):
+        progress(number / len(traces))
+        added = trace_turns(trace, FIRST_TRACE_NUMBER + len(turns), prices)
+        turns += added
+        paid += [_paid_request(turn, None, settings) for turn in added]
+    billed, undated = paid, list[PaidRequest]()
+    if since is not None or until is not None:
+        dated = [request for request in paid if is_dated(request.time)]
+        undated = [request for request in paid if not is_dated(request.time)]
+        billed = [request for request in dated if is_between(request.time, since, until)]
+    report = replace(spending_report(billed, by, prices, settings.currency), undated=_number_of(undated))
+    regional = count_regional(requests, since, until)
+    report = replace(report, other_currencies=currencies_without_rate(requests, settings), regional=regional)
+    report.total.unreported += without_usage
+    if not costs:
+        return report
+    return compare_reports(report, costs, billed, prices, settings, (since, until))
+
+
+def _number_of(requests: Sequence[PaidRequest]) -> int | None:
+    counts = [request.count for request in requests]
+    return None if None in counts else sum(filter(None, counts))
+
+
+def _logged_cost(request: LoggedRequest | None, settings: JournalSettings) -> float | None:
+    """Return the logged money in the currency of the settings; None without an exchange rate."""
+    rate = None if request is None else settings.exchange_rate(request.currency)
+    return None if request is None or request.cost is None or rate is None else request.cost * rate
+
+
+def _paid_request(turn: Turn, request: LoggedRequest | None, settings: JournalSettings) -> PaidRequest:
+    return PaidRequest(
+        time=turn.time,
+        model=turn.model,
+        project="" if request is None else request.project,
+        client="" if request is None else request.client,
+        team="" if request is None else request.team,
+        prompt_tokens=turn.prompt_tokens,
+        completion_tokens=turn.completion_tokens,
+        reused_tokens=turn.reused_tokens,
+        written_5m=turn.written_5m,
+        written_1h=turn.written_1h,
+        pause=turn.pause,
+        lost=turn.lost,
+        service_tier=turn.service_tier,
+        modalities=turn.modalities,
+        logged_cost=_logged_cost(request, settings),
+    )
+
+
+def _reported_request(request: LoggedRequest, settings: JournalSettings) -> PaidRequest:
+    """Return the usage of a request whose prompt is unknown, as are the causes of its lost tokens."""
+    summed = request.summed or reported_usage(request)
+    return PaidRequest(
+        time=request.time or 0.0,
+        model=str(request.body["model"]),
+        project=request.project,
+        client=request.client,
+        team=request.team,
+        prompt_tokens=summed.prompt_tokens,
+        completion_tokens=summed.completion_tokens,
+        reused_tokens=summed.cached_tokens,
+        written_5m=summed.written_5m,
+        written_1h=summed.written_1h,
+        service_tier=request.service_tier,
+        modalities=request.modalities,
+        lost=None,
+        count=summed.requests,
+        period=summed.seconds,
+        priced_length=summed.priced_length,
+        is_of_local_day=summed.is_of_local_day,
+        logged_cost=_logged_cost(request, settings),
+    )

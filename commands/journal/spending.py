@@ -115,7 +115,7 @@ def _notes(report: "SpendingReport") -> Iterator[str]:
     yield from count_notes(total.unpriced, total.estimated, total.unreported, is_bound=is_bound)
     if report.regional:
         rows = plural(report.regional, "row")
-        yield f"not in the money: the surcharge of Anthropic for inference in one region (inference_geo) of {rows}"
+        yield f"not in the money: the unknown surcharge of Anthropic for the region (inference_geo) of {rows}"
     if total.logged_cost is not None:
         yield _logged_note(total.logged_cost, total.logged_difference, report.currency)
     if report.other_currencies:
@@ -152,6 +152,9 @@ def _reported_note(report: "SpendingReport") -> Iterator[str]:
     left_out = f"; left out: {causes}" if causes else ""
     if costs.reported is not None and costs.difference is None:
         yield f"the report of costs has no tokens: give the report of usage, too, to compare them{left_out}"
+        if costs.services:
+            names = ", ".join(f"{amount_text(amount)} for {name}" for name, amount in costs.services.items())
+            yield f"the report of costs has other costs than those of tokens: {names}"
         return
     if costs.reported is None or costs.difference is None:
         yield f"the report of costs is not compared: {causes or 'no amount is in the period'}"
@@ -159,9 +162,7 @@ def _reported_note(report: "SpendingReport") -> Iterator[str]:
     unpriced, is_bound = report.total.unpriced, report.total.requests is None
     # Requests without a price only add to the report, and those of known models are a part of their own.
     is_of_unpriced = unpriced and costs.rest > 0 and not costs.unpriced
-    rest = (
-        f"of {_count(unpriced, is_bound)} of models without a price" if is_of_unpriced else "of other prices or tiers"
-    )
+    rest = f", probably of {_count(unpriced, is_bound)} of models without a price" if is_of_unpriced else ""
     parts = {
         **{f"for {name}": amount for name, amount in costs.services.items()},
         "of discounts": costs.discount,
@@ -172,7 +173,7 @@ def _reported_note(report: "SpendingReport") -> Iterator[str]:
         "of models without a price here": costs.unpriced,
         "on days without usage here": costs.without_usage,
         "on days without costs there": costs.without_costs,
-        f"not explained{_largest_day(costs.rest_by_day)}, probably {rest} (kvproxy prices show)": costs.rest,
+        f"not explained{_largest_day(costs.rest_by_day)}{rest}; compare prices and tiers (kvproxy prices show)": costs.rest,
     }
     reasons = [
         f"{'-' if amount < 0 else '+'}{amount_text(abs(amount))} {name}" for name, amount in parts.items() if amount

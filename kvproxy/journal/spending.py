@@ -59,6 +59,9 @@ class PaidRequest:
         priced_length: prompt tokens that decide the price; None for the mean of the requests.
         logged_cost: money that a log states for them; None if it states none.
         is_of_local_day: the period is a day of an unknown time zone.
+        price_factor: multiple of the price, such as that of inference in one region.
+        logged_rounding: largest rounding error of `logged_cost`.
+        provider: the provider whose report of usage has it; empty for other logs.
     """
 
     time: float
@@ -82,6 +85,9 @@ class PaidRequest:
     logged_cost: float | None = None
     modalities: str | None = None
     is_of_local_day: bool = False
+    price_factor: float = 1.0
+    logged_rounding: float = 0.0
+    provider: str = ""
 
     @property
     def reused(self) -> int:
@@ -129,7 +135,8 @@ class PaidRequest:
         length = self.priced_length
         if length is None:
             length = (self.prompt_tokens or 0) // max(1, self.least_count)
-        return price_at(self.model, prices, self.time, length, self.service_tier, self.modalities)
+        price = price_at(self.model, prices, self.time, length, self.service_tier, self.modalities)
+        return price if price is None or self.price_factor == 1 else price.scaled(self.price_factor)
 
     def input_cost(self, price: PriceSettings) -> float:
         return input_price(price, self.prompt_tokens or 0, self.reused, *self.written) + self.storage_cost(price)
@@ -245,10 +252,10 @@ class Spending:
         if cost is not None:
             self.logged_difference = (self.logged_difference or 0.0) + logged - cost
 
-    def drop_rounding(self) -> None:
-        """Set a difference of sums that are equal but for rounding to 0."""
+    def drop_rounding(self, rounding: float) -> None:
+        """Set a difference of sums that are equal but for rounding to 0; `rounding` is that of the logged amounts."""
         difference, logged = self.logged_difference, self.logged_cost
-        if difference is not None and logged is not None and abs(difference) <= _ROUNDING * abs(logged):
+        if difference is not None and logged is not None and abs(difference) <= (rounding + _ROUNDING * abs(logged)):
             self.logged_difference = 0.0
 
     def _add_tokens(self, request: PaidRequest) -> None:

@@ -1,10 +1,10 @@
 """Compares a provider's report of costs with the money that the prices here give for its report of usage."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-_CENT = 0.01
+HALF_CENT = 0.005
 _EXACT = 1e-6  # Differences of sums of floats, as a share.
 
 
@@ -18,6 +18,7 @@ class ReportedCost:
         list_amount: the amount without a discount; None if the report does not state it.
         time: start of its period in seconds since the epoch; None if unknown.
         project, model, client, team, line_item: empty if the report does not state them.
+        provider: the provider or the cloud that bills it, such as aws; empty if the report does not state it.
     """
 
     amount: float
@@ -30,6 +31,7 @@ class ReportedCost:
     client: str = ""
     team: str = ""
     line_item: str = ""
+    provider: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,10 @@ def unrounded_difference(costs: Sequence[ReportedCost], computed: float) -> floa
     return 0.0 if abs(difference) <= _rounding(costs) + _EXACT * abs(reported) else difference
 
 
+def is_in_cents(amounts: Iterable[float]) -> bool:
+    return all(abs(round(amount, 2) - amount) < _EXACT for amount in amounts)
+
+
 def _rounding(costs: Sequence[ReportedCost]) -> float:
     """Return the largest sum of rounding errors: of half a cent for each amount if all are in cents."""
-    is_in_cents = all(abs(round(cost.amount, 2) - cost.amount) < _EXACT for cost in costs)
-    return _CENT / 2 * len(costs) if is_in_cents else 0.0
+    return HALF_CENT * len(costs) if is_in_cents(cost.amount for cost in costs) else 0.0

@@ -295,9 +295,13 @@ def test_anthropic_counts_the_cache_beside_the_input(tmp_path: Path) -> None:
     assert total["cost"] == pytest.approx(paid / 1e6)
     assert "read as report of Anthropic's usage in a table: 1 row\n" in notes
     assert "inference_geo" not in notes
+    # Inference in the US costs 1.1 times as much.
     regional, notes = bill(table(tmp_path, head + rows + rows.replace(",global,", ",us,")), by="client")
-    assert regional["cost"] == pytest.approx(2 * paid / 1e6)
-    assert "surcharge of Anthropic for inference in one region (inference_geo) of 1 row\n" in notes
+    assert regional["cost"] == pytest.approx(2.1 * paid / 1e6)
+    assert "inference_geo" not in notes
+    unknown, notes = bill(table(tmp_path, head + rows + rows.replace(",global,", ",moon,")), by="client")
+    assert unknown["cost"] == pytest.approx(2 * paid / 1e6)
+    assert "the unknown surcharge of Anthropic for the region (inference_geo) of 1 row\n" in notes
     text = (
         "date,model,input_tokens,output_tokens,cache_creation_input_tokens,cache_read_input_tokens,request_count\n"
         "2026-06-01,m,3000,600,100,50,20\n"
@@ -496,12 +500,12 @@ COST_HEAD = "usage_date_utc,model,token_type,cost_usd,list_price_usd,cost_type\n
         (
             "2026-11-01,Claude,x,7.51,7.51,token\n2026-11-02,Claude,x,2.50,2.50,token\n",
             {"rest": -2.49, "rest_by_day": {"2026-11-02": -2.5, "2026-11-01": 0.01}},
-            "2.4900 less than the prices here: -2.4900 not explained, most on 2026-11-02, probably of other prices",
+            "2.4900 less than the prices here: -2.4900 not explained, most on 2026-11-02; compare prices and tiers",
         ),
         (
             "2026-11-02,Claude,x,8.00,8.00,token\n",
             {"without_costs": -7.5, "rest": 3, "difference": -4.5},
-            "4.5000 less than the prices here: -7.5000 on days without costs there, +3.0000 not explained, probably of other",
+            "4.5000 less than the prices here: -7.5000 on days without costs there, +3.0000 not explained; compare prices",
         ),
     ],
 )
@@ -540,7 +544,7 @@ def test_a_report_of_costs_is_compared_with_the_usage(
             ("gpt-5", "gpt-99"),
             "2026-11-01,,x,1.00,,token\n",
             {"providers": {}, "unpriced": 0, "rest": -1.25},
-            "-1.2500 not explained, probably of other prices or tiers",
+            "-1.2500 not explained; compare prices and tiers",
         ),
         (
             ("gpt-5", "gpt-99"),

@@ -3,13 +3,11 @@
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import UTC, date, datetime
 
-from kvproxy.analyse.bills.reported_costs import CostReport
-from kvproxy.analyse.log_formats.log_format import LoggedRequest
-from kvproxy.apis.json import field
+from kvproxy.analyse.bills.reported_costs import CLOUDS, CostReport
 from kvproxy.journal.groups import PERIODS, SpendingGroup, group_fields, has_period, in_order
 from kvproxy.journal.sessions.spending_report import SpendingReport, expense, group_row
 from kvproxy.journal.spending import PaidRequest, Spending
@@ -46,21 +44,6 @@ def compare_reports(
     return replace(_with_reported_costs(bill, costs), reported=compared)
 
 
-def currencies_without_rate(requests: Iterable[LoggedRequest], settings: JournalSettings) -> list[str]:
-    """Return the currencies of logged money without an exchange rate."""
-    return sorted({each.currency for each in requests if each.cost and settings.exchange_rate(each.currency) is None})
-
-
-def count_regional(requests: Iterable[LoggedRequest], since: float | None, until: float | None) -> int:
-    """Return the number of rows of a period with inference in one region, for which Anthropic adds a surcharge."""
-    usages = (
-        each.response.get("usage")
-        for each in requests
-        if isinstance(each.response, dict) and is_between(each.time, since, until)
-    )
-    return sum(field(usage, "inference_geo") not in (None, "", "global", "not_available") for usage in usages)
-
-
 def is_between(time: float | None, since: float | None, until: float | None) -> bool:
     """Whether a time is in a period; an unknown one is only in the period without bounds."""
     if time is None:
@@ -72,9 +55,11 @@ def _compare(
     costs: Sequence[ReportedCost], paid: Sequence[PaidRequest], prices: Mapping[str, PriceSettings]
 ) -> CostComparison:
     if not costs or not paid:
-        return CostComparison(sum(cost.amount for cost in costs) if costs else None, None)
-    one_sided, unpriced = _one_sided_providers(costs, paid), _unpriced_models(paid, prices)
-    both = [request for request in paid if provider_of(request.model) not in one_sided]
+        return CostComparison(sum(cost.amount for cost in costs) if costs else None, None, _services(costs))
+    has_cloud = any(cost.provider in CLOUDS for cost in costs)
+    providers = [_usage_provider(request, has_cloud) for request in paid]
+    one_sided, unpriced = _one_sided_providers(costs, set(providers)), _unpriced_models(paid, prices)
+    both = [request for request, provider in zip(paid, providers, strict=True) if provider not in one_sided]
     compared, apart = list[ReportedCost](), defaultdict[str, float](float)
     of_unpriced = 0.0
     for cost in costs:
@@ -85,7 +70,7 @@ def _compare(
         else:
             compared.append(cost)
     for provider in one_sided - apart.keys():
-        of_provider = [request for request in paid if provider_of(request.model) == provider]
+        of_provider = [request for request, other in zip(paid, providers, strict=True) if other == provider]
         apart[provider] = -sum(_money_by_day(of_provider, prices).values())
     comparison = compare_costs(compared, _money_by_day(both, prices))
     return replace(
@@ -97,17 +82,30 @@ def _compare(
     )
 
 
-def _one_sided_providers(costs: Iterable[ReportedCost], paid: Iterable[PaidRequest]) -> set[str]:
+def _one_sided_providers(costs: Iterable[ReportedCost], of_usage: Set[str | None]) -> set[str]:
     """Return the providers that only the costs or only the usage has; a side with an unknown provider may have each."""
-    of_costs = {_cost_provider(cost) for cost in costs if not cost.service}
-    of_usage = {provider_of(request.model) for request in paid}
+    of_costs = {_cost_provider(cost) for cost in costs if cost.provider or not cost.service}
     only_there = of_costs - of_usage if None not in of_usage else set()
     only_here = of_usage - of_costs if None not in of_costs and of_costs else set()
     return {provider for provider in only_there | only_here if provider is not None}
 
 
+def _services(costs: Iterable[ReportedCost]) -> dict[str, float]:
+    services: defaultdict[str, float] = defaultdict(float)
+    for cost in costs:
+        if cost.service:
+            services[cost.service] += cost.amount
+    return dict(services)
+
+
 def _cost_provider(cost: ReportedCost) -> str | None:
-    return provider_of(_plain_name(cost.model)) if cost.model else None
+    return cost.provider or (provider_of(_plain_name(cost.model)) if cost.model else None)
+
+
+def _usage_provider(request: PaidRequest, has_cloud: bool) -> str | None:
+    """Return the provider that bills a request; None if it is unknown, since clouds offer the models of other providers."""
+    provider = request.provider or provider_of(request.model)
+    return provider if request.provider or provider in CLOUDS or not has_cloud else None
 
 
 def _unpriced_models(paid: Sequence[PaidRequest], prices: Mapping[str, PriceSettings]) -> set[str]:

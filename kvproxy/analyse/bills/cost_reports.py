@@ -37,14 +37,16 @@ def _cost_results(rows: Sequence[JsonObject]) -> Iterator[tuple[JsonObject, Json
 
 def _openai_cost(period: JsonObject, result: JsonObject) -> tuple[str, ReportedCost | None]:
     amount = read_amount(field(result["amount"], "value"))
-    return _cost(period | result, currency_named(field(result["amount"], "currency")), amount)
+    return _cost(period | result, currency_named(field(result["amount"], "currency")), amount, "openai")
 
 
 def _anthropic_cost(period: JsonObject, result: JsonObject) -> tuple[str, ReportedCost | None]:
     """The API states hundredths of the currency."""
     number = read_amount(result["amount"])
-    return _cost(period | result, currency_named(result["currency"]), None if number is None else number / 100)
+    return _cost(
+        period | result, currency_named(result["currency"]), None if number is None else number / 100, "anthropic"
+    )
 
 
-def _cost(row: JsonObject, currency: str, amount: float | None) -> tuple[str, ReportedCost | None]:
-    return currency, None if amount is None else reported_cost(row, amount)
+def _cost(row: JsonObject, currency: str, amount: float | None, provider: str) -> tuple[str, ReportedCost | None]:
+    return currency, None if amount is None else reported_cost(row, amount, provider=provider)

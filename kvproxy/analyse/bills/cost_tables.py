@@ -25,8 +25,9 @@ from kvproxy.settings.journal import LIST_CURRENCY
 OPENAI_USAGE = "OpenAI's /v1/organization/usage/completions, or the CSV of its activity"
 ANTHROPIC_USAGE = "Anthropic's /v1/organizations/usage_report/messages, or the CSV of its usage"
 _COMMON_USAGE = "that of the same models"
+_OPENAI = "amount_value"
 _USAGES = {
-    "amount_value": OPENAI_USAGE,
+    _OPENAI: OPENAI_USAGE,
     "cost_usd": ANTHROPIC_USAGE,
     "Spend ($)": "LiteLLM's spend logs",
     "Spend": "LiteLLM's spend logs",
@@ -71,10 +72,10 @@ class _Columns:
         return stated or (LIST_CURRENCY if self.amount == "Spend" and not self.currency else "")
 
     def read(self, number: int, row: JsonObject) -> _CostRow:
-        amount = read_amount(row[self.amount])
+        amount, provider = read_amount(row[self.amount]), "openai" if self.amount == _OPENAI else ""
         dates = {name: fact for name, fact in fact_headings(row).items() if fact in (*TIME_FIELDS, *DATES)}
         unreadable = [*unreadable_columns(row, dates), *([self.amount] if amount is None else [])]
-        cost = None if amount is None else reported_cost(row, amount, read_amount(row.get(_LISTED)))
+        cost = None if amount is None else reported_cost(row, amount, read_amount(row.get(_LISTED)), provider)
         return _CostRow(number, self.currency_of(row), cost, unreadable)
 
 

@@ -1,21 +1,24 @@
 """Sums the cost of the requests of logs by group."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from kvproxy.analyse.bills.compared_costs import compare_reports, count_regional, currencies_without_rate, is_between
+from kvproxy.analyse.bills.compared_costs import compare_reports, is_between
 from kvproxy.analyse.bills.reported_costs import CostReport
 from kvproxy.analyse.log_formats.log_format import LoggedRequest
 from kvproxy.analyse.log_replay import reported_usage
 from kvproxy.analyse.logged_turns import FIRST_TRACE_NUMBER, turns_of_requests
 from kvproxy.analyse.simulate.trace_reader import TraceSession
 from kvproxy.analyse.trace_turns import trace_turns
+from kvproxy.apis.json import Json, field
 from kvproxy.journal.sessions.session_reader import (
     Turn,
 )
 from kvproxy.journal.sessions.spending_report import SpendingReport, spending_report
 from kvproxy.journal.spending import PaidRequest
+from kvproxy.providers.cost_comparison import HALF_CENT, is_in_cents
 from kvproxy.providers.prices import ModelPrices, is_dated
+from kvproxy.providers.regional_prices import region_factor
 from kvproxy.settings.journal import (
     JournalSettings,
 )
@@ -39,25 +42,41 @@ def report_spending(
     prices = ModelPrices(settings)
     prompted = [request for request in requests if request.has_prompt]
     turns, without_usage = turns_of_requests(prompted, prices, settings.prices, progress)
-    paid = [_paid_request(turn, prompted[int(turn.request_id) - 1], settings) for turn in turns]
-    paid += [_reported_request(request, settings) for request in requests if not request.has_prompt]
+    half_cent = HALF_CENT if is_in_cents(request.cost or 0.0 for request in requests) else 0.0
+    paid = [_paid_request(turn, prompted[int(turn.request_id) - 1], settings, half_cent) for turn in turns]
+    paid += [_reported_request(request, settings, half_cent) for request in requests if not request.has_prompt]
     for number, trace in enumerate(traces):
         progress(number / len(traces))
         added = trace_turns(trace, FIRST_TRACE_NUMBER + len(turns), prices)
         turns += added
-        paid += [_paid_request(turn, None, settings) for turn in added]
+        paid += [_paid_request(turn, None, settings, half_cent) for turn in added]
     billed, undated = paid, list[PaidRequest]()
     if since is not None or until is not None:
         dated = [request for request in paid if is_dated(request.time)]
         undated = [request for request in paid if not is_dated(request.time)]
         billed = [request for request in dated if is_between(request.time, since, until)]
     report = replace(spending_report(billed, by, prices, settings.currency), undated=_number_of(undated))
-    regional = count_regional(requests, since, until)
-    report = replace(report, other_currencies=currencies_without_rate(requests, settings), regional=regional)
+    regional = _count_regional(requests, since, until)
+    report = replace(report, other_currencies=_currencies_without_rate(requests, settings), regional=regional)
     report.total.unreported += without_usage
     if not costs:
         return report
     return compare_reports(report, costs, billed, prices, settings, (since, until))
+
+
+def _currencies_without_rate(requests: Iterable[LoggedRequest], settings: JournalSettings) -> list[str]:
+    """Return the currencies of logged money without an exchange rate."""
+    return sorted({each.currency for each in requests if each.cost and settings.exchange_rate(each.currency) is None})
+
+
+def _count_regional(requests: Iterable[LoggedRequest], since: float | None, until: float | None) -> int:
+    """Return the number of rows of a period with inference in one region, whose surcharge is unknown."""
+    return sum(region_factor(_inference_geo(each)) is None for each in requests if is_between(each.time, since, until))
+
+
+def _inference_geo(request: LoggedRequest) -> Json:
+    """Return the region of the inference, as Anthropic's usage states it; None without one."""
+    return field(request.response.get("usage"), "inference_geo") if isinstance(request.response, dict) else None
 
 
 def _number_of(requests: Sequence[PaidRequest]) -> int | None:
@@ -65,13 +84,21 @@ def _number_of(requests: Sequence[PaidRequest]) -> int | None:
     return None if None in counts else sum(filter(None, counts))
 
 
-def _logged_cost(request: LoggedRequest | None, settings: JournalSettings) -> float | None:
-    """Return the logged money in the currency of the settings; None without an exchange rate."""
+def _logged_cost(
+    request: LoggedRequest | None, settings: JournalSettings, half_cent: float
+) -> tuple[float | None, float]:
+    """Return the logged money in the currency of the settings, and its rounding error; None without an exchange rate."""
     rate = None if request is None else settings.exchange_rate(request.currency)
-    return None if request is None or request.cost is None or rate is None else request.cost * rate
+    if request is None or request.cost is None or rate is None:
+        return None, 0.0
+    return request.cost * rate, half_cent * rate
 
 
-def _paid_request(turn: Turn, request: LoggedRequest | None, settings: JournalSettings) -> PaidRequest:
+def _paid_request(
+    turn: Turn, request: LoggedRequest | None, settings: JournalSettings, half_cent: float
+) -> PaidRequest:
+    """Return a turn as a paid request; `half_cent` is the rounding error of logged money in its own currency."""
+    logged_cost, rounding = _logged_cost(request, settings, half_cent)
     return PaidRequest(
         time=turn.time,
         model=turn.model,
@@ -87,13 +114,16 @@ def _paid_request(turn: Turn, request: LoggedRequest | None, settings: JournalSe
         lost=turn.lost,
         service_tier=turn.service_tier,
         modalities=turn.modalities,
-        logged_cost=_logged_cost(request, settings),
+        logged_cost=logged_cost,
+        logged_rounding=rounding,
+        price_factor=1.0 if request is None else region_factor(_inference_geo(request)) or 1.0,
     )
 
 
-def _reported_request(request: LoggedRequest, settings: JournalSettings) -> PaidRequest:
+def _reported_request(request: LoggedRequest, settings: JournalSettings, half_cent: float) -> PaidRequest:
     """Return the usage of a request whose prompt is unknown, as are the causes of its lost tokens."""
     summed = request.summed or reported_usage(request)
+    logged_cost, rounding = _logged_cost(request, settings, half_cent)
     return PaidRequest(
         time=request.time or 0.0,
         model=str(request.body["model"]),
@@ -112,5 +142,8 @@ def _reported_request(request: LoggedRequest, settings: JournalSettings) -> Paid
         period=summed.seconds,
         priced_length=summed.priced_length,
         is_of_local_day=summed.is_of_local_day,
-        logged_cost=_logged_cost(request, settings),
+        logged_cost=logged_cost,
+        logged_rounding=rounding,
+        price_factor=region_factor(_inference_geo(request)) or 1.0,
+        provider=request.provider,
     )

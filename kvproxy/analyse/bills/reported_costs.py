@@ -17,6 +17,17 @@ ITEMS = (
     *"vendor supplier product sku model".split(),
 )
 """Columns with a name of an amount, without punctuation; the first one with a text counts."""
+CLOUDS = "aws", "azure", "google"
+"""Providers of models of other providers."""
+_PROVIDERS = {
+    "amazonwebservices": "aws",
+    "microsoft": "azure",
+    "microsoftazure": "azure",
+    "googlecloud": "google",
+    "googlecloudplatform": "google",
+}
+"""Names in exports of FOCUS, without punctuation, with the name here."""
+_OF_AZURE = {"costinbillingcurrency", "pretaxcost"}
 _TOKEN_TYPES = ("", "token", "tokens")
 # Items of OpenAI's bill without a model's tokens, such as `web search tool calls` or `vector store storage`.
 _SERVICE = re.compile(
@@ -54,8 +65,13 @@ class CostReport:
         return f" ({' and '.join(f'{total:,.2f} {currency}' for currency, total in sums.items())})" if sums else ""
 
 
-def reported_cost(row: JsonObject, amount: float, listed: float | None = None) -> ReportedCost:
-    """Return an amount with the facts in its row. `listed` is the amount without a discount."""
+def reported_cost(row: JsonObject, amount: float, listed: float | None = None, provider: str = "") -> ReportedCost:
+    """Return an amount with the facts in its row.
+
+    Args:
+        listed: the amount without a discount.
+        provider: the one of all rows; empty if each row may name its own.
+    """
     facts = facts_of(row, fact_headings(row))
     # In the exports of clouds, it is the service that is billed, and no project.
     facts.pop("service.name", None)
@@ -74,6 +90,7 @@ def reported_cost(row: JsonObject, amount: float, listed: float | None = None) -
         client=labels.client or _text(cells, "apikey"),
         team=labels.team,
         line_item=_text(cells, *ITEMS, "costtype" if service else "tokentype"),
+        provider=provider or _provider(cells),
     )
 
 
@@ -88,11 +105,28 @@ def _model_in_item(item: str) -> str:
 
 
 def _service(cells: JsonMap) -> str:
-    """Return what an amount is for besides tokens: an item of OpenAI's, or a type of Anthropic's; empty for tokens."""
+    """Return what an amount is for besides tokens: an item of OpenAI's, a type of Anthropic's, or a cloud's service.
+
+    Empty for tokens.
+    """
     item, kind = _text(cells, "lineitem"), _text(cells, "costtype")
     if _SERVICE.match(item):
         return item
-    return "" if kind in _TOKEN_TYPES else kind
+    return _cloud_service(cells) if kind in _TOKEN_TYPES else kind
+
+
+def _cloud_service(cells: JsonMap) -> str:
+    """Return the service in a category without models; empty for a category that may have models, or an unknown one."""
+    category = _text(cells, "servicecategory", "servicefamily")
+    name = _text(cells, "servicename", "metercategory") or category
+    may_have_models = letters_of(category).startswith(("ai", "other")) or "bedrock" in name.lower()
+    return "" if not category or may_have_models else name
+
+
+def _provider(cells: JsonMap) -> str:
+    """Return the provider that bills an amount; empty if it is unknown."""
+    name = letters_of(_text(cells, "providername", "serviceprovidername"))
+    return _PROVIDERS.get(name, name) or ("azure" if not _OF_AZURE.isdisjoint(cells) else "")
 
 
 def _text(cells: Mapping[str, Json], *names: str) -> str:

@@ -86,6 +86,7 @@ class LoggedRequest:
         names_model: the logged request names its model.
         processing: service tier that the log implies or states, such as `batch`; if empty, body and response decide.
         summed: the requests whose sum the usage is, in a report of usage; None for one request.
+        provider: the provider whose report of usage it is from; empty for other logs.
         usage: usage of a request whose response is not logged; None if the response decides.
     """
 
@@ -110,6 +111,7 @@ class LoggedRequest:
     cost: float | None = None
     currency: str = LIST_CURRENCY
     first_seconds: float | None = None
+    provider: str = ""
 
     @property
     def has_prompt(self) -> bool:

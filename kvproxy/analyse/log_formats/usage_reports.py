@@ -109,6 +109,7 @@ def _openai_request(row: Row, value: JsonObject, bucket: JsonObject) -> LoggedRe
         client=_name(value, "api_key_name", "api_key_id", "user_email", "user_id"),
         names_model=bool(value.get("model")),
         processing=_batch(value),
+        provider="openai",
         summed=SummedUsage(
             requests,
             prompt,
@@ -173,6 +174,7 @@ def _anthropic_request(row: Row, result: JsonObject, start: float | None, period
         client=_name(result, "api_key_id", "account_id"),
         names_model=bool(result.get("model")),
         processing=BATCH if result.get("service_tier") in _BATCHES else None,
+        provider="anthropic",
         summed=SummedUsage(None, prompt, output, read, short, hour, period, _LONG_CONTEXT if is_long else 0),
     )
 

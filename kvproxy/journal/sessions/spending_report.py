@@ -1,5 +1,6 @@
 """Sums the cost of requests by one or several fields, such as day and model."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -23,7 +24,7 @@ class SpendingReport:
         has_local_days: a report of usage has sums of days of an unknown time zone, such as that of ccusage.
         reported: how a provider's report of costs differs; None without one.
         undated: number of requests without a date, which a period leaves out; None if a report of usage does not state it.
-        regional: number of rows of logs and reports with inference in one region, whose surcharge the money excludes.
+        regional: number of rows of logs and reports with inference in a region whose surcharge is unknown.
         other_currencies: those of money that logs state, without an exchange rate, so that it is left out.
     """
 
@@ -52,6 +53,7 @@ def spending_report(
     untiered = set[str]()
     zones: dict[str | None, None] = {}
     has_utc_days = has_local_days = False
+    rounding = defaultdict[int, float](float)
     for request in requests:
         groups: dict[str, str] = {name: request.group_name(name) for name in fields}
         price = request.price(prices)
@@ -66,9 +68,10 @@ def spending_report(
             zones[None if request.is_of_utc_day or (at := request.moment) is None else at.tzname()] = None
         for row in (group_row(rows, groups), total):
             row.add(request, price)
+            rounding[id(row)] += request.logged_rounding
             row.standard_priced += standard_priced
     for row in (*rows.values(), total):
-        row.drop_rounding()
+        row.drop_rounding(rounding[id(row)])
     return SpendingReport(
         by,
         in_order(rows.values(), fields, expense),

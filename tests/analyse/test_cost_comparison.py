@@ -1,0 +1,91 @@
+"""How reports of costs differ from the money of usage: by region, by provider, by service, and by rounding."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands.run import kvproxy
+
+
+def compared(folder: Path, usage: str, costs: str, *more: str) -> tuple[dict[str, Any], str]:
+    """Return the bill of a table of usage and a report of costs, and the notes."""
+    files = [folder / "usage.csv", folder / ("costs.json" if costs.startswith("{") else "costs.csv")]
+    for file, text in zip(files, (usage, costs), strict=True):
+        file.write_text(text)
+    done = kvproxy("estimate", *files, "--sessions", "--by", "model", "--json", "--data", folder, *more)
+    assert done.returncode == 0, done
+    return json.loads(done.stdout), " ".join(done.stderr.split())
+
+
+ANTHROPIC = (
+    "usage_date_utc,model_version,inference_geo,usage_input_tokens_no_cache,usage_output_tokens\n"
+    "2026-11-01,claude-opus-4-6,global,1000000,0\n2026-11-01,claude-opus-4-6,us,1000000,100000\n"
+)
+"""5.00 USD, and 7.50 USD at 1.1 times the price."""
+FOCUS = "ChargePeriodStart,ProviderName,ServiceCategory,ServiceName,ChargeDescription,BilledCost,BillingCurrency\n"
+AI = "2026-11-01T00:00:00Z,AWS,AI and Machine Learning,Amazon Bedrock,Claude tokens,100.00,USD\n"
+EC2 = "2026-11-01T00:00:00Z,AWS,Compute,Amazon Elastic Compute Cloud,t3.micro,19.98,USD\n"
+
+
+def test_inference_in_one_region_has_its_price(tmp_path: Path) -> None:
+    costs = "usage_date_utc,model,token_type,cost_usd,cost_type\n2026-11-01,Claude Opus 4.6,x,13.25,token\n"
+    report, notes = compared(tmp_path, ANTHROPIC, costs)
+    assert report["total"]["cost"] == pytest.approx(13.25)
+    assert "the report of costs states 13.2500 USD, as the prices here give, within rounding" in notes
+    assert "inference_geo" not in notes
+
+
+@pytest.mark.parametrize(
+    ("usage", "rows", "parts", "says"),
+    [
+        # The cloud bills no usage of the provider's own report.
+        (ANTHROPIC, AI + EC2, {"aws": 100, "anthropic": -13.25}, "+100.0000 of aws without usage here"),
+        (ANTHROPIC, EC2, {"anthropic": -13.25}, "-13.2500 of anthropic without costs there"),
+        # A cloud may bill the models of a table that names no provider.
+        (
+            "date,model,input tokens,output tokens\n2026-11-01,claude-opus-4-6,20000000,0\n",
+            AI + EC2,
+            {},
+            "19.9800 more than the prices here: +19.9800 for Amazon Elastic Compute Cloud",
+        ),
+    ],
+)
+def test_a_cloud_bills_its_own_usage(usage: str, rows: str, parts: dict[str, float], says: str, tmp_path: Path) -> None:
+    report, notes = compared(tmp_path, usage, FOCUS + rows)
+    found = report["reported"]
+    assert found["providers"] == pytest.approx(parts)
+    assert found["services"] == pytest.approx({"Amazon Elastic Compute Cloud": 19.98})
+    assert found["rest"] == pytest.approx(0)
+    assert says in notes
+
+
+def test_costs_of_openai_without_models_are_no_costs_of_anthropic(tmp_path: Path) -> None:
+    result = {"amount": {"value": 2.5, "currency": "usd"}, "line_item": None, "project_id": "p1"}
+    bucket = {"object": "bucket", "start_time": 1_793_491_200, "end_time": 1_793_577_600, "results": [result]}
+    report, _ = compared(tmp_path, ANTHROPIC, json.dumps({"object": "page", "data": [bucket], "has_more": False}))
+    assert report["reported"]["providers"] == pytest.approx({"openai": 2.5, "anthropic": -13.25})
+
+
+def test_costs_besides_tokens_are_named_without_usage(tmp_path: Path) -> None:
+    file = tmp_path / "costs.csv"
+    file.write_text(FOCUS + AI + EC2)
+    done = kvproxy("estimate", file, "--sessions", "--by", "day", "--json", "--data", tmp_path)
+    note = "the report of costs has other costs than those of tokens: 19.9800 for Amazon Elastic Compute Cloud"
+    assert note in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("cost", "tokens", "difference"),
+    # At 2 USD per million tokens: 0.006 and 0.014, or 0.01 twice.
+    [("0.01", (3_000, 7_000), 0), ("0.03", (3_000, 7_000), 0.04), ("0.0101", (5_000, 5_000), 0.0002)],
+)
+def test_logged_money_in_cents_is_rounded(
+    cost: str, tokens: tuple[int, int], difference: float, tmp_path: Path
+) -> None:
+    file = tmp_path / "usage.csv"
+    rows = "".join(f"m,{count},0,{cost},USD\n" for count in tokens)
+    file.write_text(f"model,input tokens,output tokens,cost,currency\n{rows}")
+    done = kvproxy("estimate", file, "--sessions", "--by", "model", "--price", "2,10", "--json", "--data", tmp_path)
+    assert json.loads(done.stdout)["total"]["logged_difference"] == pytest.approx(difference)

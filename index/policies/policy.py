@@ -154,7 +154,7 @@ class LearningStatus:
 
     Attributes:
         observations: number of comparisons between fresh and stored answers.
-        serves: the policy decides without the policy `checked`.
+        serves: the policy's estimates decide, with or without `checked`.
         level: maximum estimated error of a served answer.
         expected_wrong, most_wrong: expected number of wrong answers among the `served` answers, and an upper bound: with 90%
             probability for those that `checked` did not accept, plus the upper end of `checked_interval` for those that it

@@ -157,7 +157,7 @@ class Metrics:
             "learned_policy",
             "The policy learned.",
             namespaces="Namespaces in memory.",
-            serving="Namespaces in which it decides without the policy checked.",
+            serving="Namespaces in which its estimates decide.",
             observations="Observations.",
             served="Served responses.",
             expected_wrong="Expected number of wrong ones, without unestimated responses and undecided comparisons.",

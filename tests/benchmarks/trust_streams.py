@@ -2,7 +2,8 @@
 
 FILE has lines `{"text", "answer"}` in any order, as for `kvproxy calibrate --stream`; answers are labels. No two answers have
 the same text, and the judge is perfect. The policy has the default settings; `--verifier none` replays it without `checked`.
-`--vectors FILE.npy` keeps the embeddings between runs. Scenarios:
+`--vectors FILE.npy` keeps the embeddings between runs. `--questions N --labels K` takes for each order N of the questions with
+K random labels, as in small traffic. Scenarios:
 
 - `stable`: random order; the answers stay the same.
 - `each-changes`: the answer to each label changes once, at a random time.
@@ -89,6 +90,15 @@ def worst_window(outcome: ReplayOutcome, size: int = _WINDOW) -> float:
     return float((sums[size:] - sums[:-size]).max() / size) if len(sums) > size else float("nan")
 
 
+def small_part(labels: list[str], num_questions: int, num_labels: int, seed: int) -> list[int]:
+    """Return the lines of random questions with random labels; 0 means all questions, or all labels."""
+    generator = random.Random(seed)
+    names = sorted(set(labels))
+    chosen = set(generator.sample(names, min(num_labels or len(names), len(names))))
+    lines = [line for line, label in enumerate(labels) if label in chosen]
+    return sorted(generator.sample(lines, min(num_questions or len(lines), len(lines))))
+
+
 def load_vectors(texts: list[str], path: Path | None) -> np.ndarray:
     if path is not None and path.exists():
         return np.asarray(np.load(path))
@@ -100,7 +110,16 @@ def load_vectors(texts: list[str], path: Path | None) -> np.ndarray:
 
 def main() -> None:
     options = read_options(
-        __doc__, "file", vectors=Path, scenarios=list(SCENARIOS), seed=0, orders=1, max_error=0.02, verifier="built-in"
+        __doc__,
+        "file",
+        vectors=Path,
+        scenarios=list(SCENARIOS),
+        seed=0,
+        orders=1,
+        max_error=0.02,
+        verifier="built-in",
+        questions=0,
+        labels=0,
     )
     settings = CacheSettings(max_error=options.max_error, verifier=options.verifier)
     lines = read_stream(options.file)
@@ -113,7 +132,10 @@ def main() -> None:
     for name in options.scenarios:
         for seed in range(options.seed, options.seed + options.orders):
             began = time.monotonic()
-            scenario = make_scenario(name, texts, labels, vectors, seed)
+            part = small_part(labels, options.questions, options.labels, seed)
+            scenario = make_scenario(
+                name, [texts[line] for line in part], [labels[line] for line in part], vectors[part], seed
+            )
             policy = build_policy(settings, InMemoryObservations())
             found = replay(scenario.stream, policy, judge=scenario.judge, seed=seed)
             eighths = " ".join(f"{part.mean():.0%}" for part in np.array_split(found.served, 8))

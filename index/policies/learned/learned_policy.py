@@ -121,9 +121,9 @@ class LearnedPolicy:
         )
         if decision.verdict == "accepted":
             share = learner.exploration_share(estimate.error)
-            if learner.decides_without_checked and self._is_unwatched(namespace, learner):
+            if learner.decides and self._is_unwatched(namespace, learner):
                 share = 1.0
-            if self.checked is not None and not learner.decides_without_checked:
+            if self.checked is not None and not learner.decides:
                 share = max(share, self._early_share(namespace, learner))
             return PolicyResult(decisions, estimate.index, share, record)
         error = learner.checked_error
@@ -183,7 +183,7 @@ class LearnedPolicy:
             return Decision("vetoed", vetoes[0], error=error)
         # In a new namespace, estimated errors are unproven: `checked` must agree, or the words must be known.
         has_known_words = words_are_known and error <= self.max_error
-        is_proven = learner.decides_without_checked or self.checked is None or has_known_words
+        is_proven = learner.decides or self.checked is None or has_known_words
         if is_proven and not estimate.is_only_member and limits.min_probability is None:
             return Decision("accepted", error=error)
         if self.checked is None:
@@ -369,12 +369,12 @@ class LearnedPolicy:
         different, undecided = round(learner.num_checked_wrong), round(learner.num_checked_undecided)
         equal = round(learner.num_checked - learner.num_checked_wrong)
         is_compared = learner.num_checked > 0 and not learner.answers_vary
-        is_estimated = not served or learner.decides_without_checked or is_compared
+        is_estimated = not served or learner.decides or is_compared
         wrong_share = learner.num_checked_wrong / learner.num_checked if learner.num_checked else learner.checked_error
         most_of_checked = math.ceil(by_checked * checked_interval(equal, different, undecided)[1])
         return LearningStatus(
             learner.num_comparisons,
-            learner.decides_without_checked,
+            learner.decides,
             level.error_limit,
             served,
             level.total_risk + by_checked * wrong_share if is_estimated else None,

@@ -26,6 +26,8 @@ from kvproxy.index.store.observations import Observation
 _VERSION = 10
 MIN_EXPECTED_ERRORS = 8.0
 """The policy decides without `checked` once the sum of the estimated errors of compared answers reaches this number."""
+_EARLY_COMPARED, _EARLY_LIMIT = 25, 0.25
+"""After this number of comparisons, it decides beside `checked` if its limit is at least this share of `max_error`."""
 _EXPLORED = 0.2
 _LEAST_EXPLORED = 0.01
 _KNOWN_ERRORS = 50.0
@@ -153,9 +155,16 @@ class Learner:
         return level.error_limit > 0 and is_known
 
     @property
+    def decides(self) -> bool:
+        """Whether the estimates decide, with or without `checked`."""
+        level = self.level
+        is_early = level.num_compared >= _EARLY_COMPARED and level.error_limit >= _EARLY_LIMIT * level.max_error
+        return is_early or self.decides_without_checked
+
+    @property
     def knows_classes(self) -> bool:
         """Whether the estimates may overrule `checked`: not if they are unproven, or if no judge finds answers equal."""
-        return self.decides_without_checked and not self.answers_vary
+        return self.decides and not self.answers_vary
 
     def exploration_share(self, error: float) -> float:
         known = min(1.0, math.sqrt(_KNOWN_ERRORS / max(self.level.expected, 1.0)))

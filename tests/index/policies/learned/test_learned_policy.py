@@ -202,8 +202,21 @@ def test_in_a_new_namespace_checked_must_agree() -> None:
     # Easy traffic has small errors, whose sum rises slowly.
     learner.level.expected = 1.0
     assert policy.decide("Is the lamp in stock?", near, namespace="n").chosen is None
+    learner.level.num_compared = 25.0
+    assert policy.decide("Is the lamp in stock?", near, namespace="n").chosen == 0
+    learner.level.error_limit = 0.004  # Few comparisons must allow useful errors.
+    assert policy.decide("Is the lamp in stock?", near, namespace="n").chosen is None
     learner.level.num_compared = 100.0
     assert policy.decide("Is the lamp in stock?", near, namespace="n").chosen == 0
+
+
+def test_checked_may_serve_beside_the_estimates_of_few_comparisons() -> None:
+    learner = LearnedPolicy(MemoryObservations(), Accepting(), 0.02, 0.5).learner("n")  # type: ignore[arg-type]
+    learner.level.num_compared, learner.level.error_limit, learner.level.expected = 25.0, 0.01, 3.0
+    assert learner.decides
+    assert learner.may_serve_checked
+    learner.level.num_compared = 100.0
+    assert not learner.may_serve_checked, "few of its own answers were compared"
 
 
 class Accepting(Refusing):

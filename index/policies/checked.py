@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from kvproxy.index.models.verifier import CosineBound, Verifier
+from kvproxy.index.models.verifier.multilingual import have_equal_words
 from kvproxy.index.policies.guards import ADDITIONS, GUARDS, Guard
 from kvproxy.index.policies.policy import Decision, Limits, Neighbour, PolicyResult, find_rejection
 from kvproxy.index.policies.wording import are_equal_wordings, correct_spelling, without_courtesies
@@ -38,9 +39,10 @@ class CheckedPolicy:
             asked = correct_spelling(question, neighbour.prompt)
             stored = correct_spelling(neighbour.prompt, asked)
             refusal = find_rejection(asked, replace(neighbour, prompt=stored), floor, self._guards)
-            # The last guard vetoes additions, but questions in equal wordings add nothing to each other.
+            # The last guard vetoes additions, but questions in equal wordings or words add nothing to each other.
             adds = refusal is not None and refusal.guard == ADDITIONS.name
-            if refusal is not None and not (adds and are_equal_wordings(asked, stored)):
+            is_equal = adds and (are_equal_wordings(asked, stored) or have_equal_words(asked, stored))
+            if refusal is not None and not is_equal:
                 decisions[place] = refusal
                 continue
             if neighbour.similarity < bound and not are_equal_wordings(asked, stored):

@@ -14,6 +14,7 @@ from kvproxy.index.models.e5 import NAME
 from kvproxy.index.models.languages import ENGLISH, language_of
 from kvproxy.index.models.minilm.weights import load_tokenizer, packaged_model
 from kvproxy.index.models.verifier.built_in import MAX_TOKENS, BuiltInVerifier, is_english
+from kvproxy.index.models.verifier.exchanged_persons import persons_are_exchanged
 
 # Words that do not change an answer, unlike negations, prepositions, and most question words.
 EMPTY = {
@@ -55,10 +56,19 @@ def new_words_detector(embedder_name: str) -> Callable[[str, Sequence[str]], boo
 
 
 def has_new_words(question: str, stored_questions: Sequence[str]) -> bool | None:
-    """Whether a question has content words that no stored question has. None for English questions, which the guards compare."""
+    """Whether a question has content words or persons that no stored question has. None for English questions, for the guards."""
     if is_surely_english(question) and is_surely_english(stored_questions[0]):
         return None
-    return bool(new_words(question, stored_questions))
+    return bool(new_words(question, stored_questions)) or all(
+        persons_are_exchanged(question, stored) for stored in stored_questions
+    )
+
+
+def have_equal_words(one: str, other: str) -> bool:
+    """Whether two questions, not both in English, have the same content words and persons."""
+    if is_surely_english(one) and is_surely_english(other):
+        return False
+    return not new_words(one, [other]) and not new_words(other, [one]) and not persons_are_exchanged(one, other)
 
 
 @lru_cache(maxsize=4096)
@@ -121,6 +131,4 @@ class MultilingualVerifier:
     def _score_pair(self, pair: tuple[str, str], cosine: float) -> np.ndarray:
         if all(map(is_surely_english, pair)):
             return self._english.score([pair], np.array([cosine]))
-        one, other = pair
-        same = not new_words(one, [other]) and not new_words(other, [one])
-        return np.array([_SAME_WORDS if same else 0.0], dtype=np.float32)
+        return np.array([_SAME_WORDS if have_equal_words(*pair) else 0.0], dtype=np.float32)

@@ -12,9 +12,11 @@ from kvproxy.index.models.e5 import E5File, MultilingualEmbedder, UnigramTokeniz
 from kvproxy.index.models.embedder import load_embedder
 from kvproxy.index.models.verifier import load_verifier
 from kvproxy.index.models.verifier.built_in import BuiltInVerifier
+from kvproxy.index.models.verifier.exchanged_persons import persons_are_exchanged
 from kvproxy.index.models.verifier.multilingual import (
     MultilingualVerifier,
     has_new_words,
+    have_equal_words,
     new_words,
     new_words_detector,
 )
@@ -23,6 +25,7 @@ from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.settings.cache import CacheSettings
 from tests.benchmarks.languages import LANGUAGES, Remembering, make_policy, pairs_of, read_language, served, traffic
+from tests.index.policies.directions import read_pairs
 from tests.reference.memory_observations import MemoryObservations
 
 
@@ -130,6 +133,33 @@ def test_the_verifier_reads_english_and_compares_words_of_other_languages(embedd
     assert scores[0] == english.score(pairs[:1], np.full(1, 0.9))[0]
     np.testing.assert_allclose(scores[1:], [0.95, 0, 0])
     assert verifier.score([], np.zeros(0)).shape == (0,)
+
+
+def test_the_user_and_the_addressee_are_not_exchanged() -> None:
+    pairs = read_pairs("languages/persons")
+    wrong = [pair for pair in pairs if persons_are_exchanged(pair["a"], pair["b"]) is bool(pair["same"])]
+    assert [pair for pair in wrong if pair["same"] or have_equal_words(pair["a"], pair["b"])] == []
+    assert all(
+        persons_are_exchanged(pair["b"], pair["a"]) is not bool(pair["same"]) for pair in pairs if pair not in wrong
+    )
+    assert sum(have_equal_words(pair["a"], pair["b"]) for pair in pairs if pair["same"]) >= 28
+    assert has_new_words("Wie lautet Ihre Adresse?", ["Wie lautet meine Adresse?"])
+    assert not has_new_words("Wie lautet Ihre Adresse?", ["Wie lautet meine Adresse?", "Adresse?"])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_served"),
+    [
+        ("Wie kündige ich meinen Vertrag?", "Wie kündige ich bitte meinen Vertrag?", True),
+        ("Wo ist Ihr Büro?", "Bitte, wo ist Ihr Büro?", True),
+        ("Wo ist Ihr Büro?", "Wo ist Ihr neues Büro?", False),
+        ("Wie lautet Ihre Adresse?", "Wie lautet bitte meine Adresse?", False),
+    ],
+)
+def test_small_words_are_no_additions(embedder: MultilingualEmbedder, one: str, other: str, is_served: bool) -> None:
+    checked = CheckedPolicy(load_verifier(embedder=embedder.name), 0.8, 0.5)
+    assert (checked.decide(other, [Neighbour(one, 0.97, "a")]).chosen == 0) is is_served
+    assert (checked.decide(one, [Neighbour(other, 0.97, "a")]).chosen == 0) is is_served
 
 
 def test_a_question_with_new_words_is_neither_served_nor_learned_from() -> None:

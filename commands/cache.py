@@ -105,11 +105,17 @@ def _response_rows(responses: "Sequence[ListedResponse | ShownResponse]") -> lis
             "Model?": response.model,
             _TENANT: _tenant(response.tenant, is_shown=has_tenants),
             _PINNED: Formatted("yes" if response.pinned else "", response.pinned),
-            _NAMESPACE: Formatted(response.namespace_name or response.namespace[:8], response.namespace),
+            _NAMESPACE: _namespace(response),
             text_column("Prompt"): response.prompt,
         }
         for response in responses
     ]
+
+
+def _namespace(response: "ListedResponse | ShownResponse") -> Formatted:
+    """Return the name of the library's namespace, or the digest if it has none. Both select it with --namespace."""
+    name = response.namespace_name
+    return Formatted(name or response.namespace[:8], name or response.namespace)
 
 
 @app.subcommand

@@ -29,6 +29,16 @@ class SchemaVersionError(CacheStoreError):
         )
 
 
+class ForeignDatabase(SchemaVersionError):
+    """Another program created the database."""
+
+    def __init__(self, name: str) -> None:
+        self.version = 0
+        CacheStoreError.__init__(
+            self, f"{name} belongs to another program, and has no tables of kvproxy: give another path"
+        )
+
+
 class EmbedderError(Exception):
     """The embedder cannot be loaded, or failed for a text."""
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvproxy.index.errors import SchemaVersionError
+from kvproxy.index.errors import ForeignDatabase, SchemaVersionError
 from kvproxy.index.private_files import make_private_file, restrict_to_owner
 
 _BUSY_TIMEOUT = 10.0  # Seconds.
@@ -91,12 +91,14 @@ def create_schema(connection: sqlite3.Connection, database_name: str, version: i
 
 
 def _needs_schema(connection: sqlite3.Connection, database_name: str, version: int) -> bool:
-    """Return whether a database is empty. Raises a SchemaVersionError if it has another version."""
+    """Return whether a database is empty. Raises a SchemaVersionError if it has another version, or is a ForeignDatabase."""
     # One statement reads one state: another process may create the schema meanwhile.
     sql = "select user_version, exists (select 1 from sqlite_master) from pragma_user_version"
     stored_version, has_tables = connection.execute(sql).fetchone()
     if stored_version == version:
         return False
+    if has_tables and stored_version == 0:
+        raise ForeignDatabase(database_name)
     if has_tables:
         raise SchemaVersionError(database_name, stored_version, version)
     return True

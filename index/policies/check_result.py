@@ -3,9 +3,9 @@
 from numbers import Real
 from typing import get_args
 
-from kvproxy.index.policies.policy import Decision, PolicyResult, Verdict
+from kvproxy.index.policies.policy import Decision, PolicyResult, PolicyVerdict
 
-_VERDICTS = get_args(Verdict)
+_VERDICTS = get_args(PolicyVerdict)
 
 
 def check_result(result: object, num_neighbours: int) -> None:

@@ -14,18 +14,9 @@ if TYPE_CHECKING:
     from kvproxy.index.policies.guards import Guard
 
 PolicyName = Literal["learned", "checked", "threshold"]
-Verdict = Literal[
-    "accepted",
-    "low similarity",
-    "vetoed",
-    "low probability",
-    "uncertain",
-    "explored",
-    "expired",
-    "rejected",
-    "refusal limit",
-    "not compared",
-]
+PolicyVerdict = Literal["accepted", "low similarity", "vetoed", "low probability", "uncertain", "not compared"]
+"""A verdict of a policy. The lookup has more."""
+Verdict = Literal[PolicyVerdict, "explored", "expired", "rejected", "refusal limit"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from kvproxy.exchange import Exchange
 from kvproxy.index import store as stored
 from kvproxy.index.entry import Entry
 from kvproxy.index.entry_redaction import Redactor
-from kvproxy.index.errors import SchemaVersionError
+from kvproxy.index.errors import ForeignDatabase, SchemaVersionError
 from kvproxy.index.failure_log import FailureLog
 from kvproxy.index.store_location import is_url
 from kvproxy.journal.cache_history import (
@@ -353,6 +353,8 @@ def _open_file(path: Path, clock: Callable[[], float]) -> JournalDatabase:
     advice = "move it away, or set journal.enabled = false"
     try:
         return open_or_replace(path, clock)
+    except ForeignDatabase as error:
+        raise SettingsError(f"{error}, or set journal.enabled = false") from None
     except SchemaVersionError as error:
         cause = f"another version of kvproxy created the journal {path} (schema version {error.version})"
         raise StorageFailed(f"{cause}: {advice}") from None

@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import itertools
+import math
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -83,11 +84,18 @@ def check_awaitable(result: object) -> None:
 
 
 def positive_seconds(name: str, value: Seconds) -> float:
+    if isinstance(value, float) and value == math.inf:
+        raise ValueError(f"{name} must be below ten years: give 3649d to keep an answer that does not expire")
     if (seconds := parse_seconds(value)) <= 0:
         raise ValueError(f"{name} must be positive, but it is {value!r}")
     if seconds >= MAX_SECONDS:
         raise ValueError(f"{name} must be below ten years (3650d), but it is {value!r}")
     return seconds
+
+
+def check_tag(tag: str) -> None:
+    if not tag.strip():
+        raise ValueError("the tag is empty")
 
 
 def checked_tags(tags: Sequence[str]) -> tuple[str, ...]:
@@ -96,6 +104,9 @@ def checked_tags(tags: Sequence[str]) -> tuple[str, ...]:
     check_type("tags", tags, Iterable)
     names = tuple(tags)
     check_texts(**{f"tags[{place}]": tag for place, tag in enumerate(names)})
+    for place, tag in enumerate(names):
+        with _naming(f"tags[{place}]"):
+            check_tag(tag)
     return tuple(dict.fromkeys(names))
 
 

@@ -24,6 +24,7 @@ from kvproxy.library.arguments import (
     check_computed,
     check_memoize,
     check_question,
+    check_tag,
     check_texts,
     check_type,
     checked_questions,
@@ -269,6 +270,7 @@ class AsyncCache:
         """Remove the answers with a tag, in one namespace or (None) in all; return their number, without expired ones."""
         self.check_usable()
         check_texts(tag=tag)
+        check_tag(tag)
         return await self._remove_all(replace(_filter(namespace), tag=tag))
 
     async def clear(self, namespace: str | None = None) -> int:

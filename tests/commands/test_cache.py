@@ -13,7 +13,7 @@ import pytest
 
 from kvproxy.errors import KvproxyError, SettingsError
 from kvproxy.index import sqlite_files
-from kvproxy.index.entry import Entry
+from kvproxy.index.entry import Entry, library_digest
 from kvproxy.index.store import open_store
 from kvproxy.installation.checks.access import access_warnings
 from kvproxy.installation.checks.all_checks import check_clients, check_files
@@ -189,6 +189,14 @@ def test_namespaces_of_the_library_have_their_names(tmp_path: Path) -> None:
     assert result("cache", "ls", "--store", path, "--namespace", digest[:8]) == shown
     table = kvproxy("cache", "ls", "--store", path, "--wide", columns=120).stdout
     assert "  help desk  " in table
+    lines = kvproxy("cache", "ls", "--store", path, "--columns", "prompt,namespace").stdout.splitlines()
+    named = {
+        "question in help desk": "help desk",
+        "question in de": "de",
+        "question in": library_digest(""),
+        "of a proxy": "de" * 32,
+    }
+    assert dict(line.split("\t") for line in lines[1:]) == named
     assert "  help desk\n" in kvproxy("cache", "show", digests["help desk"], "--store", path, columns=80).stdout
     assert result("cache", "rm", "--store", path, "--namespace", "help desk", "--yes") == {"removed": 1}
     names = {each["prompt"]: each["namespace_name"] for each in result("cache", "ls", "--store", path)}

@@ -112,6 +112,8 @@ def test_a_journal_of_another_schema_is_refused_and_kept(tmp_path: Path) -> None
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("create table records (number integer)")
     connection.close()
-    with pytest.raises(SettingsError, match=r"schema version 0\): move it away, or set journal.enabled = false"):
+    with pytest.raises(
+        SettingsError, match=r"the journal .* another program, .*: give another path, or set journal.enabled = false"
+    ):
         open_stored_journal(path, JournalSettings())
     assert [file.name for file in tmp_path.iterdir() if file.suffix == ".db"] == ["journal.db"]

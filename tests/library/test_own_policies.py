@@ -79,6 +79,11 @@ def test_a_policy_that_fails_makes_lookups_misses(
         (PolicyResult([Decision("accepted")], -1), "chosen must be None or the index of one of 1 decisions, not -1"),
         (PolicyResult([], None), "decide must return a decision on each of 1 neighbours, not 0"),
         (PolicyResult([Decision("yes")], 0), "the verdict of decisions[0] must be accepted, .*, not compared, not yes"),  # type: ignore[arg-type]
+        (
+            PolicyResult([Decision("rejected")], None),
+            "the verdict of decisions[0] must be accepted, low similarity, vetoed, low probability, uncertain, not compared,"
+            " not rejected",
+        ),
         (PolicyResult([Decision("uncertain")], 0), "the verdict of the chosen decisions[0] must be accepted"),
         (PolicyResult([Decision("accepted")], None), "decisions[0] is accepted, so chosen must not be None"),
         (PolicyResult(["accepted"], 0), "decisions[0] must be a Decision, not str"),  # type: ignore[list-item]

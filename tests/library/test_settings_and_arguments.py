@@ -256,6 +256,8 @@ def test_wrong_arguments_of_methods_are_refused(tmp_path: Path) -> None:
             (lambda: cache.set("q\ud800", "a"), ValueError, "question has half of a surrogate pair at position 1"),
             (lambda: cache.set("q", "\udfff"), ValueError, "answer has half of a surrogate pair"),
             (lambda: cache.get("q", "\ud800"), ValueError, "namespace has half of a surrogate pair"),
+            (lambda: cache.set("q", "b", tags=["t", " "]), ValueError, r"tags\[1\]: the tag is empty"),
+            (lambda: cache.delete_tag(""), ValueError, "the tag is empty"),
             (lambda: cache.set("q", "b", tags=["\ud800"]), ValueError, r"tags\[0\] has half of a surrogate pair"),
             (lambda: cache.delete_tag("\ud800"), ValueError, "tag has half of a surrogate pair"),
         ):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvproxy.index.errors import CacheStoreError, SchemaVersionError, StoreDamaged
+from kvproxy.index.errors import CacheStoreError, ForeignDatabase, SchemaVersionError, StoreDamaged
 from kvproxy.index.sqlite_files import connect, create_schema
 from kvproxy.index.store import open_observations, open_store
 from kvproxy.index.store.sqlite.database import SqliteDatabase
@@ -82,11 +82,15 @@ def test_a_folder_is_not_a_store(tmp_path: Path) -> None:
 
 
 def test_a_file_of_another_schema_is_refused_with_the_fix(tmp_path: Path) -> None:
-    unknown, newer = tmp_path / "unknown.db", tmp_path / "newer.db"
-    execute(unknown, "create table responses (id text)")
+    unknown, older, newer = (tmp_path / f"{name}.db" for name in ("unknown", "older", "newer"))
+    for path in (unknown, older):
+        execute(path, "create table responses (id text)")
+    execute(older, "pragma user_version = -1")
     open_store(newer).close()
     execute(newer, "pragma user_version = 99")
-    for path, version in ((unknown, 0), (newer, 99)):
+    with pytest.raises(ForeignDatabase, match=f"{unknown.name} belongs to another program"):
+        open_store(unknown)
+    for path, version in ((older, -1), (newer, 99)):
         with pytest.raises(
             SchemaVersionError, match=f"{path.name} has schema version {version}, .*kvproxy cache export"
         ):

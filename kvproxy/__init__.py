@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvproxy.errors import SettingsError
     from kvproxy.index.errors import CacheStoreError, EmbedderError, PluginError
     from kvproxy.index.models.embedder import Embedder
+    from kvproxy.index.models.function_embedder import FunctionEmbedder
     from kvproxy.index.policies.guards import Guard
     from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Policy, PolicyResult
     from kvproxy.library import AsyncCache, Cache, CachedAnswer, open_async_cache, open_cache
@@ -47,6 +48,7 @@ _MODULES = {
     "errors": ("SettingsError",),
     "index.errors": ("CacheStoreError", "EmbedderError", "PluginError"),
     "index.models.embedder": ("Embedder",),
+    "index.models.function_embedder": ("FunctionEmbedder",),
     "index.policies.guards": ("Guard",),
     "index.policies.policy": ("Decision", "Limits", "Neighbour", "Policy", "PolicyResult"),
     "library": ("AsyncCache", "Cache", "CachedAnswer", "open_async_cache", "open_cache"),
@@ -79,6 +81,7 @@ __all__ = [
     "Embedder",
     "EmbedderError",
     "EncryptionSettings",
+    "FunctionEmbedder",
     "GroupSpec",
     "Guard",
     "KVCacheBlock",

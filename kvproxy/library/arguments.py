@@ -219,7 +219,11 @@ def with_policy(settings: CacheSettings, policy: Any) -> tuple[CacheSettings, Po
 def checked_embedder(embedder: Any) -> Any:
     if isinstance(embedder, str | Path):
         return str(embedder)
-    _check_attributes("embedder", embedder, "a name, a folder", "name", "dim", "vocabulary", "embed", "can_read")
+    if inspect.isroutine(embedder):
+        raise TypeError("embedder is a function: write FunctionEmbedder('name of the model', function)")
+    _check_attributes(
+        "embedder", embedder, "a name, a folder, a FunctionEmbedder", "name", "dim", "vocabulary", "embed", "can_read"
+    )
     return embedder
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvproxy import Cache, CacheSettings, open_cache
+from kvproxy import Cache, CacheSettings, EmbedderError, FunctionEmbedder, open_cache
 from kvproxy.errors import SettingsError
 from kvproxy.index.policies.guards import Guard
 from kvproxy.index.policies.threshold import ThresholdPolicy
@@ -177,6 +177,7 @@ def test_a_postgres_server_that_is_down_names_no_option(tmp_path: Path) -> None:
         ({"policy": 5}, TypeError, "lacks name, num_neighbours, floor, decide"),
         ({"embedder": object()}, TypeError, "embedder must be .*; object lacks name, dim, vocabulary, embed, can_read"),
         ({"embedder": None}, TypeError, "NoneType lacks"),
+        ({"embedder": len}, TypeError, r"write FunctionEmbedder\('name of the model', function\)"),
         ({"embedder": Path("/nothing/here")}, SettingsError, "cannot load embedder '/nothing/here'"),
         ({"namespace_ttls": ["news"]}, TypeError, "namespace_ttls must be of the type Mapping, not list"),
         ({"namespace_ttls": {1: "1h"}}, TypeError, "must be a string, not int"),
@@ -193,6 +194,39 @@ def test_wrong_arguments_are_refused_at_opening(
     arguments = {"where": tmp_path / "r.db", "embedder": HashEmbedder()} | given
     with pytest.raises(kind, match=message):
         open_cache(**arguments)
+
+
+def test_a_function_becomes_an_embedder(tmp_path: Path) -> None:
+    texts: list[str] = []
+
+    def embed(batch: list[str]) -> list[list[float]]:
+        texts.extend(batch)
+        return [[3.0 * text.count(letter) for letter in "aeiou"] for text in batch]
+
+    embedder = FunctionEmbedder("vowels-1", embed, max_characters=20)
+    with open_cache(tmp_path / "r.db", CacheSettings(**SIMILAR, guards=False), embedder=embedder) as cache:
+        cache.set("reset a door", "so")
+        hit = cache.get("a reset door")
+        assert hit is not None
+        assert hit.similarity == pytest.approx(1)
+        assert cache.get("i") is None
+        assert cache.explain("a reset door " * 2).sentence.endswith("cannot read all of the question: exact hits only.")
+        assert not any(len(text) > 21 for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [([1.0, 2.0], "must return a list of one vector for one text"), (OSError("no key"), "'mine' failed: no key")],
+)
+def test_a_function_that_is_no_embedder_is_refused(returned: Any, message: str) -> None:
+    def embed(texts: list[str]) -> Any:
+        if isinstance(returned, Exception):
+            raise returned
+        return returned
+
+    with pytest.raises(EmbedderError, match=message):
+        FunctionEmbedder("mine", embed)
+    assert FunctionEmbedder("mine", embed, dim=2).dim == 2
 
 
 def test_a_policy_may_be_a_name_and_a_guard_an_object(tmp_path: Path) -> None:

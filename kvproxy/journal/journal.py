@@ -354,7 +354,7 @@ def _open_file(path: Path, clock: Callable[[], float]) -> JournalDatabase:
     try:
         return open_or_replace(path, clock)
     except ForeignDatabase as error:
-        raise SettingsError(f"{error}, or set journal.enabled = false") from None
+        raise StorageFailed(f"{error}, or set journal.enabled = false") from None
     except SchemaVersionError as error:
         cause = f"another version of kvproxy created the journal {path} (schema version {error.version})"
         raise StorageFailed(f"{cause}: {advice}") from None

@@ -15,7 +15,7 @@ from kvproxy.commands.output import print_note
 from kvproxy.commands.row_fields import RowFields
 from kvproxy.errors import KvproxyError
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.journal.groups import SpendingGroup, spending_groups
+from kvproxy.journal.groups import COLUMN, SpendingGroup, log_groups, spending_groups
 from kvproxy.operations.parameters import Suggestions
 from kvproxy.units import parse_bytes, parse_seconds, parse_since, parse_time, require_unit
 
@@ -92,8 +92,8 @@ def groups_option(help: str, *, of_journal: bool = False) -> Any:
     """Return an option with fields such as `day,model`; see `journal/groups.py`. The journal has no items of a bill."""
     names = (name for name in get_args(SpendingGroup) if not of_journal or name != "line_item")
     return Option(
-        help=f"{help}: {', '.join(names)}.",
-        parser=parser_of(spending_groups),
+        help=f"{help}: {', '.join(names)}{'' if of_journal else f', or {COLUMN}NAME for a column of a table'}.",
+        parser=parser_of(spending_groups if of_journal else log_groups),
         metavar="FIELDS",
     )
 

@@ -179,8 +179,15 @@ def format_line_numbers(numbers: Sequence[int]) -> str:
 
 
 def period_name(day: date, period: str) -> str:
-    """Return the name of the day, the ISO week, or the month of a day, such as 2026-11-21, 2026-W47, or 2026-11."""
+    """Return the name of a period of a day: 2026-11-21, the ISO week 2026-W47, 2026-11, or the quarter 2026-Q4."""
     if period == "week":
         year, week, _ = day.isocalendar()
         return f"{year}-W{week:02}"
+    if period == "quarter":
+        return f"{day.year}-Q{(day.month + 2) // 3}"
     return day.isoformat() if period == "day" else day.isoformat()[:7]
+
+
+def letters_of(name: str) -> str:
+    """Return the heading of a column without case, spaces, and punctuation."""
+    return re.sub(r"[\W_]", "", name).casefold()

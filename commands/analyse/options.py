@@ -120,7 +120,8 @@ def describe_rows(log: "RequestLog") -> list[str]:
         causes = ", ".join(filter(None, (log.describe_skipped(), malformed)))
         lines.append(f"skipped {plural(without, 'row')} without a request: {causes}")
     if log.ignored_fields:
-        lines.append(f"no fields of a request, not read: {', '.join(sorted(log.ignored_fields))}")
+        hint = "; --by column:NAME groups by one" if log.is_usage_report else ""
+        lines.append(f"no fields of a request, not read: {', '.join(sorted(log.ignored_fields))}{hint}")
     for heading, numbers in log.unreadable.items():
         lines.append(
             f"{plural(len(numbers), 'row')} with unreadable {heading} ({format_line_numbers(numbers)}): it counts as unknown;"

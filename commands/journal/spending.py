@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kvproxy.commands.formatting import Formatted, amount_text, local_time, money, percent
 from kvproxy.commands.output import Output
 from kvproxy.commands.tables import Column, ListLayout, Row, digest_column, number_column, print_table
+from kvproxy.journal.groups import COLUMN
 from kvproxy.journal.sessions.ledger import main_cause
 from kvproxy.settings.journal import LIST_CURRENCY
 from kvproxy.units import plural
@@ -37,7 +38,7 @@ def spending_output(report: "SpendingReport", layout: ListLayout, empty: str = N
 
 def group_name(name: str, by: str) -> str:
     """Return the name of a group at a terminal, such as `(no team)` for requests without one."""
-    return name or f"(no {by.replace('_', ' ')})"
+    return name or f"(no {by.removeprefix(COLUMN).replace('_', ' ')})"
 
 
 def group_cells(name: str, groups: Mapping[str, str], by: str) -> dict[Column | str, object]:
@@ -72,7 +73,7 @@ def record_fields(kind: type[Any], options: Mapping[str, object]) -> list[str]:
 
 
 def group_title(field: str) -> str:
-    return field.replace("_", " ").capitalize()
+    return field.removeprefix(COLUMN).replace("_", " ").capitalize()
 
 
 def session_cost(session: "Session") -> Formatted | None:
@@ -116,6 +117,9 @@ def _notes(report: "SpendingReport") -> Iterator[str]:
     if report.regional:
         rows = plural(report.regional, "row")
         yield f"not in the money: the unknown surcharge of Anthropic for the region (inference_geo) of {rows}"
+    if report.web_searches:
+        searches = f"{report.web_searches:,} web search{'' if report.web_searches == 1 else 'es'}"
+        yield f"not in the money: {searches} (web_search_requests), for which Anthropic's list price is 10 USD per 1,000"
     if total.logged_cost is not None:
         yield _logged_note(total.logged_cost, total.logged_difference, report.currency)
     if report.other_currencies:

@@ -22,7 +22,7 @@ from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.blocks.divergence import reusable_tokens
 from kvproxy.errors import KvproxyError
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
-from kvproxy.journal.groups import SpendingGroup, group_fields, in_order, joined_names
+from kvproxy.journal.groups import group_fields, in_order, joined_names
 from kvproxy.journal.spending import PaidRequest
 from kvproxy.providers.prices import ModelPrices, has_tier_price, price_at, shortest_cached_prefix
 from kvproxy.settings import Settings
@@ -243,12 +243,13 @@ async def estimate(
     )
 
 
-def _group_names(replayed: ReplayedRequest, fields: Sequence[SpendingGroup]) -> tuple[str, ...]:
+def _group_names(replayed: ReplayedRequest, fields: Sequence[str]) -> tuple[str, ...]:
     logged, model = replayed.logged, replayed.request.model
     tier, team = logged.service_tier, logged.team
     paid = PaidRequest(
         logged.time or 0.0, model, logged.project, logged.client, None, None, service_tier=tier, team=team
     )
+    paid = replace(paid, columns=logged.columns)
     return tuple(map(paid.group_name, fields))
 
 

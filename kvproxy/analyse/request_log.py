@@ -35,10 +35,11 @@ from kvproxy.analyse.log_formats.usage_reports import EXTRA_COLUMNS, OF_SUMS, US
 from kvproxy.apis import APIS
 from kvproxy.apis.json import Json, JsonObject, dumps, objects
 from kvproxy.errors import InvalidRequest, describe_cause
-from kvproxy.units import format_line_numbers, plural
+from kvproxy.units import format_line_numbers, letters_of, plural
 
 _SAMPLE = 1_000
 _SHOWN_FIELDS = 6
+_LONGEST_NAME = 200
 _REPEATED = "repeated (the same row with the same id)"
 _TRACE_FIELDS = {"hash_ids", "input_length", "block_hashes"}
 _IDS = ("id", "request_id", "requestId", "spanId", "span_id", "resourceSpans")
@@ -250,7 +251,10 @@ def _describe_unknown(file: Path, content: FileRows, formats: Sequence[LogFormat
     if content.is_table:
         if (costs := read_costs(content.rows)) is not None:
             return f"{file} is {costs}; if a column has questions, name it with --column"
-        fix = "name the column of questions with --column, or convert its rows to JSON lines with model and messages"
+        fix = (
+            "name the column of questions with --column, or convert its rows to JSON lines with model and messages; a table of"
+            " usage has the headings date, model, input_tokens, and output_tokens"
+        )
         usage = next(log_format for log_format in formats if log_format.name == USAGE_TABLE)
         lacking = [name.replace(" ", "_") for name in usage.missing(value)]
         if len(lacking) < len(usage.signature):
@@ -314,6 +318,8 @@ def _read_rows(
                 known_rows.add(row)
             if len(requests) == 1 and requests[0].cost is None:
                 requests = [replace(requests[0], cost=logged_cost(value, own.costs, requests[0].response))]
+            if for_bill or content.is_table:
+                requests = [replace(request, columns=_columns(value)) for request in requests]
             log.requests += requests
             num_others[own.title] += own is not chosen
             if not requests:
@@ -329,6 +335,15 @@ def _read_rows(
     log.errors.sort(key=lambda error: error.line)
     log.format += "".join(f" ({plural(count, 'row')} as {title})" for title, count in num_others.items() if count)
     return log
+
+
+def _columns(value: JsonObject) -> dict[str, str]:
+    """Return the short cells of a row, by `letters_of` the heading."""
+    return {
+        letters_of(name): str(cell)
+        for name, cell in value.items()
+        if isinstance(cell, str | int) and len(str(cell)) <= _LONGEST_NAME
+    }
 
 
 def _is_dated_and_has_id(request: LoggedRequest, value: JsonObject) -> bool:

@@ -5,6 +5,8 @@ from kvproxy.apis.reported_usage import usage_of
 from kvproxy.apis.sse import Event
 
 BATCH, STANDARD = "batch", "standard"
+_OTHER_NAMES = {"message_batch": BATCH}
+"""Names of tiers in reports of usage and of costs."""
 _STANDARD_NAMES = frozenset(("", "auto", "default", STANDARD, "standard_only", "on_demand"))
 _LONGEST_NAME = 32
 _MARKS = (b'"service_tier"', b'"speed"')
@@ -61,4 +63,4 @@ def _reported_names(response: JsonMap) -> tuple[Json, ...]:
 
 def _first_tier(*values: Json) -> str | None:
     names = (value.lower()[:_LONGEST_NAME] for value in values if isinstance(value, str))
-    return next((name for name in names if name not in _STANDARD_NAMES), None)
+    return next((_OTHER_NAMES.get(name, name) for name in names if name not in _STANDARD_NAMES), None)

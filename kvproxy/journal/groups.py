@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar, cast, get_args
+from typing import Literal, Protocol, TypeVar, get_args
 
 TopGroup = Literal[
     "prompt",
@@ -25,9 +25,13 @@ SumsGroup = Literal["layer", "tenant", "model", "tag", "day"]
 SavingsGroup = Literal[SumsGroup, "client", "team", "project"]
 SavingsKey = Literal[SavingsGroup, "bill"]
 """A group of savings, or the rows of a bill."""
-PERIODS = "day", "week", "month"
-SpendingGroup = Literal["day", "week", "month", "project", "model", "client", "team", "service_tier", "line_item"]
+PERIODS = "day", "week", "month", "quarter"
+SpendingGroup = Literal[
+    "day", "week", "month", "quarter", "project", "model", "client", "team", "service_tier", "line_item"
+]
 """A field of a bill; `line_item` only in a report of costs."""
+COLUMN = "column:"
+"""Beginning of a group by another column of a table, such as `column:cost center`."""
 STANDARD_TIER = "standard"
 """Name of the group of requests without another service tier."""
 
@@ -68,24 +72,35 @@ class RequestGroup:
         return self.name if self.prompt is None else self.prompt
 
 
-def group_fields(by: str) -> tuple[SpendingGroup, ...]:
-    """Return the fields of a bill in a text such as `day,model`. Raises ValueError."""
+def group_fields(by: str) -> tuple[str, ...]:
+    """Return the fields of a bill in a text such as `day,model`, or `month,column:cost center`. Raises ValueError."""
     names, known = [name.strip() for name in by.split(",")], get_args(SpendingGroup)
-    unknown = next((name for name in names if name not in known), None)
+    unknown = next((name for name in names if name not in known and not name.startswith(COLUMN)), None)
     if unknown is not None:
-        raise ValueError(f"unknown group {unknown!r}: use one or several of {', '.join(known)}, such as day,model")
+        raise ValueError(
+            f"unknown group {unknown!r}: use one or several of {', '.join(known)}, such as day,model, or {COLUMN}NAME for a"
+            " column of a table"
+        )
     if len(set(names)) < len(names):
         raise ValueError(f"by={by} names a group twice")
-    return cast("tuple[SpendingGroup, ...]", tuple(names))
+    return tuple(names)
 
 
 def has_period(fields: Iterable[str]) -> bool:
     return not set(fields).isdisjoint(PERIODS)
 
 
-def spending_groups(by: str) -> str:
-    """Return a text of `group_fields` without blanks. Raises ValueError."""
+def log_groups(by: str) -> str:
+    """Return a text of `group_fields` without blanks around names. Raises ValueError."""
     return ",".join(group_fields(by))
+
+
+def spending_groups(by: str) -> str:
+    """Return a text of `group_fields` for the journal, which has no columns of tables. Raises ValueError."""
+    column = next((name for name in group_fields(by) if name.startswith(COLUMN)), None)
+    if column is not None:
+        raise ValueError(f"{column} is a column of a table, for kvproxy estimate: records have no such group")
+    return log_groups(by)
 
 
 def joined_names(names: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from kvproxy.apis.request_directives import project_of
-from kvproxy.journal.groups import STANDARD_TIER, Group, RequestGroup, SpendingGroup
+from kvproxy.journal.groups import COLUMN, STANDARD_TIER, Group, RequestGroup
 from kvproxy.journal.reader import (
     CACHES,
     OF_PROXY,
@@ -23,7 +23,7 @@ from kvproxy.journal.saving_groups import counted_tags
 from kvproxy.journal.sessions.ledger import CAUSES, losses_with_cost
 from kvproxy.providers.prices import is_dated, price_at
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_lost_per_token, storage_price
-from kvproxy.units import period_name, tenant_name
+from kvproxy.units import letters_of, period_name, tenant_name
 
 if TYPE_CHECKING:
     from kvproxy.journal.sessions.session_reader import Turn
@@ -62,6 +62,7 @@ class PaidRequest:
         price_factor: multiple of the price, such as that of inference in one region.
         logged_rounding: largest rounding error of `logged_cost`.
         provider: the provider whose report of usage has it; empty for other logs.
+        columns: cells of its row in a log, by `letters_of` the heading.
     """
 
     time: float
@@ -88,6 +89,7 @@ class PaidRequest:
     price_factor: float = 1.0
     logged_rounding: float = 0.0
     provider: str = ""
+    columns: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def reused(self) -> int:
@@ -113,10 +115,10 @@ class PaidRequest:
     def is_of_utc_day(self) -> bool:
         return self.period >= _DAY
 
-    def group_name(self, by: SpendingGroup) -> str:
-        """Return the name of the request's group; for `day`, `week` and `month` that of `moment`. Empty if unknown."""
+    def group_name(self, by: str) -> str:
+        """Return the name of the request's group in a field of `group_fields`; of a period that of `moment`. Empty if unknown."""
         match by:
-            case "day" | "week" | "month":
+            case "day" | "week" | "month" | "quarter":
                 return "" if (moment := self.moment) is None else period_name(moment.date(), by)
             case "project":
                 return self.project
@@ -130,6 +132,8 @@ class PaidRequest:
                 return self.service_tier or STANDARD_TIER
             case "line_item":
                 return ""
+            case _:
+                return self.columns.get(letters_of(by.removeprefix(COLUMN)), "")
 
     def price(self, prices: Mapping[str, PriceSettings]) -> PriceSettings | None:
         length = self.priced_length

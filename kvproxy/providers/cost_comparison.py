@@ -18,6 +18,8 @@ class ReportedCost:
         list_amount: the amount without a discount; None if the report does not state it.
         time: start of its period in seconds since the epoch; None if unknown.
         project, model, client, team, line_item: empty if the report does not state them.
+        service_tier: such as standard or batch; empty if the report does not state it.
+        columns: cells of its row, by `letters_of` the heading.
         provider: the provider or the cloud that bills it, such as aws; empty if the report does not state it.
     """
 
@@ -31,7 +33,9 @@ class ReportedCost:
     client: str = ""
     team: str = ""
     line_item: str = ""
+    service_tier: str = ""
     provider: str = ""
+    columns: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ def compared(folder: Path, usage: str, costs: str, *more: str) -> tuple[dict[str
     files = [folder / "usage.csv", folder / ("costs.json" if costs.startswith("{") else "costs.csv")]
     for file, text in zip(files, (usage, costs), strict=True):
         file.write_text(text)
-    done = kvproxy("estimate", *files, "--sessions", "--by", "model", "--json", "--data", folder, *more)
+    by = () if "--by" in more else ("--by", "model")
+    done = kvproxy("estimate", *files, "--sessions", *by, "--json", "--data", folder, *more)
     assert done.returncode == 0, done
     return json.loads(done.stdout), " ".join(done.stderr.split())
 
@@ -89,3 +90,52 @@ def test_logged_money_in_cents_is_rounded(
     file.write_text(f"model,input tokens,output tokens,cost,currency\n{rows}")
     done = kvproxy("estimate", file, "--sessions", "--by", "model", "--price", "2,10", "--json", "--data", tmp_path)
     assert json.loads(done.stdout)["total"]["logged_difference"] == pytest.approx(difference)
+
+
+def test_other_columns_are_groups(tmp_path: Path) -> None:
+    usage = (
+        "date,model,Cost Center,input tokens,output tokens\n2026-11-01,m,4711,1000000,0\n2026-08-02,m,,1000000,0\n"
+        "2026-07-01,m,4711,2000000,0\n"
+    )
+    costs = "Date,MeterName,CostInBillingCurrency,BillingCurrency,CostCenter\n2026-08-01,gpt-4o,3.00,USD,4711\n"
+    report, notes = compared(tmp_path, usage, costs, "--price", "2,10", "--by", "quarter,column:cost_center")
+    found = {row["name"]: (row["cost"], row["reported_cost"]) for row in report["rows"]}
+    assert found == {"2026-Q3, 4711": (4, 3), "2026-Q3, ": (2, None), "2026-Q4, 4711": (2, None)}
+    assert "not read: Cost Center; --by column:NAME groups by one" in notes
+    done = kvproxy("estimate", tmp_path / "usage.csv", "--sessions", "--by", "Cost Center", "--data", tmp_path)
+    assert done.returncode == 2
+    assert "column:NAME for a column of a table" in " ".join(done.stderr.split())
+    done = kvproxy("sessions", "--by", "column:a", "--data", tmp_path)
+    assert "column:a is a column of a table" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("tier", ["batch", "message_batch"])
+def test_costs_have_the_tier_of_their_usage(tier: str, tmp_path: Path) -> None:
+    usage = "usage_date_utc,model_version,usage_type,usage_input_tokens_no_cache,usage_output_tokens\n"
+    usage += f"2026-11-01,claude-opus-4-6,{tier},1000000,0\n2026-11-01,claude-opus-4-6,standard,1000000,0\n"
+    costs = "usage_date_utc,model,usage_type,cost_usd,cost_type\n2026-11-01,Claude Opus 4.6,standard,5.00,token\n"
+    costs += f"2026-11-01,Claude Opus 4.6,{tier},2.50,token\n"
+    report, _ = compared(tmp_path, usage, costs, "--by", "service_tier")
+    found = {row["name"]: (row["cost"], row["reported_cost"]) for row in report["rows"]}
+    assert found == {"standard": (5, 5), "batch": (2.5, 2.5)}
+
+
+def test_a_project_has_one_row_for_its_name_and_its_id(tmp_path: Path) -> None:
+    usage = "date,model,project_id,input tokens,output tokens\n2026-11-01,m,proj_a,1000000,0\n"
+    costs = "start_time,end_time,amount_value,amount_currency,line_item,project_id,project_name\n"
+    costs += '1793491200,1793577600,2.00,usd,"m, input",proj_a,Project A\n'
+    report, _ = compared(tmp_path, usage, costs, "--price", "2,10", "--by", "project")
+    assert [(row["name"], row["cost"], row["reported_cost"]) for row in report["rows"]] == [("proj_a", 2, 2)]
+
+
+def test_the_bill_names_web_searches_that_it_excludes(tmp_path: Path) -> None:
+    usage = (
+        ANTHROPIC.replace("\n", ",web_search_count\n", 1)
+        .replace(",0\n", ",0,630\n")
+        .replace(",100000\n", ",100000,10\n")
+    )
+    file = tmp_path / "usage.csv"
+    file.write_text(usage)
+    done = kvproxy("estimate", file, "--sessions", "--by", "model", "--json", "--data", tmp_path)
+    assert json.loads(done.stdout)["web_searches"] == 640
+    assert "not in the money: 640 web searches (web_search_requests)" in done.stderr

@@ -435,6 +435,11 @@ _LANGFUSE: dict[str, Any] = {
             ("red", "ann", "shop"),
         ),
         (_LANGFUSE | {"userId": "ann", "tags": ["project:shop"], "metadata": {"team": "red"}}, ("red", "ann", "shop")),
+        # The CSV of Langfuse's pages.
+        (
+            _LANGFUSE | {"userId": "ann", "traceTags": '["project:shop"]', "metadata": '{"team": "red"}'},
+            ("red", "ann", "shop"),
+        ),
         (
             {
                 "resourceSpans": [

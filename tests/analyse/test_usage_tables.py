@@ -702,7 +702,7 @@ def test_a_cost_has_the_currency_of_its_column(tmp_path: Path) -> None:
         done = kvproxy("estimate", file, "--sessions", "--by", "model", *PRICE, "--json", "--data", tmp_path)
         assert json.loads(done.stdout)["total"]["logged_cost"] == pytest.approx(cost)
     without = table(tmp_path, text.replace(",Currency", "").replace(",{}\n", "\n").format("0.004"))
-    assert "no fields of a request, not read: Cost\n" in bill(without)[1]
+    assert "no fields of a request, not read: Cost; --by column:NAME" in bill(without)[1]
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ from dataclasses import replace
 from datetime import UTC, date, datetime
 
 from kvproxy.analyse.bills.reported_costs import CLOUDS, CostReport
-from kvproxy.journal.groups import PERIODS, SpendingGroup, group_fields, has_period, in_order
+from kvproxy.journal.groups import COLUMN, PERIODS, group_fields, has_period, in_order
 from kvproxy.journal.sessions.spending_report import SpendingReport, expense, group_row
 from kvproxy.journal.spending import PaidRequest, Spending
 from kvproxy.providers.cost_comparison import CostComparison, ReportedCost, compare_costs, unrounded_difference
 from kvproxy.providers.prices import is_dated
 from kvproxy.providers.published_prices import provider_of
 from kvproxy.settings.journal import JournalSettings, PriceSettings
-from kvproxy.units import period_name
+from kvproxy.units import letters_of, period_name
 
 _DAY = 86_400.0
 _DATE = re.compile(r"-\d{4}-?\d{2}-?\d{2}$")
@@ -129,11 +129,11 @@ def _with_reported_costs(report: SpendingReport, costs: Sequence[ReportedCost]) 
     """Return the bill with the money of a report of costs in each group, and how it differs from the money of usage."""
     fields = group_fields(report.by)
     rows = {tuple(row.groups.values()): row for row in report.rows}
-    models = {row.groups.get("model", "") for row in report.rows}
+    models, projects = ({row.groups.get(name, "") for row in report.rows} for name in ("model", "project"))
     amounts: defaultdict[int, list[ReportedCost]] = defaultdict(list)
     groups: dict[int, Spending] = {}
     for cost in costs:
-        known = replace(cost, model=_model_of_usage(cost.model, models))
+        known = replace(cost, model=_model_of_usage(cost.model, models), project=_project_of_usage(cost, projects))
         names: dict[str, str] = {name: _group_name(known, name) for name in fields}
         is_new = tuple(names.values()) not in rows
         row = group_row(rows, names)
@@ -155,10 +155,12 @@ def _with_reported_costs(report: SpendingReport, costs: Sequence[ReportedCost]) 
     )
 
 
-def _group_name(cost: ReportedCost, by: SpendingGroup) -> str:
-    """Return the name of a cost's group; empty if unknown, such as a service tier."""
+def _group_name(cost: ReportedCost, by: str) -> str:
+    """Return the name of a cost's group; empty if unknown."""
     if by in PERIODS:
         return period_name(date.fromisoformat(cost.day), by) if cost.day else ""
+    if by.startswith(COLUMN):
+        return cost.columns.get(letters_of(by.removeprefix(COLUMN)), "")
     return str(getattr(cost, by, ""))
 
 
@@ -172,6 +174,12 @@ def _model_of_usage(name: str, models: Collection[str]) -> str:
     """Return the model's name in a report of usage, as `claude-opus-4-5-20251101` for `Claude Opus 4.5`."""
     equal = [model for model in models if _plain_name(model) == _plain_name(name)]
     return name if name in models or len(equal) != 1 else equal[0]
+
+
+def _project_of_usage(cost: ReportedCost, projects: Collection[str]) -> str:
+    """Return the project's name in a report of usage, which may be the id beside the name."""
+    id = cost.columns.get("projectid", "")
+    return id if id in projects and cost.project not in projects else cost.project
 
 
 def _plain_name(model: str) -> str:

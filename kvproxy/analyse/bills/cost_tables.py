@@ -12,7 +12,6 @@ from kvproxy.analyse.log_formats.fact_columns import (
     DATES,
     INPUT,
     fact_headings,
-    letters_of,
     unreadable_columns,
 )
 from kvproxy.analyse.log_formats.log_format import PROMPT_FIELDS
@@ -21,6 +20,7 @@ from kvproxy.analyse.log_formats.requests import BODY_FIELDS
 from kvproxy.apis.json import JsonObject
 from kvproxy.providers.cost_comparison import ReportedCost
 from kvproxy.settings.journal import LIST_CURRENCY
+from kvproxy.units import letters_of
 
 OPENAI_USAGE = "OpenAI's /v1/organization/usage/completions, or the CSV of its activity"
 ANTHROPIC_USAGE = "Anthropic's /v1/organizations/usage_report/messages, or the CSV of its usage"

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from kvproxy.analyse.bills.compared_costs import compare_reports, is_between
 from kvproxy.analyse.bills.reported_costs import CostReport
+from kvproxy.analyse.log_formats.counts import read_count
 from kvproxy.analyse.log_formats.log_format import LoggedRequest
 from kvproxy.analyse.log_replay import reported_usage
 from kvproxy.analyse.logged_turns import FIRST_TRACE_NUMBER, turns_of_requests
@@ -57,7 +58,12 @@ def report_spending(
         billed = [request for request in dated if is_between(request.time, since, until)]
     report = replace(spending_report(billed, by, prices, settings.currency), undated=_number_of(undated))
     regional = _count_regional(requests, since, until)
-    report = replace(report, other_currencies=_currencies_without_rate(requests, settings), regional=regional)
+    report = replace(
+        report,
+        other_currencies=_currencies_without_rate(requests, settings),
+        regional=regional,
+        web_searches=_count_web_searches(requests, since, until),
+    )
     report.total.unreported += without_usage
     if not costs:
         return report
@@ -71,12 +77,22 @@ def _currencies_without_rate(requests: Iterable[LoggedRequest], settings: Journa
 
 def _count_regional(requests: Iterable[LoggedRequest], since: float | None, until: float | None) -> int:
     """Return the number of rows of a period with inference in one region, whose surcharge is unknown."""
-    return sum(region_factor(_inference_geo(each)) is None for each in requests if is_between(each.time, since, until))
+    return sum(
+        region_factor(_usage_field(each, "inference_geo")) is None
+        for each in requests
+        if is_between(each.time, since, until)
+    )
 
 
-def _inference_geo(request: LoggedRequest) -> Json:
-    """Return the region of the inference, as Anthropic's usage states it; None without one."""
-    return field(request.response.get("usage"), "inference_geo") if isinstance(request.response, dict) else None
+def _count_web_searches(requests: Iterable[LoggedRequest], since: float | None, until: float | None) -> int:
+    """Return the number of web searches in a period, as Anthropic's usage states it."""
+    used = (_usage_field(each, "server_tool_use") for each in requests if is_between(each.time, since, until))
+    return sum(read_count(field(tools, "web_search_requests")) or 0 for tools in used)
+
+
+def _usage_field(request: LoggedRequest, name: str) -> Json:
+    """Return a field of the response's usage; None without it."""
+    return field(request.response.get("usage"), name) if isinstance(request.response, dict) else None
 
 
 def _number_of(requests: Sequence[PaidRequest]) -> int | None:
@@ -116,7 +132,8 @@ def _paid_request(
         modalities=turn.modalities,
         logged_cost=logged_cost,
         logged_rounding=rounding,
-        price_factor=1.0 if request is None else region_factor(_inference_geo(request)) or 1.0,
+        price_factor=1.0 if request is None else region_factor(_usage_field(request, "inference_geo")) or 1.0,
+        columns={} if request is None else request.columns,
     )
 
 
@@ -144,6 +161,7 @@ def _reported_request(request: LoggedRequest, settings: JournalSettings, half_ce
         is_of_local_day=summed.is_of_local_day,
         logged_cost=logged_cost,
         logged_rounding=rounding,
-        price_factor=region_factor(_inference_geo(request)) or 1.0,
+        price_factor=region_factor(_usage_field(request, "inference_geo")) or 1.0,
         provider=request.provider,
+        columns=request.columns,
     )

@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from kvproxy.analyse.log_formats.fact_columns import fact_headings, facts_of, letters_of, model_of, time_of
+from kvproxy.analyse.log_formats.fact_columns import fact_headings, facts_of, model_of, time_of
 from kvproxy.analyse.log_formats.labels import labels_of
 from kvproxy.analyse.log_formats.log_times import parse_time
 from kvproxy.apis.json import Json, JsonMap, JsonObject
+from kvproxy.apis.service_tiers import named_tier
+from kvproxy.journal.groups import STANDARD_TIER
 from kvproxy.providers.cost_comparison import ReportedCost
+from kvproxy.units import letters_of
 
 ITEMS = (
     *"lineitem metername meter chargedescription item service servicename description".split(),
@@ -91,6 +94,8 @@ def reported_cost(row: JsonObject, amount: float, listed: float | None = None, p
         team=labels.team,
         line_item=_text(cells, *ITEMS, "costtype" if service else "tokentype"),
         provider=provider or _provider(cells),
+        service_tier=_tier(_text(cells, "servicetier", "usagetype")),
+        columns={name: str(cell) for name, cell in cells.items() if isinstance(cell, str | int)},
     )
 
 
@@ -127,6 +132,10 @@ def _provider(cells: JsonMap) -> str:
     """Return the provider that bills an amount; empty if it is unknown."""
     name = letters_of(_text(cells, "providername", "serviceprovidername"))
     return _PROVIDERS.get(name, name) or ("azure" if not _OF_AZURE.isdisjoint(cells) else "")
+
+
+def _tier(name: str) -> str:
+    return (named_tier(name) or STANDARD_TIER) if name else ""
 
 
 def _text(cells: Mapping[str, Json], *names: str) -> str:

@@ -11,6 +11,7 @@ from kvproxy.analyse.log_formats.log_format import LoggedRequest, first_of
 from kvproxy.analyse.log_formats.log_times import TIME_FIELDS, logged_time, parse_time
 from kvproxy.apis.json import Json, JsonObject
 from kvproxy.settings.journal import LIST_CURRENCY
+from kvproxy.units import letters_of
 
 _SLUG, _USAGE = "slug", "usage"  # The model and its money in the activity of OpenRouter.
 MODELS = (*"model model_name model_id model_version model_permaslug request_model response_model".split(), _SLUG)
@@ -65,11 +66,6 @@ def row_headings(row: JsonObject) -> dict[str, str]:
     with_currency = fact_headings((*row, CURRENCY))
     stated = {name: fact for name, fact in with_currency.items() if currency_beside(row.get(name))}
     return fact_headings(row) | stated
-
-
-def letters_of(name: str) -> str:
-    """Return a heading without case, spaces, and punctuation."""
-    return re.sub(r"[\W_]", "", name).casefold()
 
 
 def with_plain_counts(rows: Sequence[tuple[int, JsonObject]]) -> list[tuple[int, JsonObject]]:

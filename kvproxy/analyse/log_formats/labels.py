@@ -14,7 +14,7 @@ _CLIENTS = (
     " request_user_id user.id enduser.id _user user user_api_key_user_id end_user virtual_key_id api_key_id"
 ).split()
 _PROJECTS = "project project_name service.name workspace_slug project_id projectId app_name".split()
-_TAGS = "request_tags tags tag.tags langfuse.trace.tags".split()
+_TAGS = "request_tags tags tag.tags langfuse.trace.tags traceTags".split()
 _NESTED = "metadata request_properties properties requester_metadata spend_logs_metadata".split()
 LABEL_FIELDS = frozenset((*_TEAMS, *_CLIENTS, *_PROJECTS, *_TAGS, *_NESTED))
 """Names of fields of a row that `labels_of` reads."""

@@ -41,8 +41,6 @@ EXTRA_COLUMNS = {"end_time", "service_tier", "batch", "variant", *MODALITIES}
 _LONG_CONTEXT = 200_001
 """A prompt with the price of Anthropic's long context."""
 _LONG_WINDOWS = "200k", ">"
-_BATCHES = BATCH, "message_batch"
-"""Names of Anthropic's batches as a service tier."""
 _DAY = 86_400.0
 _SUMS = frozenset(("total", "totals", "grand total", "subtotal", "sum"))
 """Labels of rows that are the sum of others; `sum_rows.py` finds such rows in other languages."""
@@ -145,6 +143,7 @@ def _read_anthropic_row(row: Row) -> Iterator[LoggedRequest]:
         "service_tier": value.get("usage_type"),
         "speed": value.get("speed"),
         "inference_geo": value.get("inference_geo"),
+        "server_tool_use": {"web_search_requests": _count(value, "web_search_count")},
         "model": value.get("model_version"),
         "workspace_id": value.get("workspace"),
         "api_key_id": value.get("api_key"),
@@ -162,7 +161,7 @@ def _anthropic_request(row: Row, result: JsonObject, start: float | None, period
         for name in ("ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
     )
     prompt = None if uncached is None else uncached + sum(filter(None, (read, short, hour)))
-    usage: JsonObject = {name: result.get(name) for name in ("speed", "inference_geo")}
+    usage: JsonObject = {name: result.get(name) for name in ("speed", "inference_geo", "server_tool_use")}
     is_long = str(result.get("context_window")).startswith(_LONG_WINDOWS)
     return LoggedRequest(
         row.number,
@@ -173,7 +172,6 @@ def _anthropic_request(row: Row, result: JsonObject, start: float | None, period
         project=_name(result, "workspace_id"),
         client=_name(result, "api_key_id", "account_id"),
         names_model=bool(result.get("model")),
-        processing=BATCH if result.get("service_tier") in _BATCHES else None,
         provider="anthropic",
         summed=SummedUsage(None, prompt, output, read, short, hour, period, _LONG_CONTEXT if is_long else 0),
     )

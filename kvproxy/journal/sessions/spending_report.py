@@ -16,7 +16,7 @@ class SpendingReport:
     """Spending by group: days in order, other groups with the most expensive first.
 
     Attributes:
-        by: a `SpendingGroup`, or several, separated by commas.
+        by: fields of `group_fields`, separated by commas.
         complete_since: time of the oldest record in seconds since the epoch, if older records of the period were removed.
         tiers_without_price: service tiers whose requests have the price of the standard tier, because theirs is unknown.
         zone: time zones of the local days, such as CET or `CEST, CET`; None for other groups.
@@ -25,6 +25,7 @@ class SpendingReport:
         reported: how a provider's report of costs differs; None without one.
         undated: number of requests without a date, which a period leaves out; None if a report of usage does not state it.
         regional: number of rows of logs and reports with inference in a region whose surcharge is unknown.
+        web_searches: number of web searches in the usage of Anthropic's requests, whose price the money excludes.
         other_currencies: those of money that logs state, without an exchange rate, so that it is left out.
     """
 
@@ -40,6 +41,7 @@ class SpendingReport:
     reported: CostComparison | None = None
     undated: int | None = 0
     regional: int = 0
+    web_searches: int = 0
     other_currencies: list[str] = field(default_factory=list)
 
 

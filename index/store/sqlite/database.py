@@ -212,7 +212,9 @@ class SqliteDatabase:
         if self._files.were_replaced(check_now=check_now):
             with self._write_lock:
                 self._files.checkpoint()
-            raise CacheStoreError(f"the store {self.path} was deleted or replaced: restart to use what is there now")
+            raise CacheStoreError(
+                f"the store {self.path} was deleted or replaced: restart, or open the cache again, to use what is there now"
+            )
 
 
 class _ConvertingErrors:

@@ -49,7 +49,8 @@ _LISTED_CHARACTERS = 200
 _LIMITS = {
     "min_similarity": "similarity at least",
     "min_probability": "probability at least",
-    "max_error": "error at most",
+    "max_error": "share of wrong hits at most",
+    "max_hit_error": "error of a hit at most",
 }
 
 
@@ -323,7 +324,7 @@ def _deciding_policy(status: "LearningStatus") -> list[str]:
     if status.serves:
         return ["The learned policy decides."]
     if status.serves_checked:
-        return ["The policy checked decides until more is learned."]
+        return ["Until more is learned, hits in English need the policy checked."]
     compared = status.checked_equal + status.checked_different
     if not compared:
         return ["No similar question is answered until more is learned."]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvproxy.commands.formatting import decimal, format_duration, format_size, one_line, percent
-from kvproxy.index.policies.policy import JUDGE_BY_MODEL, MIN_COMPARED, NEVER_EQUAL, checked_interval
+from kvproxy.index.policies.policy import JUDGE_BY_MODEL, MIN_COMPARED, MIN_INTERVAL, NEVER_EQUAL, checked_interval
 from kvproxy.units import plural
 
 # The entry of a group names fields that are data, such as tags and outcomes.
@@ -41,8 +41,8 @@ _LABELS: dict[str, str] = {
     "cache.semantic.learning.unestimated": "Learned policy: hits without an estimate",
     "cache.semantic.learning.would_serve": "Learned policy: share it alone would serve",
     "cache.semantic.learning.most_wrong": "Learned policy: wrong responses, at most",
-    "cache.semantic.learning.by_checked": "Learned policy: served, by checked",
-    "cache.semantic.learning.others": "Learned policy: served, not by checked",
+    "cache.semantic.learning.by_checked": "Learned policy: served, by checked alone",
+    "cache.semantic.learning.others": "Learned policy: served, by the score",
     "cache.semantic.learning.checked_equal": "Comparisons for checked: equal",
     "cache.semantic.learning.checked_different": "Comparisons for checked: different",
     "cache.semantic.learning.checked_undecided": "Comparisons for checked: undecided",
@@ -111,6 +111,8 @@ def _learned_text(name: str, learned: Mapping[str, Any]) -> str | None:
     """Return the text of a statistic that depends on other statistics; None for the value alone."""
     if name == "most_wrong" and learned.get("served") and _is_unestimated(learned):
         return "unknown, because no comparison estimates it"
+    if name == "most_wrong" and learned.get("served") and _has_few_comparisons(learned):
+        return _few_comparisons(learned)
     if name == "most_wrong" and _is_sum_of_loose_bounds(learned):
         return f"{learned[name]:,}; {_OF_NAMESPACES}"
     if name == "checked_undecided":
@@ -172,6 +174,14 @@ def _is_unestimated(learned: Mapping[str, Any]) -> bool:
     return _num_unestimated(learned) == served or (by_checked >= served and not any(_checked_comparisons(learned)))
 
 
+def _has_few_comparisons(learned: Mapping[str, Any]) -> bool:
+    return bool(learned.get("by_checked")) and sum(_checked_comparisons(learned)) < MIN_INTERVAL
+
+
+def _few_comparisons(learned: Mapping[str, Any]) -> str:
+    return f"not known yet, because of too few comparisons for checked ({sum(_checked_comparisons(learned))})"
+
+
 def _is_sum_of_loose_bounds(learned: Mapping[str, Any]) -> bool:
     """Whether the bounds of wrong hits of several namespaces add up to more than the bound by all comparisons together."""
     served, by_checked = int(learned.get("served", 0)), int(learned.get("by_checked", 0))
@@ -188,6 +198,8 @@ def _wrong_hits(learned: dict[str, Any]) -> Iterator[str]:
     compared = _checked_comparisons(learned)
     if _is_unestimated(learned):
         yield "Wrong: unknown, because no comparison estimates it."
+    elif _has_few_comparisons(learned):
+        yield f"Wrong: {_few_comparisons(learned)}."
     elif by_checked and most >= served:
         yield "Wrong: not known yet, because too few comparisons were decided: it may be all of them."
     elif by_checked:
@@ -198,8 +210,9 @@ def _wrong_hits(learned: dict[str, Any]) -> Iterator[str]:
         yield f"Wrong: {expected:,.2f} expected{without}, at most {most:,.0f} (about 90% confidence)."
     if by_checked and any(compared):
         least, largest = map(percent, checked_interval(*compared))
+        interval = f": {least} to {largest} of these are wrong (95% interval)" if sum(compared) >= MIN_INTERVAL else ""
         equal, different, undecided = compared
         yield (
-            f"checked accepted {by_checked:,} of them: {least} to {largest} of these are wrong (95% interval). Fresh responses"
-            f" to such questions: {equal:,} equal, {different:,} different, {undecided:,} undecided."
+            f"checked alone accepted {by_checked:,} of them{interval}. Fresh responses to questions that it accepts, also of"
+            f" requests that were not to be hits: {equal:,} equal, {different:,} different, {undecided:,} undecided."
         )

@@ -187,13 +187,22 @@ def _summary_facts(traffic: "TrafficStatistics") -> list[tuple[str, str]]:
         *_error_facts(traffic),
         *_storage_facts(traffic.totals),
         *_format_counts("Lookups", totals.lookups),
-        *_format_counts("Not served", totals.compared, " (stored responses compared with fresh ones)"),
+        *_format_counts(
+            "Not served", _named_comparisons(totals.compared), " (stored responses compared with fresh ones)"
+        ),
         *_format_counts("Limited", totals.limited),
         *(("" if index else "Learned", sentence) for index, sentence in enumerate(learned)),
         *_money_facts(totals.saved),
         *_pool_facts(totals.blocks),
         *(("Tier", tier_line(tier)) for tier in totals.tiers),
     ]
+
+
+def _named_comparisons(compared: Mapping[str, int]) -> dict[str, int]:
+    return {
+        f"would have been {result}" if result in ("right", "wrong") else result: count
+        for result, count in compared.items()
+    }
 
 
 def _error_facts(traffic: "TrafficStatistics") -> list[tuple[str, str]]:

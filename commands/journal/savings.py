@@ -373,9 +373,7 @@ def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
             f" response.{least}"
         )
     elif report.semantic and report.wrong is not None:
-        print_text(
-            f"Wrong semantic hits: {percent(report.wrong.least)} to {percent(report.wrong.most)} ({report.wrong.source})."
-        )
+        print_text(report.wrong.sentence)
     if report.marked_wrong:
         count = "Semantic hits" if report.total is None else plural(report.total.wrong_hits, "recorded semantic hit")
         print_text(

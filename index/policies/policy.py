@@ -130,6 +130,8 @@ def checked_interval(equal: int, different: int, undecided: int) -> tuple[float,
     return wilson_interval(different, total)[0], wilson_interval(different + undecided, total)[1]
 
 
+MIN_INTERVAL = 10
+"""Comparisons below which `checked_interval` is too wide to be stated."""
 MIN_COMPARED = 100
 """Comparisons that prove the estimates of the policy `learned`, if their sum does not reach `MIN_EXPECTED_ERRORS` earlier."""
 JUDGE_BY_MODEL = 'set cache.judge = "model"'

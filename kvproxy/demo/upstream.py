@@ -156,7 +156,12 @@ def _turn(message: JsonObject) -> str:
     role = message.get("role")
     if role not in _ROLES:
         raise InvalidRequest(f"the demonstration has no role {str(role)[:40]!r}: use {', '.join(_ROLES)}")
-    return f"<|{_ROLES[str(role)]}|>{message.get('content') or ''}<|end|>"
+    return f"<|{_ROLES[str(role)]}|>{_readable(message.get('content') or '')}<|end|>"
+
+
+def _readable(text: object) -> object:
+    """Return a text in capitals in sentence case, because the model was not trained on capitals."""
+    return text.capitalize() if isinstance(text, str) and text.isupper() and " " in text else text
 
 
 async def _refuse_route(request: Request) -> Response:

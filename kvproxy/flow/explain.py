@@ -214,6 +214,7 @@ async def _explain_semantic(path: RequestPath, exchange: Exchange, served: Candi
         min_similarity=max(least, limits.min_similarity or 0.0),
         min_probability=max(settings.min_probability, limits.min_probability or 0.0) if is_checked else None,
         max_error=settings.max_error if policy == "learned" else None,
+        max_hit_error=limits.max_error if policy == "learned" else None,
         learned=None
         if cache.learning is None
         else await asyncio.to_thread(cache.learning.status, key.semantic.namespace),

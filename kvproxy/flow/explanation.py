@@ -46,6 +46,8 @@ class SemanticExplanation:
 
     Attributes:
         policy: None if no search takes place; `reason` says why.
+        max_error: maximum share of wrong hits among all hits of the namespace.
+        max_hit_error: maximum probability that a hit is wrong; None without a limit of the request or its rule.
         learned: what the policy `learned` knows of the namespace; None without it.
         shadow: accepted responses are counted, but not served.
         question: the compared part of the last user message, if its other text, or a text that an edit moves there, must be
@@ -56,6 +58,7 @@ class SemanticExplanation:
     min_similarity: float | None = None
     min_probability: float | None = None
     max_error: float | None = None
+    max_hit_error: float | None = None
     learned: LearningStatus | None = None
     shadow: bool = False
     neighbours: tuple[NeighbourExplanation, ...] = ()

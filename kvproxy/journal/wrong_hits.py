@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from kvproxy.index.policies.policy import JUDGE_BY_MODEL, checked_interval
+from kvproxy.index.policies.policy import JUDGE_BY_MODEL, MIN_INTERVAL, checked_interval
 from kvproxy.journal.groups import SavingsKey
 from kvproxy.journal.reader import BACKEND, JournalReader, TotalRow
 from kvproxy.journal.saving_groups import groups_of
@@ -108,11 +108,17 @@ def recorded_wrong_hits(
 
 @dataclass(frozen=True, slots=True)
 class WrongHitInterval:
-    """The 95% interval of the share of semantic hits that are wrong, and a sentence that states its source."""
+    """The 95% interval of the share of semantic hits that are wrong.
+
+    Attributes:
+        source: the comparisons behind it, in words.
+        sentence: the interval and its source; without the interval if the comparisons are too few.
+    """
 
     least: float
     most: float
     source: str
+    sentence: str
 
 
 def wrong_hit_interval(counts: Mapping[str, int], *, is_of_all: bool) -> WrongHitInterval | None:
@@ -130,7 +136,11 @@ def wrong_hit_interval(counts: Mapping[str, int], *, is_of_all: bool) -> WrongHi
         + ("" if is_of_all else "; of all requests, not only the selected ones")
         + (f"; most are undecided: {JUDGE_BY_MODEL}" if undecided > decided else "")
     )
-    return WrongHitInterval(*checked_interval(decided - wrong, wrong, undecided), source)
+    least, most = checked_interval(decided - wrong, wrong, undecided)
+    compared = decided + undecided
+    known = f"{least:.1%} to {most:.1%} ({source})"
+    few = f"not known yet, because of too few comparisons ({compared:,}): {wrong:,} wrong, {undecided:,} undecided"
+    return WrongHitInterval(least, most, source, f"Wrong semantic hits: {known if compared >= MIN_INTERVAL else few}.")
 
 
 def count_served_rejected(reader: JournalReader, selection: SumsFilter, rejected: Collection[str]) -> int:

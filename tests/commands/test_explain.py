@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -12,7 +13,8 @@ from kvproxy.analyse.log_formats.log_format import detect_api
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
 from kvproxy.clients.client_keys import add_client, set_disabled
-from kvproxy.commands.explain import SENTENCES, learned_policy_lines
+from kvproxy.commands.explain import SENTENCES, _policy_and_limits, learned_policy_lines
+from kvproxy.flow.explanation import SemanticExplanation
 from kvproxy.flow.layers.layer import Prediction
 from kvproxy.index.policies.policy import LearningStatus
 from kvproxy.operations.api_paths import ANTHROPIC_VERSIONS, PATHS, credential_headers
@@ -343,7 +345,7 @@ def test_a_model_that_is_not_served_is_an_error(demo: Demo, tmp_path: Path) -> N
     ("facts", "text"),
     [
         ({"serves": True}, "The learned policy decides."),
-        ({}, "The policy checked decides until more is learned."),
+        ({}, "Until more is learned, hits in English need the policy checked."),
         ({"serves_checked": False}, "No similar question is answered until more is learned."),
         (
             {"serves_checked": False, "checked_equal": 14, "checked_different": 6},
@@ -366,6 +368,12 @@ def test_the_policy_that_decides_is_named(facts: dict[str, Any], text: str) -> N
     shown = " ".join(learned_policy_lines(status))
     assert text in shown
     assert ('cache.judge = "model"' in shown) == ("checked_different" in facts)
+
+
+def test_the_bound_of_all_hits_is_told_from_the_limit_of_one() -> None:
+    learned = SemanticExplanation(policy="learned", min_similarity=0.6, max_error=0.02)
+    assert _policy_and_limits(learned) == "learned (similarity at least 0.6, share of wrong hits at most 0.02)"
+    assert _policy_and_limits(replace(learned, max_hit_error=0.01)).endswith("0.02, error of a hit at most 0.01)")
 
 
 def test_every_layer_has_a_sentence() -> None:

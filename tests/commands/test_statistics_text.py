@@ -43,18 +43,24 @@ def test_hits_of_checked_have_the_interval_of_their_comparisons() -> None:
     learned = {"observations": 10, "served": 26, "would_serve": 0.5, "most_wrong": 15, "expected_wrong": 2.6}
     learned |= {"by_checked": 26, "checked_equal": 9, "checked_different": 1, "checked_undecided": 3}
     last = policy_sentences(learned)[-1]
-    assert last.startswith("checked accepted 26 of them: 1.4% to 57.6% of these are wrong (95% interval).")
+    assert last.startswith("checked alone accepted 26 of them: 1.4% to 57.6% of these are wrong (95% interval).")
     assert last.endswith("9 equal, 1 different, 3 undecided.")
     assert policy_sentences(learned)[-2] == "Wrong: at most 15 of 26."
     assert policy_sentences(learned | {"served": 27})[-2] == "Wrong: at most 15 of 27."
     few = policy_sentences(learned | {"served": 12, "by_checked": 12, "most_wrong": 12})
     assert few[-2].startswith("Wrong: not known yet")
+    too_few = policy_sentences(learned | {"checked_equal": 2, "checked_different": 1, "checked_undecided": 0})
+    assert too_few[-2:] == [
+        "Wrong: not known yet, because of too few comparisons for checked (3).",
+        "checked alone accepted 26 of them. Fresh responses to questions that it accepts, also of requests that were not to be"
+        " hits: 2 equal, 1 different, 0 undecided.",
+    ]
     unknown = policy_sentences(learned | {"checked_equal": 0, "checked_different": 0, "checked_undecided": 0})
     assert unknown[-1] == "Wrong: unknown, because no comparison estimates it."
 
 
 def test_statistics_state_one_bound_of_wrong_hits_if_checked_accepted_some() -> None:
-    learning = {"served": 170, "by_checked": 168, "expected_wrong": 0.03, "most_wrong": 169}
+    learning = {"served": 170, "by_checked": 168, "expected_wrong": 0.03, "most_wrong": 169, "checked_undecided": 10}
 
     def labels(by_checked: int) -> dict[str, object]:
         values = {"semantic": {"learning": learning | {"by_checked": by_checked}}}
@@ -143,7 +149,7 @@ def test_bounds_of_namespaces_with_few_comparisons_are_told_from_wrong_hits(most
     bound, of_all = policy_sentences(learning)[-2:]
     assert ("it adds up the bounds of namespaces" in bound) == is_loose
     assert f"{most} of 180" in bound
-    assert of_all.startswith("checked accepted 178 of them: 0.0% to 14.9% of these are wrong")
+    assert of_all.startswith("checked alone accepted 178 of them: 0.0% to 14.9% of these are wrong")
     shown = dict(label_statistics({"semantic": {"learning": learning}}, "cache"))
     assert ("not known yet" in str(shown["Learned policy: wrong responses, at most"])) == is_loose
 

@@ -22,9 +22,10 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from kvproxy.commands.top import _summary_facts
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.operations.client import ProxyClient
-from kvproxy.operations.proxy_statistics import Snapshot, rates_between, take_snapshot
+from kvproxy.operations.proxy_statistics import Snapshot, Totals, rates_between, take_snapshot
 from kvproxy.settings import load_settings
 from tests.commands.run import ROOT, Demo, ask, command, kvproxy, result, variables
 from tests.plain_upstream import run_plain_upstream
@@ -60,6 +61,12 @@ def test_top_prints_one_update(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> N
     assert page.startswith("layer\tper_second\tfirst_byte_ms\trequests\nexact\t")
     assert "includes reused prefixes, shared responses" in page
     assert "Pool" in page
+
+
+def test_top_states_that_compared_responses_were_not_served() -> None:
+    now = Snapshot(1.0, totals=Totals(compared={"right": 3, "wrong": 89, "undecided": 16, "dropped": 0}))
+    shown = dict(_summary_facts(rates_between(Snapshot(0.0), now)))["Not served"]
+    assert shown.startswith("3 would have been right, 89 would have been wrong, 16 undecided (")
 
 
 def test_top_counts_the_errors_of_the_upstream(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ def test_clients_of_openai_read_its_answers() -> None:
         text = whole.choices[0].message.content or ""
         assert text.startswith("A block is a fixed number of tokens")
         assert whole.choices[0].finish_reason == "stop"
+        capitals: Any = [{"role": "user", "content": "WHAT IS A BLOCK?"}]
+        assert client.chat.completions.create(model="demo", messages=capitals).choices[0].message.content == text
         options: Any = {"include_usage": True}
         chunks = [*client.chat.completions.create(model="demo", messages=messages, stream=True, stream_options=options)]
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text

@@ -615,6 +615,7 @@ def test_semantic_hits_without_a_comparison_are_not_certain(journal: StoredJourn
         "95% interval; 1 of 100 semantic hits compared with a fresh response were wrong; "
     )
     assert known.wrong.source.endswith("without the first hits of each namespace")
+    assert known.wrong.sentence == f"Wrong semantic hits: 0.2% to 5.4% ({known.wrong.source})."
     (row,) = (row for row in known.rows if row.name == "semantic")
     assert row.least_money == pytest.approx(HIT * (1 - known.wrong.most))
 
@@ -633,6 +634,8 @@ def test_undecided_comparisons_of_semantic_hits_may_be_wrong(journal: StoredJour
     assert wrong(0, 0, 0) is None
     assert (only := wrong(0, 0, 7)) is not None
     assert only.most == 1.0
+    few = "Wrong semantic hits: not known yet, because of too few comparisons (7): 0 wrong, 7 undecided."
+    assert only.sentence == few
 
 
 def test_requests_that_warm_a_cache_are_those_of_no_client(journal: StoredJournal) -> None:

@@ -2,7 +2,7 @@
 
 import { csvButton } from "./csv.js";
 import { choice, fill, h, section, table } from "./dom.js";
-import { count, money, percent, signedDuration, tenantName } from "./format.js";
+import { count, money, signedDuration, tenantName } from "./format.js";
 import { mark, groupOf } from "./layers.js";
 
 const BY = [["layer", "layer"], ["client", "client"], ["team", "team"], ["project", "project"], ["tenant", "tenant"], ["model", "model"], ["tag", "tag"], ["day", "day"]];
@@ -91,8 +91,6 @@ function sentences(found) {
     said.push("At most: the share of cached tokens is not reported, or the model has no price of cached tokens.");
   }
   if (found.semantic && found.wrong === null) said.push("No semantic hit was compared with a fresh response yet.");
-  if (found.semantic && found.wrong !== null) {
-    said.push(`${percent(found.wrong.least)} to ${percent(found.wrong.most)} of the semantic hits are wrong (${found.wrong.source}).`);
-  }
+  if (found.semantic && found.wrong !== null) said.push(found.wrong.sentence);
   return said;
 }

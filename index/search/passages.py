@@ -25,9 +25,9 @@ _STRONG_NAMES = r"question|query|frage|anfrage|pregunta|consulta|domanda|vraag|p
 _INSTRUCTION_NAMES = r"instructions?|task|aufgabe"
 _NAMES = rf"{_STRONG_NAMES}|{_INSTRUCTION_NAMES}|q|request|user|human"
 _QUESTION_LABEL = re.compile(
-    rf"(?:^|(?<=\n)|(?<=[.!?;>)}}\]\"'] ))[ \t>]{{0,8}}(?P<open>#{{1,6}}|[*_]{{1,3}}|[-=]{{2,9}}|[<\[])?[ \t]{{0,3}}"
+    rf"(?:^|(?<=\n)|(?<=[.!?;>)}}\]\"'] ))[ \t>]{{0,8}}(?P<open>\[\[ ##|#{{1,6}}|[*_]{{1,3}}|[-=]{{2,9}}|[<\[])?[ \t]{{0,3}}"
     rf"(?:{_OWNERS}[ _-]+){{0,2}}(?P<name>{_NAMES})(?:[ _](?:from|of|by|des|der|du|del) (?:\w+[ _]?){{1,2}})?(?: ?\d{{1,2}})?"
-    r"[ \t]{0,3}(?P<close>[*_]{0,3}[ \t]{0,3}[:：][ \t]{0,3}[*_]{0,3}|[>\]]|[-=]{2,9}|[*_#]{1,3}[ \t]{0,3}(?=\n|$)|(?=\n))",
+    r"[ \t]{0,3}(?P<close>[*_]{0,3}[ \t]{0,3}[:：][ \t]{0,3}[*_]{0,3}|## \]\]|[>\]]|[-=]{2,9}|[*_#]{1,3}[ \t]{0,3}(?=\n|$)|(?=\n))",
     re.IGNORECASE,
 )
 _JSON_FIELD = re.compile(

@@ -33,6 +33,13 @@ FORMS = (
     "<context>PASSAGES</context>\n<user_question>\nQUESTION\n</user_question>\nBe brief.",
     "# Context\nPASSAGES\n\n# Question\nQUESTION",
     "**Context**\nPASSAGES\n\n**Question:** QUESTION",
+    # The adapters of dspy.
+    "[[ ## context ## ]]\n[1] «PASSAGES»\n\n[[ ## question ## ]]\nQUESTION\n\nRespond with the corresponding output fields,"
+    " starting with the field `[[ ## answer ## ]]`, and then ending with the marker for `[[ ## completed ## ]]`.",
+    "[[ ## question ## ]]\nQUESTION\n\n[[ ## context ## ]]\nPASSAGES\n\nRespond with a JSON object in the following order of"
+    " fields: `answer`.",
+    "<context>\nPASSAGES\n</context>\n\n<question>\nQUESTION\n</question>\n\nRespond with the corresponding output fields"
+    " wrapped in XML tags `<answer>`.",
     "=== Context ===\nPASSAGES\n=== Question ===\nQUESTION\n=== Answer ===",
     "Kontext:\nPASSAGES\n\nFrage: QUESTION\nAntwort:",
     "Context: PASSAGES Question: QUESTION",

@@ -15,10 +15,12 @@ def blocks(*kinds: str) -> list[tuple[str, str]]:
 
 
 def write_modules(folder: Path) -> None:
-    """Write the blocks of the kind `python` as one module, and those of `py` as another."""
+    """Write each block as a module."""
     folder.mkdir(exist_ok=True)
-    for kind in ("python", "py"):
-        (folder / f"{kind}_of_library_page.py").write_text("\n".join(text for _, text in blocks(kind)))
+    for old in folder.glob("*.py"):
+        old.unlink()
+    for number, (_, text) in enumerate(blocks("python", "py")):
+        (folder / f"library_page_{number}.py").write_text(text)
 
 
 if __name__ == "__main__":

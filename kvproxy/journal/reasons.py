@@ -136,5 +136,16 @@ def meaning_of_reason(token: str) -> str:
     if token.startswith("plugin-"):
         return _REASONS["plugin-NAME"].replace("of this name", token.removeprefix("plugin-"))
     if token.startswith("veto-") and not is_known_reason(token):
-        return f"The guard `{token.removeprefix('veto-')}` of a plugin vetoed the nearest question."
+        name = token.removeprefix("veto-")
+        return f"The guard `{name}` of a plugin vetoed the nearest question{_plugin_difference(name)}."
     return (reasons() | FORMER_REASONS).get(token, f"Another version of kvproxy recorded this reason (`{token}`).")
+
+
+def _plugin_difference(name: str) -> str:
+    from kvproxy.index import doors
+    from kvproxy.index.errors import PluginError
+
+    try:
+        return f": {doors.GUARDS.load(name).difference}"
+    except (PluginError, AttributeError):  # Another machine may have recorded it.
+        return ""

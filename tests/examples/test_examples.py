@@ -22,6 +22,7 @@ from kvproxy.index.errors import PluginError
 from kvproxy.index.policies.guards import Guard
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.installation.checks.plugins import check_plugins
+from kvproxy.journal.reasons import meaning_of_reason
 from kvproxy.settings import TierSettings, load_settings
 from kvproxy.tiers.tier_chain import build_chain
 from tests.blocks.driver import serve
@@ -150,6 +151,9 @@ def test_a_proxy_works_with_plugins(tmp_path: Path, plugins: Path) -> None:
             ask("How many $ does the whole trip cost today")
             assert "fwd=uri-miss" in ask("How many € does the whole trip cost today").headers["cache-status"]
             assert services.journal.latest(1)[0].reason == "veto-currencies"
+            shown = "The guard `currencies` of a plugin vetoed the nearest question: other currencies."
+            assert meaning_of_reason("veto-currencies") == shown
+            assert meaning_of_reason("veto-gone") == "The guard `gone` of a plugin vetoed the nearest question."
             (neighbour, *_) = explain(url, "How many £ does the whole trip cost today")["semantic"]["neighbours"]
             assert (neighbour["guard"], neighbour["why"]) == ("currencies", "other currencies")
             assert httpx.get(f"{url}/admin/upstreams").json()[0]["advice"]

@@ -51,6 +51,7 @@ def check(
     from kvproxy.installation.checks.access import access_warnings
     from kvproxy.installation.checks.all_checks import check_files
     from kvproxy.installation.checks.unpriced_models import unpriced_models
+    from kvproxy.settings.tree import unread_settings
     from kvproxy.settings.unknown_models import unknown_models
 
     settings = load_settings(file=file, data=data)
@@ -61,6 +62,7 @@ def check(
     except StoreUnavailable:
         clients = settings.clients
     warnings = [
+        *filter(None, [unread_settings(settings.data)]),
         *_shadowed_rules(settings).values(),
         *unknown_models(settings, clients),
         *unpriced_models(settings, clients),

@@ -111,7 +111,7 @@ def add_clients(
 
     The operator's name is for `kvproxy keys history`; None is the user of this process.
     """
-    with _changing(settings, operator) as stored:
+    with _changing(settings, operator, create=True) as stored:
         existing = {client.name for client in stored.all}
         added: dict[str, ClientSettings] = {}
         keys = []
@@ -272,8 +272,10 @@ def operator_changes(settings: Settings, limit: int | None) -> list[dict[str, An
         return recorded_changes(settings.data, limit) if shared is None else shared.changes(limit)
 
 
-def _changing(settings: Settings, operator: str | None) -> AbstractContextManager[StoredClients]:
-    return change_clients(settings, operator_name() if operator is None else operator)
+def _changing(
+    settings: Settings, operator: str | None, *, create: bool = False
+) -> AbstractContextManager[StoredClients]:
+    return change_clients(settings, operator_name() if operator is None else operator, create=create)
 
 
 def key_digest(key: str) -> str:

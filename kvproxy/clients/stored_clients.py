@@ -131,16 +131,20 @@ class StoredClients:
 
 
 @contextmanager
-def change_clients(settings: Settings, operator: str) -> Iterator[StoredClients]:
+def change_clients(settings: Settings, operator: str, *, create: bool = False) -> Iterator[StoredClients]:
     """Lock the stored clients for a change by an operator: of all processes with the data folder, or with the database.
 
-    With PostgreSQL, the change is one transaction. Raises SettingsError or StoreUnavailable.
+    With PostgreSQL, the change is one transaction. `create` creates a missing data folder. Raises SettingsError,
+    StoreUnavailable, or NotFound.
     """
     data, log = settings.data, None
     with ExitStack() as opened:
         shared = opened.enter_context(open_shared_state(settings))
         if shared is None or clients_file(data).exists():
-            _make_folder(data)
+            if create:
+                _make_folder(data)
+            elif not data.is_dir():
+                raise NotFound(f"there is no data folder {data}, and no client: check --data")
             log = opened.enter_context(locked_changes(data))
         clients = None if shared is None else opened.enter_context(shared.changing_clients())
         yield StoredClients(settings, operator, clients, log)

@@ -21,6 +21,7 @@ from kvproxy.installation.checks.access import check_clients_exist, closed_route
 from kvproxy.installation.data_folder import locked_folder
 from kvproxy.installation.hugging_face_hub import prefer_cached_models
 from kvproxy.settings import Settings
+from kvproxy.settings.tree import unread_settings
 from kvproxy.telemetry.process_log import log_to_stderr
 from kvproxy.units import plural
 
@@ -53,7 +54,7 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
             stack.enter_context(listener)
         stack.enter_context(locked_folder(settings.data, url, settings.journal_file))
         prefer_cached_models(settings)
-        if (warning := closed_routes(settings)) is not None:
+        for warning in filter(None, (closed_routes(settings), unread_settings(settings.data))):
             _log.warning(warning)
         services = build_services(settings)
         # Exclude loaded objects from garbage collection, which would stop all requests for 0.1 s.

@@ -274,6 +274,15 @@ def config_file(data: Path | str | None) -> Path:
     return Path(named) if named else Path(folder) / "kvproxy.toml"
 
 
+def unread_settings(data: Path) -> str | None:
+    """Return a note about a file in the data folder that looks like settings, but has another format than TOML."""
+    others = (data / f"kvproxy.{suffix}" for suffix in ("yaml", "yml", "json"))
+    found = next((file for file in others if file.is_file()), None)
+    if found is None:
+        return None
+    return f"{found} is not read: the settings are in kvproxy.toml, of which kvproxy init writes a template"
+
+
 def load_settings(*, file: Path | None = None, **flags: Any) -> Settings:
     """Load settings from all sources; a flag that is None is not set. Raises SettingsError with one line per problem.
 

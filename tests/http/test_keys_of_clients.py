@@ -170,6 +170,10 @@ def test_a_rotated_key_stays_valid_for_the_grace_period(
     # The end of the previous key is over.
     assert listed["previous_key_expires"] is None
     assert kvproxy("keys", "rotate", "nobody", "--data", tmp_path).returncode == 3
+    missing = tmp_path / "missing"
+    removed = kvproxy("keys", "rm", "one", "--data", missing)
+    assert (removed.returncode, f"there is no data folder {missing}" in removed.stderr) == (3, True)
+    assert not missing.exists()
     notes = [kvproxy("keys", "rotate", "one", *grace, "--data", tmp_path).stderr for grace in ((), ("--grace", "0s"))]
     assert ["; --grace 0s ends it now" in note for note in notes] == [True, False]
 

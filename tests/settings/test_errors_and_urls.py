@@ -377,3 +377,9 @@ def test_an_unknown_setting_gets_the_nearest_name_of_its_section_first(tmp_path:
     with pytest.raises(SettingsError) as caught:
         load_settings(data=tmp_path)
     assert fix in caught.value.message
+
+
+def test_settings_in_another_format_are_named(tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.yaml").write_text("log:\n  level: loud\n")
+    (warning,) = json.loads(kvproxy("config", "check", "--data", tmp_path, "--json").stdout)["warnings"]
+    assert f"{tmp_path / 'kvproxy.yaml'} is not read: the settings are in kvproxy.toml" in warning

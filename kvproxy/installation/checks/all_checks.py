@@ -19,6 +19,7 @@ from kvproxy.installation.hugging_face_hub import prefer_cached_models
 from kvproxy.optional_packages import install_command
 from kvproxy.privacy.encryption import is_encrypted, load_cipher
 from kvproxy.settings import Settings
+from kvproxy.settings.tree import unread_settings
 from kvproxy.units import plural
 
 Check = Callable[[], object]
@@ -137,6 +138,8 @@ def _check_data_folder(settings: Settings) -> str:
     for path in (settings.data, *settings.data.glob("*")):
         if is_accessible_to_others(path) and (path == settings.data or is_accessible_to_others(settings.data)):
             raise KvproxyError(f"other users can read {path}, which contains prompts: chmod go= {path}")
+    if (note := unread_settings(settings.data)) is not None:
+        raise CheckWarning(note)
     return f"{settings.data}, private"
 
 

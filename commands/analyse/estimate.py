@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from kvproxy.apis.service_tiers import BATCH
+from kvproxy.commands.analyse.estimate_notes import assumptions, hit_sentences
 from kvproxy.commands.analyse.options import (
     DEFAULT_BLOCK_SIZE,
     OF_SESSIONS,
@@ -41,7 +41,6 @@ from kvproxy.commands.analyse.session_report import (
 from kvproxy.commands.formatting import decimal, money, percent
 from kvproxy.commands.journal.spending import (
     NO_BILL,
-    SET_TIERS,
     SPENDING,
     group_cells,
     group_record,
@@ -73,7 +72,8 @@ def estimate(
         str | None,
         Option(
             help="Price of a million input, output, and cached tokens of all models, and of tokens cached for five"
-            " minutes and for an hour, such as 3,15,0.3,3.75,6; missing ones have the provider's ratios.",
+            " minutes and for an hour, such as 3,15,0.3,3.75,6, for prompts of any length; missing ones have"
+            " the provider's ratios.",
             show_default="[journal.prices] and list prices",
         ),
     ] = None,
@@ -82,6 +82,10 @@ def estimate(
     plot: Plot = None,
     report: Annotated[Path | None, Option(help="Write a report to this .html file.")] = None,
     draws: Annotated[int, Option(help="Replays of a log with responses; exploration varies.", min=1)] = _DRAWS,
+    as_model: Annotated[
+        str | None,
+        Option(help="With --by, for the cost: also list the cost of the same tokens at today's prices of this model."),
+    ] = None,
     sessions: SessionsOption = False,
     by: Annotated[
         str | None,
@@ -125,6 +129,8 @@ def estimate(
     Example: kvproxy estimate ~/.claude/projects --by project --since yesterday --until today
 
     Example: kvproxy estimate usage.json --sessions --by day,model
+
+    Example: kvproxy estimate usage.json --sessions --by model --as-model gpt-5-mini
     """
     import asyncio
 
@@ -156,13 +162,14 @@ def estimate(
         if by is not None and (sessions or files.transcripts):
             reject_options(for_requests, OF_SESSIONS)
             settings = with_prices(load_settings(data=data), own_prices)
-            bill = read_spending(files, sessions, model, settings, format, by, start_time(since, until), until)
+            start = start_time(since, until)
+            bill = read_spending(files, sessions, model, settings, format, by, start, until, as_model)
             return spending_output(
                 bill, layout, NO_BILL if since is None and until is None else "no request in the period"
             )
-        if since is not None or until is not None:
+        if since is not None or until is not None or as_model is not None:
             raise typer.BadParameter(
-                "--since and --until are for the cost of requests: --by, with transcripts or --sessions"
+                "--since, --until, and --as-model are for the cost of requests: --by, with transcripts or --sessions"
             )
         costs = read_session_report(files, sessions, model, data, format, own_prices)
         if costs is not None:
@@ -240,11 +247,11 @@ def _print_estimate(
     estimated: "Estimate", prefill_and_decode_rate: tuple[float, float], currency: str, sizes: Sequence[int] | None
 ) -> None:
     print_table(_layer_rows(estimated, prefill_and_decode_rate, currency), title=plural(estimated.requests, "request"))
-    for sentence in _hit_sentences(estimated):
+    for sentence in hit_sentences(estimated):
         print_text(sentence)
     title = f"{estimated.prefix.prompt_tokens:,} prompt tokens reach the engine"
     print_table(_pool_rows(estimated, prefill_and_decode_rate[0], currency, sizes), title=title)
-    for sentence in _assumptions(estimated, prefill_and_decode_rate):
+    for sentence in assumptions(estimated, prefill_and_decode_rate):
         print_text(sentence)
 
 
@@ -273,7 +280,7 @@ def _print_groups(
     ]
     records = [group_record(asdict(group), by) for group in estimated.groups]
     print_table(rows, layout=layout, records=records)
-    for sentence in [*_hit_sentences(estimated), *_assumptions(estimated, prefill_and_decode_rate)]:
+    for sentence in [*hit_sentences(estimated), *assumptions(estimated, prefill_and_decode_rate)]:
         print_text(sentence)
 
 
@@ -319,67 +326,6 @@ def _pool_rows(estimated: "Estimate", prefill_rate: float, currency: str, sizes:
     ]
 
 
-def _hit_sentences(estimated: "Estimate") -> list[str]:
-    fewest, most = (count / estimated.requests for count in estimated.semantic_range)
-    varying = f"semantic hits: {percent(fewest)} to {percent(most)}, depending on exploration"
-    return [*([varying] if fewest < most else []), _wrong_hits_sentence(estimated)]
-
-
-def _assumptions(estimated: "Estimate", prefill_and_decode_rate: tuple[float, float]) -> list[str]:
-    prefill, decode = prefill_and_decode_rate
-    lines = [
-        f"seconds: {prefill:,g} prompt tokens per second and {decode:,g} response tokens per second"
-        " (--prefill-rate, --decode-rate)"
-    ]
-    savings = (estimated.exact_savings, estimated.semantic_savings)
-    if any(hits.cached_tokens for hits in savings):
-        lines.append(
-            "cached anyway: prompt tokens of hits that a prefix cache would have reused without kvproxy, as the log reports or an"
-            " unlimited pool simulates; saved seconds exclude them, and saved money has their price as cached tokens"
-        )
-    reported, counted = estimated.reported_tokens, estimated.prefix.prompt_tokens
-    if estimated.token_scale != 1:
-        sums = "" if reported is None else f", which counts {counted:,} where the responses report {reported:,}"
-        lines.append(
-            f"two counts of tokens: saved tokens of hits are those that the logged responses report, and tokens of pools are"
-            f" those of the tokenizer{sums} (--tokenizer); seconds and money of pools are for reported tokens"
-        )
-    if without := sum(hits.without_response for hits in savings):
-        lines.append(
-            f"{plural(without, 'hit')} without a logged response: its response tokens are not in tokens, seconds, and money"
-        )
-    if estimated.exact_savings.money is None:
-        lines.append("no price is known: give --price INPUT,OUTPUT,CACHED for a million tokens")
-    elif unpriced := sum(hits.unpriced for hits in savings):
-        lines.append(f"not in the saved money: {plural(unpriced, 'hit')} of models without a price")
-    if estimated.exact_savings.money is not None and estimated.reuse_discount is None:
-        lines.append("no price of cached tokens is known: give --price INPUT,OUTPUT,CACHED for a million tokens")
-    if estimated.reuse_discount is not None and estimated.prefix.unlimited_discounted < estimated.prefix.unlimited:
-        lines.append(
-            "money of pools excludes reused prefixes below the provider's minimum (least_cached_tokens, else published): it"
-            " gives no discount on them"
-        )
-    if estimated.service_tiers:
-        names = ", ".join(estimated.service_tiers)
-        batch = (
-            "; --format requests reads lines of a batch as live requests" if BATCH in estimated.service_tiers else ""
-        )
-        lines.append(f"money: {names} prices apply to requests of these service tiers{batch}")
-    if estimated.tiers_without_price:
-        lines.append(
-            "money: requests of these service tiers have the price of the standard tier:"
-            f" {', '.join(estimated.tiers_without_price)} ({SET_TIERS})"
-        )
-    if estimated.keys > 1:
-        lines.append(
-            f"{estimated.keys:,} API keys: requests of different keys share no responses and no prefixes, as with a key of"
-            " kvproxy for each; with cache.shared = true in kvproxy.toml, the estimate has one response cache for all"
-        )
-    if estimated.untokenized:
-        lines.append(f"{estimated.untokenized:,} prompts contain more than text and are not counted")
-    return lines
-
-
 def _write_report(
     estimated: "Estimate",
     content: "RequestLog",
@@ -411,27 +357,13 @@ def _write_report(
     ]
     whole = Report(
         "Estimate of caching",
-        _hit_sentences(estimated),
+        hit_sentences(estimated),
         source,
         estimate_charts(estimated),
         tables,
-        _assumptions(estimated, rates),
+        assumptions(estimated, rates),
     )
     save_report(whole, report)
-
-
-def _wrong_hits_sentence(estimated: "Estimate") -> str:
-    wrong, interval = estimated.wrong, estimated.wrong.interval
-    if not estimated.semantic:
-        return "no semantic hits"
-    if interval is not None:
-        return (
-            f"{wrong.wrong:,} of {wrong.compared:,} semantic hits differ from the logged response"
-            f" ({percent(wrong.wrong / wrong.compared)}, between {percent(interval[0])} and {percent(interval[1])})"
-            + ("; these saved nothing" if wrong.wrong else "")
-        )
-    guess = "" if wrong.expected is None else f"; the verifier expects {percent(wrong.expected)} wrong hits"
-    return f"the log has no responses to compare with semantic hits{guess}"
 
 
 def _json_document(estimated: "Estimate", prefill_and_decode_rate: tuple[float, float]) -> dict[str, Any]:

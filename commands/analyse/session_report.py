@@ -54,10 +54,12 @@ def read_spending(
     by: str,
     since: float | None = None,
     until: float | None = None,
+    as_model: str | None = None,
 ) -> "SpendingReport":
     """Report the cost of the requests in transcripts, and in logs with usage if `sessions`. Raises KvproxyError.
 
-    `since` and `until` select requests by their time in seconds since the epoch.
+    `since` and `until` select requests by their time in seconds since the epoch. With `as_model`, the report has the cost of the
+    same tokens with this model, too.
     """
     from kvproxy.analyse.bills.logged_spending import report_spending
     from kvproxy.errors import InvalidRequest
@@ -68,7 +70,7 @@ def read_spending(
     with progress_bar("reading sessions") as progress:
         reading, reporting = _halves(progress)
         requests, traces, costs = _read_recorded(files, sessions, model, format, reading, for_bill=True)
-        return report_spending(requests, traces, by, settings.journal, reporting, costs, since, until)
+        return report_spending(requests, traces, by, settings.journal, reporting, costs, since, until, as_model)
 
 
 def read_session_report(
@@ -180,12 +182,12 @@ def print_costs(report: "SessionReport") -> None:
     _print_sums(report)
     cost, currency = report.cost, report.ledger.currency
     rows = [
-        ("today", cost),
+        ("as logged", cost),
         ("without a cache", report.uncached),
         *((f"nothing lost to {row.result}", cost - row.cost) for row in report.ledger.rows if row.cost),
     ]
     print_table(
-        {text_column("Input"): name, f"{currency}#": money(paid), "Of today#": percent(paid / cost if cost else 1.0)}
+        {text_column("Input"): name, f"{currency}#": money(paid), "Of logged#": percent(paid / cost if cost else 1.0)}
         for name, paid in rows
     )
     if report.pause_costs:

@@ -117,6 +117,8 @@ def _notes(report: "SpendingReport") -> Iterator[str]:
     if report.regional:
         rows = plural(report.regional, "row")
         yield f"not in the money: the unknown surcharge of Anthropic for the region (inference_geo) of {rows}"
+    if report.as_model is not None:
+        yield f"as {report.as_model}: the same tokens with the same share of cached input, at today's prices"
     if report.web_searches:
         searches = f"{report.web_searches:,} web search{'' if report.web_searches == 1 else 'es'}"
         yield f"not in the money: {searches} (web_search_requests), for which Anthropic's list price is 10 USD per 1,000"
@@ -243,6 +245,8 @@ def _spending_row(row: "Spending", report: "SpendingReport") -> Row:
         number_column("Difference", "logged_difference", optional=True, hides_empty=True): money(row.logged_difference),
         number_column(f"Reported {report.currency}", "reported_cost", hides_empty=True): money(row.reported_cost),
         number_column("Reported more", "reported_difference", hides_empty=True): money(row.reported_difference),
+        number_column(f"As {report.as_model}", "as_model_cost", hides_empty=True): money(row.as_model_cost),
+        number_column("As more", "as_model_difference", hides_empty=True): money(row.as_model_difference),
         number_column(f"Lost {report.currency}", "lost_cost", optional=True): money(row.lost_cost),
         "Lost most to?": cause,
         number_column(f"Its {report.currency}", "lost_most_cost", optional=True): money(

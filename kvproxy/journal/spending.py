@@ -166,6 +166,10 @@ class PaidRequest:
             return None
         return self.input_cost(price) + self.output_cost(price)
 
+    def cost_as(self, model: str, prices: Mapping[str, PriceSettings]) -> float | None:
+        """Return the cost of the same tokens at today's price of another model, with the same reuse; None if unknown."""
+        return replace(self, model=model, time=0.0, price_factor=1.0).cost(prices)
+
     def lost_costs(self, price: PriceSettings) -> dict[str, float] | None:
         """Return the money that reuse of the lost tokens would have saved, by cause; None if unknown."""
         known = None if self.lost is None else losses_with_cost(self.lost)
@@ -199,6 +203,8 @@ class Spending:
             the rounding of logs.
         reported_cost: money of the group in a provider's report of costs; None if it has none.
         reported_difference: this money, less `cost`, if both are known; 0 within the rounding of the report.
+        as_model_cost: cost of the same tokens at today's prices of another model; None if no model was given.
+        as_model_difference: this cost, less `cost`, of the requests with both.
         groups: the fields of the group with their values, such as a day and a model; empty for the sum of all.
     """
 
@@ -224,6 +230,8 @@ class Spending:
     logged_difference: float | None = None
     reported_cost: float | None = None
     reported_difference: float | None = None
+    as_model_cost: float | None = None
+    as_model_difference: float | None = None
     groups: dict[str, str] = field(default_factory=dict)
 
     def add(self, request: PaidRequest, price: PriceSettings | None) -> None:
@@ -255,6 +263,13 @@ class Spending:
         self.logged_cost = (self.logged_cost or 0.0) + logged
         if cost is not None:
             self.logged_difference = (self.logged_difference or 0.0) + logged - cost
+
+    def add_cost_as(self, other: float | None, cost: float | None) -> None:
+        """Add the cost of a request with another model, and its own."""
+        if other is not None:
+            self.as_model_cost = (self.as_model_cost or 0.0) + other
+        if other is not None and cost is not None:
+            self.as_model_difference = (self.as_model_difference or 0.0) + other - cost
 
     def drop_rounding(self, rounding: float) -> None:
         """Set a difference of sums that are equal but for rounding to 0; `rounding` is that of the logged amounts."""

@@ -139,3 +139,23 @@ def test_the_bill_names_web_searches_that_it_excludes(tmp_path: Path) -> None:
     done = kvproxy("estimate", file, "--sessions", "--by", "model", "--json", "--data", tmp_path)
     assert json.loads(done.stdout)["web_searches"] == 640
     assert "not in the money: 640 web searches (web_search_requests)" in done.stderr
+
+
+def test_the_bill_of_another_model(tmp_path: Path) -> None:
+    file = tmp_path / "log.csv"
+    # The second prompt has the price of a long context of Claude Sonnet 4.5.
+    rows = "claude-opus-4-6,100000,1000\nclaude-opus-4-6,300000,1000\nunknown,100000,0\n"
+    file.write_text(f"model,input tokens,output tokens\n{rows}")
+    arguments = ("estimate", file, "--sessions", "--by", "model", "--data", tmp_path)
+    done = kvproxy(*arguments, "--as-model", "claude-sonnet-4-5", "--json")
+    report = json.loads(done.stdout)
+    found = {row["name"]: (row["as_model_cost"], row["as_model_difference"]) for row in report["rows"]}
+    other = 0.1 * 3 + 0.001 * 15 + 0.3 * 6 + 0.001 * 22.5
+    assert found["claude-opus-4-6"] == pytest.approx((other, other - (0.4 * 5 + 0.002 * 25)))
+    assert found["unknown"] == (pytest.approx(0.3), None)
+    assert report["total"]["as_model_cost"] == pytest.approx(other + 0.3)
+    assert "as claude-sonnet-4-5: the same tokens with the same share of cached input, at today's prices" in done.stderr
+    shown = kvproxy(*arguments, "--as-model", "claude-sonnet-4-5", columns=200).stdout
+    assert "As claude-sonnet-4-5" in shown
+    refused = kvproxy(*arguments, "--as-model", "nobody")
+    assert (refused.returncode, "no price of nobody is known" in refused.stderr) == (3, True)

@@ -124,7 +124,10 @@ def test_a_period_is_for_the_cost_of_requests(tmp_path: Path) -> None:
     write_transcripts(tmp_path / "projects")
     for arguments in ((log, "--by", "model"), (tmp_path / "projects",)):
         done = kvproxy("estimate", *arguments, "--since", "7d")
-        assert (done.returncode, "--since and --until are for the cost of requests" in done.stderr) == (2, True), done
+        assert (done.returncode, "--since, --until, and --as-model are for the cost of requests" in done.stderr) == (
+            2,
+            True,
+        ), done
 
 
 def test_the_bill_is_csv_or_json_lines(tmp_path: Path) -> None:

@@ -309,7 +309,7 @@ def test_the_commands_report_transcripts(tmp_path: Path) -> None:
     assert datetime.fromisoformat(first["time"]).timestamp() == START + 1_024
     costs = kvproxy("estimate", str(tmp_path), "--data", str(tmp_path)).stdout
     rows = dict(re.findall(r"^([^\t]+)\t[\d.]+\t([\d.]+)$", costs, re.MULTILINE))
-    assert rows["today"] == "1"
+    assert rows["as logged"] == "1"
     assert float(rows["nothing lost to expired"]) < 1 < float(rows["without a cache"]) < 10
     assert 'breakpoints = "auto", keep_warm_tokens' in costs
 
@@ -382,8 +382,8 @@ def test_the_price_of_the_command_line_wins(tmp_path: Path, settings: str) -> No
     def cost(price: str) -> float:
         found = kvproxy("estimate", str(tmp_path), "--price", price, "--data", str(tmp_path))
         assert "has no price" not in found.stdout + found.stderr
-        (today,) = re.findall(r"^today\t([\d.]+)\t", found.stdout, re.MULTILINE)
-        return float(today)
+        (paid,) = re.findall(r"^as logged\t([\d.]+)\t", found.stdout, re.MULTILINE)
+        return float(paid)
 
     assert cost("6,30,0.6") == pytest.approx(2 * cost("3,15,0.3"), rel=1e-3)
     # Missing prices of writes have the provider's ratios.

@@ -176,6 +176,19 @@ def test_advice_for_a_provider_without_breakpoints_names_none(tmp_path: Path) ->
     assert (row["cause"], row["tokens"], "breakpoints" in row["remedy"]) == ("expired", 3_968, False)
 
 
+@pytest.mark.parametrize(
+    ("model", "remedy"),
+    [("gpt-4o", "prompt_cache_key"), ("claude-sonnet-4-5", "none: the provider dropped"), ("m", "enlarge the pool")],
+)
+def test_advice_for_an_evicted_prefix_fits_the_provider(model: str, remedy: str, tmp_path: Path) -> None:
+    sessions = Sessions(str(tmp_path / "journal.db"))
+    fields: dict[str, Any] = {"body": {"model": model}, **provider()}
+    sessions.add(request(FIRST, 8_000, 0, 0, **fields), request(SECOND, 8_060, 0, 60, **fields))
+    sessions.close()
+    rows = result("savings", "--advice", "--data", tmp_path)["rows"]
+    assert [(row["cause"], remedy in row["remedy"]) for row in rows] == [("evicted", True)]
+
+
 def test_the_words_of_the_first_change_are_quoted(tmp_path: Path) -> None:
     sessions = Sessions(str(tmp_path / "journal.db"), text="all", m=PRICE)
     changed = [{**SYSTEM, "content": f"Tuesday {SYSTEM['content']}"}, *SECOND[1:]]

@@ -12,6 +12,7 @@ from kvproxy.analyse.logged_turns import FIRST_TRACE_NUMBER, turns_of_requests
 from kvproxy.analyse.simulate.trace_reader import TraceSession
 from kvproxy.analyse.trace_turns import trace_turns
 from kvproxy.apis.json import Json, field
+from kvproxy.errors import NotFound
 from kvproxy.journal.sessions.session_reader import (
     Turn,
 )
@@ -34,13 +35,16 @@ def report_spending(
     costs: Sequence[CostReport] = (),
     since: float | None = None,
     until: float | None = None,
+    as_model: str | None = None,
 ) -> SpendingReport:
     """Report the cost of sessions by group, with the causes of lost reuse, and how reports of costs differ.
 
     `since` and `until` select requests and costs of the bill by their time in seconds since the epoch; all others remain
-    causes.
+    causes. With `as_model`, the report has the cost of the same tokens with this model, too. Raises NotFound if it has no price.
     """
     prices = ModelPrices(settings)
+    if as_model is not None and prices.at(as_model) is None:
+        raise NotFound(f"no price of {as_model} is known: kvproxy prices ls --search NAME lists the known names")
     prompted = [request for request in requests if request.has_prompt]
     turns, without_usage = turns_of_requests(prompted, prices, settings.prices, progress)
     half_cent = HALF_CENT if is_in_cents(request.cost or 0.0 for request in requests) else 0.0
@@ -56,7 +60,7 @@ def report_spending(
         dated = [request for request in paid if is_dated(request.time)]
         undated = [request for request in paid if not is_dated(request.time)]
         billed = [request for request in dated if is_between(request.time, since, until)]
-    report = replace(spending_report(billed, by, prices, settings.currency), undated=_number_of(undated))
+    report = replace(spending_report(billed, by, prices, settings.currency, as_model), undated=_number_of(undated))
     regional = _count_regional(requests, since, until)
     report = replace(
         report,

@@ -13,7 +13,7 @@ from kvproxy.settings.journal import MILLION, PriceSettings
 REMEDIES: Mapping[str, str] = MappingProxyType(
     {
         "changed": "keep the text, or move it to the end: kvproxy lint writes the edit",
-        "evicted": "enlarge the pool of the engine; a provider drops prefixes as it likes",
+        "evicted": "enlarge the pool of the engine",
         "concurrent": "start one of these requests first, and the others when its response has begun",
         "expired": 'keep prefixes longer: the rule fields breakpoints = "auto" and keep_warm_tokens',
         "moved": "send the requests of a session to one upstream",
@@ -24,6 +24,8 @@ REMEDIES: Mapping[str, str] = MappingProxyType(
 )
 """What avoids each cause of lost tokens, except those that no cache avoids."""
 _TOOL_ORDER = "keep the order of the tools: kvproxy lint writes the edit sort-tools"
+_DROPPED = {"openai": "send one prompt_cache_key with all requests of a prefix, so that they reach one machine"}
+_DROPPED_AS_USUAL = "none: the provider dropped the prefix within its lifetime"
 _OTHER_MODEL = "switch the model between sessions: another one has no prefix of this session"
 _FIVE_MINUTES = 300.0
 _LATER_MESSAGE = re.compile(r"^(messages|input)\[[1-9]\d*\]")
@@ -92,6 +94,8 @@ def _remedy(cause: str, place: str | None, model: str) -> str:
     if cause == "expired" and rule is not None and rule.mark_field != "cache_control":
         # Rules mark and repeat prefixes for one hour with Anthropic's API only.
         return "shorten the pauses, or ask the provider for a longer lifetime"
+    if cause == "evicted" and rule is not None:
+        return _DROPPED.get(rule.provider, _DROPPED_AS_USUAL)
     return REMEDIES[cause]
 
 

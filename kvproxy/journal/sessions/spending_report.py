@@ -26,6 +26,7 @@ class SpendingReport:
         undated: number of requests without a date, which a period leaves out; None if a report of usage does not state it.
         regional: number of rows of logs and reports with inference in a region whose surcharge is unknown.
         web_searches: number of web searches in the usage of Anthropic's requests, whose price the money excludes.
+        as_model: model whose cost of the same tokens the rows have, too.
         other_currencies: those of money that logs state, without an exchange rate, so that it is left out.
     """
 
@@ -42,13 +43,18 @@ class SpendingReport:
     undated: int | None = 0
     regional: int = 0
     web_searches: int = 0
+    as_model: str | None = None
     other_currencies: list[str] = field(default_factory=list)
 
 
 def spending_report(
-    requests: Iterable[PaidRequest], by: str, prices: Mapping[str, PriceSettings], currency: str
+    requests: Iterable[PaidRequest],
+    by: str,
+    prices: Mapping[str, PriceSettings],
+    currency: str,
+    as_model: str | None = None,
 ) -> SpendingReport:
-    """Sum the requests by group, each at the price of its time and length. `by`: see `SpendingReport`."""
+    """Sum the requests by group, each at the price of its time and length. See `SpendingReport` for `by` and `as_model`."""
     fields = group_fields(by)
     rows: dict[tuple[str, ...], Spending] = {}
     total = Spending("all")
@@ -72,6 +78,8 @@ def spending_report(
             row.add(request, price)
             rounding[id(row)] += request.logged_rounding
             row.standard_priced += standard_priced
+            if as_model is not None:
+                row.add_cost_as(request.cost_as(as_model, prices), None if price is None else request.cost_at(price))
     for row in (*rows.values(), total):
         row.drop_rounding(rounding[id(row)])
     return SpendingReport(
@@ -83,6 +91,7 @@ def spending_report(
         zone=", ".join(filter(None, zones)) or None,
         has_utc_days=has_utc_days,
         has_local_days=has_local_days,
+        as_model=as_model,
     )
 
 

@@ -32,6 +32,7 @@ _WAIT_SECONDS = 5.0
 _PRIVATE_NAMES = (".localhost", ".local", ".internal", ".localdomain", ".lan", ".home.arpa", ".test", ".invalid")
 _WRONG_TOKEN = "the given token is not the admin token: check --token or KVPROXY_ADMIN_TOKEN"
 _NO_TOKEN = "this route needs the admin token: send Authorization: Bearer TOKEN; commands read KVPROXY_ADMIN_TOKEN"
+_METRICS_HINT = "; for Prometheus, set metrics_token (KVPROXY_METRICS_TOKEN), which opens only /metrics"
 _ENDED_SESSION = "the session of the dashboard is over: enter the admin token again"
 _SET_TOKEN = "set admin_token and send it as a bearer token"
 _log = logging.getLogger("kvproxy")
@@ -109,7 +110,8 @@ class AccessRules:
         token = self._settings.metrics_token
         if token is not None and any(_tokens_match(given, token) for given in _tokens_in_request(request)):
             return None
-        return self.check_operator(request)
+        refused = self.check_operator(request)
+        return None if refused is None else type(refused)(f"{refused.message}{_METRICS_HINT}")
 
     def _has_session(self, request: Request) -> bool:
         proof, sessions = request.headers.get(SESSION_HEADER), self.sessions

@@ -62,7 +62,8 @@ def test_a_metrics_token_opens_the_metrics_and_no_admin_route(tmp_path: Path) ->
         assert (status(client, reader), status(client, operator)) == (401, 200)
         assert client.post("/admin/keys", params={"name": "a"}, headers=reader).status_code == 401
         assert "data" not in client.get("/health", headers=reader).json()
-        assert client.get("/metrics", headers={"authorization": "Bearer read"}).status_code == 401
+        refused = client.get("/metrics", headers={"authorization": "Bearer read"})
+        assert (refused.status_code, "set metrics_token" in refused.json()["error"]["message"]) == (401, True)
     # Without an admin token, a scraper beyond loopback needs only this one.
     with client_of(settings(tmp_path / "b", host="0.0.0.0", metrics_token="reads")) as client:
         assert client.get("/metrics", headers=reader).status_code == 200

@@ -259,7 +259,12 @@ def metrics() -> str:
         queries()["kvproxy_requests_total"]["query"],
         "```",
         "",
-        "Counters start at 0 with the proxy. A group has several metrics with the same labels.",
+        "Counters start at 0 with the proxy, with their usual labels: the endpoints with the usual statuses of each layer, the"
+        " limits, the causes, the upstreams, the models with fallbacks, and up to 200 clients. A series with other labels, such"
+        " as a rare status or the model of `kvproxy_client_spent_total`, begins with its first event: `increase` and `rate` miss"
+        " its events before its first scrape. The histograms, too, begin with the first request of each layer.",
+        "",
+        "A group has several metrics with the same labels.",
         "`kvproxy_savings` and `kvproxy_prompt_tokens_total` cover the whole journal, `kvproxy_cache_entries` the whole store."
         " Proxies that [share](fleet.md) them report the same values: take their maximum.",
     ]

@@ -96,6 +96,10 @@ class Clients:
         given = (key_digest(_without_bearer(value)) for name, value in headers if name in KEY_HEADERS)
         return next((self._known[digest] for digest in given if digest in self._known), None)
 
+    @property
+    def names(self) -> set[str]:
+        return {client.name for client in self._known.values()}
+
     def with_budget(self) -> list[ClientSettings]:
         """Return the clients with a budget, by name."""
         clients = {client.name: client for client in self._known.values() if client.has_budget}
@@ -142,7 +146,9 @@ class Clients:
         """Return the error of a request with an expired, an unknown, or no key."""
         keys = [headers[name] for name in KEY_HEADERS if headers.get(name)]
         if (expired := self.find_expired(headers.items())) is not None:
-            return Unauthorized(_expiry_message(expired), limit="expires")
+            # A replaced key reached no limit of the client.
+            limit = "expires" if expired.has_expired(time.time()) else None
+            return Unauthorized(_expiry_message(expired), limit=limit)
         if keys:
             return Unauthorized(
                 "this proxy does not know the given API key: check it, or ask the operator for one (kvproxy keys add)"

@@ -1,16 +1,15 @@
 """The proxy's metrics, in Prometheus' format."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from kvproxy.apis.codecs.generation import Delta
 from kvproxy.apis.json import as_token_count
+from kvproxy.apis.not_stored import Cause
 from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.blocks.row_types import PoolStats
 from kvproxy.clients.spending_tables import Spent, budgets_of
@@ -18,10 +17,9 @@ from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.journal.pool_forecast import PoolForecast
 from kvproxy.settings.access import ClientSettings
+from kvproxy.telemetry.initial_series import CLIENT_STATUSES, LIMITS, STATUSES, request_labels
+from kvproxy.telemetry.metric_groups import MetricDescription, MetricGroup
 from kvproxy.upstreams.status import EngineStatus
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -31,61 +29,16 @@ _OTHERS = "(others)"
 """Label for all clients after the first 200, and for all models after the first 50; names of clients have no parentheses."""
 
 
-@dataclass(frozen=True, slots=True)
-class MetricDescription:
-    """A metric, or a group of metrics with the prefix `name`: `members` has the help text of each, by the rest of its name."""
-
-    name: str
-    kind: Literal["counter", "gauge", "histogram", "group"]
-    text: str
-    labels: tuple[str, ...]
-    members: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def names(self) -> list[str]:
-        return [f"{self.name}_{member}" for member in self.members] or [self.name]
-
-
-class MetricGroup(Collector):
-    """Metrics with a common prefix and common labels. Names that end in `_total` are counters, others are gauges."""
-
-    def __init__(self, description: MetricDescription) -> None:
-        self._description = description
-        self._values: dict[tuple[str, ...], Mapping[str, float | None]] = {}
-
-    def set(self, values: "DataclassInstance | Mapping[str, float | None] | float | None", *labels: str) -> None:
-        """Set the values for these labels, by metric name without prefix and `_total`. Other names are ignored.
-
-        The value of a single metric is a number. An unknown value is None, and absent.
-        """
-        if values is None or isinstance(values, int | float):
-            values = {"": values}
-        self._values[labels] = values if isinstance(values, Mapping) else asdict(values)
-
-    def clear(self) -> None:
-        self._values.clear()
-
-    def collect(self) -> Iterator[Metric]:
-        description = self._description
-        members = description.members or {"": description.text}
-        for (member, text), name in zip(members.items(), description.names, strict=True):
-            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            family = kind(name, text, labels=description.labels)
-            for labels, values in self._values.items():
-                value = values.get(member.removesuffix("_total"))
-                if value is not None:
-                    family.add_metric(labels, value)
-            yield family
-
-
 class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self.descriptions: list[MetricDescription] = []
         requests = self._counter(
             "requests",
-            "Requests answered. The layer `forward` includes the journal's `prefix` and `shared`, the upstream's errors (see"
-            " `status`), and responses that the client interrupted; `error` includes responses that broke off after status 200.",
+            "Requests to the cached APIs (`endpoint`), also refused ones. Requests to other routes, such as `/v1/models`, are"
+            " only in kvproxy_client_requests_total. The layer `forward` includes the journal's `prefix` and `shared`, the"
+            " upstream's errors (see `status`), and responses that the client interrupted; `error` includes responses that"
+            " broke off after status 200.",
             "endpoint",
             "layer",
             "status",
@@ -192,7 +145,7 @@ class Metrics:
             "fallback",
             "Requests for models with fallbacks.",
             "model",
-            requests_total="Requests for the model that an upstream answered; hits are not counted.",
+            requests_total="Requests for the model that an upstream answered with a status below 400; hits are not counted.",
             answered_total="Those of them that a fallback answered.",
         )
         self._engines = self._group(
@@ -258,7 +211,10 @@ class Metrics:
         )
         self.lost_records = self._group("journal_lost_records_total", "Journal records that could not be written.")
         self._client_requests = self._counter(
-            "client_requests", "Responses to each client, by status.", "client", "status"
+            "client_requests",
+            "Responses to each client, by status, on all routes: also on those that kvproxy_requests_total does not count.",
+            "client",
+            "status",
         )
         self._client_tokens = self._counter(
             "client_tokens", "Prompt tokens, also reused ones, and response tokens that quotas charged.", "client"
@@ -311,6 +267,31 @@ class Metrics:
             spent="Price of the requests that reached the provider; excludes models without a price.",
             money="Saved money, net of the provider's own prefix cache; excludes models without a price.",
         )
+        self._begin_series()
+
+    def _begin_series(self) -> None:
+        for labels in request_labels():
+            self._requests(*labels)
+        for layer in STATUSES:
+            self._completion_tokens(layer)
+        for counter, names in (
+            (self._not_stored, Cause),
+            (self._limited, LIMITS),
+            (self._inputs, ("cached", "missing")),
+            (self._tokens, ("pool", "tier", "computed", "generated")),
+        ):
+            for name in names:
+                counter.labels(name)
+
+    def begin_clients(self, names: Collection[str]) -> None:
+        """Let the series of these clients exist, unless they are more than have a name in the metrics."""
+        if len(names) > _MAX_CLIENTS:
+            return
+        for label in map(self._client_label, names):
+            for status in CLIENT_STATUSES:
+                self._client_requests.labels(label, str(status))
+            for counter in (self._client_tokens, self._client_prompt_tokens, self._client_reused_tokens):
+                counter.labels(label)
 
     def _describe(self, *fields: Any) -> MetricDescription:
         self.descriptions.append(MetricDescription(*fields))

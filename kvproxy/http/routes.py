@@ -287,7 +287,7 @@ async def metrics(request: Request) -> Response:
         is_readable = True
     if app.journal.name is not None:
         proxy_metrics.journal_up.set(is_readable and app.journal.failure is None)
-    await app.measure_budgets()
+    await app.measure_clients()
     store = app.cache.store
     entries = None
     with contextlib.suppress(CacheStoreError):

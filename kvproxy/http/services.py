@@ -197,8 +197,9 @@ class Services:
         """Whether upstreams serve different models."""
         return self.built.fleet is not None and self.built.fleet.routes is not None
 
-    async def measure_budgets(self) -> None:
-        """Set the metrics of the clients' budgets."""
+    async def measure_clients(self) -> None:
+        """Set the metrics of the clients' budgets, and begin the series of new clients."""
+        self.metrics.begin_clients(self.clients.names)
         clients = self.clients.with_budget()
         try:
             # Without a budget, no table of spent money is made.

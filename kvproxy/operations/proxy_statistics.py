@@ -131,7 +131,7 @@ def take_snapshot(client: ProxyClient, *others: ProxyClient) -> Snapshot:
         name, labels, value = sample.name, sample.labels, sample.value
         if name == "kvproxy_requests_total":
             snapshot.requests[labels["layer"]] += int(value)
-            if is_error(labels["layer"], labels["status"]):
+            if value and is_error(labels["layer"], labels["status"]):
                 snapshot.errors[labels["status"]] += int(value)
         elif name == "kvproxy_first_byte_seconds_sum":
             snapshot.first_byte_seconds[labels["layer"]] += value
@@ -143,7 +143,8 @@ def take_snapshot(client: ProxyClient, *others: ProxyClient) -> Snapshot:
             totals.lost_records = int(value)
         elif name in _COUNTS:
             total, label = _COUNTS[name]
-            getattr(totals, total)[labels[label]] = int(value)
+            if value:
+                getattr(totals, total)[labels[label]] = int(value)
         elif name.startswith(_LEARNED):
             totals.learned[name.removeprefix(_LEARNED)] = value
         elif name.startswith(_SAVINGS):

@@ -27,7 +27,7 @@ _OTHER_MODELS = "(others)"
 
 @dataclass(slots=True)
 class FallbackCounts:
-    """Requests for a model with fallbacks, and how many a fallback answered with a status below 400."""
+    """Requests for a model with fallbacks that got a status below 400, and how many of them a fallback answered."""
 
     requests: int = 0
     answered: int = 0
@@ -40,8 +40,8 @@ class ModelRoutes:
         self._servers = servers
         self._settings = settings
         self._retry_log = RetryLog()
-        self.fallback_counts: dict[str, FallbackCounts] = {}
-        """By the requested model; empty until the first request for a model with fallbacks."""
+        self.fallback_counts = {name: FallbackCounts() for name in settings.fallbacks if not is_model_pattern(name)}
+        """By the requested model."""
         self._aliases = {alias: model for server in servers for alias, model in server.aliases.items()}
         self._model_of_others = self._aliases.pop(OTHER_MODELS, None)
 
@@ -173,12 +173,12 @@ class ModelRoutes:
     def _name_fallback(self, reply: RelayedResponse, sent: ApiRequest, request: ApiRequest) -> RelayedResponse:
         """Name the fallback in a reply, and count the request if its model has fallbacks."""
         is_fallback = sent is not request
-        if request.route is not None and request.route.fallbacks:
+        if request.route is not None and request.route.fallbacks and reply.status < 400:
             # A pattern may match any number of models.
             is_counted = request.model in self.fallback_counts or len(self.fallback_counts) < _MAX_COUNTED_MODELS
             counts = self.fallback_counts.setdefault(request.model if is_counted else _OTHER_MODELS, FallbackCounts())
             counts.requests += 1
-            counts.answered += is_fallback and reply.status < 400
+            counts.answered += is_fallback
         if is_fallback:
             reply.served_by = replace(reply.served_by or ServingUpstream(""), fallback=sent.model)
         return reply

@@ -238,7 +238,7 @@ def test_warming_is_no_hit_of_a_client_and_is_not_sent_again(tmp_path: Path) -> 
         assert [row["requests"] for row in result("log", "top", url=url)] == [1]
         assert result("warm", "--from-log", url=url)["total"] == 1
         assert result("cache", "stats", url=url)["hits"] == 0
-        assert 'kvproxy_requests_total{endpoint="chat",layer="exact"' not in client.get("/metrics").text
+        assert 'kvproxy_requests_total{endpoint="chat",layer="exact",status="200"} 0.0' in client.get("/metrics").text
 
 
 def test_unreadable_lines_are_reported_and_the_rest_is_sent() -> None:

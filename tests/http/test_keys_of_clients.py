@@ -151,7 +151,7 @@ def test_a_rotated_key_stays_valid_for_the_grace_period(
     monkeypatch.setattr(client_authentication, "_CHECK_SECONDS", 0.0)
     found = settings(tmp_path, recorder.url)
     old = add_client(found, "one", requests_per_minute=100)
-    with run_proxy(found) as (url, _):
+    with run_proxy(found) as (url, services):
         assert post(url, x_api_key=old).status_code == 200
         new = rotate_key(found, "one", grace=2.0)
         until(lambda: post(url, x_api_key=new).status_code == 200)
@@ -161,6 +161,7 @@ def test_a_rotated_key_stays_valid_for_the_grace_period(
         until(lambda: post(url, x_api_key=old).status_code == 401, interval=0.3)
         replaced = post(url, x_api_key=old).json()["error"]["message"]
         assert "key of the client one was replaced, and has expired: use the new key" in replaced
+        assert 'kvproxy_limited_total{limit="expires"} 0.0' in services.metrics.render().decode()
         assert post(url, x_api_key=new).status_code == 200
         newest = rotate_key(found, "one", grace=0)
         until(lambda: post(url, x_api_key=new).status_code == 401)

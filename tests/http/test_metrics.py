@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+import kvproxy
+from kvproxy.http.metrics import Metrics
 from kvproxy.http.services import Services
+from kvproxy.telemetry.initial_series import LIMITS
 from tests.plain_upstream import WHOLE
 from tests.polling import until
 from tests.requests import chat
@@ -39,7 +43,29 @@ def counted(url: str) -> dict[tuple[str, str], float]:
             if sample.name == "kvproxy_requests_total":
                 key = (sample.labels["layer"], sample.labels["status"])
                 found[key] = found.get(key, 0) + sample.value
-    return found
+    return {key: value for key, value in found.items() if value}
+
+
+def test_usual_series_exist_before_their_first_event(url: str) -> None:
+    samples = httpx.get(f"{url}/metrics").text.splitlines()
+    for series in (
+        'kvproxy_requests_total{endpoint="messages",layer="forward",status="500"}',
+        'kvproxy_requests_total{endpoint="embeddings",layer="error",status="504"}',
+        'kvproxy_limited_total{limit="queue_size"}',
+        'kvproxy_not_stored_total{cause="empty"}',
+    ):
+        assert f"{series} 0.0" in samples
+    metrics = Metrics()
+    metrics.begin_clients({"quiet"})
+    samples = metrics.render().decode().splitlines()
+    assert 'kvproxy_client_requests_total{client="quiet",status="200"} 0.0' in samples
+    assert 'kvproxy_client_tokens_total{client="quiet"} 0.0' in samples
+
+
+def test_the_series_of_each_limit_exists_from_the_start() -> None:
+    source = Path(kvproxy.__file__).parent
+    named = {name for file in source.rglob("*.py") for name in re.findall(r'\blimit="(\w+)"', file.read_text())}
+    assert {"routes", "overload_seconds"} <= named <= set(LIMITS)
 
 
 def test_a_client_that_hangs_up_is_gone_and_no_error(url: str) -> None:

@@ -102,6 +102,8 @@ def test_a_cooldown_of_all_upstreams_sends_requests_to_the_fallback_at_once(tmp_
         # Without a healthy fallback, the upstreams of the model are tried again.
         proxy.small.status, proxy.small.headers = 429, {"Retry-After": "60"}
         assert proxy.ask() == 429
+        # An outage of all is no answer of the model.
+        assert proxy.metric("fallback_requests_total", 'model="large"') == 6
         proxy.large[0].status = proxy.large[1].status = 200
         assert proxy.ask() == 200
         assert proxy.metric("fallback_answered_total", 'model="large"') == 5

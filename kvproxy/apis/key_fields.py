@@ -26,7 +26,8 @@ class KeyFields:
         never_cached: a request with one of them is never stored, shared, or repeated, because it uses or changes a state that
             the provider keeps. `false` and `null` count as missing.
         echoed: ignored fields that the response repeats, with their values if the request has none.
-        defaults: values that equal a missing field.
+        defaults: values that equal a missing field on all known servers. Defaults of sampling settings are not: servers read
+            them from the model's files or their flags.
     """
 
     key: frozenset[str]
@@ -97,7 +98,16 @@ CHAT = KeyFields(
     ignored=_names(_IGNORED),
     never_cached=_names(_NEVER_CACHED),
     # Only the id of a stored completion can be retrieved.
-    defaults=MappingProxyType({"store": False}),
+    defaults=MappingProxyType(
+        {
+            "store": False,
+            "n": 1,
+            "logprobs": False,
+            "modalities": ["text"],
+            "response_format": {"type": "text"},
+            "tool_choice": "auto",
+        }
+    ),
 )
 COMPLETIONS = KeyFields(
     key=_names(
@@ -106,7 +116,7 @@ COMPLETIONS = KeyFields(
     ),
     ignored=_names(_IGNORED),
     never_cached=_names(_NEVER_CACHED),
-    defaults=MappingProxyType({"store": False}),
+    defaults=MappingProxyType({"store": False, "n": 1, "echo": False}),
 )
 EMBEDDINGS = KeyFields(
     key=_names("input model dimensions encoding_format"),
@@ -124,6 +134,7 @@ MESSAGES = KeyFields(
     ),
     # A thread continues each response once, a container keeps files, and a credit token is spent once.
     never_cached=_names("thread container fallback_credit_token"),
+    defaults=MappingProxyType({"tool_choice": {"type": "auto"}}),
 )
 RESPONSES = KeyFields(
     key=_names(
@@ -144,7 +155,9 @@ RESPONSES = KeyFields(
         }
     ),
     # Only the id of a stored response can be continued.
-    defaults=MappingProxyType({"store": True}),
+    defaults=MappingProxyType(
+        {"store": True, "text": {"format": {"type": "text"}}, "tool_choice": "auto", "truncation": "disabled"}
+    ),
 )
 
 # Types of input items of the Responses API by the use of their `id`; the id of an unknown type stays in the key.

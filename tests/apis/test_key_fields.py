@@ -18,7 +18,17 @@ from openai.types.responses import ResponseInputItemParam
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import Json
-from kvproxy.apis.key_fields import CALL_IDS, CHAT, EMBEDDINGS, RESPONSES, STORED_CONTENT_IDS, UNREAD_IDS, KeyFields
+from kvproxy.apis.key_fields import (
+    CALL_IDS,
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    MESSAGES,
+    RESPONSES,
+    STORED_CONTENT_IDS,
+    UNREAD_IDS,
+    KeyFields,
+)
 
 TYPES: dict[ApiName, list[type]] = {
     "chat": [chat.CompletionCreateParamsNonStreaming, chat.CompletionCreateParamsStreaming],
@@ -147,6 +157,23 @@ def test_fields_that_use_a_state_of_the_provider_forbid_caching(
         (CHAT, "store", 0, True),
         (RESPONSES, "store", True, False),
         (RESPONSES, "store", 1, True),
+        (CHAT, "n", 1, False),
+        (CHAT, "n", 2, True),
+        (CHAT, "n", True, True),
+        (CHAT, "tool_choice", "auto", False),
+        (CHAT, "tool_choice", "none", True),
+        (CHAT, "response_format", {"type": "text"}, False),
+        (CHAT, "response_format", {"type": "json_object"}, True),
+        # Servers have other defaults, or read them from the model's files.
+        (CHAT, "temperature", 1, True),
+        (CHAT, "top_p", 1, True),
+        (CHAT, "presence_penalty", 0, True),
+        (CHAT, "parallel_tool_calls", True, True),
+        (COMPLETIONS, "echo", False, False),
+        (MESSAGES, "tool_choice", {"type": "auto"}, False),
+        (MESSAGES, "tool_choice", {"type": "auto", "disable_parallel_tool_use": True}, True),
+        (RESPONSES, "text", {"format": {"type": "text"}}, False),
+        (RESPONSES, "truncation", "auto", True),
     ],
 )
 def test_a_default_is_equal_to_a_missing_field(fields: KeyFields, name: str, value: Json, is_relevant: bool) -> None:

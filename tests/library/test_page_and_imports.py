@@ -19,6 +19,7 @@ import kvproxy
 from kvproxy.errors import SettingsError
 from kvproxy.index.policies.policy import Verdict, verdict_token
 from tests.library.page import PAGE, blocks
+from tests.polling import until
 
 
 def test_the_code_on_the_page_prints_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,6 +53,10 @@ def test_the_cache_for_langchain_serves_its_models(tmp_path: Path, monkeypatch: 
             assert [chat.invoke("q").content, chat.invoke("q").content] == ["hello", "hello"]
             get_llm_cache().clear()
             assert (model.invoke("q"), answers.count()) == ("third", 2)
+            for file in tmp_path.glob("answers.db*"):
+                file.unlink()
+            # The model answers, and its responses start again.
+            until(lambda: model.invoke("q") == "first")
         finally:
             set_llm_cache(None)
 

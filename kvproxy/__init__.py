@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kvproxy.index.policies.guards import Guard
     from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Policy, PolicyResult
     from kvproxy.library import AsyncCache, Cache, CachedAnswer, open_async_cache, open_cache
+    from kvproxy.library.cache_stats import CacheStats
     from kvproxy.library.lookup_explanation import LookupExplanation
     from kvproxy.settings.cache import CacheSettings
     from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
@@ -52,6 +53,7 @@ _MODULES = {
     "index.policies.guards": ("Guard",),
     "index.policies.policy": ("Decision", "Limits", "Neighbour", "Policy", "PolicyResult"),
     "library": ("AsyncCache", "Cache", "CachedAnswer", "open_async_cache", "open_cache"),
+    "library.cache_stats": ("CacheStats",),
     "library.lookup_explanation": ("LookupExplanation",),
     "analyse.simulate.pool_simulation": ("ChainRequest", "PoolSimulation", "simulate_pool"),
     "analyse.simulate.pool_size_sweep": ("Sweep", "sweep"),
@@ -72,6 +74,7 @@ __all__ = [
     "Cache",
     "CacheRequest",
     "CacheSettings",
+    "CacheStats",
     "CacheStoreError",
     "CacheUse",
     "CachedAnswer",

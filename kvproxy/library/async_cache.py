@@ -32,6 +32,7 @@ from kvproxy.library.arguments import (
     pair_batches,
     positive_seconds,
 )
+from kvproxy.library.cache_stats import CacheStats
 from kvproxy.library.cached_answer import CachedAnswer, answer_of, new_entry
 from kvproxy.library.lookup_explanation import LookupExplanation, explain_lookup
 from kvproxy.library.maintenance import Maintenance
@@ -316,7 +317,7 @@ class AsyncCache:
             raise ValueError(f"the answer to {answer.question[:80]!r} is no longer stored")
         await self._cache.semantic.feedback(entry, right, question)
 
-    async def stats(self) -> dict[str, Any]:
+    async def stats(self) -> CacheStats:
         """Return the figures of `kvproxy cache stats --json`, and `gets`: results of `get`, and shared computations."""
         self.check_usable()
         store, semantic = self._cache.store, self._cache.semantic
@@ -332,7 +333,7 @@ class AsyncCache:
         }
         gets = {name: self._gets[name] for name in ("exact", "semantic", "miss")}
         gets["shared"] = self.flights.num_shared
-        return figures | {"gets": gets, "semantic": decisions}
+        return cast("CacheStats", figures | {"gets": gets, "semantic": decisions})
 
     async def close(self) -> None:
         """Store the counts of hits, and close the store. A second call does nothing."""

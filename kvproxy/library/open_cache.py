@@ -33,6 +33,7 @@ from kvproxy.library.arguments import (
     with_policy,
 )
 from kvproxy.library.async_cache import AsyncCache
+from kvproxy.library.cache_stats import CacheStats
 from kvproxy.library.cached_answer import CachedAnswer
 from kvproxy.library.configured_cache import open_response_cache
 from kvproxy.library.lookup_explanation import LookupExplanation
@@ -199,7 +200,7 @@ class Cache:
         """
         self._run(self._cache.feedback(answer, right, question))
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> CacheStats:
         """Return the figures of `kvproxy cache stats --json`, and `gets`: the numbers of results since the cache was opened."""
         return self._run(self._cache.stats())
 

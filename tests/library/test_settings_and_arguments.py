@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -14,7 +14,9 @@ from kvproxy import Cache, CacheSettings, EmbedderError, FunctionEmbedder, open_
 from kvproxy.errors import SettingsError
 from kvproxy.index.policies.guards import Guard
 from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.index.store.store_types import StoreStatistics
 from kvproxy.library.arguments import _PROXY_FIELDS
+from kvproxy.library.cache_stats import CacheStats, GetStats, SemanticStats
 from kvproxy.operations.cache_results import CacheStatistics, SemanticStatistics
 from tests.index.doubles import HashEmbedder
 
@@ -331,6 +333,9 @@ def test_statistics_are_json_with_the_names_of_the_command(tmp_path: Path) -> No
             stats = json.loads(json.dumps(cache.stats()))
             assert stats.keys() == {*(each.name for each in fields(CacheStatistics)), "gets"}
             assert stats["semantic"].keys() == {each.name for each in fields(SemanticStatistics)}
+            for typed, figures in ((CacheStats, stats), (SemanticStats, stats["semantic"]), (GetStats, stats["gets"])):
+                assert get_type_hints(typed).keys() == figures.keys()
+            assert get_type_hints(CacheStats).items() >= get_type_hints(StoreStatistics).items()
     assert stats["semantic"]["learning"]["observations"] == 0
 
 

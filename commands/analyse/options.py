@@ -84,9 +84,10 @@ def read_requests(
             known_rows=known_rows,
             for_bill=for_bill,
             reads_facts=True,
+            with_outputs=len(files.logs) > 1,
         )
 
-    log = read_logs(files, read)
+    log = read_logs(files, read, for_bill=for_bill)
     for line in describe_rows(log) if reads_usage else describe_log(log, tokenizer):
         print_note(line)
     print_left_out(files)

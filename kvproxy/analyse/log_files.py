@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kvproxy.analyse.bills.reported_costs import CostReport
+from kvproxy.analyse.log_formats.batch_outputs import BATCH_OUTPUTS, is_output, join_outputs
 from kvproxy.analyse.log_formats.log_format import LoggedRequest
 from kvproxy.analyse.log_formats.rows import PLACED_CAUSES
 from kvproxy.analyse.request_log import LineError, RequestLog
@@ -120,10 +121,11 @@ def _add_file(files: LogFiles, file: Path, name: Path, *, with_transcripts: bool
         files.leave_out(name, "not the name of a log")
 
 
-def read_logs(files: LogFiles, read: Callable[[LogFile], RequestLog]) -> RequestLog:
-    """Return the requests of all logs, in order of time if each has one.
+def read_logs(files: LogFiles, read: Callable[[LogFile], RequestLog], *, for_bill: bool = False) -> RequestLog:
+    """Return the requests of all logs, in order of time if each has one. Requests of batches have the responses of its output.
 
     Files of folders without a request are left out. Raises InvalidRequest for another one, and if no log has a request.
+    `for_bill`: an output of a batch without its input counts, too.
     """
     logs: dict[str, RequestLog] = {}
     for file in files.logs:
@@ -135,7 +137,14 @@ def read_logs(files: LogFiles, read: Callable[[LogFile], RequestLog]) -> Request
             files.leave_out(file.name, _without_name(error.message, file.name))
     if not logs:
         raise InvalidRequest(f"no file of the folder has requests: {'; '.join(files.describe_left_out())}")
-    return next(iter(logs.values())) if len(logs) == 1 else _merge(logs)
+    log = next(iter(logs.values())) if len(logs) == 1 else _merge(logs)
+    log.requests = join_outputs(log.requests)
+    if not for_bill and (outputs := [request for request in log.requests if is_output(request)]):
+        log.requests = [request for request in log.requests if not is_output(request)]
+        log.skipped[BATCH_OUTPUTS] += [request.line for request in outputs]
+        if not log.requests:
+            raise InvalidRequest("the files are outputs of batches, which have no prompts: give the input files, too")
+    return log
 
 
 def _without_name(message: str, name: Path) -> str:

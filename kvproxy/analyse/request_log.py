@@ -28,7 +28,7 @@ from kvproxy.analyse.log_formats.log_format import LogFormat, LoggedRequest, Row
 from kvproxy.analyse.log_formats.logged_costs import logged_cost
 from kvproxy.analyse.log_formats.pages import Page, read_page
 from kvproxy.analyse.log_formats.registry import PROMPTS, format_names, log_formats
-from kvproxy.analyse.log_formats.requests import BODY_FIELDS, read_fields
+from kvproxy.analyse.log_formats.requests import BODY_FIELDS, OUTPUT_FORMATS, read_fields
 from kvproxy.analyse.log_formats.rows import NO_JSON, NO_OBJECT_ITEM, NO_OBJECT_LINE, PLACED_CAUSES, FileRows, read_rows
 from kvproxy.analyse.log_formats.sum_rows import sum_rows
 from kvproxy.analyse.log_formats.usage_reports import EXTRA_COLUMNS, OF_SUMS, USAGE_TABLE
@@ -151,6 +151,7 @@ def read_log(
     known_rows: set[int] | None = None,
     for_bill: bool = False,
     reads_facts: bool = False,
+    with_outputs: bool = False,
 ) -> RequestLog:
     """Parse all requests of a log. Raises InvalidRequest if it has no known format, or no request.
 
@@ -166,6 +167,7 @@ def read_log(
         answer_column: name of the column with the answer to the question of `column`, which becomes the response.
         known_rows: digests of rows with an id in other logs, which count once; those of this log are added.
         for_bill: read usage without prompts, and reports of costs, too.
+        with_outputs: read the outputs of batches, which have no prompts, to join them with their input.
         reads_facts: with `column`, read model, time, tokens, and labels in other columns, too.
     """
     if format is not None and column is not None:
@@ -185,7 +187,7 @@ def read_log(
         chosen = _choose_format(file, content, format)
         others = log_formats() if format is None else ()
         seen = set() if known_rows is None else known_rows
-        log = _read_rows(content, chosen, model, others, seen, for_bill=for_bill)
+        log = _read_rows(content, chosen, model, others, seen, for_bill=for_bill, with_outputs=with_outputs)
         log.pages = [read_page(str(file), page) for page in content.pages]
     if not log.requests and _REPEATED not in log.skipped:
         raise InvalidRequest(_no_requests(file, log))
@@ -288,6 +290,7 @@ def _read_rows(
     known_rows: set[int],
     *,
     for_bill: bool,
+    with_outputs: bool,
 ) -> RequestLog:
     """Read rows in the chosen format, and each row without its fields in the first matching format of `others`."""
     num_others = Counter[str]()
@@ -296,7 +299,8 @@ def _read_rows(
     log.errors = _line_errors(content)
     for number, value in content.rows:
         own = chosen if chosen.matches(value) else _first_match(value, others) or chosen
-        read = own.read_usage if for_bill and own.read_usage is not None else own.read
+        reads_usage = for_bill or (with_outputs and own.name in OUTPUT_FORMATS)
+        read = own.read_usage if reads_usage and own.read_usage is not None else own.read
         try:
             requests = list(read(Row(number, value, model)))
         except SkipRow as cause:

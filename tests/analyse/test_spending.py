@@ -185,6 +185,36 @@ def test_the_outputs_of_batches_have_bills_without_prompts(tmp_path: Path) -> No
     assert (done.returncode, "the output of a batch, which has no prompts" in done.stderr) == (2, True)
 
 
+def test_the_output_of_a_batch_has_the_responses_of_its_input(tmp_path: Path) -> None:
+    usage = {"prompt_tokens": 4_000, "completion_tokens": 100}
+    message = {"role": "assistant", "content": "Yes, until nine."}
+    body = {"object": "chat.completion", "created": 1_795_000_000, "model": "gpt-5", "usage": usage}
+    body |= {"choices": [{"index": 0, "finish_reason": "stop", "message": message}]}
+    requests, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    sent = {"model": "gpt-5", "messages": [{"role": "user", "content": "Are you open on Sundays?"}]}
+    line = {"method": "POST", "url": "/v1/chat/completions", "body": sent}
+    answer = {"id": "b1", "response": {"status_code": 200, "body": body}, "error": None}
+    requests.write_text("\n".join(json.dumps(line | {"custom_id": id}) for id in "ab"))
+    answers.write_text("\n".join(json.dumps(answer | {"custom_id": id}) for id in "ba"))
+    found = json.loads(kvproxy("estimate", requests, answers, "--json", "--data", tmp_path).stdout)
+    # The second request is a hit on the first one.
+    assert (found["requests"], found["exact_savings"]["response_tokens"]) == (2, 100)
+    done = kvproxy("estimate", requests, answers, "--sessions", "--by", "day", "--json", "--data", tmp_path)
+    total = json.loads(done.stdout)["total"]
+    assert (total["requests"], total["unreported"], total["output_tokens"]) == (2, 0, 200)
+    alone = kvproxy("estimate", answers, answers, "--data", tmp_path)
+    assert (alone.returncode, "which has no prompts: give the input file of the batch, too" in alone.stderr) == (
+        2,
+        True,
+    )
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps(answer | {"custom_id": "c"}))
+    done = kvproxy("estimate", requests, other, "--data", tmp_path)
+    assert "1 of outputs of batches without their input" in done.stderr
+    both = kvproxy("estimate", answers, other, "--data", tmp_path)
+    assert (both.returncode, "outputs of batches, which have no prompts: give the input" in both.stderr) == (2, True)
+
+
 def test_a_report_of_openais_usage_has_a_bill(tmp_path: Path) -> None:
     file = tmp_path / "usage.csv"
     head = (

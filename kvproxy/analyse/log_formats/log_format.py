@@ -87,6 +87,7 @@ class LoggedRequest:
         processing: service tier that the log implies or states, such as `batch`; if empty, body and response decide.
         summed: the requests whose sum the usage is, in a report of usage; None for one request.
         provider: the provider whose report of usage it is from; empty for other logs.
+        batch_id: the `custom_id` of its line in the input or the output of a batch; empty for other logs.
         columns: texts in the row of a table or of a log for a bill, by `letters_of` the heading.
         usage: usage of a request whose response is not logged; None if the response decides.
     """
@@ -113,6 +114,7 @@ class LoggedRequest:
     currency: str = LIST_CURRENCY
     first_seconds: float | None = None
     provider: str = ""
+    batch_id: str = ""
     columns: Mapping[str, str] = dataclass_field(default_factory=dict)
 
     @property

@@ -124,12 +124,16 @@ def _read_prompt_completion(row: Row) -> Iterator[LoggedRequest]:
 
 def _read_anthropic_batch(row: Row) -> Iterator[LoggedRequest]:
     request = request_of(row, require_object(row.value["params"], "params"), api=APIS["messages"])
-    yield replace(request, processing=BATCH)
+    yield _of_batch(request, row)
 
 
 def _read_batch(row: Row) -> Iterator[LoggedRequest]:
     for request in _read_request(row):
-        yield replace(request, processing=BATCH)
+        yield _of_batch(request, row)
+
+
+def _of_batch(request: LoggedRequest, row: Row) -> LoggedRequest:
+    return replace(request, processing=BATCH, batch_id=str(row.value["custom_id"]))
 
 
 def _read_export(row: Row) -> Iterator[LoggedRequest]:
@@ -163,19 +167,19 @@ def _read_export_usage(row: Row) -> Iterator[LoggedRequest]:
 
 
 def _refuse_batch_output(row: Row) -> Iterator[LoggedRequest]:
-    raise InvalidRequest("this is the output of a batch, which has no prompts: give the input file of the batch")
+    raise InvalidRequest("this is the output of a batch, which has no prompts: give the input file of the batch, too")
 
 
 def _read_batch_usage(row: Row) -> Iterator[LoggedRequest]:
     if row.value.get("error") or is_failed(first_of(row.value, "response.status_code")):
         raise SkipRow("failed")
-    yield replace(_usage_of(row, first_of(row.value, "response.body")), processing=BATCH)
+    yield _of_batch(_usage_of(row, first_of(row.value, "response.body")), row)
 
 
 def _read_anthropic_batch_usage(row: Row) -> Iterator[LoggedRequest]:
     if first_of(row.value, "result.type") != "succeeded":
         raise SkipRow("failed")
-    yield replace(_usage_of(row, first_of(row.value, "result.message")), processing=BATCH)
+    yield _of_batch(_usage_of(row, first_of(row.value, "result.message")), row)
 
 
 def _read_response_usage(row: Row) -> Iterator[LoggedRequest]:
@@ -197,9 +201,10 @@ def _refuse_responses(row: Row) -> Iterator[LoggedRequest]:
     raise InvalidRequest("these are responses without their requests: give a log that has both")
 
 
+OUTPUT_FORMATS = "batch-output", "anthropic-batch-output"
 FORMATS = (
     LogFormat(
-        "batch-output",
+        OUTPUT_FORMATS[0],
         "output of an OpenAI batch",
         ("custom_id", "id", "response.status_code|error.message"),
         _refuse_batch_output,
@@ -207,7 +212,7 @@ FORMATS = (
         read_usage=_read_batch_usage,
     ),
     LogFormat(
-        "anthropic-batch-output",
+        OUTPUT_FORMATS[1],
         "output of an Anthropic batch",
         ("custom_id", "result.type"),
         _refuse_batch_output,

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from kvproxy.analyse.bills.cost_reports import read_costs
-from kvproxy.analyse.bills.cost_tables import money_headings
+from kvproxy.analyse.bills.cost_tables import lacking_columns, money_headings
 from kvproxy.analyse.bills.reported_costs import CostReport
 from kvproxy.analyse.log_formats.amounts import with_decimal_points
 from kvproxy.analyse.log_formats.dates import with_iso_dates
@@ -259,7 +259,9 @@ def _describe_unknown(file: Path, content: FileRows, formats: Sequence[LogFormat
         )
         usage = next(log_format for log_format in formats if log_format.name == USAGE_TABLE)
         lacking = [name.replace(" ", "_") for name in usage.missing(value)]
-        if len(lacking) < len(usage.signature):
+        if of_costs := lacking_columns([value for _, value in content.rows]):
+            fix = f"to be a table of costs, it lacks a column {' and '.join(of_costs)}; else {fix}"
+        elif len(lacking) < len(usage.signature):
             fix = f"to be a table of usage, it lacks a column {' and '.join(lacking)}: rename it in the heading; else {fix}"
         return f"{file} is a table with the columns {fields}: {fix}"
     if _TRACE_FIELDS & set(value):

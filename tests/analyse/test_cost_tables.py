@@ -93,3 +93,20 @@ def test_a_log_with_prompts_is_no_report_of_costs(tmp_path: Path) -> None:
     done = kvproxy("estimate", tmp_path / "log.jsonl")
     assert done.returncode == 0, done
     assert "read as requests: 1 row" in done.stderr
+
+
+def test_a_table_of_costs_needs_no_item(tmp_path: Path) -> None:
+    text = "date,team,amount,currency\n2026-10-01,red,5.00,USD\n2026-10-01,blue,6.00,USD\n"
+    assert costs_of(tmp_path, text, by="team")[0] == {"red": 5, "blue": 6}
+
+
+@pytest.mark.parametrize(
+    ("head", "lacking"), [("date,item,cost", "currency"), ("item,name,amount", "date and currency"), ("a,b,c", None)]
+)
+def test_an_error_names_the_missing_column_of_a_table_of_costs(head: str, lacking: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "costs.csv"
+    file.write_text(f"{head}\n2026-10-01,x,5\n")
+    done = kvproxy("estimate", file, "--sessions", "--by", "day")
+    assert done.returncode == 2
+    wanted = f"to be a table of costs, it lacks a column {lacking}; else name"
+    assert (wanted in done.stderr) == (lacking is not None)

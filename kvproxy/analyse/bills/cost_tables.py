@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isclose
 
-from kvproxy.analyse.bills.reported_costs import ITEMS, CostReport, reported_cost
+from kvproxy.analyse.bills.reported_costs import CostReport, reported_cost
 from kvproxy.analyse.log_formats.amounts import currency_beside, currency_named, read_amount
 from kvproxy.analyse.log_formats.fact_columns import (
     COSTS,
@@ -99,8 +99,20 @@ def read_cost_table(rows: Sequence[tuple[int, JsonObject]]) -> CostReport | None
     return CostReport([(cost.currency, cost.cost) for cost in costs], usage, unreadable)
 
 
+def lacking_columns(rows: Sequence[JsonObject]) -> list[str]:
+    """Return the columns that a table with an amount lacks to be a table of costs; empty for another table."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    letters = set(map(letters_of, names))
+    if letters.isdisjoint(_AMOUNTS):
+        return []
+    return [
+        *(["date"] if set(fact_headings(names).values()).isdisjoint(DATES) else []),
+        *(["currency"] if letters.isdisjoint(_CURRENCIES) else []),
+    ]
+
+
 def _columns_of(rows: Sequence[JsonObject]) -> _Columns | None:
-    """Return the columns of a table of costs: one of a provider, or one with a date, an item, an amount, and a currency."""
+    """Return the columns of a table of costs: one of a provider, or one with a date, an amount, and a currency."""
     names = dict.fromkeys(name for row in rows for name in row)
     headings = {letters_of(name): name for name in reversed(names)}
     facts = set(fact_headings(names).values())
@@ -110,8 +122,7 @@ def _columns_of(rows: Sequence[JsonObject]) -> _Columns | None:
     if (amount := next((name for name in _USAGES if name in names), None)) is not None:
         return _Columns(amount, currency)
     amount = next((headings[name] for name in _AMOUNTS if name in headings), None)
-    is_dated, has_items = not facts.isdisjoint(DATES), not headings.keys().isdisjoint(ITEMS)
-    if amount is None or not is_dated or not has_items:
+    if amount is None or facts.isdisjoint(DATES):
         return None
     return _Columns(amount, currency) if currency or any(currency_beside(row.get(amount)) for row in rows) else None
 

@@ -15,7 +15,7 @@ from kvproxy.journal.groups import STANDARD_TIER
 from kvproxy.providers.cost_comparison import ReportedCost
 from kvproxy.units import letters_of
 
-ITEMS = (
+_ITEMS = (
     *"lineitem metername meter chargedescription item service servicename description".split(),
     *"vendor supplier product sku model".split(),
 )
@@ -92,7 +92,7 @@ def reported_cost(row: JsonObject, amount: float, listed: float | None = None, p
         model=model_of(facts) or ("" if service else _model_in_item(_text(cells, "lineitem"))),
         client=labels.client or _text(cells, "apikey"),
         team=labels.team,
-        line_item=_text(cells, *ITEMS, "costtype" if service else "tokentype"),
+        line_item=_text(cells, *_ITEMS, "costtype" if service else "tokentype"),
         provider=provider or _provider(cells),
         service_tier=_tier(_text(cells, "servicetier", "usagetype")),
         columns={name: str(cell) for name, cell in cells.items() if isinstance(cell, str | int)},

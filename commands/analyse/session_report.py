@@ -35,6 +35,7 @@ SessionsOption = Annotated[
     bool, Option("--sessions", help="Report sessions by the usage in a log, as for transcripts.")
 ]
 _SHOWN_CHANGES = 5
+_LEAST_SAVED = 0.001  # Of the cost of all input: a smaller loss is not worth a change.
 _SHOWN_FILES = 5
 
 
@@ -218,8 +219,12 @@ def print_costs(report: "SessionReport") -> None:
 
 
 def _print_advice(report: "SessionReport") -> None:
-    if report.advice:
-        print_table(advice_rows(report.advice[:_SHOWN_CHANGES], report.ledger.currency), title="What to change first:")
+    least = _LEAST_SAVED * report.cost
+    worth = [advice for advice in report.advice if advice.lost_cost is None or advice.lost_cost >= least]
+    if worth:
+        print_table(advice_rows(worth[:_SHOWN_CHANGES], report.ledger.currency), title="What to change first:")
+    if left_out := len(report.advice) - len(worth):
+        print_text(f"{plural(left_out, 'change')} with less than {_LEAST_SAVED:.1%} of the cost of the input not shown")
 
 
 def _print_sums(report: "SessionReport") -> None:
@@ -230,7 +235,10 @@ def _print_sums(report: "SessionReport") -> None:
     print_text(f"{counts}, {report.ledger.prompt_tokens:,} input tokens, {percent(report.reuse)} reused")
     if report.repeated is not None:
         middle, average = report.repeated
-        print_text(f"input that an earlier request sent, by session: median {percent(middle)}, mean {percent(average)}")
+        print_text(
+            "input that the previous request sent, without the first turns of sessions, by session:"
+            f" median {percent(middle)}, mean {percent(average)}"
+        )
 
 
 def _print_notes(report: "SessionReport") -> None:

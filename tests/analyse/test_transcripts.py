@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from kvproxy.analyse.log_files import find_log_files
 from kvproxy.analyse.request_log import read_log
 from kvproxy.analyse.session_report import SessionReport, report_sessions
 from kvproxy.analyse.transcripts import is_transcript, read_transcripts
-from kvproxy.commands.analyse.session_report import print_costs
+from kvproxy.commands.analyse.session_report import print_costs, print_losses
 from kvproxy.settings.journal import JournalSettings, PriceSettings
 from tests.commands.run import kvproxy
 
@@ -227,6 +228,17 @@ def test_a_trace_without_reports_loses_prefixes_to_pauses(tmp_path: Path) -> Non
         "t1 agent 1": {"new": 100},
     }
     assert found.repeated == (pytest.approx((640 / 768 + 704 / 800) / 2),) * 2
+
+
+def test_changes_that_save_nearly_nothing_are_not_advised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace(tmp_path / "t1.json.gz")
+    found = report(tmp_path)
+    (advice,) = found.advice
+    print_losses(replace(found, advice=[advice, replace(advice, cause="minimum", lost_cost=found.cost / 2_000)]), 1)
+    shown = capsys.readouterr().out
+    assert "minimum" not in shown[shown.index("What to change first:") :]
+    assert "1 change with less than 0.1% of the cost of the input not shown" in shown
+    assert "that the previous request sent, without the first turns of sessions" in shown
 
 
 @pytest.mark.parametrize(

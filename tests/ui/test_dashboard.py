@@ -323,6 +323,12 @@ def test_sessions_show_their_turns(page: Page, url: str) -> None:
     reused = [str(row["turn"]["reused_tokens"]) for row in turns]
     page.until(lambda: page.texts("[aria-label=Turns] tbody tr > :nth-child(5)") == reused)
     assert f"session={session['id']}" in page.driver.current_url
+    with page.wide(390):
+        page.until(
+            lambda: page.run("const n = document.querySelector('.cards'); return n.scrollWidth <= n.clientWidth")
+        )
+        (cost,) = page.all(".cards td[data-title=cost]")
+        assert 0 <= cost.location["x"] <= 390 - cost.size["width"]
     # Requests with one turn are sessions, too, which the filter leaves out at first.
     page.run("const s = document.querySelector('select'); s.value = '1'; s.dispatchEvent(new Event('change'))")
     count = len(httpx.get(f"{url}/admin/sessions").json())

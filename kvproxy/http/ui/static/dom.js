@@ -67,7 +67,7 @@ export function field(label, value, onchange, props = {}) {
 /** A table of few rows. `columns` are `[title, kind]`, where the kind is "number" or empty; cells are nodes or texts. */
 export function table(caption, columns, rows) {
   const head = columns.map(([title, kind]) => h("th", { scope: "col", class: kind || null }, title));
-  const cell = (value, place) => h("td", { class: columns[place][1] || null }, value ?? "–");
+  const cell = (value, place) => h("td", { class: columns[place][1] || null, "data-title": columns[place][0] }, value ?? "–");
   return h("table", {},
     h("caption", { class: "unseen" }, caption),
     h("thead", {}, h("tr", {}, head)),

@@ -27,6 +27,7 @@ export function sessions(root, params, { api, signal, remember }) {
     load().catch(() => {});
   };
   const list = scroll("List of sessions");
+  list.classList.add("cards");
   const detail = h("div", { class: "stack" });
   const choose = (id) => {
     chosen = String(id);

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from kvproxy.index.models.verifier.multilingual import is_english_word
 from kvproxy.index.policies.guards.fillers import without_fillers
-from kvproxy.index.policies.guards.words import SINGULAR_TIMES, WORD, base_forms, cached_by_text, words
+from kvproxy.index.policies.guards.words import NUMBER_WORDS, SINGULAR_TIMES, WORD, base_forms, cached_by_text, words
 
 _MIN_LENGTH, _LONG = 5, 8
 
@@ -189,7 +189,7 @@ def normal_wording(question: str) -> str:
     plain = without_courtesies(without_fillers(question)).lower().replace("’", "'").strip(" ?!.")
     for form, replacement in _FORMS:
         plain = form.sub(replacement, plain).strip()
-    return _NOISE.sub(" ", plain).strip()
+    return " ".join(NUMBER_WORDS.get(word, word) for word in _NOISE.sub(" ", plain).split())
 
 
 def are_equal_wordings(question: str, other: str) -> bool:

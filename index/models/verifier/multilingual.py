@@ -15,6 +15,7 @@ from kvproxy.index.models.languages import ENGLISH, language_of
 from kvproxy.index.models.minilm.weights import load_tokenizer, packaged_model
 from kvproxy.index.models.verifier.built_in import MAX_TOKENS, BuiltInVerifier, is_english
 from kvproxy.index.models.verifier.exchanged_persons import persons_are_exchanged
+from kvproxy.index.policies.guards.words import with_umlauts
 
 # Words that do not change an answer, unlike negations, prepositions, and most question words.
 EMPTY = {
@@ -102,8 +103,8 @@ def _is_inflected(word: str, other: str) -> bool:
 @lru_cache(maxsize=4096)
 def content_words(text: str) -> frozenset[str]:
     """Return the content words in lower case. Each Chinese character and each run of kana is a word."""
-    language, plain = language_of(text), unicodedata.normalize("NFKC", text).lower()
-    empty = EMPTY.get(language, "").split()
+    language, plain = language_of(text), with_umlauts(unicodedata.normalize("NFKC", text).lower())
+    empty = with_umlauts(EMPTY.get(language, "")).split()
     if language in UNSPACED:
         phrases = "|".join(sorted(empty, key=len, reverse=True))
         plain = re.sub(f"({_KEPT})|{phrases}", lambda match: f" {match[1] or ''} ", plain)

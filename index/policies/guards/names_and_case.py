@@ -11,6 +11,7 @@ from kvproxy.index.policies.guards.words import (
     WORD,
     cached_by_text,
     roots,
+    with_umlauts,
     words,
 )
 
@@ -19,6 +20,7 @@ _CONTRACTED = frozenset("it that what who there here how where when he she let e
 
 def names_differ(question: str, cached_question: str) -> bool:
     """Whether names are replaced by the same number of other names: `weather in Paris` and `weather in Rome`."""
+    question, cached_question = with_umlauts(question), with_umlauts(cached_question)
     ours = {name for name in _names(question) if not _mentions(cached_question, name)}
     theirs = {name for name in _names(cached_question) if not _mentions(question, name)}
     return 0 < len(ours) == len(theirs) or _is_same_sentence_renamed(question, cached_question)

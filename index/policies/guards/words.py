@@ -14,6 +14,15 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(word.lower().replace("’", "'") for word in WORD.findall(text))
 
 
+_DOTTED = str.maketrans("aouAOU", "äöüÄÖÜ")
+_UMLAUT = re.compile(r"(?<![aeiouqAEIOUQ])([aou])e", re.IGNORECASE)
+
+
+def with_umlauts(text: str) -> str:
+    """Return a text with `ü` for `ue` after a consonant, and `ss` for `ß`, for comparisons of German texts."""
+    return _UMLAUT.sub(lambda match: match[1].translate(_DOTTED), text).replace("ß", "ss")
+
+
 IRREGULAR_VERBS = {
     form: line.split()[0]
     for line in (

@@ -153,10 +153,14 @@ def test_the_user_and_the_addressee_are_not_exchanged() -> None:
         ("Wie kündige ich meinen Vertrag?", "Wie kündige ich bitte meinen Vertrag?", True),
         ("Wo ist Ihr Büro?", "Bitte, wo ist Ihr Büro?", True),
         ("Wo ist Ihr Büro?", "Wo ist Ihr neues Büro?", False),
+        ("Können Sie mein Büro schließen?", "Koennen Sie mein Buero schliessen?", True),
+        ("Ist es schon da?", "Ist es schoen da?", False),
         ("Wie lautet Ihre Adresse?", "Wie lautet bitte meine Adresse?", False),
     ],
 )
-def test_small_words_are_no_additions(embedder: MultilingualEmbedder, one: str, other: str, is_served: bool) -> None:
+def test_small_words_and_umlauts_change_nothing(
+    embedder: MultilingualEmbedder, one: str, other: str, is_served: bool
+) -> None:
     checked = CheckedPolicy(load_verifier(embedder=embedder.name), 0.8, 0.5)
     assert (checked.decide(other, [Neighbour(one, 0.97, "a")]).chosen == 0) is is_served
     assert (checked.decide(one, [Neighbour(other, 0.97, "a")]).chosen == 0) is is_served

@@ -10,6 +10,8 @@ from tests.index.doubles import OverlapVerifier
 from tests.index.policies.test_guards import read
 
 SAME = read("""
+numbers: Is the shop open until nine? ~ Is the shop open until 9?;
+    How do I set up 2-factor login? ~ How do I set up two-factor login?
 times: Is the museum open on Saturdays? ~ Is the museum open on Saturday?;
     When are you open on Fridays? ~ What are your opening hours on Friday?;
     Are you closed on Mondays? ~ Are you closed on Monday?;
@@ -94,6 +96,8 @@ rules: Can you explain your cancellation policy? ~ What is your cancellation pol
     Would you please describe your delivery policy? ~ What is your delivery policy?
 """)
 DIFFERENT = read("""
+numbers: Is the shop open until nine? ~ Is the shop open until 8?; How do I set up 2-factor login? ~ Is there 3-factor login?;
+    Is this the second one? ~ Is this the 2 one?
 times: Is the museum open on Saturdays? ~ Is the museum open on Sundays?;
     When are you open on Fridays? ~ What are your opening hours on Monday?;
     Are you closed on Mondays? ~ Are you closed this Monday?; Are you open on Sundays? ~ Are you open today?;

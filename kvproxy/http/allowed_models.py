@@ -6,18 +6,22 @@ from kvproxy.apis.json import JsonObject, field, loads, objects
 from kvproxy.errors import Forbidden, InvalidJson
 from kvproxy.exchange import Exchange
 from kvproxy.settings.access import ClientSettings
+from kvproxy.upstreams.form_fields import is_form
 
 _READING = ("GET", "HEAD", "OPTIONS")
 
 
-def reads_model(request: Request, exchange: Exchange, most_bytes: int) -> bool:
-    """Whether the proxy reads the body of a client's request on a forwarded route, because its model decides the price.
+def reads_model(request: Request, exchange: Exchange, most_bytes: int, *, routes_by_model: bool) -> bool:
+    """Whether the proxy reads the body of a request on a forwarded route, because its model decides the upstream or the price.
 
-    A larger body than `most_bytes`, or one of unknown length, is read only if the client may lack the model.
+    A larger body than `most_bytes`, or one of unknown length, is read only if it is JSON whose model decides the upstream, or
+    which the client may lack. A form is read for the upstream only.
     """
     length = request.headers.get("content-length", "")[:15]
     is_short = length.isdecimal() and int(length) <= most_bytes
-    return exchange.client is not None and (is_short or requires_model(exchange))
+    if not is_json(request):
+        return routes_by_model and is_short and is_form(request.headers.get("content-type", ""))
+    return routes_by_model or (exchange.client is not None and (is_short or requires_model(exchange)))
 
 
 def requires_model(exchange: Exchange) -> bool:

@@ -35,7 +35,6 @@ from kvproxy.http.allowed_models import (
     allowed_listing,
     check_model,
     check_model_of_body,
-    is_json,
     reads_model,
     requires_model,
 )
@@ -322,7 +321,7 @@ async def forward_unparsed(request: Request) -> Response:
     limits = app.settings.limits
     if app.backend.forwarder is not None:
         check_route(request, exchange, app.settings.access)
-    if has_body and is_json(request) and (app.routes_by_model or reads_model(request, exchange, limits.body_bytes)):
+    if has_body and reads_model(request, exchange, limits.body_bytes, routes_by_model=app.routes_by_model):
         with app.bodies.reservation() as reservation:
             # The body names the model, which chooses the upstream, and which a client may lack.
             return await _forward(

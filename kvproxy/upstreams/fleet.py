@@ -152,11 +152,11 @@ class Fleet:
         """Forward a request of an uncached API to the first available engine: all uploaded files must be on one engine.
 
         A path of a stored response (`/v1/responses/ID`) goes to its engine. If upstreams serve different models, a body in one
-        piece is forwarded to the engines of its model.
+        piece is forwarded to the engines of its model: JSON, or a form.
         """
         route = None
         if self.routes is not None and isinstance(body, bytes):
-            body, route = self.routes.resolve_body(body)
+            body, route = self.routes.resolve_body(body, headers.get("content-type", ""))
         available, stored = self.available_engines(route), self._stored.find_path(tenant, path)
         engine = next((engine for engine in available if engine.url == stored), available[0])
         try:

@@ -12,6 +12,7 @@ from kvproxy.backends.protocol import RelayedResponse, ServingUpstream
 from kvproxy.errors import InvalidJson, InvalidRequest, ModelNotFound, Overloaded, UpstreamError, UpstreamsDraining
 from kvproxy.settings import RoutingSettings, UpstreamServer
 from kvproxy.settings.models import OTHER_MODELS, is_model_pattern, upstreams_of
+from kvproxy.upstreams.form_fields import find_form_field, is_form
 from kvproxy.upstreams.retry_log import RetryLog
 
 ALIAS_TAG = "alias:"
@@ -95,13 +96,15 @@ class ModelRoutes:
             return replace(request, route=route)
         return replace(request.with_body({**request.body, "model": route.model}, f"{ALIAS_TAG}{name}"), route=route)
 
-    def resolve_body(self, body: bytes) -> tuple[bytes, ModelRoute | None]:
-        """Return the route of a JSON body of an uncached API, and the body with the model's name instead of an alias.
+    def resolve_body(self, body: bytes, content_type: str) -> tuple[bytes, ModelRoute | None]:
+        """Return the route of a JSON body or a form of an uncached API, and the body with the model's name instead of an alias.
 
         The route is None if the body is empty, or names no model. Raises InvalidJson or ModelNotFound.
         """
         if not body:
             return body, None
+        if is_form(content_type):
+            return self._resolve_form(body, content_type)
         try:
             document = loads(body)
         except ValueError as error:
@@ -111,6 +114,14 @@ class ModelRoutes:
             return body, None
         route = self.find(name)
         return (body if route.model == name else dumps({**document, "model": route.model})), route
+
+    def _resolve_form(self, body: bytes, content_type: str) -> tuple[bytes, ModelRoute | None]:
+        value = find_form_field(body, content_type, "model")
+        name = "" if value is None else body[value].decode("utf-8", "replace").strip()
+        if value is None or not name:
+            return body, None
+        route = self.find(name)
+        return body if route.model == name else body[: value.start] + route.model.encode() + body[value.stop :], route
 
     async def send(
         self,

@@ -18,6 +18,7 @@ from kvproxy.installation.checks.model_routes import check_model_routes
 from kvproxy.installation.checks.servers import CheckWarning
 from kvproxy.installation.checks.unpriced_models import unpriced_models
 from kvproxy.settings import RoutingSettings, load_settings
+from kvproxy.upstreams.form_fields import find_form_field
 from kvproxy.upstreams.model_routes import ModelRoutes
 from tests.commands.run import result
 from tests.polling import until
@@ -39,7 +40,11 @@ class Scripted:
     async def answer(self, request: Request) -> Response:
         if request.method == "GET":
             return JSONResponse({"object": "list", "data": [self._row(name) for name in self.models]})
-        body = await request.json()
+        if request.headers["content-type"].startswith("multipart/"):
+            value = find_form_field(await request.body(), request.headers["content-type"], "model")
+            body: dict[str, Any] = {} if value is None else {"model": (await request.body())[value].decode()}
+        else:
+            body = await request.json()
         self.got.append((request.url.path, body.get("model"), request.headers.get("authorization")))
         if self.status != 200:
             return JSONResponse({"error": {"message": "no"}}, self.status)
@@ -131,6 +136,38 @@ UNREADABLE = [
     *(b'\xef\xbb\xbf{"model": "%s"}', b'{"model": "%s", "user": "\xe9"}', b'{"model": "%s", "user": "\\ud800"}'),
     *(b'{"model": "%s"}'.decode().encode("utf-16"), b'{"model": "%s", "a": ' + b"[" * 20_000 + b"]" * 20_000 + b"}"),
 ]
+
+
+def test_forms_go_to_the_upstream_of_their_model(tmp_path: Path) -> None:
+    with running(tmp_path) as proxy:
+
+        def send(path: str, **fields: str) -> httpx.Response:
+            audio = b'\r\n\r\nname="model"\x00\r\n--' * 100
+            return httpx.post(f"{proxy.url}{path}", data=fields, files={"file": ("a.wav", audio)}, timeout=300)
+
+        assert send("/v1/audio/transcriptions", model=CLOUD).is_success
+        assert send("/v1/audio/transcriptions", model="fast", language="en").is_success
+        assert proxy.cloud.got == [("/v1/audio/transcriptions", CLOUD, "Bearer secret")]
+        assert proxy.local.got == [("/v1/audio/transcriptions", SMALL, None)]
+        unknown = send("/v1/audio/transcriptions", model="unknown")
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+        # Files have no model.
+        assert send("/v1/files", purpose="batch").is_success
+        assert [path for path, _, _ in proxy.local.got] == ["/v1/audio/transcriptions", "/v1/files"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["multipart/form-data; boundary=b", 'Multipart/Form-Data; charset=utf-8; boundary="b"']
+)
+def test_a_field_of_a_form_is_found_by_its_name(kind: str) -> None:
+    head, tail = b"--b\r\nContent-Type: text/plain\r\ncontent-disposition: form-data; ", b"\r\n\r\nm 1\r\n--b--\r\n"
+    for name, found in ((b'name="model"', True), (b"name=model", True), (b'name="model_2"', False)):
+        body = head + name + tail
+        value = find_form_field(body, kind, "model")
+        assert (value is not None and body[value] == b"m 1") is found
+    for broken in (b"", b"--b", head, head + b'name="model"' + tail[:7], b"x" * 100):
+        assert find_form_field(broken, kind, "model") is None
+    assert find_form_field(head + b'name="model"' + tail, "application/json", "model") is None
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/embeddings", "/v1/rerank"])

@@ -12,7 +12,7 @@ from kvproxy.settings.journal import MILLION, PriceSettings
 
 REMEDIES: Mapping[str, str] = MappingProxyType(
     {
-        "changed": "keep the text, or move it to the end: kvproxy lint writes the edit",
+        "changed": "keep the beginning of prompts: kvproxy sessions show names the first change",
         "evicted": "enlarge the pool of the engine",
         "concurrent": "start one of these requests first, and the others when its response has begun",
         "expired": 'keep prefixes longer: the rule fields breakpoints = "auto" and keep_warm_tokens',
@@ -23,10 +23,29 @@ REMEDIES: Mapping[str, str] = MappingProxyType(
     }
 )
 """What avoids each cause of lost tokens, except those that no cache avoids."""
-_TOOL_ORDER = "keep the order of the tools: kvproxy lint writes the edit sort-tools"
 _DROPPED = {"openai": "send one prompt_cache_key with all requests of a prefix, so that they reach one machine"}
 _DROPPED_AS_USUAL = "none: the provider dropped the prefix within its lifetime"
-_OTHER_MODEL = "switch the model between sessions: another one has no prefix of this session"
+_KEEP_TEXT = "keep the text, or move it to the end: kvproxy lint writes an edit for a date, an id, or a counter"
+_REMEDIES_OF_CHANGES = tuple(
+    (re.compile(place), remedy)
+    for place, remedy in (
+        (r"model$", "switch the model between sessions: another one has no prefix of this session"),
+        (r".* \(text of an edit\)$", "remove the text instead of moving it: the action strip of the edit"),
+        (r"tools \(", "keep the order of the tools: kvproxy lint writes the edit sort-tools"),
+        (
+            r"tools\[\d+\][^.]* \((added|removed)\)$",
+            "send the same tools from the first turn on, also in sub-agents: start MCP servers before it, or use tool search",
+        ),
+        (r"tools$", "send the same tools in each turn: if a request has none, kvproxy lint writes the edit add-tools"),
+        (r"tools", "keep the definitions of the tools: a date, an id, or a counter belongs into the last message"),
+        (r"(system|instructions|prompt|input$|(messages|input)\[\d+\] (system|developer))", _KEEP_TEXT),
+        (r"(messages|input)\[(\d+|n)\] assistant", "return answers as they were: the rule field repair_history"),
+        (r"(messages|input)\[0\]", _KEEP_TEXT),
+        (r"(messages|input)\[", "append to the history: an edited or dropped message changes everything after it"),
+        (r"", "use one value in a session: the prefixes of other values are cached apart"),
+    )
+)
+"""What avoids a change, by the pattern of its place: the first match counts. The last one is for fields such as `thinking`."""
 _FIVE_MINUTES = 300.0
 _LATER_MESSAGE = re.compile(r"^(messages|input)\[[1-9]\d*\]")
 
@@ -69,9 +88,11 @@ class AdviceReport:
 
 def advise(turns: Iterable[Turn], prices: Mapping[str, PriceSettings], currency: str) -> AdviceReport:
     """Sum the losses of turns, which are in order of time."""
-    report, rows = AdviceReport(currency), dict[tuple[str, str | None, str], Advice]()
-    long_sessions = set[int]()
+    report, rows = AdviceReport(currency), dict[tuple[str, str | None, str, str], Advice]()
+    long_sessions, ends = set[int](), dict[int, str]()
     for turn in turns:
+        if turn.keep_warm is not None:
+            ends[turn.number] = turn.keep_warm.partition(": ")[2]
         _add_one_hour_writes(report, turn, long_sessions, prices)
         if turn.is_warming:
             continue
@@ -79,17 +100,17 @@ def advise(turns: Iterable[Turn], prices: Mapping[str, PriceSettings], currency:
             if cause not in WITHOUT_COST:
                 place = _place(turn) if cause in ("changed", "unmarked") else None
                 remedy = _remedy(cause, place, turn.model)
-                row = rows.setdefault((cause, place, turn.model), Advice(cause, place, turn.model, remedy))
+                if cause == "expired" and (end := ends.get(turn.parent or 0)):
+                    remedy = f"see why the keep-warm requests ended: {end}"
+                row = rows.setdefault((cause, place, turn.model, remedy), Advice(cause, place, turn.model, remedy))
                 _add(row, tokens, turn.lost_cost_of(cause))
     report.rows = sorted(rows.values(), key=lambda row: (-(row.lost_cost or 0.0), -row.tokens))
     return report
 
 
 def _remedy(cause: str, place: str | None, model: str) -> str:
-    if place == "model":
-        return _OTHER_MODEL
-    if place is not None and place.startswith("tools (") and cause == "changed":
-        return _TOOL_ORDER
+    if cause == "changed" and place is not None:
+        return next(remedy for pattern, remedy in _REMEDIES_OF_CHANGES if pattern.match(place))
     rule = cache_rule(model)
     if cause == "expired" and rule is not None and rule.mark_field != "cache_control":
         # Rules mark and repeat prefixes for one hour with Anthropic's API only.

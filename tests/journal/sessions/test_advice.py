@@ -1,0 +1,83 @@
+"""The advice of a loss avoids its cause."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvproxy.apis.json import Json, JsonObject
+from kvproxy.journal.sessions.advice import Advice, advise
+from tests.journal.sessions.requests import SYSTEM, Sessions, assistant, provider, request, user
+
+FIRST = [SYSTEM, user("How does a cache work?")]
+LATER = [*FIRST, assistant("It keeps answers."), user("And a block?")]
+TOOLS: list[Json] = [{"name": name, "description": f"{name} files. " * 300} for name in ("read", "mcp__x__y", "write")]
+
+
+@pytest.fixture
+def sessions(tmp_path: Path) -> Iterator[Sessions]:
+    opened = Sessions(str(tmp_path / "journal.db"))
+    yield opened
+    opened.close()
+
+
+def advice(sessions: Sessions) -> list[Advice]:
+    return advise(sessions.reader().all_turns(), {}, "USD").rows
+
+
+def _with_tools(tools: list[Json], **more: Json) -> JsonObject:
+    return {"system": str(SYSTEM["content"]) * 40, "tools": tools, **more}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "place", "remedy"),
+    [
+        (_with_tools(TOOLS[::2]), _with_tools(TOOLS), "tools[1] mcp__x__y (added)", "start MCP servers before it"),
+        (_with_tools(TOOLS), _with_tools(TOOLS[:2]), "tools[2] write (removed)", "send the same tools"),
+        (_with_tools(TOOLS), _with_tools(TOOLS[::-1]), "tools (the same 3, in another order)", "the edit sort-tools"),
+        (
+            _with_tools([*TOOLS, {"name": "now", "description": "10:01"}]),
+            _with_tools([*TOOLS, {"name": "now", "description": "10:02"}]),
+            "tools[3] now.description",
+            "into the last message",
+        ),
+        (_with_tools(TOOLS), {"system": _with_tools([])["system"]}, "tools", "add-tools"),
+        (
+            _with_tools(TOOLS, thinking={"type": "enabled", "budget_tokens": 1_024}),
+            _with_tools(TOOLS, thinking={"type": "enabled", "budget_tokens": 2_048}),
+            "thinking",
+            "one value",
+        ),
+        (_with_tools(TOOLS), {**_with_tools(TOOLS), "system": "It is 10:02."}, "system", "kvproxy lint writes an edit"),
+        (_with_tools(TOOLS), _with_tools(TOOLS, model="other"), "model", "switch the model between sessions"),
+    ],
+)
+def test_the_remedy_of_a_change_follows_its_kind(
+    sessions: Sessions, before: JsonObject, after: JsonObject, place: str, remedy: str
+) -> None:
+    named: dict[str, Any] = {"api": "messages", "headers": {"x-session-id": "s"}}
+    long = [user("How does a cache work? " * 400), assistant("It keeps answers."), user("And a block?")]
+    for at, (body, messages) in enumerate(((before, long[:1]), (after, long))):
+        sessions.add(request(messages, 9_000, 0, 9 * at, body=body, **named))
+    row = next(row for row in advice(sessions) if row.cause == "changed")
+    assert (row.place, remedy in row.remedy) == (place, True), row
+
+
+def test_a_changed_answer_is_repaired_by_the_rule(sessions: Sessions) -> None:
+    changed = [*LATER[:2], assistant("It keeps " * 200), *LATER[3:], assistant("A part."), user("So?")]
+    long = [*LATER[:2], assistant("It keeps answers. " * 100), *LATER[3:]]
+    sessions.add(request(long, 1_000, 0, 0), request(changed, 1_020, 120, 9))
+    row = next(row for row in advice(sessions) if row.cause == "changed")
+    assert (row.place, "repair_history" in row.remedy) == ("messages[n] assistant", True)
+
+
+def test_an_expired_prefix_names_the_end_of_its_keep_warm_requests(sessions: Sessions) -> None:
+    sessions.add(request(FIRST, 9_000, 0, 0, written=(9_000, 0), **provider()))
+    sessions.journal.record_keep_warm("r0", "2 sent: the session was too unlikely to continue")
+    sessions.add(request(LATER, 9_200, 0, 3_000, written=(9_200, 0), **provider()))
+    (row,) = advice(sessions)
+    assert (row.cause, row.remedy) == (
+        "expired",
+        "see why the keep-warm requests ended: the session was too unlikely to continue",
+    )

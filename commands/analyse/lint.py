@@ -1,5 +1,6 @@
 """`kvproxy lint`: which text prevents prompts from sharing blocks?"""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -96,17 +97,26 @@ def lint(
     if edits is not None:
         with explain_write_errors(edits):
             edits.write_text(lint_report.edits_as_toml())
+    savings = [saving for report in lint_report.families for saving in report.savings]
 
     def show() -> None:
         _print_report(lint_report, top, settings.journal.currency)
         if edits is not None:
-            print_text(f"wrote the edits to {edits}; the action 'move' keeps the text, which 'strip' removes")
-        elif any(report.savings for report in lint_report.families):
+            print_text(_written_edits(savings, edits))
+        elif savings:
             print_text("write these edits as settings with --edits FILE; kvproxy serve applies them to requests")
 
     more = {"log": log_document(content, tokenizer), "reuse": lint_report.reuse, "currency": settings.journal.currency}
     document = _json_document(lint_report) | more
     return Output(document, show, _check_reuse(lint_report.reuse, min_reuse))
+
+
+def _written_edits(savings: "Sequence[EditSaving]", file: Path) -> str:
+    if not savings:
+        return f"wrote no edit to {file}: no edit saves tokens"
+    has_text = any(saving.removes_text for saving in savings)
+    meaning = "; the action 'move' keeps the text, which 'strip' removes" if has_text else ""
+    return f"wrote {plural(len(savings), 'edit')} to {file}{meaning}"
 
 
 def _check_reuse(reuse: float, least: float | None) -> int:

@@ -177,8 +177,10 @@ class LintReport:
         return 1 - computed / tokens if tokens else 0.0
 
     def edits_as_toml(self) -> str:
-        lines = ["# Found by kvproxy lint. Check each edit: 'move' keeps the span, 'strip' removes it from the prompt."]
         savings = [(report.family.model, saving) for report in self.families for saving in report.savings]
+        if not savings:
+            return "# kvproxy lint found no edit that saves tokens.\n"
+        lines = ["# Found by kvproxy lint. Check each edit: 'move' keeps the span, 'strip' removes it from the prompt."]
         for number, (model, saving) in enumerate(savings, 1):
             fields = saving.suggested.model_dump(exclude_defaults=True) | {
                 "name": f"{saving.edit.name}-{number}",

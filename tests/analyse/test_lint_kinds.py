@@ -156,6 +156,14 @@ def test_a_threshold_fails_before_the_edit_and_passes_after_it(tmp_path: Path) -
     assert kvproxy("lint", log, *options).returncode == 0
 
 
+def test_a_log_without_changing_text_gives_no_edit(tmp_path: Path) -> None:
+    edits = tmp_path / "edits.toml"
+    log = logs.write(tmp_path / "log.jsonl", with_system(lambda number: SYSTEM))
+    done = kvproxy("lint", log, "--edits", edits)
+    assert f"wrote no edit to {edits}" in done.stdout.replace("\n", " ")
+    assert edits.read_text() == "# kvproxy lint found no edit that saves tokens.\n"
+
+
 def test_only_the_request_that_reorders_the_tools_is_counted(tmp_path: Path) -> None:
     """All its prompts have the same words, so the latest one is the most similar one."""
     own = tools()

@@ -69,6 +69,13 @@ def test_costs_of_openai_without_models_are_no_costs_of_anthropic(tmp_path: Path
     assert report["reported"]["providers"] == pytest.approx({"openai": 2.5, "anthropic": -13.25})
 
 
+def test_a_tax_is_no_cost_of_tokens(tmp_path: Path) -> None:
+    head = "ChargeCategory," + FOCUS
+    report, notes = compared(tmp_path, ANTHROPIC, f"{head}Usage,{AI}Tax,{AI.replace('100.00', '19.00')}")
+    assert report["reported"]["services"] == {"Tax": 19}
+    assert "+19.0000 for Tax" in notes
+
+
 def test_costs_besides_tokens_are_named_without_usage(tmp_path: Path) -> None:
     file = tmp_path / "costs.csv"
     file.write_text(FOCUS + AI + EC2)

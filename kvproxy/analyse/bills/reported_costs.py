@@ -30,6 +30,8 @@ _PROVIDERS = {
     "googlecloudplatform": "google",
 }
 """Names in exports of FOCUS, without punctuation, with the name here."""
+_USED = "", "usage", "purchase"
+"""Kinds of charges that may be for tokens, in exports of FOCUS."""
 _OF_AZURE = {"costinbillingcurrency", "pretaxcost"}
 _TOKEN_TYPES = ("", "token", "tokens")
 # Items of OpenAI's bill without a model's tokens, such as `web search tool calls` or `vector store storage`.
@@ -121,7 +123,9 @@ def _service(cells: JsonMap) -> str:
 
 
 def _cloud_service(cells: JsonMap) -> str:
-    """Return the service in a category without models; empty for a category that may have models, or an unknown one."""
+    """Return the service in a category without models, or a kind of charge such as Tax; empty if it may be for models."""
+    if letters_of(charge := _text(cells, "chargecategory")) not in _USED:
+        return charge
     category = _text(cells, "servicecategory", "servicefamily")
     name = _text(cells, "servicename", "metercategory") or category
     may_have_models = letters_of(category).startswith(("ai", "other")) or "bedrock" in name.lower()

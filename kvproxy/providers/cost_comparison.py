@@ -3,8 +3,9 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isclose
 
-HALF_CENT = 0.005
+_HALF_CENT = 0.005
 _EXACT = 1e-6  # Differences of sums of floats, as a share.
 
 
@@ -20,6 +21,7 @@ class ReportedCost:
         project, model, client, team, line_item: empty if the report does not state them.
         service_tier: such as standard or batch; empty if the report does not state it.
         columns: cells of its row, by `letters_of` the heading.
+        rounding: largest rounding error of the amount.
         provider: the provider or the cloud that bills it, such as aws; empty if the report does not state it.
     """
 
@@ -34,6 +36,7 @@ class ReportedCost:
     team: str = ""
     line_item: str = ""
     service_tier: str = ""
+    rounding: float = 0.0
     provider: str = ""
     columns: Mapping[str, str] = field(default_factory=dict)
 
@@ -116,10 +119,11 @@ def unrounded_difference(costs: Sequence[ReportedCost], computed: float) -> floa
     return 0.0 if abs(difference) <= _rounding(costs) + _EXACT * abs(reported) else difference
 
 
-def is_in_cents(amounts: Iterable[float]) -> bool:
-    return all(abs(round(amount, 2) - amount) < _EXACT for amount in amounts)
+def rounding_error(amounts: Iterable[float]) -> float:
+    """Return the largest rounding error of an amount: half a cent if all are in whole cents of their currency, else 0."""
+    are_in_cents = all(isclose(round(amount, 2), amount, rel_tol=_EXACT) for amount in amounts)
+    return _HALF_CENT if are_in_cents else 0.0
 
 
 def _rounding(costs: Sequence[ReportedCost]) -> float:
-    """Return the largest sum of rounding errors: of half a cent for each amount if all are in cents."""
-    return HALF_CENT * len(costs) if is_in_cents(cost.amount for cost in costs) else 0.0
+    return sum(cost.rounding for cost in costs)

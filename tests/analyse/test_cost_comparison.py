@@ -84,10 +84,29 @@ def test_costs_besides_tokens_are_named_without_usage(tmp_path: Path) -> None:
     assert note in " ".join(done.stderr.split())
 
 
+def test_costs_in_cents_of_another_currency_are_rounded(tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text('[journal]\ncurrency = "EUR"\nusd_rate = 0.8571\n')
+    costs = "usage_date_utc,model,token_type,cost_usd,cost_type\n2026-11-01,Claude Opus 4.6,x,13.{},token\n"
+    _, notes = compared(tmp_path, ANTHROPIC, costs.format("25"))
+    assert "as the prices here give, within rounding" in notes
+    usage = ANTHROPIC.replace("global,1000000,0", "global,1000800,0")
+    # 13.254 USD.
+    _, notes = compared(tmp_path, usage, costs.format("25"))
+    assert "as the prices here give, within rounding" in notes
+    _, notes = compared(tmp_path, usage, costs.format("2501"))
+    assert "not explained" in notes
+
+
 @pytest.mark.parametrize(
     ("cost", "tokens", "difference"),
     # At 2 USD per million tokens: 0.006 and 0.014, or 0.01 twice.
-    [("0.01", (3_000, 7_000), 0), ("0.03", (3_000, 7_000), 0.04), ("0.0101", (5_000, 5_000), 0.0002)],
+    [
+        ("0.01", (3_000, 7_000), 0),
+        ("0.03", (3_000, 7_000), 0.04),
+        ("0.0101", (5_000, 5_000), 0.0002),
+        # No rounding of cents.
+        ("0.0000004", (500, 500), -0.0019992),
+    ],
 )
 def test_logged_money_in_cents_is_rounded(
     cost: str, tokens: tuple[int, int], difference: float, tmp_path: Path

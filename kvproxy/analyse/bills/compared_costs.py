@@ -11,13 +11,20 @@ from kvproxy.analyse.bills.reported_costs import CLOUDS, CostReport
 from kvproxy.journal.groups import COLUMN, PERIODS, group_fields, has_period, in_order
 from kvproxy.journal.sessions.spending_report import SpendingReport, expense, group_row
 from kvproxy.journal.spending import PaidRequest, Spending
-from kvproxy.providers.cost_comparison import CostComparison, ReportedCost, compare_costs, unrounded_difference
+from kvproxy.providers.cost_comparison import (
+    CostComparison,
+    ReportedCost,
+    compare_costs,
+    rounding_error,
+    unrounded_difference,
+)
 from kvproxy.providers.prices import is_dated
 from kvproxy.providers.published_prices import provider_of
 from kvproxy.settings.journal import JournalSettings, PriceSettings
 from kvproxy.units import letters_of, period_name
 
 _DAY = 86_400.0
+_Amount = tuple[str, ReportedCost | None]
 _DATE = re.compile(r"-\d{4}-?\d{2}-?\d{2}$")
 
 
@@ -30,7 +37,7 @@ def compare_reports(
     period: tuple[float | None, float | None],
 ) -> SpendingReport:
     """Return the bill of requests with the costs of a period in reports, and how they differ from the money here."""
-    amounts = [amount for report in reports for amount in report.costs]
+    amounts = [amount for report in reports for amount in _with_rounding(report.costs)]
     converted = _converted_costs(amounts, settings)
     foreign = Counter(name for name, cost in amounts if cost is not None and settings.exchange_rate(name) is None)
     costs = [cost for cost in converted if is_between(cost.time, *period)]
@@ -114,9 +121,13 @@ def _unpriced_models(paid: Sequence[PaidRequest], prices: Mapping[str, PriceSett
     return {request.model for request in paid} - priced
 
 
-def _converted_costs(
-    amounts: Iterable[tuple[str, ReportedCost | None]], settings: JournalSettings
-) -> list[ReportedCost]:
+def _with_rounding(amounts: Sequence[_Amount]) -> list[_Amount]:
+    """Return the amounts of a report with their rounding errors."""
+    rounding = rounding_error(cost.amount for _, cost in amounts if cost is not None)
+    return [(currency, cost and replace(cost, rounding=rounding)) for currency, cost in amounts]
+
+
+def _converted_costs(amounts: Iterable[_Amount], settings: JournalSettings) -> list[ReportedCost]:
     """Return the costs in the currency of the settings, without unreadable ones and those without an exchange rate."""
     return [
         cost
@@ -191,7 +202,7 @@ def _converted(currency: str, cost: ReportedCost, settings: JournalSettings) -> 
     if (rate := settings.exchange_rate(currency)) is None:
         return None
     listed = None if cost.list_amount is None else cost.list_amount * rate
-    return replace(cost, amount=cost.amount * rate, list_amount=listed)
+    return replace(cost, amount=cost.amount * rate, list_amount=listed, rounding=cost.rounding * rate)
 
 
 def _money_by_day(paid: Iterable[PaidRequest], prices: Mapping[str, PriceSettings]) -> dict[str, float]:

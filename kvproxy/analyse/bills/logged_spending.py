@@ -18,7 +18,7 @@ from kvproxy.journal.sessions.session_reader import (
 )
 from kvproxy.journal.sessions.spending_report import SpendingReport, spending_report
 from kvproxy.journal.spending import PaidRequest
-from kvproxy.providers.cost_comparison import HALF_CENT, is_in_cents
+from kvproxy.providers.cost_comparison import rounding_error
 from kvproxy.providers.prices import ModelPrices, is_dated
 from kvproxy.providers.regional_prices import region_factor
 from kvproxy.settings.journal import (
@@ -47,14 +47,14 @@ def report_spending(
         raise NotFound(f"no price of {as_model} is known: kvproxy prices ls --search NAME lists the known names")
     prompted = [request for request in requests if request.has_prompt]
     turns, without_usage = turns_of_requests(prompted, prices, settings.prices, progress)
-    half_cent = HALF_CENT if is_in_cents(request.cost or 0.0 for request in requests) else 0.0
-    paid = [_paid_request(turn, prompted[int(turn.request_id) - 1], settings, half_cent) for turn in turns]
-    paid += [_reported_request(request, settings, half_cent) for request in requests if not request.has_prompt]
+    rounding = rounding_error(request.cost or 0.0 for request in requests)
+    paid = [_paid_request(turn, prompted[int(turn.request_id) - 1], settings, rounding) for turn in turns]
+    paid += [_reported_request(request, settings, rounding) for request in requests if not request.has_prompt]
     for number, trace in enumerate(traces):
         progress(number / len(traces))
         added = trace_turns(trace, FIRST_TRACE_NUMBER + len(turns), prices)
         turns += added
-        paid += [_paid_request(turn, None, settings, half_cent) for turn in added]
+        paid += [_paid_request(turn, None, settings, rounding) for turn in added]
     billed, undated = paid, list[PaidRequest]()
     if since is not None or until is not None:
         dated = [request for request in paid if is_dated(request.time)]
@@ -105,20 +105,18 @@ def _number_of(requests: Sequence[PaidRequest]) -> int | None:
 
 
 def _logged_cost(
-    request: LoggedRequest | None, settings: JournalSettings, half_cent: float
+    request: LoggedRequest | None, settings: JournalSettings, rounding: float
 ) -> tuple[float | None, float]:
     """Return the logged money in the currency of the settings, and its rounding error; None without an exchange rate."""
     rate = None if request is None else settings.exchange_rate(request.currency)
     if request is None or request.cost is None or rate is None:
         return None, 0.0
-    return request.cost * rate, half_cent * rate
+    return request.cost * rate, rounding * rate
 
 
-def _paid_request(
-    turn: Turn, request: LoggedRequest | None, settings: JournalSettings, half_cent: float
-) -> PaidRequest:
-    """Return a turn as a paid request; `half_cent` is the rounding error of logged money in its own currency."""
-    logged_cost, rounding = _logged_cost(request, settings, half_cent)
+def _paid_request(turn: Turn, request: LoggedRequest | None, settings: JournalSettings, rounding: float) -> PaidRequest:
+    """Return a turn as a paid request; `rounding` is the error of logged money in its own currency."""
+    logged_cost, logged_rounding = _logged_cost(request, settings, rounding)
     return PaidRequest(
         time=turn.time,
         model=turn.model,
@@ -135,16 +133,16 @@ def _paid_request(
         service_tier=turn.service_tier,
         modalities=turn.modalities,
         logged_cost=logged_cost,
-        logged_rounding=rounding,
+        logged_rounding=logged_rounding,
         price_factor=1.0 if request is None else region_factor(_usage_field(request, "inference_geo")) or 1.0,
         columns={} if request is None else request.columns,
     )
 
 
-def _reported_request(request: LoggedRequest, settings: JournalSettings, half_cent: float) -> PaidRequest:
+def _reported_request(request: LoggedRequest, settings: JournalSettings, rounding: float) -> PaidRequest:
     """Return the usage of a request whose prompt is unknown, as are the causes of its lost tokens."""
     summed = request.summed or reported_usage(request)
-    logged_cost, rounding = _logged_cost(request, settings, half_cent)
+    logged_cost, logged_rounding = _logged_cost(request, settings, rounding)
     return PaidRequest(
         time=request.time or 0.0,
         model=str(request.body["model"]),
@@ -164,7 +162,7 @@ def _reported_request(request: LoggedRequest, settings: JournalSettings, half_ce
         priced_length=summed.priced_length,
         is_of_local_day=summed.is_of_local_day,
         logged_cost=logged_cost,
-        logged_rounding=rounding,
+        logged_rounding=logged_rounding,
         price_factor=region_factor(_usage_field(request, "inference_geo")) or 1.0,
         provider=request.provider,
         columns=request.columns,

@@ -143,7 +143,7 @@ def _read_anthropic_row(row: Row) -> Iterator[LoggedRequest]:
         "service_tier": value.get("usage_type"),
         "speed": value.get("speed"),
         "inference_geo": value.get("inference_geo"),
-        "server_tool_use": {"web_search_requests": _count(value, "web_search_count")},
+        "server_tool_use": {"web_search_requests": value.get("web_search_count")},
         "model": value.get("model_version"),
         "workspace_id": value.get("workspace"),
         "api_key_id": value.get("api_key"),

@@ -251,6 +251,29 @@ def test_sessions_show_why_no_keep_warm_request_was_sent(
     assert pings(upstream) == []
 
 
+def test_a_session_shows_that_the_proxy_stopped_before_its_keep_warm_requests(tmp_path: Path) -> None:
+    upstream, clock = AnthropicUpstream(), Clock()
+    rule = {"breakpoints": "5m", "keep_warm_tokens": 10**9}
+    with proxied(tmp_path, upstream, 900, clock=clock, **rule) as (client, services):
+        ask(client, "one")
+        until(lambda: sessions(services))
+    assert outcomes(tmp_path) == ["none sent: the proxy stopped"]
+
+
+def test_a_session_that_continues_late_keeps_the_reason_of_its_lost_prefix(tmp_path: Path) -> None:
+    upstream, clock = AnthropicUpstream(), Clock()
+    rule = {"breakpoints": "5m", "keep_warm_tokens": 10**9}
+    unlikely = "1 sent: the session was too unlikely to continue"
+    with proxied(tmp_path, upstream, 300, clock=clock, **rule) as (client, services):
+        ask(client, "one")
+        until(lambda: sessions(services))
+        clock.now += KEEP_WARM_SECONDS
+        until(lambda: outcomes(tmp_path)[:1] == [unlikely])
+        ask(client, "one", "Yes.", "two")
+        until(lambda: len(outcomes(tmp_path)) == 3)
+        assert outcomes(tmp_path)[0] == unlikely
+
+
 class _ChatUpstream(AnthropicUpstream):
     async def answer(self, request: Request) -> Response:
         await request.body()

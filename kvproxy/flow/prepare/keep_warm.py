@@ -68,6 +68,7 @@ class _Session:
     conversation: AgentConversation
     is_answered: bool  # Whether the last response calls no tool, so that a sub-agent has finished.
     sent: int = 0  # Keep-warm requests in this pause.
+    has_ended: bool = False  # Whether the end of its keep-warm requests was reported.
     task: "asyncio.Task[None] | None" = None
 
     @property
@@ -201,6 +202,7 @@ class KeepWarm:
     def _start(self, session: _Session) -> None:
         """Start the session's keep-warm requests, unless they were started already."""
         if session.task is None and not self._is_closed:
+            session.has_ended = False
             session.task = asyncio.create_task(self._keep_prefix(session))
 
     def _prices_of(self, model: str) -> PriceSettings:
@@ -305,7 +307,10 @@ class KeepWarm:
         return "the session was too unlikely to continue"
 
     def _report_end(self, session: _Session, end: str) -> None:
-        self._report(session.request.request_id, f"{session.sent or 'none'} sent: {end}")
+        """Report why no further keep-warm request follows a request, unless it was reported before."""
+        if not session.has_ended:
+            session.has_ended = True
+            self._report(session.request.request_id, f"{session.sent or 'none'} sent: {end}")
 
     async def _sleep_until(self, time: float) -> None:
         await asyncio.sleep(time - self._clock())
@@ -394,6 +399,9 @@ class KeepWarm:
     async def close(self) -> None:
         # A request may end later, and must not begin keep-warm requests.
         self._is_closed = True
+        for session in self._sessions.values():
+            if session.task is not None and session.request.control.rule.sends_keep_warm:
+                self._report_end(session, "the proxy stopped")
         await cancel_tasks(session.task for session in self._sessions.values() if session.task is not None)
 
 

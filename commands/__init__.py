@@ -3,6 +3,7 @@
 import difflib
 import errno
 import os
+import re
 import sys
 from typing import Annotated
 
@@ -105,6 +106,15 @@ def _discard_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+_BOUNDS = {
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "greater than": "above",
+    "less than": "below",
+    "a valid integer": "an integer",
+    "a valid number": "a number",
+}
+"""Parts of messages of the validator, and ours."""
 _COSTS = ("cost", "costs", "bill", "spending")
 """Names that users try for the commands that list costs."""
 
@@ -123,8 +133,20 @@ def _print_usage_error(error: typer.TyperException) -> None:
         names = (f"No such command {name!r}." for name in _COSTS)
         if any(map(message.startswith, names)):
             message = f"{message.split('.')[0]}. Use {path} sessions --by, or {path} savings --bill"
+        message = _named_bound(message)
         message = message.rstrip(".").removeprefix("Invalid value: ").replace("Value error, ", "")
         print_note(f"{path}: {message} ({path} --help lists the options)")
+
+
+def _named_bound(message: str) -> str:
+    """Return a message about a number without the words of the validator, such as `--limit must be at least 0`."""
+    found = re.match(r"Invalid value for '(?:(\S+)' / ')*(\S+)': Input should be (.*)", message)
+    if found is None:
+        return message
+    rule = found[3].split(",")[0]
+    for words, ours in _BOUNDS.items():
+        rule = rule.replace(words, ours)
+    return f"{found[1] or found[2]} must be {rule}"
 
 
 def _similar_options(name: str, context: "typer.Context | None") -> str:

@@ -32,6 +32,11 @@ def read_bytes(file: Path) -> bytes:
         raise file_error("read", file, error, "give another file") from None
 
 
+def shown_name(file: Path) -> Path:
+    """Return the name of a file in messages: for `-` it is stdin."""
+    return Path("stdin") if str(file) == "-" else file
+
+
 def stdin_or_path(file: Path) -> Path:
     """Return the path to open. For `-` it is the path of stdin, which can be read only once."""
     return Path("/dev/stdin") if str(file) == "-" else file
@@ -48,12 +53,16 @@ def reread(file: Path) -> Iterator[Path]:
         with contextlib.ExitStack() as files:
             source = sys.stdin.buffer if str(file) == "-" else files.enter_context(file.open("rb"))
             shutil.copyfileobj(source, files.enter_context(copy.open("wb")))
-        yield copy
+        try:
+            yield copy
+        except InvalidRequest as error:
+            error.message = error.message.replace(str(copy), str(shown_name(file)))
+            raise
 
 
 def read_text(path: Path, name: Path | None = None) -> str:
     """Read a UTF-8 file, which may be compressed. `name` is its name in errors. Raises NotFound or InvalidRequest."""
-    file = name or path
+    file = shown_name(name or path)
     try:
         content = read_decompressed(io.BytesIO(read_bytes(path)))
     except DamagedFile as error:

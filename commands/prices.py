@@ -128,7 +128,7 @@ def _rows(price: "ModelPrice") -> Iterator[Row]:
     for tier in price.tiers or [PriceTier(0)]:
         yield {
             text_column("Model"): price.model,
-            Column("Tier", field="service_tier", is_optional=True, hides_empty=True): tier.service_tier,
+            Column("Tier", field="service_tier", hides_empty=True): tier.service_tier,
             "Source?": tier.source,
             "Since?": tier.since,
             number_column("Prompt above", "above"): tier.above,

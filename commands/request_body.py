@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from kvproxy.commands.files import read_text
+from kvproxy.commands.files import read_text, shown_name
 from kvproxy.errors import InvalidRequest
 
 SAMPLING = ("temperature", "max_tokens")
@@ -75,9 +75,9 @@ class PromptOptions:
             body = json.loads(read_text(self.file))
         except (ValueError, RecursionError) as error:
             hint = " (--file takes one request)" if str(error).startswith("Extra data") else ""
-            raise InvalidRequest(f"{self.file} is not JSON: {error}{hint}") from None
+            raise InvalidRequest(f"{shown_name(self.file)} is not JSON: {error}{hint}") from None
         if not isinstance(body, dict):
-            raise InvalidRequest(f"{self.file} must contain one request as a JSON object")
+            raise InvalidRequest(f"{shown_name(self.file)} must contain one request as a JSON object")
         return body
 
     def _question(self) -> str:

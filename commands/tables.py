@@ -1,6 +1,7 @@
 """Prints tables: fitted to a terminal, with columns separated by tabs in a pipe, as CSV, or as JSON lines."""
 
 import csv
+import difflib
 import io
 import itertools
 import sys
@@ -22,6 +23,16 @@ from kvproxy.units import plural
 if TYPE_CHECKING:
     from rich.table import Table
 
+_COMPUTED = {
+    "tokens": "prompt_tokens,completion_tokens",
+    "share": "reused_tokens,prompt_tokens",
+    "cached_share": "reused_tokens,input_tokens",
+    "lost_most_to": "lost",
+    "lost_most_cost": "lost_costs",
+    "age": "created",
+    "expires_in": "expires",
+}
+"""Columns of tables without a field of their name in JSON, and the fields that they are computed from."""
 _MIN_WIDTH = 20
 _MIN_WIDTH_OF_OVERFLOW = 12
 _GAP = 2
@@ -322,6 +333,12 @@ def _chosen_keys(chosen: str, listed: Iterable[str], accepted: Iterable[str] | N
     listed = list(listed)
     accepted = set(listed if accepted is None else accepted)
     unknown = next((name for name in names if name not in accepted), None)
+    sources = _COMPUTED.get(unknown or "")
+    if sources is not None and set(sources.split(",")) <= set(listed):
+        raise InvalidRequest(f"the column {unknown} is only in tables, computed from other fields: use {sources}")
+    similar = difflib.get_close_matches(unknown or "", listed, n=2, cutoff=0.8)
+    if similar:
+        raise InvalidRequest(f"there is no column {unknown!r}: did you mean {' or '.join(similar)}?")
     if unknown is not None or not names:
         raise InvalidRequest(f"there is no column {unknown or ''!r}: use some of {', '.join(listed)}")
     return names
@@ -334,8 +351,9 @@ def _normalize_name(name: str) -> str:
 def _fit_columns(columns: list[Column], cells: Cells, width: int) -> tuple[list[Column], Cells, list[Column]]:
     """Return the columns that fit the terminal, their cells, and the omitted columns with a value.
 
-    Optional columns are omitted first: those without a value, then the last ones. If the other ones do not fit with their names
-    and the first column on several lines, all but the first one follow: the last ones, and texts at the end.
+    Numbers without a value are omitted first, then optional columns: those without a value, those with one value in all rows,
+    then the last ones. If the other ones do not fit with their names and the first column on several lines, all but the first
+    one follow: those with one value, then the last ones, and texts at the end.
     """
     shown = list(range(len(columns)))
 
@@ -344,23 +362,37 @@ def _fit_columns(columns: list[Column], cells: Cells, width: int) -> tuple[list[
         named = [columns[place] for place in shown]
         return sum(_column_widths(named, digits, width, *min_widths)) + _GAP * (len(shown) - 1)
 
-    optional = [index for index, column in enumerate(columns) if column.is_optional]
-    for index in sorted(optional, key=lambda index: (_has_value(cells, index), -index)):
+    values = [_count_values(cells, index) for index in shown]
+    is_empty_number = [column.is_number and not count for column, count in zip(columns, values, strict=True)]
+    optional = [index for index in shown if columns[index].is_optional or (index and is_empty_number[index])]
+    for index in sorted(optional, key=lambda index: (values[index], -index)):
         if used(_MIN_WIDTH, *((_MIN_WIDTH_OF_OVERFLOW,) if columns[index].outranks_text else ())) <= width:
             break
         shown.remove(index)
+    for index in (index for index in optional if values[index] == 1 and index not in shown):
+        # A wider column may have been omitted after it.
+        shown = sorted([*shown, index])
+        if used(_MIN_WIDTH) > width:
+            shown.remove(index)
     if used(_MIN_WIDTH, _MIN_WIDTH_OF_OVERFLOW) > width:
         columns = [replace(column, name=column.name.replace(" ", "\n")) for column in columns]
         first = columns[0]
         if not (first.is_number or first.is_text or first.digits):
             columns[0] = replace(first, is_text=True, folds=True)
-    for index in sorted(shown[1:], key=lambda index: (columns[index].is_text, -index)):
+    for index in sorted(shown[1:], key=lambda index: (columns[index].is_text, values[index], -index)):
         if used(_MIN_WIDTH, _MIN_WIDTH_OF_OVERFLOW) <= width:
             break
         shown.remove(index)
     lost = [column for index, column in enumerate(columns) if index not in shown and _has_value(cells, index)]
     lost = [replace(column, name=column.name.replace("\n", " ")) for column in lost]
     return [columns[index] for index in shown], [[row[index] for index in shown] for row in cells], lost
+
+
+def _count_values(cells: Cells, index: int) -> int:
+    """Return 0 for a column without a value, 1 for one with the same value in all of several rows, and else 2."""
+    if not _has_value(cells, index):
+        return 0
+    return 1 if len(cells) > 1 and len({row[index] for row in cells}) == 1 else 2
 
 
 def _has_value(cells: Cells, index: int) -> bool:

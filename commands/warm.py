@@ -74,7 +74,7 @@ def warm(
     """
     import asyncio
 
-    from kvproxy.commands.files import read_text
+    from kvproxy.commands.files import read_text, shown_name
     from kvproxy.operations import warm as warming
 
     if (file is not None) + cache + from_log != 1:
@@ -95,7 +95,7 @@ def warm(
         default_model = model or target.first_model(credential_headers("chat", api_key))
         text = read_text(file)
         warm_source = warming.read_file_requests(
-            file, text, default_model, system, format=format, column=column, answer_column=answer_column
+            shown_name(file), text, default_model, system, format=format, column=column, answer_column=answer_column
         )
     elif from_log:
         warm_source = warming.logged_requests(origin, proxy.data, top, api_key, headers, prefix_only=prefix_only)
@@ -122,9 +122,9 @@ def warm(
         print_note(f"kvproxy: {error.message}")
         code = error.exit_code
     if keep and not code:
-        name = str(file) if file else "journal" if from_log else "cache"
         # For `blocks unpin`, a name that begins with a dash would be an option.
-        warming.pin_all(target, requests, "stdin" if name == "-" else name, report)
+        name = str(shown_name(file)) if file else "journal" if from_log else "cache"
+        warming.pin_all(target, requests, name, report)
     if report.has_cache and not prefix_only and not report.cached and not code:
         print_note("no response is stored: see the Cache-Status header of the responses, and docs/http.md")
         code = 1

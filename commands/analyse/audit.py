@@ -63,10 +63,10 @@ def audit(
 
 def _read_chats(file: Path, model: str, format: str | None) -> "list[JsonObject]":
     from kvproxy.analyse.request_log import read_log
-    from kvproxy.commands.files import read_text
+    from kvproxy.commands.files import read_text, shown_name
     from kvproxy.errors import InvalidRequest
 
-    log = read_log(file, read_text(file), model, format=format)
+    log = read_log(shown_name(file), read_text(file), model, format=format)
     for line in describe_rows(log):
         print_note(line)
     bodies = [request.body for request in log.requests if request.api.name == "chat"]

@@ -45,10 +45,10 @@ LogModel = Annotated[str, Option("--model", help="Model of requests without a mo
 def log_files(logs: Sequence[Path], *, with_transcripts: bool) -> Iterator["LogFiles"]:
     """Yield the files at paths, also of stdin (`-`) or of folders. Raises NotFound for folders without any file."""
     from kvproxy.analyse.log_files import find_log_files
-    from kvproxy.commands.files import reread
+    from kvproxy.commands.files import reread, shown_name
 
     with contextlib.ExitStack() as copies:
-        paths = {copies.enter_context(reread(log)): log for log in dict.fromkeys(logs)}
+        paths = {copies.enter_context(reread(log)): shown_name(log) for log in dict.fromkeys(logs)}
         yield find_log_files(paths, with_transcripts=with_transcripts)
 
 

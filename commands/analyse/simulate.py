@@ -10,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from kvproxy.commands.analyse.options import parse_sizes, reject_options, report_source, save_report
-from kvproxy.commands.files import check_writable, reread, save_charts
+from kvproxy.commands.files import check_writable, reread, save_charts, shown_name
 from kvproxy.commands.formatting import Formatted, decimal, percent
 from kvproxy.commands.options import Plot
 from kvproxy.commands.output import Output, print_note, print_text, progress_bar
@@ -109,7 +109,7 @@ def simulate(
     with contextlib.ExitStack() as copies:
         files = [copies.enter_context(reread(trace)) for trace in traces]
         workload = read_workload(*files, block_size=block_size, users=users)
-    name = ", ".join(trace.name for trace in traces)
+    name = ", ".join(shown_name(trace).name for trace in traces)
     for note in workload.notes:
         print_note(note)
     if "sessions" in chosen and not workload.has_times:

@@ -341,7 +341,9 @@ def _tokens(record: "RecordWithQuestions") -> int | Formatted | None:
 @app.subcommand
 def top(
     *,
-    by: Annotated[TopGroup, Option(help="Group requests by this field.")] = "prompt",
+    by: Annotated[
+        TopGroup, Option(help=f"Group requests by this field: {', '.join(get_args(TopGroup))}.", metavar="FIELD")
+    ] = "prompt",
     backend: Annotated[bool, Option("--backend", help="Sort by backend time instead of requests.")] = False,
     cost: Annotated[bool, Option("--cost", help="Sort by cost instead of requests.")] = False,
     limit: LimitOrAll = None,
@@ -352,7 +354,7 @@ def top(
     """List the most frequent or most expensive requests.
 
     A question has several rows if its requests differ in other fields; `Differs in` names the fields that differ from the
-    first row.
+    first row. A question without a recorded text is named by its prompt, as in kvproxy log --where "prompt = 14".
 
     Example: kvproxy log top --since 1h
 

@@ -262,7 +262,7 @@ def _print_savings(report: "SavingsReport", by: str, selection: "SumsFilter", la
             number_column("Response tokens", "completion_tokens", optional=True): row.completion_tokens,
             number_column("Reused tokens", "reused_tokens", optional=has_price): row.reused_tokens,
             number_column("Seconds", "seconds", optional=has_price): _seconds_text(row),
-            number_column(f"Spent {report.currency}", "spent", optional=True, hides_empty=True): _spent_text(row),
+            number_column(f"Spent {report.currency}", "spent", hides_empty=True): _spent_text(row),
             number_column(f"Saved {report.currency}", "money", hides_empty=True): _money_text(row),
             number_column(f"At least {report.currency}", "least_money", optional=True, hides_empty=True): money(
                 row.least_money

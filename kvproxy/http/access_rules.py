@@ -31,7 +31,9 @@ _WAIT_SECONDS = 5.0
 # These suffixes cannot be registered (RFC 2606, 6761, 6762, 8375), so DNS rebinding cannot use them.
 _PRIVATE_NAMES = (".localhost", ".local", ".internal", ".localdomain", ".lan", ".home.arpa", ".test", ".invalid")
 _WRONG_TOKEN = "the given token is not the admin token: check --token or KVPROXY_ADMIN_TOKEN"
-_NO_TOKEN = "this route needs the admin token: send Authorization: Bearer TOKEN; commands read KVPROXY_ADMIN_TOKEN"
+_NO_TOKEN = (
+    "this needs the admin token: give commands --token or KVPROXY_ADMIN_TOKEN; HTTP clients send it as a bearer token"
+)
 _METRICS_HINT = "; for Prometheus, set metrics_token (KVPROXY_METRICS_TOKEN), which opens only /metrics"
 _ENDED_SESSION = "the session of the dashboard is over: enter the admin token again"
 _SET_TOKEN = "set admin_token and send it as a bearer token"

@@ -184,7 +184,7 @@ class JournalReader:
         spent = f"sum(case when {backend} then total_ms else 0 end)"
         computed, begun = f"coalesce({PAID_PROMPT}, 0) - coalesce(reused_tokens, 0)", f"({backend} or {PAID})"
         source, group = self._source_of(by)
-        name = "coalesce(max(text), 'prompt ' || prompt || ' (no text recorded)')" if by == "prompt" else group
+        name = "coalesce(max(text), 'prompt = ' || prompt || ' (no text recorded)')" if by == "prompt" else group
         # The entry of a record may belong to another prompt (semantic hits), or be replaced.
         entry = "(select p.entry from prompts p where p.number = prompt)" if by == "prompt" else "null"
         condition = _without_warming(condition, query)

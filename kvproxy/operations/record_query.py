@@ -51,10 +51,10 @@ def _parse_lost(text: str) -> str:
 _SINCE = (
     "Only requests within this duration, or since this time: 90s, 7d, 2026-11-28, 2026-11-28T14:30, 14:30, yesterday."
 )
-_REASON = "Only this reason, or reasons that begin so, such as miss; sessions show has broken prefixes."
+_REASON = "Only this reason, or reasons that begin so, such as miss; for lost prefixes, see kvproxy sessions show."
 _UNTIL = "Only requests before this time; a date means its start, and a duration that time ago."
 _LOST = (
-    "Only requests with prompt tokens lost to this cause, such as changed, or to any; sessions show has the numbers."
+    "Only requests with prompt tokens lost to this cause, such as changed, or to any; kvproxy sessions show lists them."
 )
 _LOST_TOKENS = " ".join(f"when '{cause}' then {cause}" for cause in CAUSES)
 _ANY_LOST = " + ".join(f"coalesce({cause}, 0)" for cause in CAUSES if cause != "new")

@@ -311,6 +311,25 @@ def test_a_rule_that_does_not_fit_the_disk_leaves_the_settings_as_they_were(tmp_
     assert file.read_text() == before
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("log", "-n", "-5"), " log: --limit must be at least 0 "),
+        (("log", "-n", "x"), " log: --limit must be an integer "),
+        (("lint", "a", "--min-reuse", "5"), " lint: --min-reuse must be at most 1 "),
+    ],
+)
+def test_a_wrong_number_is_named_without_the_words_of_the_validator(arguments: tuple[str, ...], told: str) -> None:
+    done = kvproxy(*arguments)
+    assert (done.returncode, told in done.stderr) == (2, True), done
+
+
+@pytest.mark.parametrize("arguments", [("estimate", "-"), ("lint", "-"), ("simulate", "-"), ("ask", "--file", "-")])
+def test_stdin_is_named_in_errors(arguments: tuple[str, ...]) -> None:
+    done = kvproxy(*arguments, stdin=b"garbage\n")
+    assert (done.returncode, done.stderr.startswith("kvproxy: stdin")) == (2, True), done
+
+
 def test_a_repeated_filter_is_an_error_and_other_options_override(tmp_path: Path) -> None:
     open_stored_journal(tmp_path / "journal.db", JournalSettings()).close()
     for name in (("log",), ("log", "top"), ("cache", "ls")):

@@ -54,7 +54,7 @@ def test_a_semantic_hit_shows_both_questions(tmp_path: Path, text: str, shadow: 
             assert shown["stored_question"] == (STORED if text == "hits" else None)
             top = json.loads(kvproxy("log", "top", "--json", "--data", tmp_path, url=url).stdout)
     named = {row["name"]: row["requests"] for row in top}
-    assert named == {STORED: 2, ASKED if text == "hits" or shadow else "prompt 2 (no text recorded)": 1}
+    assert named == {STORED: 2, ASKED if text == "hits" or shadow else "prompt = 2 (no text recorded)": 1}
     first, second = (json.loads(line) for line in done.stdout.splitlines())
     assert (first["question"], first["stored_question"]) == (STORED, None)
     assert (second["question"], second["stored_question"]) == (ASKED if text == "hits" else None, STORED)
@@ -126,6 +126,8 @@ def test_equal_questions_of_different_requests_are_told_apart(tmp_path: Path) ->
         for fields in ({}, {}, {"temperature": 0}, {"temperature": 0, "seed": 1}):
             client.post("/v1/chat/completions", json=said("What is a block?", **fields)).raise_for_status()
         client.post("/v1/chat/completions", json=said("Hi.")).raise_for_status()
+        # The text is known when the response is stored.
+        until(lambda: [row["name"] for row in result("log", "top", url=url)].count("Hi.") == 1)
         until(lambda: len(result("log", "top", url=url)) == 4)
         chosen = kvproxy("log", "--columns", "reason,status,total_ms", "-n", 1, url=url).stdout.splitlines()
         assert chosen[0].split("\t") == ["reason", "status", "total_ms"]
@@ -310,3 +312,19 @@ def test_a_pipe_receives_all_rows_and_a_terminal_a_note(tmp_path: Path) -> None:
     assert cut.stdout.splitlines()[::3] == ["request_id,total_ms", "r24,"]
     assert cut.stderr == ""
     assert kvproxy(*given, "-n", 3).stderr == "3 rows, and there are more: list all with --limit 0\n"
+
+
+def test_an_unknown_column_of_data_is_explained_in_one_sentence(tmp_path: Path) -> None:
+    journal = open_stored_journal(tmp_path / "journal.db", JournalSettings())
+    journal.add(Exchange("chat", "a" * 32, arrived=1_000.0, status=200))
+    journal.close()
+    for name, told in (
+        (
+            "tokens",
+            "the column tokens is only in tables, computed from other fields: use prompt_tokens,completion_tokens",
+        ),
+        ("total-m", "there is no column 'total_m': did you mean total_ms?"),
+    ):
+        done = kvproxy("log", "--json", "--columns", f"time,{name}", "--data", tmp_path)
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", f"kvproxy: {told}\n")
+    assert kvproxy("log", "--columns", "time,tokens", "--data", tmp_path).returncode == 0

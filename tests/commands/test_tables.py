@@ -137,6 +137,25 @@ def test_columns_without_space_are_omitted_after_names_and_the_first_column_take
     assert " ".join(note.split()) == "not shown: comment (a wider terminal shows them)"
 
 
+def test_columns_that_tell_rows_apart_stay_longest() -> None:
+    columns = ("model", "tier?", "source?", "above#", "input#", "written#", "output#")
+    rows = [
+        ("gpt-4o-mini", tier, "list", 0, 0.15, None, output) for tier, output in (("batch", 0.3), ("priority", 1.0))
+    ]
+
+    def header(width: int) -> list[str]:
+        with terminal(width):
+            return re.sub(r"\x1b\[\d*m", "", printed(columns, rows)[0][0]).split()
+
+    assert header(62) == ["model", "tier", "source", "above", "input", "written", "output"]
+    assert header(51) == ["model", "tier", "source", "above", "input", "output"]
+    assert header(50) == ["model", "tier", "above", "input", "output"]
+    with terminal(30):
+        lines, note = printed(("model", "tier", *columns[3:]), [(row[0], *row[1:2], *row[3:]) for row in rows])
+    assert re.sub(r"\x1b\[\d*m", "", lines[0]).split() == ["model", "tier", "output"]
+    assert " ".join(note.split()) == "not shown: above, input (a wider terminal shows them)"
+
+
 def test_line_ends_and_markup_are_printed_literally() -> None:
     rows = [("a", None, "b\tc", "one\n\n two\u2028three [red]x[/red]")]
     with terminal():

@@ -132,7 +132,8 @@ def describe_rows(log: "RequestLog") -> list[str]:
         day, files = next(iter(log.shared_days.items()))
         more = f" and {plural(len(log.shared_days) - 1, 'more day')}" if len(log.shared_days) > 1 else ""
         lines.append(
-            f"{' and '.join(files)} have usage of one model on {day}{more}: it counts twice if these reports overlap"
+            f"{' and '.join(files)} have usage of one model, or costs of one item, on {day}{more}: they count twice if these"
+            " reports overlap"
         )
     for page in unfinished_pages(log.pages):
         start = f", from page={page.next_page} on" if page.next_page else ""

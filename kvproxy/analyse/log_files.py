@@ -130,7 +130,11 @@ def read_logs(files: LogFiles, read: Callable[[LogFile], RequestLog], *, for_bil
     logs: dict[str, RequestLog] = {}
     for file in files.logs:
         try:
-            logs[str(file.name)] = read(file)
+            log = read(file)
+            if (copied := _copied_report(log, logs)) is not None:
+                files.leave_out(file.name, f"the same report as {copied}")
+                continue
+            logs[str(file.name)] = log
         except (InvalidRequest, NotFound) as error:
             if file.is_given:
                 raise
@@ -147,19 +151,32 @@ def read_logs(files: LogFiles, read: Callable[[LogFile], RequestLog], *, for_bil
     return log
 
 
+def _copied_report(log: RequestLog, logs: Mapping[str, RequestLog]) -> str | None:
+    """Return the name of a file with the same report of usage or of costs; None without one."""
+    if not log.costs and (not log.requests or not log.is_usage_report):
+        return None
+    return next(
+        (name for name, other in logs.items() if (log.requests, log.costs) == (other.requests, other.costs)), None
+    )
+
+
 def _without_name(message: str, name: Path) -> str:
     return message.removeprefix(str(name)).lstrip(", ")
 
 
 def _shared_days(logs: Mapping[str, RequestLog]) -> dict[str, list[str]]:
-    names = defaultdict[tuple[str, str], dict[str, None]](dict)
+    names = defaultdict[tuple[str, ...], dict[str, None]](dict)
     for name, log in logs.items():
         for request in log.requests:
             if request.summed is not None and request.time is not None:
                 day = datetime.fromtimestamp(request.time, UTC).date().isoformat()
-                names[day, str(request.body["model"])][name] = None
-    shared = {(day, model): list(files) for (day, model), files in names.items() if len(files) > 1}
-    return {day: files for (day, _), files in sorted(shared.items())}
+                names[day, "usage", str(request.body["model"])][name] = None
+        for currency, cost in (amount for report in log.costs for amount in report.costs):
+            if cost is not None and cost.day:
+                item = cost.provider, cost.project, cost.model, cost.line_item
+                names[cost.day, "costs", currency, *item][name] = None
+    shared = {key: list(files) for key, files in names.items() if len(files) > 1}
+    return {day: files for (day, *_), files in sorted(shared.items())}
 
 
 def _of_file(request: LoggedRequest, name: str) -> LoggedRequest:

@@ -61,7 +61,7 @@ class RequestLog:
         rows: number of rows, with or without a request, and of lines that are no row.
         skipped: numbers of the rows without a request to a cached API, by cause.
         errors: of the malformed rows.
-        shared_days: UTC days of which several files have sums of usage of one model, and the names of these files.
+        shared_days: UTC days of which several files have sums of usage of one model, or costs of one item, and their names.
         pages: those of a list, such as a report of an admin API.
         ignored_fields: fields of rows that are not read: no fields of a request, and no response, time, route, or status.
     """

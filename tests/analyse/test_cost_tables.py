@@ -110,3 +110,25 @@ def test_an_error_names_the_missing_column_of_a_table_of_costs(head: str, lackin
     assert done.returncode == 2
     wanted = f"to be a table of costs, it lacks a column {lacking}; else name"
     assert (wanted in done.stderr) == (lacking is not None)
+
+
+def test_copies_of_a_report_count_once(tmp_path: Path) -> None:
+    head = "date,item,cost,currency\n"
+    rows = "2026-10-01,a,5.00,USD\n2026-10-02,a,6.00,USD\n"
+    names = {
+        "first.csv": head + rows,
+        "copy.csv": head + rows,
+        "next.csv": head + rows[22:] + rows[22:].replace("02", "03"),
+    }
+    files = [tmp_path / name for name in names]
+    for file, text in zip(files, names.values(), strict=True):
+        file.write_text(text)
+
+    def costs(*given: Path) -> tuple[float, str]:
+        done = kvproxy("estimate", *given, "--sessions", "--by", "day", "--json", "--data", tmp_path)
+        return json.loads(done.stdout)["total"]["reported_cost"], " ".join(done.stderr.split())
+
+    total, notes = costs(files[0], files[1])
+    assert (total, f"left out {files[1]}: the same report as {files[0]}" in notes) == (11, True)
+    total, notes = costs(files[0], files[2])
+    assert (total, "costs of one item, on 2026-10-02: they count twice if these reports" in notes) == (23, True)

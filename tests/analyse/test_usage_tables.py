@@ -384,7 +384,9 @@ def test_days_in_two_reports_are_named(tmp_path: Path) -> None:
     second = table(tmp_path, f"{head}2026-05-02,m,4,100,9\n2026-05-03,m,4,100,9\n", "second.csv")
     other = table(tmp_path, f"{head}2026-05-01,another,4,100,9\n", "other.csv")
     _, notes = bill(first, second)
-    assert f"{first} and {second} have usage of one model on 2026-05-02: it counts twice if these reports" in notes
+    assert (
+        f"{first} and {second} have usage of one model, or costs of one item, on 2026-05-02: they count twice" in notes
+    )
     _, notes = bill(first, other)
     assert "counts twice" not in notes
 

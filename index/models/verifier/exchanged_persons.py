@@ -38,15 +38,17 @@ _IMPERSONAL = re.compile(r"\bse (?=puede|pode\b)|\bsi (?=può)|\b(?:puede|pode)(
 _WORD = re.compile(r"[^\W\d_]+")
 _CHINESE = re.compile(r"(?:我们?|你们?|您)的?|[^\W\d_]")
 _BEFORE_OBJECTS = "给帮问找让把向跟和与对"
+_STATES = frozenset("ist sind lautet lauten est sont es son está están è sono é são is zijn 是".split())
 _STEM = 4
 _ADDRESSEES = {"addressee", "addressee as object"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Persons:
-    """The roles in a text, the first subject, and the owner of each owned thing."""
+    """The roles in a text, whether it asks what something is, the first subject, and the owner of each owned thing."""
 
     roles: frozenset[str]
+    states: bool
     subject: str
     owners: Mapping[str, str]
 
@@ -56,6 +58,8 @@ def persons_are_exchanged(question: str, other: str) -> bool:
     ours, theirs = _persons(question), _persons(other)
     if any(ours.owners[thing] != theirs.owners[thing] for thing in ours.owners.keys() & theirs.owners.keys()):
         return True
+    if {ours.roles, theirs.roles} == {frozenset(), frozenset({"user's"})} and ours.states and theirs.states:
+        return True  # `Wie lautet meine Adresse?` and `Wie lautet die Adresse?`, but not `Meine Adresse ändern`
     owners, other_owners = set(ours.owners.values()), set(theirs.owners.values())
     if owners and other_owners and owners.isdisjoint(other_owners):
         return True
@@ -77,7 +81,7 @@ def _persons(text: str) -> _Persons:
     roles = [roles_by_word.get(token, "") for token in tokens]
     owners = {later[:_STEM]: role for role, later in zip(roles, [*tokens[1:], ""], strict=True) if role.endswith("'s")}
     subject = next((role for role in roles if role in ("user", "addressee")), "")
-    return _Persons(frozenset(roles) - {""}, subject, owners)
+    return _Persons(frozenset(roles) - {""}, not _STATES.isdisjoint(tokens), subject, owners)
 
 
 def _chinese_words(text: str) -> list[str]:

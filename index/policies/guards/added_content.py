@@ -16,6 +16,7 @@ _FILLERS = (FUNCTION_WORDS - REQUEST_VERBS) | frozenset(
     " number city year date day time team place country amount kind type tell explain calculate percent give show take takes"
     " able being going doing having become becoming such available likely idea reason reasons".split()
 )
+_NAMED_CITY = re.compile(r"(?<=[^\W_] )City\b")
 _ALIKE = 0.8
 _FEW, _MANY = 3, 5
 _LONG = 12  # Longer words count twice, because they may be several words without spaces.
@@ -39,7 +40,9 @@ def _count_sentences(text: str) -> int:
 
 @cached_by_text
 def _tokens(text: str) -> tuple[str, ...]:
-    return tuple(token.lower().replace("’", "'") for token in _TOKEN.findall(text))
+    # In a name, the word is no filler: New York City is not New York.
+    named = _NAMED_CITY.sub("City's", text)
+    return tuple(token.lower().replace("’", "'") for token in _TOKEN.findall(named))
 
 
 def _count_unmatched_words(tokens: Sequence[str], others: Sequence[str]) -> tuple[int, int]:

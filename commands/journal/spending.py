@@ -114,6 +114,12 @@ def _notes(report: "SpendingReport") -> Iterator[str]:
             f" {', '.join(report.tiers_without_price)}; {SET_TIERS}"
         )
     yield from count_notes(total.unpriced, total.estimated, total.unreported, is_bound=is_bound)
+    if total.proxy_cost:
+        sent = plural(total.proxy_requests, "request")
+        yield (
+            f"in the money, and not in the tokens: {amount_text(total.proxy_cost)} {report.currency} of {sent} of the proxy"
+            " itself, such as keep-warm requests"
+        )
     if report.regional:
         rows = plural(report.regional, "row")
         yield f"not in the money: the unknown surcharge of Anthropic for the region (inference_geo) of {rows}"

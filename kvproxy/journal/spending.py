@@ -191,6 +191,7 @@ class Spending:
         lost: prompt tokens that were not reused, by cause; see `CAUSES`.
         lost_costs: the money that their reuse would have saved, by cause. `lost_cost` is the sum.
         cost: money; None if no model has a price. The sum of `input_cost`, of which `lost_cost` is a part, and `output_cost`.
+        proxy_requests, proxy_cost: number of requests of the proxy itself, such as keep-warm requests, and their part of `cost`.
         uncached_cost: price of the input without a provider's cache, to compare with `input_cost`; without one, the proxy would
             send no requests that keep prefixes cached.
         unpriced: number of requests that a model without a price answered, which the money excludes.
@@ -219,6 +220,8 @@ class Spending:
     cost: float | None = None
     input_cost: float | None = None
     output_cost: float | None = None
+    proxy_requests: int = 0
+    proxy_cost: float | None = None
     uncached_cost: float | None = None
     lost_cost: float | None = None
     unpriced: int = 0
@@ -244,6 +247,8 @@ class Spending:
             return
         if count:
             self._add_tokens(request)
+        else:
+            self.proxy_requests += 1
         if price is None:
             self.unpriced += count
             return
@@ -257,6 +262,9 @@ class Spending:
             self.lost_cost = (self.lost_cost or 0.0) + sum(lost_costs.values())
             for cause, lost_cost in lost_costs.items():
                 self.lost_costs[cause] = self.lost_costs.get(cause, 0.0) + lost_cost
+        if not count:
+            paid = request.input_cost(price) + request.output_cost(price)
+            self.proxy_cost = (self.proxy_cost or 0.0) + paid
         self.cost = (self.input_cost or 0.0) + (self.output_cost or 0.0)
 
     def _add_logged(self, logged: float, cost: float | None) -> None:

@@ -517,6 +517,10 @@ def test_warming_requests_count_as_money_only(tmp_path: Path) -> None:
     assert total["cost"] == pytest.approx(session["cost"] + 500 * written)
     assert saved["spent"] == pytest.approx(total["cost"])
     assert total["uncached_cost"] == pytest.approx(3_000 * PRICE.input / 1e6)
+    assert (total["proxy_requests"], total["proxy_cost"]) == (2, pytest.approx(kept_warm + 500 * written))
+    note = " ".join(kvproxy("sessions", "--by", "model", "--data", tmp_path).stderr.split())
+    assert "in the money, and not in the tokens: 0.00" in note
+    assert "of 2 requests of the proxy itself, such as keep-warm requests" in note
 
 
 def test_a_session_shows_the_sum_of_its_costs(data: Path) -> None:

@@ -80,7 +80,7 @@ class Turn:
         written_5m, written_1h: tokens written to the provider's cache for five minutes and for one hour.
         region, place: the first changed text: its region (see `Regions`) and its path in it (see `ChangedText`), such as
             `messages[0] system` or `tools[2] run_shell.description`, and the index of the text's character where the first
-            changed word begins; None if no tokens were lost to `changed`.
+            changed word begins; None if no tokens were lost to `changed`, or to the `minimum` of another model.
         diagnosis: the provider's own explanation (see `apis/cache_diagnoses.py`); None if none was requested.
         agrees: whether the diagnosis names the part that changed by our comparison; None if the provider compared nothing.
         keep_warm: what became of the keep-warm requests after the turn; None if none were planned, or before their end.

@@ -186,7 +186,8 @@ class TurnWriter:
         if is_keep_warm and known is not None:
             pause = record.time - max(known.turn.ended, known.turn.used)
         where: tuple[str | None, int | None] = (None, None)
-        if "changed" in lost and change.region is not None:
+        is_switch_below_minimum = "minimum" in lost and change.region == "model"
+        if change.region is not None and ("changed" in lost or is_switch_below_minimum):
             where = (change.region + change.path, change.place)
         if missing is not None and lost.get("unmarked", 0) > lost.get("changed", 0):
             where = (missing, None)

@@ -777,6 +777,18 @@ def test_another_model_loses_the_whole_earlier_prompt(sessions: Sessions) -> Non
     assert turn.lost == {"changed": pytest.approx(20_000, rel=0.01), "new": pytest.approx(6_000, rel=0.03)}
 
 
+def test_a_switch_to_a_model_with_a_larger_minimum_is_the_first_change(sessions: Sessions) -> None:
+    smaller = TALK[:1]
+    sessions.add(
+        request([], 3_063, 0, 0, written=(3_063, 0), **_messages(smaller, marked=True)),
+        request(
+            [], 3_100, 0, 9, written=(0, 0), **_messages([*smaller, "a", "b"], marked=True, model="claude-haiku-4-5")
+        ),
+    )
+    turn = sessions.last()
+    assert (main_cause(turn.lost), turn.region) == ("minimum", "model")
+
+
 COUNT = int(os.environ.get("KVPROXY_LOSSES", "12"))
 """Injected losses for each paid API."""
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from kvproxy.analyse.log_formats.amounts import currency_beside, currency_named, read_amount
 from kvproxy.analyse.log_formats.counts import is_unreadable, read_count
@@ -46,6 +47,12 @@ class TokenCounts:
 
 def fact_headings(names: Iterable[str]) -> dict[str, str]:
     """Return the facts of a table's columns by heading, which may differ in case, spaces, and punctuation."""
+    return dict(_fact_headings(tuple(names)))
+
+
+@lru_cache(maxsize=64)
+def _fact_headings(names: tuple[str, ...]) -> Mapping[str, str]:
+    # Cached, because each row asks.
     known = {letters_of(fact): fact for fact in reversed(_FACTS)} | {fact: fact for fact in _FACTS}
     facts = {name: known.get(name) or known.get(letters_of(name)) for name in names}
     # Of two headings of one fact, the exact one counts.

@@ -145,4 +145,4 @@ def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:
 
 def test_errors_in_stdin_name_stdin(tmp_path: Path) -> None:
     done = kvproxy("estimate", "-", stdin=b'{"a": 1}')
-    assert done.stderr.startswith("kvproxy: -, line 1: unknown format"), done
+    assert done.stderr.startswith("kvproxy: stdin, line 1: unknown format"), done

@@ -19,7 +19,7 @@ from kvproxy.commands.output import Output, print_text
 from kvproxy.commands.row_fields import RowFields
 from kvproxy.commands.tables import Column, ListLayout, Row, number_column, print_table, text_column
 from kvproxy.journal.sessions.ledger import CAUSES, UNREPORTED
-from kvproxy.operations.journal_parameters import LedgerQuery, SavingsQuery
+from kvproxy.operations.journal_parameters import LedgerQuery, SavingsQuery, TaggedQuery
 from kvproxy.units import plural, tenant_name
 
 if TYPE_CHECKING:
@@ -87,11 +87,16 @@ def savings(
         ledger_query = LedgerQuery(
             since=query.since, until=query.until, tenant=query.tenant, team=query.team, model=query.model
         )
+        if query.tag is not None and not advice:
+            raise typer.BadParameter(
+                f"the sums of {chosen[0]} have no tags: savings, savings --advice, sessions --by, and log have --tag"
+            )
         if bill:
             bill_report = journal.perform(report_bill, ledger_query)
             return _bill_output(bill_report, selection, layout, _empty(bill_report.rows, journal, query))
         if advice:
-            return _advice_output(journal.perform(report_advice, ledger_query), layout)
+            tagged = TaggedQuery(**asdict(ledger_query), tag=query.tag)
+            return _advice_output(journal.perform(report_advice, tagged), layout)
         ledger_report = journal.perform(report_ledger, ledger_query)
         empty = _empty(ledger_report.rows, journal, query)
         document = asdict(ledger_report) | _counted_days(selection)

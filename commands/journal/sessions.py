@@ -76,7 +76,13 @@ def sessions(
             option = "--limit" if limit is not None else "--turns"
             raise typer.BadParameter(f"--by sums all requests by group, so {option} does not apply")
         query = SpendingQuery(
-            by, selection.since, selection.until, tenant=selection.tenant, team=selection.team, model=selection.model
+            by,
+            selection.since,
+            selection.until,
+            tenant=selection.tenant,
+            team=selection.team,
+            model=selection.model,
+            tag=selection.tag,
         )
         journal = source.open_for_money()
         report = journal.perform(report_spending, query)

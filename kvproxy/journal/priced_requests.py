@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvproxy.journal.reader import PAID_COMPLETION, PAID_PROMPT, JournalReader
+from kvproxy.journal.saving_groups import is_counted
 from kvproxy.journal.sums_filter import SumsFilter
 from kvproxy.providers.prices import ModelPrices, has_tier_price, price_at, price_on
 from kvproxy.providers.published_prices import least_priced_otherwise
@@ -70,7 +71,7 @@ def requests_with_other_prices(
             tier = request.service_tier
             usual = price_on(model, prices, request.day)
             own = price_at(model, prices, request.time, request.prompt_tokens, tier, request.modalities)
-            if usual is None or request.layer == "refused":
+            if usual is None or request.layer == "refused" or not is_counted(request.tags, selection.tag):
                 continue
             if usual != own or request.has_own_price(prices):
                 yield request, usual, own

@@ -321,9 +321,10 @@ class JournalReader:
         """Return the sums of each group, model, tenant, layer, and UTC day; by team, those of requests with a team."""
         condition, values = selection.sql()
         sums = ", ".join(f"sum({column.name})" for column in fields(TotalRow)[5:])
-        where = f"{selection.table('totals', by)} where tag {'<>' if by == 'tag' else '='} '' and {condition}"
+        compare = "<>" if by == "tag" and selection.tag is None else "="
+        where = f"{selection.table('totals', by)} where tag {compare} ? and {condition}"
         sql = f"select {by}, layer, model, tenant, day, {sums} from {where} group by 1, 2, 3, 4, 5"
-        return [TotalRow(*row) for row in self.rows(sql, values)]
+        return [TotalRow(*row) for row in self.rows(sql, [selection.tag or "", *values])]
 
     def last_uses(self, of: Literal["client", "team"] = "client") -> dict[str, float]:
         """Return the time of the last request of each client or team (seconds since the epoch), by its name."""

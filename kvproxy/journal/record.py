@@ -98,6 +98,8 @@ class RecordWithQuestions(Record):
 
 OF_TENANT = "(tenant = ? or client = ?)"
 """SQL condition for the requests of a tenant, or of the client with this name; both values are the name."""
+OF_TAG = "replace(',' || tags || ',', ?, '') <> ',' || tags || ','"
+"""SQL condition for the requests with a tag; its value is the tag between commas."""
 CLIENT_OR_TENANT = "coalesce(client, tenant)"
 """SQL expression for the client of a request's key, or else its tenant, by which savings and bills group requests, too."""
 

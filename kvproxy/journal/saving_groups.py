@@ -37,6 +37,11 @@ def split_bill_name(name: str) -> tuple[str, str, str, str]:
     return day, team, client, model
 
 
+def is_counted(tags: str, tag: str | None) -> bool:
+    """Return whether the sums of a tag count a request with these tags, separated by commas; None counts all requests."""
+    return tag is None or tag in counted_tags(tags.split(","))
+
+
 class GroupedRequest(Protocol):
     """The fields of a request by which savings are grouped; `day` is a UTC day, and `tags` are separated by commas."""
 

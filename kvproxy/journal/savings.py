@@ -11,7 +11,7 @@ from kvproxy.journal.reader import CACHES, OF_PROXY, JournalReader, TotalRow
 from kvproxy.journal.saving_groups import bill_name, client_of, grouped_totals, groups_of
 from kvproxy.journal.sessions.cached_shares import cached_share_bounds
 from kvproxy.journal.sessions.session_reader import SessionReader
-from kvproxy.journal.spending import recorded_requests
+from kvproxy.journal.spending import PaidRequest, recorded_requests
 from kvproxy.journal.sums_filter import SumsFilter
 from kvproxy.journal.wrong_hits import (
     HitVerdicts,
@@ -22,6 +22,7 @@ from kvproxy.journal.wrong_hits import (
 )
 from kvproxy.providers.prices import ModelPrices, price_on
 from kvproxy.settings.journal import MILLION, JournalSettings, PriceSettings, hit_price, storage_price
+from kvproxy.units import utc_day
 
 _ROUNDING = 1e-12  # Far below the price of a token.
 _NO_SHARES = (0.0, 0.0)
@@ -354,7 +355,7 @@ def _correct_prices(
             if own is None and request.layer not in OF_PROXY:
                 saving.add_unpriced(request, is_hit=is_hit)
                 unpriced.add(name)
-        if request.prompt_tokens and by not in ("tag", "project"):
+        if request.prompt_tokens and not _writes_have_records(by, selection):
             name = "prefix" if by == "layer" else groups[0]
             usual_cost, own_cost = (
                 0.0 if price is None else _write_surcharge(price, request.written_5m, request.written_1h)
@@ -372,8 +373,8 @@ def _subtract_writes(
     selection: SumsFilter,
     savings_by_name: dict[str, Saving],
 ) -> None:
-    if by in ("tag", "project"):
-        _subtract_writes_by_tags(reader, by, prices, selection, savings_by_name)
+    if _writes_have_records(by, selection):
+        _subtract_recorded_writes(reader, by, prices, selection, savings_by_name)
         return
     for name, model, day, short, long, hours in _writes(SessionReader(reader, prices), by, selection):
         if (price := price_on(model, prices, day)) is not None:
@@ -394,19 +395,39 @@ def _writes(
         yield client_of(group) if by == "client" else group, model, day, short, long, hours
 
 
-def _subtract_writes_by_tags(
+def _writes_have_records(by: SavingsKey, selection: SumsFilter) -> bool:
+    """Whether written tokens come from records, because their sums have no tags."""
+    return by in ("tag", "project") or selection.tag is not None
+
+
+def _subtract_recorded_writes(
     reader: JournalReader,
     by: SavingsKey,
     prices: Mapping[str, PriceSettings],
     selection: SumsFilter,
     savings_by_name: dict[str, Saving],
 ) -> None:
-    # The sums of written tokens have no tags, so only requests with a record count.
-    for request in recorded_requests(reader, *selection.times, selection.tenant, selection.model, selection.team):
+    selected = selection.tenant, selection.model, selection.team, selection.tag
+    for request in recorded_requests(reader, *selection.times, *selected):
         price = request.price(prices)
         paid = 0.0 if price is None else _write_surcharge(price, *request.written) + request.storage_cost(price)
-        for name in ([request.project] if by == "project" else request.tags) if paid else ():
+        for name in _groups_of_writes(request, by) if paid else ():
             savings_by_name.setdefault(name, Saving(name)).add_cost(paid)
+
+
+def _groups_of_writes(request: PaidRequest, by: SavingsKey) -> Sequence[str]:
+    if by == "tag":
+        return request.tags
+    names = {
+        "layer": "prefix",
+        "day": utc_day(request.time),
+        "model": request.model,
+        "tenant": request.tenant,
+        "client": request.client,
+        "team": request.team,
+        "project": request.project,
+    }
+    return [names[by]]
 
 
 def _write_surcharge(price: PriceSettings, written_5m: int, written_1h: int) -> float:

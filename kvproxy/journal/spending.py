@@ -18,8 +18,8 @@ from kvproxy.journal.reader import (
     JournalReader,
     RecordFilter,
 )
-from kvproxy.journal.record import OF_TENANT, Record
-from kvproxy.journal.saving_groups import counted_tags
+from kvproxy.journal.record import OF_TAG, OF_TENANT, Record
+from kvproxy.journal.saving_groups import counted_tags, is_counted
 from kvproxy.journal.sessions.ledger import CAUSES, losses_with_cost
 from kvproxy.providers.prices import is_dated, price_at
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_lost_per_token, storage_price
@@ -77,6 +77,7 @@ class PaidRequest:
     pause: float | None = None
     lost: Mapping[str, int] | None = field(default_factory=dict)
     tags: Sequence[str] = ()
+    tenant: str = ""
     is_estimated: bool = False
     service_tier: str | None = None
     team: str = ""
@@ -308,18 +309,21 @@ def recorded_requests(
     tenant: str | None = None,
     model: str | None = None,
     team: str | None = None,
+    tag: str | None = None,
 ) -> Iterator[PaidRequest]:
     """Yield the journal's requests that reached a provider between two times in seconds since the epoch.
 
-    `tenant` selects the requests of a tenant, or of the client with this name; `model` those for a model, and `team` those of
-    a team.
+    `tenant` selects the requests of a tenant, or of the client with this name; `model` those for a model, `team` those of
+    a team, and `tag` those with a tag.
     """
     first = 0 if since is None else reader.first_number_since(since)
     values: list[object] = [first, since or 0.0, math.inf if until is None else until]
     of_tenant, names = ("", []) if tenant is None else (f" and {OF_TENANT}", [tenant, tenant])
     of_model, models = ("", []) if model is None else (" and r.model = ?", [model])
     of_team, teams = ("", []) if team is None else (" and r.team = ?", [team])
-    for row in reader.rows(_REQUESTS + of_tenant + of_model + of_team, [*values, *names, *models, *teams]):
+    of_tag, tagged = ("", []) if tag is None else (f" and {OF_TAG}", [f",{tag},"])
+    sql = _REQUESTS + of_tenant + of_model + of_team + of_tag
+    for row in reader.rows(sql, [*values, *names, *models, *teams, *tagged]):
         (
             time,
             model,
@@ -339,11 +343,14 @@ def recorded_requests(
             pause,
             *lost,
         ) = row
+        if not is_counted(tags or "", tag):
+            continue
         yield PaidRequest(
             time=time,
             model=model,
             project=project_of((tags or "").split(",")),
             client=client or tenant_name(tenant),
+            tenant=tenant,
             prompt_tokens=prompt,
             completion_tokens=completion,
             reused_tokens=reused,

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from kvproxy.journal.daily_sums import table_of_teams
 from kvproxy.journal.period import start_time
-from kvproxy.journal.record import OF_TENANT
+from kvproxy.journal.record import OF_TAG, OF_TENANT
 from kvproxy.settings.access import CLIENT_PREFIX
 from kvproxy.units import start_of_utc_day, utc_day
 
@@ -23,6 +23,7 @@ class SumsFilter:
     Attributes:
         first_day, last_day: both inclusive.
         tenant: a tenant, or the name of a client.
+        tag: a tag of requests; only the sums of `totals` have tags.
         by_members: only requests of clients whose team was another client.
     """
 
@@ -32,6 +33,7 @@ class SumsFilter:
     model: str | None = None
     team: str | None = None
     by_members: bool = False
+    tag: str | None = None
 
     def table(self, sums: str, by: str | None = None) -> str:
         """Return the table with the selected ones of the sums of `totals` or `prompt_tokens`, and with the column `by`."""
@@ -60,6 +62,8 @@ class SumsFilter:
             conditions.append((OF_TENANT, [self.tenant, self.tenant]))
         if self.by_members:
             conditions.append(("client <> team", []))
+        if self.tag is not None:
+            conditions.append((OF_TAG, [f",{self.tag},"]))
         return _joined([*conditions, *self._of_names()])
 
     def _of_names(self) -> list[tuple[str, list[object]]]:

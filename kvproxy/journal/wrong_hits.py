@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from kvproxy.index.policies.policy import JUDGE_BY_MODEL, MIN_INTERVAL, checked_interval
 from kvproxy.journal.groups import SavingsKey
 from kvproxy.journal.reader import BACKEND, JournalReader, TotalRow
-from kvproxy.journal.saving_groups import groups_of
+from kvproxy.journal.saving_groups import groups_of, is_counted
 from kvproxy.journal.sums_filter import SumsFilter
 from kvproxy.units import utc_day
 
@@ -101,7 +101,7 @@ def recorded_wrong_hits(
         sql = _HITS.format(condition=condition, places=", ".join("?" * len(ids)))
         for row in reader.rows(sql, [*values, *ids]):
             hit = _Hit(*row)
-            for name in groups_of(hit, by):
+            for name in groups_of(hit, by) if is_counted(hit.tags, selection.tag) else ():
                 sums.setdefault((name, hit.model, hit.tenant, hit.day), WrongHitSums()).add(hit)
     return sums
 

@@ -30,6 +30,7 @@ from kvproxy.operations.journal_parameters import (
     SessionName,
     SessionQuery,
     SpendingQuery,
+    TaggedQuery,
 )
 from kvproxy.operations.operation import NoParameters, operation
 from kvproxy.providers.prices import ModelPrices
@@ -133,7 +134,7 @@ def report_ledger(journal: JournalAccess, query: LedgerQuery) -> LedgerReport:
 
 
 @operation("GET", "/savings/advice")
-def report_advice(journal: JournalAccess, query: LedgerQuery) -> AdviceReport:
+def report_advice(journal: JournalAccess, query: TaggedQuery) -> AdviceReport:
     """Return what to change first, with the money that it would have saved."""
     settings = journal.settings
     return advise(_sessions(journal).selected_turns(query.selection()), ModelPrices(settings), settings.currency)
@@ -144,7 +145,7 @@ def report_spending(journal: JournalAccess, query: SpendingQuery) -> SpendingRep
     """Report the cost of the requests from `since` to `until`, by local day, project, model, client, team, or service tier."""
     start = start_time(query.since, query.until)
     settings = journal.settings
-    requests = recorded_requests(journal.reader, start, query.until, query.tenant, query.model, query.team)
+    requests = recorded_requests(journal.reader, start, query.until, query.tenant, query.model, query.team, query.tag)
     report = spending_report(requests, query.by, ModelPrices(settings), settings.currency)
     oldest = complete_since(journal.reader)
     return replace(report, complete_since=oldest) if oldest is not None and (start or 0.0) < oldest else report
@@ -166,6 +167,7 @@ def list_sessions(journal: JournalAccess, query: SessionQuery) -> list[Session]:
         tenant=query.tenant,
         team=query.team,
         model=query.model,
+        tag=query.tag,
     )
 
 

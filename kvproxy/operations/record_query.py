@@ -7,7 +7,7 @@ from typing import Annotated, get_args
 
 from kvproxy.errors import InvalidRequest
 from kvproxy.journal.period import start_time
-from kvproxy.journal.record import OF_TENANT
+from kvproxy.journal.record import OF_TAG, OF_TENANT
 from kvproxy.journal.sessions.ledger import CAUSES, LOSSES
 from kvproxy.operations.parameters import Filter, Parameter, declared_parameters
 from kvproxy.operations.suggestions import layers, losses, models, reasons, session_numbers, tags, teams, tenants
@@ -63,7 +63,6 @@ _SESSION_SQL = (
     "number in (select t.number from turns t where t.session in (select s.session from turns s"
     " where cast(s.session as text) = ? or s.name = (select n.number from names n where n.name = ?)))"
 )
-_TAG = "replace(',' || tags || ',', ?, '') != ',' || tags || ','"
 _JUDGED = "Only requests whose semantic lookup compared a stored question."
 
 
@@ -104,7 +103,7 @@ class RecordQuery:
     model: Annotated[str | None, SqlFilter("Only requests for this model.", sql="model = ?", suggestions=models)] = None
     tag: Annotated[
         str | None,
-        SqlFilter("Only requests with this tag.", sql=_TAG, value=lambda q: f",{q.tag},", suggestions=tags),
+        SqlFilter("Only requests with this tag.", sql=OF_TAG, value=lambda q: f",{q.tag},", suggestions=tags),
     ] = None
     session: Annotated[
         str | None,

@@ -543,8 +543,51 @@ def test_a_request_with_several_projects_is_billed_to_the_first_in_all_bills(tmp
     for command in (("savings", "--by", "project"), ("sessions", "--by", "project")):
         rows = result(*command, "--data", tmp_path)["rows"]
         assert {row["name"]: row["requests"] for row in rows} == {"red": 1, "blue": 1, "": 1}
+    for command in (("savings",), ("sessions", "--by", "model")):
+        rows = result(*command, "--tag", "project:blue", "--data", tmp_path)["rows"]
+        assert sum(row["requests"] for row in rows) == 1, command
     rows = result("savings", "--by", "tag", "--data", tmp_path)["rows"]
     assert {row["name"]: row["requests"] for row in rows} == {"project:red": 1, "project:blue": 1, "x": 1}
+
+
+def test_a_tag_selects_the_requests_that_a_journal_without_the_others_has(tmp_path: Path) -> None:
+    tagged = {"headers": {"x-kvproxy-tags": "x,load"}, "completion": OUTPUT, **provider()}
+    other = {"headers": {"x-kvproxy-tags": "x"}, "completion": OUTPUT, **provider()}
+    chosen = [
+        request(FIRST, PROMPT_1, 0, 0, written=(PROMPT_1, 0), **tagged),
+        request(SECOND, PROMPT_2, PROMPT_1, 60, written=(0, PROMPT_2 - PROMPT_1), **tagged),
+    ]
+    rest = [request([user("Hi.")], 500, 0, 90, written=(0, 500), **other), request([user("Ho.")], 100, 0, 99)]
+    for name, requests in (("all", [*chosen, *rest]), ("chosen", chosen)):
+        (data := tmp_path / name).mkdir()
+        sessions = Sessions(str(data / "journal.db"), m=PRICE)
+        sessions.add(*requests)
+        sessions.close()
+        (data / "kvproxy.toml").write_text(
+            "[journal.prices.m]\ninput = 3\ncached = 0.3\nwrite_5m = 3.75\nwrite_1h = 6\noutput = 15\n"
+        )
+    commands = [
+        *(("savings", "--by", by) for by in ("layer", "tenant", "client", "team", "model", "day")),
+        ("savings", "--advice"),
+        ("sessions",),
+        *(("sessions", "--by", by) for by in ("day", "client,model", "project")),
+        ("log", "top"),
+    ]
+    for command in commands:
+        selected = result(*command, "--tag", "load", "--data", tmp_path / "all")
+        assert selected == result(*command, "--data", tmp_path / "chosen"), command
+        assert selected != result(*command, "--data", tmp_path / "all"), command
+    for command in (("savings",), ("savings", "--advice"), ("sessions",), ("sessions", "--by", "day")):
+        done = kvproxy(*command, "--tag", "lod", "--data", tmp_path / "all")
+        assert (done.returncode, done.stdout) == (0, ""), done
+        assert "--advice" in command or "no request has the tag 'lod': there are load, x" in done.stderr
+
+
+@pytest.mark.parametrize("report", ["--by tag", "--by project", "--ledger", "--bill"])
+def test_reports_of_sums_without_tags_refuse_a_tag(tmp_path: Path, report: str) -> None:
+    Sessions(str(tmp_path / "journal.db")).close()
+    done = kvproxy("savings", *report.split(), "--tag", "load", "--data", tmp_path)
+    assert (done.returncode, "tag" in done.stderr, done.stderr.count("\n")) == (2, True, 1), done
 
 
 def test_tags_and_projects_cost_the_same(tmp_path: Path) -> None:

@@ -133,20 +133,24 @@ def test_the_filters_of_reports_select_rows_of_postgresql(open_journal: Open) ->
     journal = open_journal()
     for tenant in ("client:ann", "client:ann/eu", "public"):
         ids = {"upstream_request_id": f"req_{tenant}", "response_id": f"id_{tenant}"}
-        journal.add(finished("a", tenant, tenant=tenant, team="red" if tenant == "client:ann" else None, **ids))
+        team, tags = ("red", "x") if tenant == "client:ann" else (None, "")
+        journal.add(finished("a", tenant, tenant=tenant, team=team, tags=tags, **ids))
     journal.flush()
     selection = sums_filter(2 * DAY, time.time() + DAY, tenant="ann", model="m")
     prices = ModelPrices(JournalSettings(prices={"m": PriceSettings(input=1)}))
     for by in get_args(SavingsGroup):
         rows = journal.read(lambda reader, by=by: savings(reader, by, prices, selection=selection, rejected=["x"]))
-        assert sum(row.requests for row in rows) == (0 if by == "tag" else 2)
-        for of_team in (replace(selection, team="red"), replace(selection, by_members=True)):
+        assert sum(row.requests for row in rows) == (1 if by == "tag" else 2)
+        for values in ({"team": "red"}, {"by_members": True}, {"tag": "x"}):
             rows = journal.read(
-                lambda reader, by=by, of=of_team: savings(reader, by, prices, selection=of, rejected=["x"])
+                lambda reader, by=by, of=replace(selection, **values): savings(
+                    reader, by, prices, selection=of, rejected=["x"]
+                )
             )
-            assert sum(row.requests for row in rows) == (by != "tag")
+            assert sum(row.requests for row in rows) == 1
     ledger = journal.read(lambda reader: SessionReader(reader, prices).ledger("USD", selection))
     assert ledger.prompt_tokens == 200
+    assert journal.read(lambda reader: SessionReader(reader, prices).sessions(9, tag="y")) == []
     assert list(journal.read(lambda reader: reader.last_uses("team"))) == ["red"]
     assert len(journal.read(lambda reader: SessionReader(reader, prices).sessions(None, team="red"))) == 1
     found = journal.read(lambda reader: SessionReader(reader, prices).sessions(None, tenant="ann", model="m"))

@@ -10,6 +10,7 @@ from typing import Any
 from kvproxy.apis.agent_requests import HEADLESS_TAG
 from kvproxy.errors import NotFound
 from kvproxy.journal.reader import JournalReader
+from kvproxy.journal.record import OF_TAG
 from kvproxy.journal.sessions.changed_text import change_place
 from kvproxy.journal.sessions.ledger import (
     CAUSES,
@@ -50,6 +51,10 @@ _OF_TEAM = " and r.team = (select number from names where name = ?)"
 _WITH_MODEL = (
     " and t.session in (select m.session from turns m join records q on q.number = m.number"
     " where q.model = (select number from names where name = ?))"
+)
+_WITH_TAG = (
+    " and t.session in (select m.session from turns m join records q on q.number = m.number"
+    f" join names n on n.number = q.tags where {OF_TAG.replace('tags', 'n.name')})"
 )
 _BATCH = 1_000
 """Sessions or records per query; SQLite limits the number of parameters."""
@@ -227,13 +232,14 @@ class SessionReader:
         tenant: str | None = None,
         team: str | None = None,
         model: str | None = None,
+        tag: str | None = None,
     ) -> list[Session]:
         """Return the sessions with the latest requests, newest first, without sessions that only warmed a cache.
 
         With `since` and `until`, return only sessions with a request between these times (seconds since the epoch); with
         `tenant`, only those of this tenant or of the client with this name; with `team`, only those of this team; with
-        `model`, only those with a turn for this model. Skip the first `offset` sessions, and return at most `limit`; None
-        returns all.
+        `model` or `tag`, only those with a turn for this model, or with this tag. Skip the first `offset` sessions, and
+        return at most `limit`; None returns all.
         """
         first = 0 if since is None else self._reader.first_number_since(since)
         end = self._reader.newest_number() + 1 if until is None else self._reader.first_number_since(until)
@@ -241,12 +247,13 @@ class SessionReader:
             "select t.session from turns t join records r on r.number = t.number"
             " where t.session in (select session from turns where number >= ? and number < ?)"
             f"{'' if tenant is None else _OF_TENANT}{'' if team is None else _OF_TEAM}{'' if model is None else _WITH_MODEL}"
+            f"{'' if tag is None else _WITH_TAG}"
             " group by t.session"
             f" having count(*) filter (where r.layer <> coalesce((select number from names where name = 'warming'), 0)) >= ?"
             " order by max(t.number) desc"
         )
         page = "" if limit is None else f" limit {int(limit)} offset {int(offset)}"
-        names = [name for name in (tenant, team, model) if name is not None]
+        names = [name for name in (tenant, team, model, tag and f",{tag},") if name is not None]
         ids = [row[0] for row in self._reader.rows(sql + page, [first, end, *names, max(1, min_turns)])]
         turns: dict[int, list[Turn]] = {id: [] for id in ids}
         for start in range(0, len(ids), _BATCH):

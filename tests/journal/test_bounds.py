@@ -23,6 +23,7 @@ from kvproxy.journal.sessions import session_matching, turn_writer
 from kvproxy.journal.sessions.marked_regions import MAX_MARKS
 from kvproxy.journal.sessions.session_matching import KnownTurn, SessionIndex, chain_of
 from kvproxy.settings.journal import JournalSettings
+from tests.journal.pruning import prune
 from tests.journal.test_file import finished
 from tests.requests import api_request
 
@@ -35,13 +36,6 @@ def rows(journal: StoredJournal, sql: str) -> list[tuple[Any, ...]]:
 
 def count(journal: StoredJournal, table: str) -> int:
     return int(rows(journal, f"select count(*) from {table}")[0][0])
-
-
-def prune(journal: StoredJournal) -> None:
-    # The journal's thread may prune, too.
-    with journal._writing:
-        while journal._writer.prune():
-            pass
 
 
 def test_models_and_tags_of_a_day_are_folded_and_their_sums_stay(
@@ -88,7 +82,7 @@ def test_old_days_are_summed(place: str) -> None:
         journal.add(finished(f"{number}", f"r{number}", tenant=f"t{number}", tags="a", arrived=number % 2 * _DAY))
     journal.flush()
     now[0] = (daily_sums.DETAILED_DAYS + 1) * _DAY + 1
-    journal._writer.prune()
+    prune(journal)
     found = rows(journal, "select day, tenant, model, tag, requests from totals order by 1, 2, 4")
     others = daily_sums.OTHERS
     first, second = "1970-01-01", "1970-01-02"
@@ -120,7 +114,7 @@ def test_names_are_pruned_and_bounded(journal: StoredJournal, monkeypatch: pytes
     latest = journal.latest(1)[0]
     assert latest.model == daily_sums.OTHERS
     # All names are used; the table is full, and stays so.
-    journal._writer.prune()
+    prune(journal)
     assert count(journal, "names") >= 100
     # Nothing refers to the names of deleted records.
     journal._writer._settings = JournalSettings(max_rows=1, retention=1e-9)

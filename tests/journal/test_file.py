@@ -42,6 +42,7 @@ from kvproxy.settings.journal import JournalSettings, PriceSettings
 from kvproxy.units import start_of_utc_day, utc_day
 from tests.commands.run import kvproxy, result
 from tests.index.entries import make_entry
+from tests.journal.pruning import prune
 from tests.requests import api_request
 
 PRICES = {"m": PriceSettings(input=1000, cached=250, output=10_000)}
@@ -86,8 +87,7 @@ def test_the_oldest_records_go_and_totals_stay(tmp_path: Path) -> None:
     journal.flush()
     with closing(journal.reader()) as reader:
         assert complete_since(reader) is None
-    while journal._writer.prune():
-        pass
+    prune(journal)
     kept = journal.latest(100)
     assert [record.request_id for record in kept] == [f"r{number}" for number in range(24, 14, -1)]
     connection = sqlite3.connect(journal.name)
@@ -123,8 +123,7 @@ def test_a_bill_is_incomplete_after_all_records_were_removed(tmp_path: Path) -> 
     with closing(open_stored_journal(path, JournalSettings(retention=5_000.0))) as journal:
         journal.add(finished("old", "r1", arrived=now - 10_000))
         journal.flush()
-        while journal._writer.prune():
-            pass
+        prune(journal)
         with closing(journal.reader()) as reader:
             assert (reader.newest_number(), complete_since(reader)) == (0, pytest.approx(now, abs=86_400))
         assert "older records were removed" in kvproxy("sessions", "--by", "model", "--data", tmp_path).stderr

@@ -19,6 +19,7 @@ from kvproxy.journal.journal import StoredJournal, open_stored_journal
 from kvproxy.operations.record_query import RecordQuery
 from kvproxy.settings.journal import JournalSettings
 from tests.flow.proxies import CLOSE, FAR, QUESTION, ask, checked, proxy
+from tests.journal.pruning import prune
 from tests.journal.sessions.requests import START
 from tests.journal.test_file import finished
 from tests.polling import until
@@ -183,14 +184,12 @@ def test_stored_questions_go_with_the_last_record_of_a_hit(place: str) -> None:
         journal.add(matched(f"asked on day {day}", f"stored as {entry}", f"{day}", entry, arrived=START + day * DAY))
     journal.flush()
     now += 3.9 * DAY
-    while journal._writer.prune():
-        pass
+    prune(journal)
     assert questions(journal) == [("asked on day 3", f"stored as {ENTRY}")]
     with closing(journal.reader()) as reader:
         assert len(reader.rows("select text from prompts", [])) == 2
     now += 3 * DAY
-    while journal._writer.prune():
-        pass
+    prune(journal)
     with closing(journal.reader()) as reader:
         assert reader.rows("select text from prompts", []) == []
     journal.close()

@@ -27,6 +27,7 @@ from kvproxy.operations.record_query import RecordQuery
 from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings import load_settings
 from kvproxy.settings.journal import JournalSettings, PriceSettings
+from tests.journal.pruning import prune
 from tests.journal.sessions.requests import START, assistant, request, user
 from tests.journal.test_file import finished
 
@@ -177,8 +178,7 @@ def test_old_days_are_dropped_and_no_proxy_keeps_their_prompts(open_journal: Ope
             other.add(finished("only on day 0", "again", hit=True, arrived=START))
             other.flush()
     now = START + 3.9 * DAY
-    while one._writer.prune():
-        pass
+    prune(one)
     other.add(finished("only on day 0", "hit", hit=True, arrived=now))
     found = {record.request_id: record for record in other.latest(10)}
     assert found.keys() == {"2", "3", "hit"}
@@ -193,8 +193,7 @@ def test_whole_days_beyond_the_most_records_are_dropped(open_journal: Open) -> N
     for number in range(9):
         journal.add(finished(f"{number}", f"{number}", arrived=START + number // 3 * DAY))
     journal.flush()
-    while journal._writer.prune():
-        pass
+    prune(journal)
     assert [record.request_id for record in journal.latest(10)] == ["8", "7", "6"]
 
 

@@ -125,6 +125,7 @@ def main() -> None:
     lines = read_stream(options.file)
     texts, labels = [line.text for line in lines], [line.answer for line in lines]
     vectors = load_vectors(texts, options.vectors)
+    embedder = load_embedder().name  # The verifier has probabilities for it.
     print(
         "| scenario | order | hits | wrong | worst cumulative | worst 500 hits | P-CHR AUC | CRR | hits per eighth | seconds |"
     )
@@ -136,7 +137,7 @@ def main() -> None:
             scenario = make_scenario(
                 name, [texts[line] for line in part], [labels[line] for line in part], vectors[part], seed
             )
-            policy = build_policy(settings, InMemoryObservations())
+            policy = build_policy(settings, InMemoryObservations(), embedder)
             found = replay(scenario.stream, policy, judge=scenario.judge, seed=seed)
             eighths = " ".join(f"{part.mean():.0%}" for part in np.array_split(found.served, 8))
             print(

@@ -43,6 +43,11 @@ _LONGEST_NAME = 200
 _REPEATED = "repeated (the same row with the same id)"
 _TRACE_FIELDS = {"hash_ids", "input_length", "block_hashes"}
 _IDS = ("id", "request_id", "requestId", "spanId", "span_id", "resourceSpans")
+_RENAME = (
+    "rename its headings: a table of usage has date, model, input_tokens, and output_tokens, and one of costs has date, amount,"
+    " and currency"
+)
+_NAME_COLUMN = "name the column of questions with --column, or convert its rows to JSON lines with model and messages"
 _PLAIN_FORMATS = ("requests", "completions", "openpipe")
 
 
@@ -184,7 +189,7 @@ def read_log(
             content.rows = _with_plain_cells(content.rows)
         if for_bill and format is None and (costs := read_costs(content.rows)) is not None:
             return RequestLog("report of costs", content.num_rows, costs=[costs])
-        chosen = _choose_format(file, content, format)
+        chosen = _choose_format(file, content, format, for_bill=for_bill)
         others = log_formats() if format is None else ()
         seen = set() if known_rows is None else known_rows
         log = _read_rows(content, chosen, model, others, seen, for_bill=for_bill, with_outputs=with_outputs)
@@ -207,7 +212,7 @@ def _no_requests(file: Path, log: RequestLog) -> str:
     return f"{file} contains no requests" + (f": {causes}" if causes else "")
 
 
-def _choose_format(file: Path, content: FileRows, name: str | None) -> LogFormat:
+def _choose_format(file: Path, content: FileRows, name: str | None, *, for_bill: bool) -> LogFormat:
     formats = log_formats()
     if name is not None:
         return next(log_format for log_format in formats if log_format.name == name)
@@ -223,7 +228,7 @@ def _choose_format(file: Path, content: FileRows, name: str | None) -> LogFormat
     # A column of texts may be prompts, questions, or templates.
     is_guess = content.is_table and chosen.name in _PLAIN_FORMATS and not any(map(_has_json_request, sample))
     if not max(counts) or is_guess:
-        raise InvalidRequest(_describe_unknown(file, content, formats))
+        raise InvalidRequest(_describe_unknown(file, content, formats, for_bill=for_bill))
     return chosen
 
 
@@ -247,22 +252,19 @@ def _describe_empty(file: Path, content: FileRows) -> str:
     return f"{file} is empty: it contains no requests"
 
 
-def _describe_unknown(file: Path, content: FileRows, formats: Sequence[LogFormat]) -> str:
+def _describe_unknown(file: Path, content: FileRows, formats: Sequence[LogFormat], *, for_bill: bool) -> str:
     number, value = content.rows[0]
     fields = ", ".join(list(value)[:_SHOWN_FIELDS]) + (", ..." if len(value) > _SHOWN_FIELDS else "")
     if content.is_table:
         if (costs := read_costs(content.rows)) is not None:
             return f"{file} is {costs}; if a column has questions, name it with --column"
-        fix = (
-            "name the column of questions with --column, or convert its rows to JSON lines with model and messages; a table of"
-            " usage has the headings date, model, input_tokens, and output_tokens"
-        )
+        fix, other = (_RENAME, "") if for_bill else (_NAME_COLUMN, f"; else {_NAME_COLUMN}")
         usage = next(log_format for log_format in formats if log_format.name == USAGE_TABLE)
         lacking = [name.replace(" ", "_") for name in usage.missing(value)]
         if of_costs := lacking_columns([value for _, value in content.rows]):
-            fix = f"to be a table of costs, it lacks a column {' and '.join(of_costs)}; else {fix}"
+            fix = f"to be a table of costs, it lacks a column {' and '.join(of_costs)}{other}"
         elif len(lacking) < len(usage.signature):
-            fix = f"to be a table of usage, it lacks a column {' and '.join(lacking)}: rename it in the heading; else {fix}"
+            fix = f"to be a table of usage, it lacks a column {' and '.join(lacking)}: rename it in the heading{other}"
         return f"{file} is a table with the columns {fields}: {fix}"
     if _TRACE_FIELDS & set(value):
         return f"{file} is a trace, its fields are {fields}: kvproxy simulate reads traces"

@@ -108,8 +108,10 @@ def test_an_error_names_the_missing_column_of_a_table_of_costs(head: str, lackin
     file.write_text(f"{head}\n2026-10-01,x,5\n")
     done = kvproxy("estimate", file, "--sessions", "--by", "day")
     assert done.returncode == 2
-    wanted = f"to be a table of costs, it lacks a column {lacking}; else name"
+    wanted = f"to be a table of costs, it lacks a column {lacking}\n"
     assert (wanted in done.stderr) == (lacking is not None)
+    assert ("rename its headings: a table of usage has date, model, input_tokens" in done.stderr) == (lacking is None)
+    assert "--column" not in done.stderr
 
 
 def test_copies_of_a_report_count_once(tmp_path: Path) -> None:

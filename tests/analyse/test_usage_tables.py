@@ -81,7 +81,9 @@ def test_an_error_names_the_missing_column_of_a_table_of_usage(tmp_path: Path) -
     file = table(tmp_path, "Booking Date;AI Model;Prompt Tokens;Completion Tokens\n01.10.2026;gpt-4o;1000;100\n")
     done = kvproxy("estimate", file, "--sessions", "--by", "model")
     assert done.returncode == 2
-    assert "to be a table of usage, it lacks a column model: rename it in the heading; else name" in done.stderr
+    assert "to be a table of usage, it lacks a column model: rename it in the heading\n" in done.stderr
+    done = kvproxy("estimate", file)
+    assert "rename it in the heading; else name the column of questions" in done.stderr
 
 
 def test_the_activity_of_openrouter_has_a_bill(tmp_path: Path) -> None:

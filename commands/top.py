@@ -16,6 +16,7 @@ from typer import Option
 from kvproxy.commands.blocks.engine_lines import engine_line, prefix_hits, tier_line
 from kvproxy.commands.blocks.picture import SHAPES
 from kvproxy.commands.formatting import amount_text, decimal, json_text, local_time, milliseconds, money, percent
+from kvproxy.commands.key_presses import key_presses
 from kvproxy.commands.options import Json, ProxyOptions, duration_option
 from kvproxy.commands.output import print_facts
 from kvproxy.commands.statistics_text import policy_sentences
@@ -51,8 +52,8 @@ def top(
 ) -> None:
     """Watch requests, hit rates, the block pool and upstreams.
 
-    At a terminal the page is live; Ctrl-C ends it. In a pipe, or with --once or --json, it prints one update. The dashboard at
-    /ui has more views.
+    At a terminal the page is live; q or Ctrl-C ends it. In a pipe, or with --once or --json, it prints one update. The
+    dashboard at /ui has more views.
 
     Example: kvproxy top --once
     """
@@ -110,9 +111,8 @@ def _show_live(clients: Sequence[ProxyClient], interval: float) -> None:
 
     console = Console()
     before = take_snapshot(*clients)
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            time.sleep(interval)
+    with key_presses() as wait_for_keys, Live(console=console, screen=True, auto_refresh=False) as live:
+        while not {"q", "Q"} & set(wait_for_keys(interval)):
             page: RenderableType
             try:
                 now = take_snapshot(*clients)

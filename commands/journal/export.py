@@ -10,7 +10,7 @@ from typer import Argument, Option
 from kvproxy.commands.files import write_chunks
 from kvproxy.commands.options import JournalOptions, since_option, time_option
 from kvproxy.commands.output import Output, print_note, text_output
-from kvproxy.errors import InvalidRequest
+from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.operations.record_query import RecordQuery
 from kvproxy.units import plural
 
@@ -53,7 +53,7 @@ def export(
 
     workload = journal_workload(journal.reader, block_size or _BLOCK_SIZES[format])
     if not workload.arrivals:
-        raise InvalidRequest("the journal has no prompt that reached a backend, and whose tokens are known")
+        raise NotFound("the journal has no prompt that reached a backend, and whose tokens are known")
     write_chunks(file, mooncake_lines(workload) if format == "mooncake" else [weka_trace(workload)])
     count, tokens = len(workload.arrivals), sum(arrival.tokens for arrival in workload.arrivals)
     document = {"format": format, "requests": count, "tokens": tokens, "block_size": workload.block_tokens}

@@ -178,7 +178,7 @@ class Terminal:
                 seconds = 0.0
 
 
-def test_the_live_page_escapes_control_characters_survives_a_restart_and_ends_with_ctrl_c(tmp_path: Path) -> None:
+def test_the_live_page_escapes_control_characters_survives_a_restart_and_ends_with_ctrl_c_or_q(tmp_path: Path) -> None:
     evil, port = "evil \x1b]0;renamed\x07\x1b[31mred\x9b5A question", free_port()
     with run_plain_upstream() as upstream, contextlib.ExitStack() as opened:
         settings = load_settings(data=tmp_path, upstream=upstream, cache={"semantic": False})
@@ -191,8 +191,11 @@ def test_the_live_page_escapes_control_characters_survives_a_restart_and_ends_wi
         with run_proxy(settings, port) as (url, _):
             ask(url, "After?")
             screen.until(lambda text: re.search(r"^forward .* 1\b", text, re.MULTILINE) is not None)
-        screen.press("\x03")
-        assert screen.process.wait(300) == 0
+            other = opened.enter_context(contextlib.closing(Terminal(url)))
+            other.shows("First byte, ms")
+            for terminal, end in ((screen, "\x03"), (other, "q")):
+                terminal.press(end)
+                assert terminal.process.wait(300) == 0
     assert b"\x1b]0;renamed" not in screen.sent
     assert b"\x1b[31m" not in screen.sent
     assert b"\xc2\x9b" not in screen.sent

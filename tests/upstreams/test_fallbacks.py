@@ -109,6 +109,17 @@ def test_a_cooldown_of_all_upstreams_sends_requests_to_the_fallback_at_once(tmp_
         assert proxy.metric("fallback_answered_total", 'model="large"') == 5
 
 
+def test_a_route_that_an_upstream_lacks_does_not_eject_it(tmp_path: Path) -> None:
+    with running(tmp_path) as proxy:
+        for status in (404, 405, 501):
+            for each in proxy.large:
+                each.status = status
+            assert [proxy.ask() for _ in range(5)] == [status] * 5
+        assert proxy.small.got == 0
+        for index in (0, 1):
+            assert (proxy.upstream_metric("up", index), proxy.upstream_metric("ejections_total", index)) == (1, 0)
+
+
 def test_the_error_names_the_requested_model_if_its_fallback_drains_too(tmp_path: Path) -> None:
     with running(tmp_path) as proxy:
         for number in (1, 2, 3):

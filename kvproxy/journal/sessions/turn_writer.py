@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from kvproxy.apis.api_request import ApiRequest, session_name
 from kvproxy.apis.cache_diagnoses import agrees_with
-from kvproxy.apis.message_parts import part_digests, with_plain_texts, without_moved_texts
+from kvproxy.apis.message_parts import with_plain_texts, without_moved_texts
 from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.apis.sub_agents import called_digests, prompt_digests
 from kvproxy.blocks.divergence import reusable_tokens
@@ -21,6 +21,7 @@ from kvproxy.journal.reader import CACHES
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import Regions, digest_of_region
 from kvproxy.journal.schema import StringIds
+from kvproxy.journal.sessions.expected_reuse import expected_reuse
 from kvproxy.journal.sessions.ledger import (
     BLOCK,
     CAUSES,
@@ -29,11 +30,11 @@ from kvproxy.journal.sessions.ledger import (
     STORED_TOKEN_HOURS,
     UNREAD_WRITES,
     WARMING,
-    ExpectedReuse,
     lost_tokens,
 )
 from kvproxy.journal.sessions.marked_regions import marked_regions, missing_mark
 from kvproxy.journal.sessions.prompt_change import PromptChange, PromptChanges
+from kvproxy.journal.sessions.related_turns import RelatedTurns, related_turns
 from kvproxy.journal.sessions.session_matching import (
     CommonPrefix,
     KnownTurn,
@@ -120,61 +121,36 @@ class TurnWriter:
             return
         self._read_turns()
         self._newest = record.number
-        prompt_tokens, tenant = record.prompt_tokens or 0, record.tenant
         name = session_name(exchange.request)
-        chain = self._index.chain_of(regions, tenant, self._question_before_edits(regions, exchange.request))
-        self._add_to_curve(chain, record.upstream, prompt_tokens, record.reused_tokens, exchange.facts.block_size)
-        if exchange.facts.is_engine:
-            if len(self._block_sizes) >= _MAX_MODELS:
-                self._block_sizes.clear()
-            size = exchange.facts.block_size or self._block_sizes.get(record.model, BLOCK)
-            self._block_sizes[record.model] = size
+        chain = self._index.chain_of(regions, record.tenant, self._question_before_edits(regions, exchange.request))
+        self._add_to_curve(
+            chain, record.upstream, record.prompt_tokens or 0, record.reused_tokens, exchange.facts.block_size
+        )
+        self._keep_block_size(exchange, record)
         limits = self._limits_of(record.model)
-        parent, session = self._index.find_parent(chain, tenant, name)
         answered = record.time + (record.first_ms or record.total_ms or 0.0) / 1000
-        known = self._index.find_longest_prefix(chain, prompt_tokens, record.time, answered)
-        is_keep_warm = _is_keep_warm(record.tags)
-        closest = self._index.compared_turn(parent, chain, tenant, name)
-        has_switched = closest is not None and closest is parent and closest.model != chain.model
-        if (
-            known is not None
-            and not has_switched
-            and known.regions > (0 if parent is None else chain.first)
-            and chain.shape.has_text(known.regions)
-        ):
-            closest = known.turn
-        shared = known.regions if known is not None and chain.shape.has_text(known.regions) else 0
-        change = self._changes.change_since(closest, chain, record.prompt_tokens, shared)
-        sender = None if chain.history is not None else self._index.latest_sender(session, chain, shared)
-        if sender is not None and sender is not closest and sender.model == chain.model:
-            # Turns with other beginnings, such as another order of the tools, may have sent more of the later text.
-            other = self._changes.change_since(sender, chain, record.prompt_tokens, shared)
-            change = max(change, other, key=lambda candidate: candidate.repeated)
-        diagnosis = exchange.facts.diagnosis
-        agrees = agrees_with(diagnosis, change.region) if diagnosis is not None and change.is_known else None
+        related = related_turns(self._index, self._changes, chain, record, name, answered)
         marked = marked_regions(exchange.request, chain)
         use = _with_known_writes(exchange.facts.prefix or PrefixReuse(0, 0), record.model, has_marks=marked is not None)
         missing = None if exchange.facts.is_engine else missing_mark(exchange.request, marked, use)
-        earlier, region = self._expected_reuse_and_region(
-            exchange, record, chain, known, limits, change, parent, unmarked=missing is not None
+        expected, answer_region = expected_reuse(
+            exchange, record, chain, related, limits, self.contents, unmarked=missing is not None
         )
-        if region is not None:
-            change = replace(change, region=region, path="", place=None)
-        lost = lost_tokens(prompt_tokens, record.reused_tokens, earlier)
+        lost = lost_tokens(record.prompt_tokens or 0, record.reused_tokens, expected)
         turn = KnownTurn(
             number=record.number,
-            session=session or record.number,
-            turn=1 if parent is None else parent.turn + 1,
-            parent=None if parent is None else parent.number,
+            session=related.session or record.number,
+            turn=1 if related.parent is None else related.parent.turn + 1,
+            parent=None if related.parent is None else related.parent.number,
             prompt=record.prompt,
             time=record.time,
             ended=record.time + (record.total_ms or 0.0) / 1000,
             answered=answered,
             upstream=record.upstream,
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=record.prompt_tokens or 0,
             completion_tokens=record.completion_tokens or 0,
             stored=None if use.written_5m is None else use.cached_tokens + use.written_5m + (use.written_1h or 0),
-            ttl=_prefix_ttl(use, known, limits.lifetime),
+            ttl=_prefix_ttl(use, related.prefix, limits.lifetime),
             used=record.time,
             answer=exchange.facts.answer_digests,
             cached=use.cached_tokens,
@@ -182,19 +158,36 @@ class TurnWriter:
             marked_regions=marked,
             lacks_mark=missing is not None,
         )
-        pause = None if parent is None else record.time - parent.ended
-        if is_keep_warm and known is not None:
-            pause = record.time - max(known.turn.ended, known.turn.used)
-        where: tuple[str | None, int | None] = (None, None)
-        is_switch_below_minimum = "minimum" in lost and change.region == "model"
-        if change.region is not None and ("changed" in lost or is_switch_below_minimum):
-            where = (change.region + change.path, change.place)
-        if missing is not None and lost.get("unmarked", 0) > lost.get("changed", 0):
-            where = (missing, None)
+        pause = _pause(record, related)
+        diagnosis, change = exchange.facts.diagnosis, related.change
+        agrees = agrees_with(diagnosis, change.region) if diagnosis is not None and change.is_known else None
+        if answer_region is not None:
+            change = replace(change, region=answer_region, path="", place=None)
+        where = _first_change(change, missing, lost)
         facts = (name, pause, use.written_5m, use.written_1h, *where, diagnosis, agrees, chain.question)
         self._insert_turn(turn, record.request_id, facts, lost)
+        self._add_sums(exchange, record, turn, related.prefix, use, pause, lost)
+        self._add_to_index(turn, chain, record, name, related.prefix)
+
+    def _keep_block_size(self, exchange: Exchange, record: Record) -> None:
+        if exchange.facts.is_engine:
+            if len(self._block_sizes) >= _MAX_MODELS:
+                self._block_sizes.clear()
+            size = exchange.facts.block_size or self._block_sizes.get(record.model, BLOCK)
+            self._block_sizes[record.model] = size
+
+    def _add_sums(
+        self,
+        exchange: Exchange,
+        record: Record,
+        turn: KnownTurn,
+        prefix: CommonPrefix | None,
+        use: PrefixReuse,
+        pause: float | None,
+        lost: Mapping[str, int],
+    ) -> None:
         stored = round((record.reused_tokens or 0) * (pause or 0.0) / _HOUR)
-        read = 0 if known is None or is_keep_warm else known.turn.count_read(use.cached_tokens)
+        read = 0 if prefix is None or _is_keep_warm(record.tags) else prefix.turn.count_read(use.cached_tokens)
         upstream = exchange.facts.served_by
         media = {} if upstream is None else upstream.loaded_tokens(record.reused_tokens)
         start = WARMING if record.layer == "warming" else ""
@@ -202,14 +195,18 @@ class TurnWriter:
         results |= {LOADED + medium: tokens for medium, tokens in media.items()}
         sums = {start + result: tokens for result, tokens in results.items()}
         self._add_tokens(record, {**sums, STORED_TOKEN_HOURS: stored, UNREAD_WRITES: turn.unread - read})
-        if is_keep_warm and known is not None:
+
+    def _add_to_index(
+        self, turn: KnownTurn, chain: PromptChain, record: Record, name: str | None, prefix: CommonPrefix | None
+    ) -> None:
+        if prefix is not None and _is_keep_warm(record.tags):
             # The next request continues the turn that it repeats.
-            known.turn.renew(turn)
+            prefix.turn.renew(turn)
             return
-        if known is not None:
-            turn.keep_stored_prefix(known)
-        self._link_sub_agents(chain, turn, known)
-        self._index.add(turn, chain, tenant, name, record.response_id)
+        if prefix is not None:
+            turn.keep_stored_prefix(prefix)
+        self._link_sub_agents(chain, turn, prefix)
+        self._index.add(turn, chain, record.tenant, name, record.response_id)
 
     def _question_before_edits(self, regions: Regions, request: ApiRequest) -> bytes | None:
         if not request.moved_texts or regions.question is None:
@@ -290,81 +287,6 @@ class TurnWriter:
             if count or (result == "reused" and count is not None):
                 self._tokens.add(record.time, (record.tenant, record.model, result), (count,), record.team)
 
-    def _expected_reuse_and_region(
-        self,
-        exchange: Exchange,
-        record: Record,
-        chain: PromptChain,
-        common_prefix: CommonPrefix | None,
-        limits: CacheLimits,
-        change: PromptChange,
-        parent: KnownTurn | None,
-        *,
-        unmarked: bool,
-    ) -> tuple[ExpectedReuse, str | None]:
-        minimum = 0 if exchange.facts.is_engine else limits.minimum_tokens
-        if parent is not None and parent.model == chain.model and parent.stored:
-            # An upstream that stored a shorter prompt has a smaller minimum than the published one.
-            minimum = min(minimum, parent.stored)
-        if common_prefix is None or not chain.shape.has_text(common_prefix.regions):
-            # Within the lifetime, the hidden text may be another one.
-            is_expired = common_prefix is not None and record.time - common_prefix.turn.used > common_prefix.turn.ttl
-            hidden = 0 if exchange.facts.is_engine or not is_expired else change.hidden
-            return ExpectedReuse(
-                tokens=hidden,
-                is_exact=not hidden,
-                expired=bool(hidden),
-                minimum=minimum,
-                step=limits.step_tokens,
-                repeated=change.repeated,
-                beginning=change.beginning,
-                unmarked=unmarked,
-            ), None
-        turn, answer, region = common_prefix.turn, 0, None
-        is_whole_turn = turn.prompt_hash == chain.prefixes[common_prefix.regions - 1]
-        follows = is_whole_turn and common_prefix.regions in chain.shape.assistants
-        if exchange.facts.is_engine and follows:
-            answer = turn.completion_tokens
-            returned = part_digests(self.contents.content(chain.digests[common_prefix.regions]))
-            if turn.answer is not None and returned != turn.answer:
-                region = chain.names[common_prefix.regions]
-                if {kind for kind, _ in turn.answer} - {kind for kind, _ in returned} == {"reasoning"}:
-                    region += " reasoning"
-                assert record.prompt_tokens is not None
-                start = (common_prefix.regions, common_prefix.tokens)
-                answer = (
-                    chain.estimate_tokens(common_prefix.regions + 1, record.prompt_tokens, start) - common_prefix.tokens
-                )
-        stored = turn.stored
-        if stored and not is_whole_turn and not record.reused_tokens and turn.marked_regions is not None:
-            # The earlier prompt differs after the prefix, so only breakpoints within the prefix stored a part of it.
-            last = max((count for count in turn.marked_regions if count <= common_prefix.regions), default=0)
-            share = sum(chain.sizes[:last]) / max(1, sum(chain.sizes[: common_prefix.regions]))
-            marked = round(share * common_prefix.tokens)
-            stored = min(stored, max(marked, turn.cached if turn.cached <= common_prefix.tokens else 0))
-        elif not is_whole_turn and not record.reused_tokens and common_prefix.tokens < minimum:
-            stored = None if stored is None else 0
-        return ExpectedReuse(
-            tokens=common_prefix.tokens,
-            is_exact=common_prefix.is_exact,
-            answer=answer,
-            answer_changed=region is not None,
-            stored=None if exchange.facts.is_engine else stored,
-            moved=turn.upstream != record.upstream,
-            expired=not exchange.facts.is_engine and record.time - turn.used > turn.ttl,
-            is_cut=parent is not None
-            and change.region is not None
-            and min(parent.prompt_tokens, record.prompt_tokens or 0) >= minimum,
-            diverges=not exchange.facts.is_engine and turn.stored is not None and not is_whole_turn,
-            minimum=minimum,
-            block=exchange.facts.block_size,
-            step=limits.step_tokens,
-            repeated=change.repeated,
-            beginning=change.beginning,
-            unmarked=unmarked,
-            ready=None if common_prefix.ready == common_prefix.tokens else common_prefix.ready,
-        ), region
-
     def _link_sub_agents(self, chain: PromptChain, turn: KnownTurn, common_prefix: CommonPrefix | None) -> None:
         if turn.parent is None:
             first = self.contents.content(chain.digests[chain.first]) if chain.first < len(chain.names) else None
@@ -419,6 +341,23 @@ def _is_turn(exchange: Exchange, record: Record) -> bool:
 
 def _is_keep_warm(tags: str | None) -> bool:
     return KEEP_WARM_TAG in (tags or "").split(",")
+
+
+def _pause(record: Record, related: RelatedTurns) -> float | None:
+    """Return the seconds since the turn before, or, for a keep-warm request, since the last use of its prefix."""
+    if _is_keep_warm(record.tags) and related.prefix is not None:
+        return record.time - max(related.prefix.turn.ended, related.prefix.turn.used)
+    return None if related.parent is None else record.time - related.parent.ended
+
+
+def _first_change(change: PromptChange, missing: str | None, lost: Mapping[str, int]) -> tuple[str | None, int | None]:
+    """Return the path and the place of the change that lost tokens. `missing` is the region that lacks a breakpoint."""
+    if missing is not None and lost.get("unmarked", 0) > lost.get("changed", 0):
+        return missing, None
+    is_switch_below_minimum = "minimum" in lost and change.region == "model"
+    if change.region is not None and ("changed" in lost or is_switch_below_minimum):
+        return change.region + change.path, change.place
+    return None, None
 
 
 def _with_known_writes(use: PrefixReuse, model: str, *, has_marks: bool) -> PrefixReuse:

@@ -107,7 +107,7 @@ def test_what_cannot_be_written_is_told(store: Path, tmp_path: Path) -> None:
     before = set(tmp_path.iterdir())
     for file in (folder, loop, missing):
         done = kvproxy("cache", "export", file, "--store", store)
-        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert f"cannot write {file}" in done.stderr
     assert set(tmp_path.iterdir()) == before
 

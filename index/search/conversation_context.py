@@ -156,7 +156,7 @@ def have_equal_facts(ours: Context, theirs: Context, are_alike: Callable[[str, s
         if any(_states_own_fact(sentence) for sentence in _sentences(one, other, covered=False)):
             return False
     if _have_other_results(ours, theirs) or exchange_roles(
-        *(" ".join(each.user_turns[:-1]) for each in (ours, theirs))
+        *("\n".join(each.user_turns[:-1]) for each in (ours, theirs))
     ):
         return False
     if _replies_differ(ours, theirs):

@@ -166,6 +166,17 @@ def test_last_turns_ask_equally_after_equal_replies(turn: str, other: str, *, eq
     assert ask_equally(turn, other) == ask_equally(other, turn) == equal
 
 
+def test_a_turn_does_not_continue_the_sentence_of_the_turn_before() -> None:
+    replies = "Sorry. Which floor is it?", "Noted.", "On weekdays, mornings or afternoons.", "Noted."
+
+    def conversation(*turns: str) -> Context:
+        return Context((*(each for pair in zip(turns, replies, strict=True) for each in pair), "Can you log it?"))
+
+    short = "The tap in the bathroom leaks", "first floor", "can they come any day", "mornings suit me"
+    long = "The tap in the bathroom leaks.", short[1], "can they come any day for the tap", short[3]
+    assert have_equal_facts(conversation(*short), conversation(*long), lambda turn, copy: True)
+
+
 def test_conversations_that_tell_nothing_match() -> None:
     cases = [case for case in EARLIER_FACTS if case["same"]]
     assert sum(may_match(case["a"], case["b"]) for case in cases) >= 0.7 * len(cases)

@@ -71,6 +71,29 @@ def report(path: Path, settings: JournalSettings = SETTINGS) -> SessionReport:
     return report_sessions(found.requests, found.traces, settings)
 
 
+@pytest.mark.parametrize(
+    ("away", "last", "changed"), [(1, 1_000, 1_000), (3, 1_000, 3_000), (1, 6_000, 1_000), (0, 1_000, 0)]
+)
+def test_a_return_to_the_first_model_loses_only_what_the_other_model_read(
+    tmp_path: Path, away: int, last: int, changed: int
+) -> None:
+    """Five turns of one model, then `away` of another; the next turn of the first one has `last` new tokens."""
+    log, hidden = Claude(), 17_900
+    for turn in range(1, 7 + away):
+        log.user(100 * turn, f"w{turn:04} " * (last if turn == 6 + away else 900))
+        is_away, is_last = 5 < turn <= 5 + away, turn == 6 + away
+        total = hidden + 1_000 * turn + (last - 1_000 if is_last else 0)
+        begins_model = turn == 1 or (turn == 6 and is_away)
+        read = 0 if begins_model else hidden + 1_000 * (5 if is_last else turn - 1)
+        log.answer(100 * turn + 4, 0, read, total - read, {"type": "text", "text": f"x{turn:04} " * 100})
+        log.lines[-1]["message"]["model"] = "claude-opus-4-5" if is_away else "claude-sonnet-4-5"
+    log.write(tmp_path / "a.jsonl")
+    lost = report(tmp_path).sessions[0].lost
+    # The other model's first turn loses the whole prompt of the turn before.
+    of_switch = hidden + 5_000 if away else 0
+    assert lost.get("changed", 0) == pytest.approx(of_switch + changed, abs=100)
+
+
 def test_claude_code_lost_its_prefix_in_a_pause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     conversation().write(tmp_path / "projects" / "-work" / "5e55.jsonl")
     found = report(tmp_path)

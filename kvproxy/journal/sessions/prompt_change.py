@@ -59,9 +59,17 @@ class PromptChanges:
         self._contents = contents
 
     def change_since(
-        self, earlier: KnownTurn | None, chain: PromptChain, prompt_tokens: int | None, known: int = 0
+        self,
+        earlier: KnownTurn | None,
+        chain: PromptChain,
+        prompt_tokens: int | None,
+        known: int = 0,
+        known_tokens: int | None = None,
     ) -> PromptChange:
-        """Compare a prompt with an earlier one. The text of its first `known` regions does not count as repeated."""
+        """Compare a prompt with an earlier one. The text of its first `known` regions does not count as repeated.
+
+        `known_tokens` are the measured tokens of these regions; None if they are unknown.
+        """
         regions = None if earlier is None else self._history.regions(earlier.prompt)
         if earlier is None or regions is None or prompt_tokens is None:
             return PromptChange(is_known=False)
@@ -107,7 +115,10 @@ class PromptChanges:
         tokens = earlier.prompt_tokens if before_sizes else prompt_tokens
         whole = before_shape.text_bytes(before_sizes) if before_sizes else chain.shape.text_bytes(chain.sizes)
         hidden = 0
-        if shared in texts and chain.shape.lacks_instructions:
+        if known_tokens is not None:
+            # A whole earlier prompt precedes the repeated text, with all tokens of the hidden text.
+            tokens, whole = prompt_tokens - known_tokens, sum(chain.sizes[index] for index in later)
+        elif shared in texts and chain.shape.lacks_instructions:
             counts = hidden_tokens(earlier.prompt_tokens, whole), hidden_tokens(prompt_tokens, chain.text_bytes)
             hidden = min(counts) if min(counts) >= (1 - ESTIMATE_ERROR) * max(counts) else 0
             # The hidden text precedes the change.

@@ -35,10 +35,11 @@ def related_turns(
     has_switched = compared is not None and compared is parent and compared.model != chain.model
     if prefix is not None and not has_switched and shared > (0 if parent is None else chain.first):
         compared = prefix.turn
-    change = changes.change_since(compared, chain, record.prompt_tokens, shared)
+    known = prefix.tokens if prefix is not None and prefix.is_exact and shared else None
+    change = changes.change_since(compared, chain, record.prompt_tokens, shared, known)
     sender = None if chain.history is not None else index.latest_sender(session, chain, shared)
     if sender is not None and sender is not compared and sender.model == chain.model:
         # Turns with other beginnings, such as another order of the tools, may have sent more of the later text.
-        other = changes.change_since(sender, chain, record.prompt_tokens, shared)
+        other = changes.change_since(sender, chain, record.prompt_tokens, shared, known)
         change = max(change, other, key=lambda candidate: candidate.repeated)
     return RelatedTurns(parent, session, prefix, change)

@@ -172,8 +172,8 @@ def test_a_turn_does_not_continue_the_sentence_of_the_turn_before() -> None:
     def conversation(*turns: str) -> Context:
         return Context((*(each for pair in zip(turns, replies, strict=True) for each in pair), "Can you log it?"))
 
-    short = "The tap in the bathroom leaks", "first floor", "can they come any day", "mornings suit me"
-    long = "The tap in the bathroom leaks.", short[1], "can they come any day for the tap", short[3]
+    short = "The tap in the bathroom leaks", "first floor. it drips fast", "can they come any day", "mornings suit me"
+    long = "The tap in the bathroom leaks.", short[1], "can they come any day for the tap in the flat", short[3]
     assert have_equal_facts(conversation(*short), conversation(*long), lambda turn, copy: True)
 
 

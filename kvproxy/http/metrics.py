@@ -135,7 +135,8 @@ class Metrics:
             cooldown="1 while it gets no requests because of its `Retry-After`, else 0.",
             requests="Requests in flight.",
             load="Tokens of work in flight.",
-            sent_total="Requests of clients that it received, also of uncached routes such as `/v1/models`.",
+            sent_total="Requests of clients that it received, also of uncached routes such as `/v1/files`. Lists of models that"
+            " the proxy requests itself do not count.",
             retried_total="Requests that failed here, and were sent to another upstream, also of a fallback.",
             errors_total="Requests that failed here: no connection or response, a status of 500 or above, or a broken response.",
             ejections_total="Ejections.",
@@ -263,7 +264,7 @@ class Metrics:
             prompt_tokens="Their prompt tokens, and those of the cached inputs of other arrays to embed.",
             completion_tokens="Their response tokens.",
             reused_tokens="Prompt tokens that the backend reused.",
-            seconds="Seconds of the backend.",
+            seconds="Seconds that hits and reused tokens saved, net of the hits' own time; may be negative.",
             spent="Price of the requests that reached the provider; excludes models without a price.",
             money="Saved money, net of the provider's own prefix cache; excludes models without a price.",
         )

@@ -59,9 +59,7 @@ class EngineStatus:
     weight: float
     requests: int  # Number of requests in flight.
     load: int  # Load of these requests, see `EngineLoad`.
-    sent: (
-        int  # Requests of clients that it received since the proxy's start, also of uncached routes such as /v1/models.
-    )
+    sent: int  # Requests of clients that it received since the proxy's start, also of uncached routes.
     failures: int  # Number of consecutive failures.
     ejections: int
     error: str | None

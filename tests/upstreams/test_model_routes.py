@@ -125,7 +125,10 @@ def test_requests_go_to_the_upstream_of_their_model_or_alias(tmp_path: Path) -> 
         assert proxy.cloud.got[-1][:2] == ("/v1/images/generations", CLOUD)
         assert proxy.local.got[-1][:2] == ("/v1/rerank", SMALL)
         assert [row["model"] for row in proxy.records(2, tag="alias:fast")] == [SMALL] * 2
+        # The proxy requests the lists itself.
+        assert len(proxy.client.models.list().data) > 3
         first, second = proxy.admin("/upstreams")
+        assert (first["sent"], second["sent"]) == (3, 2)
         assert (first["models"], first["aliases"], second["models"]) == ([LARGE, SMALL], {"fast": SMALL}, ["gpt-*"])
         # The upstream serves more models than it lists.
         assert result("explain", "x", "--model", "gpt-unlisted", url=proxy.url)["layer"] == "none"

@@ -97,7 +97,8 @@ GUARDS = (
         "persons",
         "the user exchanged with the addressee or a third person",
         persons_differ,
-        "can I pay the vet and can you pay the vet, but not *how do I boil an egg* and *how do you boil an egg*",
+        "can I pay the vet and can you pay the vet, but not *how do I boil an egg* and *how do you boil an egg*;"
+        " can the driver lend me a pump and can I lend the driver a pump",
     ),
     Guard("time", "other times", time_differs, "open on Monday and open on Sunday; today, and no time"),
     Guard(

@@ -1,4 +1,4 @@
-"""Detects an exchange of the user and the addressee: `Can I pay the vet?` and `Can you pay the vet?`
+"""Detects an exchange of the user with the addressee or a third person: `Can I pay the vet?` and `Can you pay the vet?`
 
 In `how do you boil an egg`, *you* is anybody, and the question equals `how do I boil an egg`.
 """
@@ -24,6 +24,8 @@ _SUBJECT = re.compile(
     rf"|\b(?P<infinitive>how to) (?P<its_verb>[\w']+)(?P<its_rest>.*)"
 )
 _FIRST = re.compile(r"\b(?:i|we|me|(?<!\bthe )us|my|mine|our|ours|myself|ourselves)\b")
+_OBJECT = re.compile(r"\b(?:me|(?<!\bthe )us|myself|ourselves)\b")
+_THIRD_CLAUSE = re.compile(rf"\b{_AUXILIARIES} (?!(?:i|we|you)\b)(?P<clause>[^,.;!?]+)")
 _SECOND = re.compile(r"^[^.;!?]*\b(?:(?<!\bthank )(?<!\blove )you|your|yours|yourself|yourselves)\b")
 # With these, `you` is the addressee: `will you ship it`. `Are you allowed to` asks for a rule.
 _ADDRESSING = frozenset("did will have had are were was may shall".split())
@@ -60,6 +62,8 @@ def persons_differ(question: str, cached_question: str) -> bool:
     """Whether the user does something in one question, and the addressee or a third person in the other one."""
     if _is_about_named_user(question, cached_question) or _is_about_named_user(cached_question, question):
         return True
+    if _does_to_user(question, cached_question) or _does_to_user(cached_question, question):
+        return True
     ours, theirs = _main_clause(question), _main_clause(cached_question)
     if ours is None or theirs is None or base_forms(ours.verb).isdisjoint(base_forms(theirs.verb)):
         return False
@@ -81,9 +85,25 @@ def _is_about_named_user(own: str, other: str) -> bool:
     return FUNCTION_WORDS.isdisjoint(name.split()) and f" {name} " in f" {known} "
 
 
+def _does_to_user(other: str, own: str) -> bool:
+    """Whether a third person does to the user what the user does to that person in the own question."""
+    ours, match = _main_clause(own), _THIRD_CLAUSE.search(_plain(other))
+    if match is None or ours is None or ours.subject == "you" or _OBJECT.search(ours.rest):
+        return False
+    theirs = match["clause"].split()
+    place = next((place for place, word in enumerate(theirs) if base_forms(word) & base_forms(ours.verb)), 0)
+    subject, rest = theirs[:place], " ".join(theirs[place + 1 :])
+    named = {word.removesuffix("'s") for word in re.findall(r"[\w'-]+", ours.rest)}
+    return bool(subject) and subject[-1] in named - FUNCTION_WORDS and _FIRST.search(rest) is not None
+
+
+def _plain(text: str) -> str:
+    return _FRAME.sub("", text.replace("US", "usa").lower().replace("’", "'"))
+
+
 @cached_by_text
 def _main_clause(text: str) -> _Clause | None:
-    plain = _FRAME.sub("", text.replace("US", "usa").lower().replace("’", "'"))
+    plain = _plain(text)
     match = _SUBJECT.search(plain)
     if match is None:
         return None

@@ -63,6 +63,8 @@ def has_exchanged_words(question: str, cached_question: str) -> bool:
     theirs = tuple(names.get(token, token) for token in theirs)
     if _sentences_exchange_words(ours, theirs):
         return True
+    heads = _common_heads(ours, theirs)
+    ours, theirs = (tuple(token for token in tokens if token not in heads) for tokens in (ours, theirs))
     phrases = {phrase for phrase in _phrases(ours) & _phrases(theirs) if phrase[1] not in participles}
     ours, theirs = _join_phrases(ours, phrases), _join_phrases(theirs, phrases)
     one, other = _roles(ours, participles), _roles(theirs, participles)
@@ -116,6 +118,27 @@ def _map_by_common_root(tokens: Sequence[str], others: Sequence[str]) -> dict[st
 
 def _is_content(token: str) -> bool:
     return token not in _NO_CONTENT and token[0].isalnum()
+
+
+def _common_heads(ours: Sequence[str], theirs: Sequence[str]) -> set[str]:
+    """Return nouns after several modifiers, such as `pass` in `Is the yearly pass cheaper than the monthly pass?`
+
+    Only the modifiers distinguish the two phrases. Otherwise, they would have the role of the other phrase's noun.
+    """
+    ours_before, theirs_before = _words_before(ours), _words_before(theirs)
+    return {
+        token
+        for token, before in ours_before.items()
+        if len(set(before)) > 1 and all(map(_is_content, before)) and set(before) == set(theirs_before.get(token, ()))
+    }
+
+
+def _words_before(tokens: Sequence[str]) -> Mapping[str, Sequence[str]]:
+    found: dict[str, list[str]] = {}
+    for previous, token in pairwise((".", *tokens)):
+        if _is_content(token):
+            found.setdefault(token, []).append(previous)
+    return found
 
 
 def _phrases(tokens: Sequence[str]) -> set[tuple[str, str]]:

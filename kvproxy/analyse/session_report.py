@@ -126,8 +126,9 @@ def report_sessions(
         if (price := turn.price(prices)) is not None:
             above = price_lost_per_token(price, turn.prompt_tokens, turn.reused_tokens or 0, *written.values())
             losses[turn.model].append(RecordedLoss(turn.lost, above))
-        if turn.region is not None and "changed" in turn.lost:
-            changed[turn.region].append(turn.lost["changed"])
+        region, _ = turn.place_of("changed")
+        if region is not None and "changed" in turn.lost:
+            changed[region].append(turn.lost["changed"])
     regions = [ChangedRegion(region, len(lost), sum(lost)) for region, lost in changed.items()]
     pause_costs, keep_warm = _pause_costs(list(by_session.values()), prices)
     shares = [

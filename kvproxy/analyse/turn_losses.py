@@ -33,6 +33,7 @@ class TurnLoss:
 def turn_losses(turns: Sequence[Turn]) -> Iterator[TurnLoss]:
     for turn in turns:
         if (cause := main_cause(turn.lost, turn.reused_tokens)) is not None:
+            region, place = turn.place_of(cause)
             yield TurnLoss(
                 session=turn.name or str(turn.session),
                 turn=turn.turn,
@@ -42,6 +43,6 @@ def turn_losses(turns: Sequence[Turn]) -> Iterator[TurnLoss]:
                 cause=cause,
                 tokens=turn.lost[cause],
                 lost_cost=turn.lost_cost_of(cause),
-                region=turn.region,
-                place=turn.place,
+                region=region,
+                place=place,
             )

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from kvproxy.apis.json import Json
-from kvproxy.apis.key_fields import MARKER_FIELDS
 from kvproxy.apis.not_stored import meaning_of_cause
 from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.journal.reader import JournalReader
@@ -355,12 +354,12 @@ def _turn_sentences(turn: Turn, placed: Set[str]) -> Iterator[str]:
     pause = "" if turn.pause is None else f", {turn.pause:,.0f} s after the turn before it"
     yield f"It is turn {turn.turn} of session {turn.session}{pause}."
     for cause, tokens in turn.lost.items():
-        place = ""
-        if cause == "unmarked" and turn.region in MARKER_FIELDS:
-            place = f" In this request, {turn.region} is missing."
-        if cause == "changed" and turn.region is not None and turn.region not in MARKER_FIELDS:
-            place = f" The first change is in {_region_label(*split_region(turn.region))}"
-            place += "." if turn.place is None or turn.region in placed else f", at character {turn.place:,}."
+        place, (region, character) = "", turn.place_of(cause)
+        if cause == "unmarked" and region is not None:
+            place = f" In this request, {region} is missing."
+        if cause == "changed" and region is not None:
+            place = f" The first change is in {_region_label(*split_region(region))}"
+            place += "." if character is None or region in placed else f", at character {character:,}."
         yield f"- {cause}, {plural(tokens, 'token')}: {CAUSES[cause]}{place}"
 
 

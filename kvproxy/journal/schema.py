@@ -68,7 +68,7 @@ TABLES = (
     "create table turns (number integer primary key, session integer not null, turn integer not null,"
     " parent integer, name integer, pause float, written_5m integer, written_1h integer, region integer, place integer,"
     f" {', '.join(f'{cause} integer' for cause in CAUSES)}, diagnosis integer, agrees integer, keep_warm integer,"
-    " question blob)",
+    " question blob, missing_mark integer)",
     "create index turns_session on turns (session)",
     "create table prompt_sizes (prompt integer primary key, sizes blob not null)",
     _PROMPT_TOKENS,
@@ -102,6 +102,7 @@ ADDED_COLUMNS = (
     ("turns", "keep_warm integer"),
     ("turns", "question blob"),
     ("turns", "concurrent integer"),
+    ("turns", "missing_mark integer"),
 )
 """Columns of `TABLES` that a journal of an older version lacks; it is opened for writing with them."""
 STRINGS = (
@@ -122,7 +123,7 @@ STRINGS = (
     "verdict",
     "proxy",
 )
-TURN_STRINGS = ("name", "region", "diagnosis", "keep_warm")
+TURN_STRINGS = ("name", "region", "diagnosis", "keep_warm", "missing_mark")
 _DIGESTS = ("entry", "near", "key")
 OF_PROMPT = ("key", "text")
 _KEY_BYTES = 16

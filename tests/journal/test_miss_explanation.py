@@ -53,7 +53,8 @@ def test_common_ends_leave_only_what_differs(old: str, new: str) -> None:
 
 
 def test_a_change_has_one_position() -> None:
-    turn = SimpleNamespace(turn=2, session=1, pause=None, lost={"changed": 18}, region="messages[0] system", place=18)
+    first = "messages[0] system", 18
+    turn = SimpleNamespace(turn=2, session=1, pause=None, lost={"changed": 18}, place_of=lambda cause: first)
     for placed, end in (({"messages[0] system"}, "system)."), ({"tools"}, "system), at character 18.")):
         *_, line = _turn_sentences(cast("Turn", turn), placed)
         assert line.endswith(end)

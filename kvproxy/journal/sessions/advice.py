@@ -98,7 +98,7 @@ def advise(turns: Iterable[Turn], prices: Mapping[str, PriceSettings], currency:
             continue
         for cause, tokens in turn.lost.items():
             if cause not in WITHOUT_COST:
-                place = _place(turn) if cause in ("changed", "unmarked") else None
+                place = _place(turn, cause) if cause in ("changed", "unmarked") else None
                 remedy = _remedy(cause, place, turn.model)
                 if cause == "expired" and (end := ends.get(turn.parent or 0)):
                     remedy = f"see why the keep-warm requests ended: {end}"
@@ -127,8 +127,9 @@ def _add(row: Advice, tokens: int, lost_cost: float | None) -> None:
         row.lost_cost = (row.lost_cost or 0.0) + lost_cost
 
 
-def _place(turn: Turn) -> str | None:
-    return None if turn.region is None else _LATER_MESSAGE.sub(r"\1[n]", turn.region)
+def _place(turn: Turn, cause: str) -> str | None:
+    region, _ = turn.place_of(cause)
+    return None if region is None else _LATER_MESSAGE.sub(r"\1[n]", region)
 
 
 def _add_one_hour_writes(

@@ -8,6 +8,7 @@ from math import inf
 from typing import Any
 
 from kvproxy.apis.agent_requests import HEADLESS_TAG
+from kvproxy.apis.key_fields import MARKER_FIELDS
 from kvproxy.errors import NotFound
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.record import OF_TAG
@@ -32,7 +33,7 @@ _TURNS = (
     " r.reused_tokens, r.completion_tokens, t.written_5m, t.written_1h, (select name from names where number = t.region),"
     " t.place, (select name from names where number = t.diagnosis), t.agrees,"
     " (select name from names where number = t.keep_warm), case when r.layer = 'warming' then 1 else 0 end,"
-    " r.service_tier, r.modalities, r.estimated_completion_tokens,"
+    " r.service_tier, r.modalities, r.estimated_completion_tokens, (select name from names where number = t.missing_mark),"
     f" {', '.join(f't.{cause}' for cause in CAUSES)} from turns t join requests r on r.number = t.number"
 )
 _IS_HEADLESS = f"case when ',' || coalesce(r.tags, '') || ',' like '%,{HEADLESS_TAG},%' then 1 else 0 end"
@@ -85,7 +86,7 @@ class Turn:
         written_5m, written_1h: tokens written to the provider's cache for five minutes and for one hour.
         region, place: the first changed text: its region (see `Regions`) and its path in it (see `ChangedText`), such as
             `messages[0] system` or `tools[2] run_shell.description`, and the index of the text's character where the first
-            changed word begins; None if no tokens were lost to `changed`, or to the `minimum` of another model.
+            changed word begins. If no tokens were lost to `changed`, or to the `minimum` of another model, `missing_mark`.
         diagnosis: the provider's own explanation (see `apis/cache_diagnoses.py`); None if none was requested.
         agrees: whether the diagnosis names the part that changed by our comparison; None if the provider compared nothing.
         keep_warm: what became of the keep-warm requests after the turn; None if none were planned, or before their end.
@@ -130,6 +131,7 @@ class Turn:
     modalities: str | None = None
     estimated_completion_tokens: int | None = None
     has_price: bool = False
+    missing_mark: str | None = None
 
     def price(self, prices: Mapping[str, PriceSettings]) -> PriceSettings | None:
         return price_at(self.model, prices, self.time, self.prompt_tokens, self.service_tier, self.modalities)
@@ -171,6 +173,12 @@ class Turn:
     def first_change(self) -> str | None:
         """The first changed text and its character, for people."""
         return change_place(self.region, self.place)
+
+    def place_of(self, cause: str) -> tuple[str | None, int | None]:
+        """Return `region` and `place` for a cause: of `unmarked`, the missing field, which other causes do not have."""
+        if cause == "unmarked":
+            return self.missing_mark, None
+        return (None, None) if self.region in MARKER_FIELDS else (self.region, self.place)
 
     def lost_cost_of(self, cause: str) -> float | None:
         """Return the part of `lost_cost` of one cause."""
@@ -396,14 +404,15 @@ class SessionReader:
         return [self._turn(row) for row in rows]
 
     def _turn(self, row: Sequence[Any]) -> Turn:
-        (*values, diagnosis, agrees, keep_warm, is_warming, tier, modalities, estimated), tokens = (
-            row[: -len(CAUSES)],
-            row[-len(CAUSES) :],
-        )
+        *values, diagnosis, agrees, keep_warm, is_warming, tier, modalities, estimated, mark = row[: -len(CAUSES)]
+        tokens = row[-len(CAUSES) :]
         lost = {cause: count for cause, count in zip(CAUSES, tokens, strict=True) if count}
         agreement = None if agrees is None else bool(agrees)
         turn = Turn(*(*values, lost, None, diagnosis, agreement, keep_warm, bool(is_warming), tier))
-        return replace(turn, modalities=modalities, estimated_completion_tokens=estimated).with_cost(self._prices)
+        # An earlier version recorded it as the first change.
+        mark = mark or (turn.region if turn.region in MARKER_FIELDS else None)
+        more = {"modalities": modalities, "estimated_completion_tokens": estimated, "missing_mark": mark}
+        return replace(turn, **more).with_cost(self._prices)
 
 
 def summarize_session(turns: Sequence[Turn]) -> Session:

@@ -54,7 +54,7 @@ _MAX_MODELS = 1_024
 _MAX_REQUEST_IDS = 4_096
 _COLUMNS = (
     *("number", "session", "turn", "parent", "name", "pause", "written_5m", "written_1h", "region", "place"),
-    *("diagnosis", "agrees", "question", *CAUSES),
+    *("diagnosis", "agrees", "question", "missing_mark", *CAUSES),
 )
 # The first twelve columns are the first fields of KnownTurn.
 _LATEST = (
@@ -163,8 +163,9 @@ class TurnWriter:
         agrees = agrees_with(diagnosis, change.region) if diagnosis is not None and change.is_known else None
         if answer_region is not None:
             change = replace(change, region=answer_region, path="", place=None)
-        where = _first_change(change, missing, lost)
-        facts = (name, pause, use.written_5m, use.written_1h, *where, diagnosis, agrees, chain.question)
+        mark = missing if "unmarked" in lost else None
+        where = _first_change(change, mark, lost)
+        facts = (name, pause, use.written_5m, use.written_1h, *where, diagnosis, agrees, chain.question, mark)
         self._insert_turn(turn, record.request_id, facts, lost)
         self._add_sums(exchange, record, turn, related.prefix, use, pause, lost)
         self._add_to_index(turn, chain, record, name, related.prefix)
@@ -350,14 +351,12 @@ def _pause(record: Record, related: RelatedTurns) -> float | None:
     return None if related.parent is None else record.time - related.parent.ended
 
 
-def _first_change(change: PromptChange, missing: str | None, lost: Mapping[str, int]) -> tuple[str | None, int | None]:
-    """Return the path and the place of the change that lost tokens. `missing` is the region that lacks a breakpoint."""
-    if missing is not None and lost.get("unmarked", 0) > lost.get("changed", 0):
-        return missing, None
+def _first_change(change: PromptChange, mark: str | None, lost: Mapping[str, int]) -> tuple[str | None, int | None]:
+    """Return the path and the place of the change that lost tokens; without one, the missing field `mark`."""
     is_switch_below_minimum = "minimum" in lost and change.region == "model"
     if change.region is not None and ("changed" in lost or is_switch_below_minimum):
         return change.region + change.path, change.place
-    return None, None
+    return mark, None
 
 
 def _with_known_writes(use: PrefixReuse, model: str, *, has_marks: bool) -> PrefixReuse:

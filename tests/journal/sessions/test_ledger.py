@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from kvproxy.analyse.turn_losses import turn_losses
 from kvproxy.apis.json import Json, JsonObject, dumps, objects
 from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.backends.protocol import ServingUpstream
@@ -18,6 +19,7 @@ from kvproxy.exchange import CacheHit, Exchange
 from kvproxy.journal.miss_explanation import explain_in_sentences, explain_miss
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.savings import savings
+from kvproxy.journal.sessions.advice import advise
 from kvproxy.journal.sessions.ledger import CAUSES, ExpectedReuse, lost_tokens, main_cause
 from kvproxy.journal.sessions.ledger_report import ledger_of
 from kvproxy.settings.journal import PriceSettings
@@ -723,6 +725,45 @@ def test_a_request_without_a_breakpoint_loses_the_stored_prefix(sessions: Sessio
     with closing(JournalReader(sessions.place)) as reader:
         explained = explain_miss(reader, sessions.journal.latest(1)[0], lambda number: None)
     assert "In this request, cache_control is missing." in " ".join(explain_in_sentences(explained, str))
+
+
+def test_a_request_without_a_breakpoint_names_its_change_and_the_missing_field(sessions: Sessions) -> None:
+    first, second = (_messages(TALK[:1], marked=end == "aaa") for end in ("aaa", "bbb"))
+    for sent, end in ((first, "aaa"), (second, "bbb")):
+        sent["body"]["system"] = [{"type": "text", "text": "Be careful. " * 100 + end}]
+    sessions.add(
+        request([], 5_000, 0, 0, written=(5_000, 0), **first), request([], 5_000, 0, 9, written=(0, 0), **second)
+    )
+    turn = sessions.last()
+    assert turn.lost["unmarked"] > turn.lost["changed"] > 0
+    assert (turn.region, turn.place, turn.missing_mark) == ("system", 1_200, "cache_control")
+    with closing(JournalReader(sessions.place)) as reader:
+        explained = " ".join(
+            explain_in_sentences(
+                explain_miss(reader, sessions.journal.latest(1)[0], lambda number: None),
+                str,
+            )
+        )
+    assert "In this request, cache_control is missing." in explained
+    assert "The first change is in the system prompt" in explained
+    rows = {row.cause: (row.place, row.remedy) for row in advise([turn], {}, "USD").rows}
+    assert rows["unmarked"][0] == "cache_control"
+    assert "breakpoints" in rows["unmarked"][1]
+    assert rows["changed"][0] == "system"
+    assert "keep the text" in rows["changed"][1]
+    losses = {loss.cause: (loss.region, loss.place) for loss in turn_losses([turn])}
+    assert losses == {"unmarked": ("cache_control", None)}
+
+
+def test_a_change_of_an_earlier_version_has_no_missing_field_as_its_place(sessions: Sessions) -> None:
+    sessions.add(
+        request([], 7_045, 0, 0, written=(7_045, 0), **_messages(TALK[:1], marked=True)),
+        request([], 7_945, 0, 9, written=(0, 0), **_messages(TALK[:3], marked=False)),
+    )
+    turn = replace(sessions.last(), lost={"unmarked": 7_045, "changed": 900})
+    rows = {row.cause: (row.place, row.remedy) for row in advise([turn], {}, "USD").rows}
+    assert rows["changed"][0] is None
+    assert "keep the beginning" in rows["changed"][1]
 
 
 def test_a_transcript_without_breakpoints_is_evicted_if_it_was_written_again(sessions: Sessions) -> None:

@@ -266,9 +266,13 @@ def _reads_file_of_running_proxy(url: str) -> bool:
 def open_direct_journal(
     url: str, token: str | None, data: Path | None, purpose: str, *, store: str | None = None
 ) -> DirectJournal:
-    """Open a journal as `open_journal` does. Raises InvalidRequest if `purpose` cannot be served over HTTP."""
+    """Open a journal as `open_journal` does. Raises InvalidRequest if `purpose` cannot be served over HTTP.
+
+    Raises Unauthorized without the admin token, for which a proxy hides its folder.
+    """
     journal = open_journal(url, token, data, store=store)
     if isinstance(journal, RemoteJournal):
+        journal.records(RecordQuery(limit=1))
         raise InvalidRequest(
             f"{purpose} reads the journal directly: run it on the machine of {url}, or with the `store` of its settings"
         )

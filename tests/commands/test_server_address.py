@@ -140,6 +140,16 @@ def test_commands_take_the_admin_token_from_the_settings_of_the_proxy_only(tmp_p
         assert asked == [None]
 
 
+def test_commands_that_read_the_journal_name_a_missing_or_wrong_token(tmp_path: Path) -> None:
+    settings = load_settings(data=tmp_path, upstream=NOWHERE, admin_token="s3cret-token", cache={"semantic": False})
+    with run_proxy(settings) as (url, _):
+        for name in (("log",), ("log", "top"), ("log", "--where", "total_ms > 1"), ("log", "--plot", "-")):
+            for token, problem in (((), "this needs the admin token"), (("--token", "no"), "is not the admin token")):
+                done = kvproxy(*name, "--url", url, *token)
+                assert (done.returncode, problem in done.stderr) == (1, True), (name, done.stderr)
+            assert kvproxy(*name, "--url", url, "--token", "s3cret-token").returncode == 0
+
+
 def entry_count(services: Services) -> int:
     return len(services.cache.store.list_entries(EntryFilter()))
 

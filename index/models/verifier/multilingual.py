@@ -14,7 +14,9 @@ from kvproxy.index.models.e5 import NAME
 from kvproxy.index.models.languages import ENGLISH, language_of
 from kvproxy.index.models.minilm.weights import load_tokenizer, packaged_model
 from kvproxy.index.models.verifier.built_in import MAX_TOKENS, BuiltInVerifier, is_english
+from kvproxy.index.models.verifier.exchanged_comparison import comparison_is_exchanged
 from kvproxy.index.models.verifier.exchanged_persons import persons_are_exchanged
+from kvproxy.index.models.verifier.exchanged_third_person import third_person_is_exchanged
 from kvproxy.index.policies.guards.words import with_umlauts
 
 # Words that do not change an answer, unlike negations, prepositions, and most question words.
@@ -57,19 +59,28 @@ def new_words_detector(embedder_name: str) -> Callable[[str, Sequence[str]], boo
 
 
 def has_new_words(question: str, stored_questions: Sequence[str]) -> bool | None:
-    """Whether a question has content words or persons that no stored question has. None for English questions, for the guards."""
+    """Whether a question has content words or roles that no stored question has. None for English questions, for the guards."""
     if is_surely_english(question) and is_surely_english(stored_questions[0]):
         return None
     return bool(new_words(question, stored_questions)) or all(
-        persons_are_exchanged(question, stored) for stored in stored_questions
+        roles_are_exchanged(question, stored) for stored in stored_questions
     )
 
 
 def have_equal_words(one: str, other: str) -> bool:
-    """Whether two questions, not both in English, have the same content words and persons."""
+    """Whether two questions, not both in English, have the same content words and roles."""
     if is_surely_english(one) and is_surely_english(other):
         return False
-    return not new_words(one, [other]) and not new_words(other, [one]) and not persons_are_exchanged(one, other)
+    return not new_words(one, [other]) and not new_words(other, [one]) and not roles_are_exchanged(one, other)
+
+
+def roles_are_exchanged(one: str, other: str) -> bool:
+    """Whether persons, or the sides of a comparison, are exchanged in two questions, not both in English."""
+    return (
+        persons_are_exchanged(one, other)
+        or third_person_is_exchanged(one, other)
+        or comparison_is_exchanged(one, other)
+    )
 
 
 @lru_cache(maxsize=4096)

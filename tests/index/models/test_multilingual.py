@@ -19,6 +19,7 @@ from kvproxy.index.models.verifier.multilingual import (
     have_equal_words,
     new_words,
     new_words_detector,
+    roles_are_exchanged,
 )
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
@@ -145,6 +146,17 @@ def test_the_user_and_the_addressee_are_not_exchanged() -> None:
     assert sum(have_equal_words(pair["a"], pair["b"]) for pair in pairs if pair["same"]) >= 28
     assert has_new_words("Wie lautet Ihre Adresse?", ["Wie lautet meine Adresse?"])
     assert not has_new_words("Wie lautet Ihre Adresse?", ["Wie lautet meine Adresse?", "Adresse?"])
+
+
+@pytest.mark.parametrize("name", ["comparisons", "receivers"])
+def test_sides_of_comparisons_and_third_persons_are_not_exchanged(name: str) -> None:
+    pairs = read_pairs(f"languages/{name}")
+    different = [pair for pair in pairs if not pair["same"]]
+    assert len(different) in (12, 23)
+    assert [pair for pair in different if have_equal_words(pair["a"], pair["b"])] == []
+    assert all(has_new_words(pair["b"], [pair["a"]]) for pair in different)
+    assert [pair for pair in pairs if pair["same"] and roles_are_exchanged(pair["a"], pair["b"])] == []
+    assert [pair for pair in pairs if pair["same"] and roles_are_exchanged(pair["b"], pair["a"])] == []
 
 
 @pytest.mark.parametrize(

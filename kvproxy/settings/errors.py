@@ -108,7 +108,7 @@ def _find_problems(error: ValidationError, settings: Sequence[str]) -> Iterator[
         elif detail["type"] == "value_error":
             yield path, detail["msg"].removeprefix("Value error, ")
         elif detail["type"] == "extra_forbidden":
-            yield path, f"there is no such setting; {_suggest(path, settings)}"
+            yield path, f"there is no such setting; {_suggest(path, detail['input'], settings)}"
         elif detail["type"] == "missing":
             yield path, "this field is required"
         elif detail["type"] == "int_parsing":
@@ -132,7 +132,11 @@ def _describe(error_type: str, value: Any) -> str | None:
     return None if isinstance(value, str) and error_type.startswith("string_") else _KINDS.get(type(value))
 
 
-def _suggest(path: SettingPath, settings: Sequence[str]) -> str:
+def _suggest(path: SettingPath, value: Any, settings: Sequence[str]) -> str:
+    section = ".".join(part for part in path[:-1] if isinstance(part, str))
+    # A table such as rules.match may group settings of its section.
+    if isinstance(value, dict) and (inner := [each for key in value if (each := f"{section}.{key}") in settings]):
+        return f"set {' and '.join(inner)} instead"
     name = _closest_name(path, settings)
     return f"did you mean {name}?" if name else "docs/configuration.md lists all settings"
 

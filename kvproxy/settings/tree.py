@@ -305,7 +305,9 @@ def load_settings(*, file: Path | None = None, **flags: Any) -> Settings:
     except ValidationError as error:
         problems += explain_invalid_settings(error, names, given, file)
         problems += missing_keys(values.get("upstreams"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except tomllib.TOMLDecodeError as error:
+        problems.append(f"cannot read {file} as TOML, the only format of settings: {error}")
+    except (OSError, UnicodeDecodeError) as error:
         problems.append(f"cannot read {file}: {error}")
     except SettingsError as error:
         problems.append(error.message)

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kvproxy.errors import SettingsError
+from kvproxy.flow.prepare.rules import Rules
 from kvproxy.http.services import Services
 from kvproxy.index.store import EntryFilter
 from kvproxy.installation.data_folder import demo_folder, locked_folder
@@ -108,6 +109,20 @@ def test_a_reload_names_the_settings_that_need_a_restart(tmp_path: Path) -> None
         told = kvproxy("reload", url=url).stdout
         assert told.startswith("loaded 1 rule\n")
         assert "restart the proxy for the changed settings: cache.ttl, port" in told
+
+
+def test_a_reload_names_a_changed_key_of_an_upstream(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("old\n")
+    (tmp_path / "kvproxy.toml").write_text(f'[[upstreams]]\nurl = "{NOWHERE}"\napi_key_file = "{key}"\n')
+    rules = Rules(load_settings(data=tmp_path))
+    assert rules.reload() == []
+    key.write_text("old")
+    assert rules.reload() == []
+    key.write_text("new\n")
+    assert rules.reload() == ["upstreams.api_key_file"]
+    key.unlink()
+    assert rules.reload() == ["upstreams.api_key_file"]
 
 
 def test_a_reload_with_another_admin_token_says_that_a_restart_is_needed(tmp_path: Path) -> None:

@@ -370,6 +370,10 @@ def test_numbers_are_finite(tmp_path: Path, number: str) -> None:
         ('[[upstreams]]\nurl = "http://a"\nzzz = 1', "docs/configuration.md lists all settings"),
         ("[cache]\nread_timeout = 1", "did you mean forward.read_timeout?"),
         ("[cashe]\nttl = 1", "did you mean cache?"),
+        (
+            '[[rules]]\nname = "a"\nmatch = {model = "m", tenant = "t"}',
+            "setting rules.0.match: there is no such setting; set rules.model and rules.tenant instead",
+        ),
     ],
 )
 def test_an_unknown_setting_gets_the_nearest_name_of_its_section_first(tmp_path: Path, text: str, fix: str) -> None:
@@ -377,6 +381,17 @@ def test_an_unknown_setting_gets_the_nearest_name_of_its_section_first(tmp_path:
     with pytest.raises(SettingsError) as caught:
         load_settings(data=tmp_path)
     assert fix in caught.value.message
+
+
+def test_a_file_in_another_format_is_refused_with_the_name_of_the_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (file := tmp_path / "config.yaml").write_text("log:\n  level: loud\n")
+    monkeypatch.setenv("KVPROXY_CONFIG", str(file))
+    with pytest.raises(
+        SettingsError, match=r"^cannot read .*config\.yaml as TOML, the only format of settings: Expected"
+    ):
+        load_settings(data=tmp_path)
 
 
 def test_settings_in_another_format_are_named(tmp_path: Path) -> None:

@@ -284,6 +284,19 @@ def test_cards_do_not_touch_and_nothing_overflows(page: Page, url: str, width: i
             page.until(lambda: page.run("return document.documentElement.scrollWidth <= innerWidth"))
 
 
+@pytest.mark.parametrize("width", [1440, 1280, 1024, 390])
+def test_amounts_stay_in_their_tiles(page: Page, url: str, width: int) -> None:
+    fits = (
+        "const values = [...document.querySelectorAll('.tile:not([hidden]) strong')];"
+        "for (const value of values) value.textContent = '12345.67 USD';"
+        "return values.filter(n => n.scrollWidth > n.clientWidth).map(n => [n.textContent, n.scrollWidth, n.clientWidth])"
+    )
+    with page.wide(width):
+        page.open(url)
+        page.until(lambda: page.text("[data-figure=pool]"))
+        assert page.run(fits) == []
+
+
 def test_lists_show_the_question_on_a_phone(page: Page, url: str) -> None:
     with page.wide(390):
         for view in ("journal", "stored"):

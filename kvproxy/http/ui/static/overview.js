@@ -20,7 +20,7 @@ const TILES = [
   ["seconds", "Time saved", "By hits: the duration of the original responses, minus that of the hits"], ["spent", "Money spent"], ["money", "Money saved", "By hits, at the prices of kvproxy.toml, else at list prices"],
   ["entries", "Stored responses"], ["pool", "Pool in use"],
 ];
-const TILE = 142; // Least pixels of a tile and the gap beside it.
+const TILE = 166; // Least pixels of a tile and the gap beside it.
 const sum = (values) => values.reduce((all, value) => all + value, 0);
 
 /** The view. `params` give the time range: its length `since`, and its end `until`, now without one. */

@@ -9,7 +9,7 @@ from typer import Option
 
 from kvproxy.commands.analyse.options import print_left_out, read_requests
 from kvproxy.commands.formatting import format_duration, logged_time, money, percent
-from kvproxy.commands.journal.savings import advice_rows, ledger_rows
+from kvproxy.commands.journal.savings import advice_rows, ledger_rows, print_minor_changes
 from kvproxy.commands.journal.spending import session_cost, unpriced_note
 from kvproxy.commands.options import load_settings
 from kvproxy.commands.output import print_note, print_text, progress_bar
@@ -35,7 +35,6 @@ SessionsOption = Annotated[
     bool, Option("--sessions", help="Report sessions by the usage in a log, as for transcripts.")
 ]
 _SHOWN_CHANGES = 5
-_LEAST_SAVED = 0.001  # Of the cost of all input: a smaller loss is not worth a change.
 _SHOWN_FILES = 5
 
 
@@ -219,12 +218,10 @@ def print_costs(report: "SessionReport") -> None:
 
 
 def _print_advice(report: "SessionReport") -> None:
-    least = _LEAST_SAVED * report.cost
-    worth = [advice for advice in report.advice if advice.lost_cost is None or advice.lost_cost >= least]
-    if worth:
-        print_table(advice_rows(worth[:_SHOWN_CHANGES], report.ledger.currency), title="What to change first:")
-    if left_out := len(report.advice) - len(worth):
-        print_text(f"{plural(left_out, 'change')} with less than {_LEAST_SAVED:.1%} of the cost of the input not shown")
+    if report.advice:
+        shown = advice_rows(report.advice[:_SHOWN_CHANGES], report.ledger.currency)
+        print_table(shown, title="What to change first:")
+    print_minor_changes(report.minor_changes)
 
 
 def _print_sums(report: "SessionReport") -> None:
@@ -236,7 +233,7 @@ def _print_sums(report: "SessionReport") -> None:
     if report.repeated is not None:
         middle, average = report.repeated
         print_text(
-            "input that the previous request sent, without the first turns of sessions, by session:"
+            "input with which an earlier request to the model began, without the first turns of sessions, by session:"
             f" median {percent(middle)}, mean {percent(average)}"
         )
 

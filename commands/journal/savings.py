@@ -170,12 +170,22 @@ def advice_rows(advice: "Sequence[Advice]", currency: str) -> list[Row]:
     ]
 
 
+def print_minor_changes(changes: int) -> None:
+    """Print how many changes the advice leaves out."""
+    from kvproxy.journal.sessions.advice import LEAST_SAVED
+
+    if changes:
+        print_text(f"{plural(changes, 'change')} with less than {LEAST_SAVED:.1%} of the cost of the input not shown")
+
+
 def _advice_output(report: "AdviceReport", layout: ListLayout) -> Output:
     rows = advice_rows(report.rows, report.currency)
     document = asdict(report)
 
     def show() -> None:
-        print_table(rows, empty="no recorded request lost reuse", layout=layout, records=document["rows"])
+        empty = "no recorded request lost reuse" if not report.left_out else "no change would save much"
+        print_table(rows, empty=empty, layout=layout, records=document["rows"])
+        print_minor_changes(report.left_out)
         if report.one_hour_cost is not None:
             print_text(
                 f"Writes for one hour cost {amount_text(report.one_hour_cost)} {report.currency} more than those for five"

@@ -13,7 +13,7 @@ from kvproxy.analyse.pause_costs import InputPrice, LongWrite, SessionStep, prov
 from kvproxy.analyse.simulate.trace_reader import TraceSession
 from kvproxy.analyse.trace_turns import trace_turns
 from kvproxy.analyse.turn_losses import TurnLoss, turn_losses
-from kvproxy.journal.sessions.advice import Advice, advise
+from kvproxy.journal.sessions.advice import Advice, advise, input_cost
 from kvproxy.journal.sessions.ledger_report import LedgerReport, RecordedLoss, ledger_of
 from kvproxy.journal.sessions.session_reader import (
     Session,
@@ -27,7 +27,6 @@ from kvproxy.settings.journal import (
     MILLION,
     JournalSettings,
     PriceSettings,
-    input_price,
     price_lost_per_token,
     price_of,
 )
@@ -65,8 +64,9 @@ class SessionReport:
         changed: changed regions, the most lost tokens first.
         losses: turns that lost tokens to another cause than `new`, the most expensive first.
         advice: what to change first, with the money that it would have saved.
-        repeated: share of prompt tokens that the previous turn also had: the median and the mean of the sessions; None
-            without a second turn.
+        minor_changes: number of changes that `advice` leaves out, because they save nearly nothing.
+        repeated: share of prompt tokens with which an earlier request to the model began, without first turns: the median and
+            the mean of the sessions; None without a second turn.
         cost, uncached: price of all input, and its price without a provider's cache.
         pause_costs: for each way to keep prefixes during pauses, the cost of the input if each turn stored its whole prompt,
             over the sessions with models whose prompts are marked by `cache_control`; five-minute writes are the first way.
@@ -91,6 +91,7 @@ class SessionReport:
     keep_warm: KeepWarmCost | None = None
     losses: list[TurnLoss] = field(default_factory=list)
     advice: list[Advice] = field(default_factory=list)
+    minor_changes: int = 0
 
     @property
     def reuse(self) -> float:
@@ -130,6 +131,7 @@ def report_sessions(
         if region is not None and "changed" in turn.lost:
             changed[region].append(turn.lost["changed"])
     regions = [ChangedRegion(region, len(lost), sum(lost)) for region, lost in changed.items()]
+    advice = advise(turns, prices, settings.currency)
     pause_costs, keep_warm = _pause_costs(list(by_session.values()), prices)
     shares = [
         mean(map(_common_prefix_share, session_turns[1:]))
@@ -144,28 +146,21 @@ def report_sessions(
         ),
         sorted(regions, key=lambda region: -region.tokens),
         (median(shares), mean(shares)) if shares else None,
-        sum(_input_cost(turn, prices) for turn in turns),
-        sum(_input_cost(turn, prices, cached=False) for turn in turns),
+        sum(input_cost(turn, prices) for turn in turns),
+        sum(input_cost(turn, prices, cached=False) for turn in turns),
         pause_costs,
         without_usage,
         is_relative,
         sum(not turn.has_price for turn in turns),
         keep_warm=keep_warm,
-        advice=advise(turns, prices, settings.currency).rows,
+        advice=advice.rows,
+        minor_changes=advice.left_out,
         losses=sorted(turn_losses(turns), key=lambda loss: (-(loss.lost_cost or 0.0), -loss.tokens)),
     )
 
 
 def _common_prefix_share(turn: Turn) -> float:
     return 1 - (turn.lost.get("new", 0) + turn.lost.get("changed", 0)) / turn.prompt_tokens
-
-
-def _input_cost(turn: Turn, prices: Mapping[str, PriceSettings], *, cached: bool = True) -> float:
-    price = turn.price(prices)
-    if price is None:
-        return 0.0
-    use = (turn.reused_tokens or 0, turn.written_5m or 0, turn.written_1h or 0) if cached else (0, 0, 0)
-    return input_price(price, turn.prompt_tokens, *use)
 
 
 def _branches(sessions: Sequence[Sequence[Turn]]) -> list[list[Turn]]:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from kvproxy.journal.sessions.ledger import WITHOUT_COST
 from kvproxy.journal.sessions.session_reader import Turn
 from kvproxy.providers.cache_rules import cache_rule
-from kvproxy.settings.journal import MILLION, PriceSettings
+from kvproxy.settings.journal import MILLION, PriceSettings, input_price
 
 REMEDIES: Mapping[str, str] = MappingProxyType(
     {
@@ -46,6 +46,8 @@ _REMEDIES_OF_CHANGES = tuple(
     )
 )
 """What avoids a change, by the pattern of its place: the first match counts. The last one is for fields such as `thinking`."""
+LEAST_SAVED = 0.001
+"""Of the cost of all input: a smaller loss is not worth a change."""
 _FIVE_MINUTES = 300.0
 _LATER_MESSAGE = re.compile(r"^(messages|input)\[[1-9]\d*\]")
 
@@ -78,24 +80,27 @@ class AdviceReport:
     Attributes:
         one_hour_cost: what writing tokens for one hour cost beyond writing them for five minutes.
         one_hour_saved: what reuse after longer pauses saved, in sessions with such writes. Both are None without them.
+        left_out: number of rows below `LEAST_SAVED`, which are not in `rows`.
     """
 
     currency: str
     rows: list[Advice] = field(default_factory=list)
     one_hour_cost: float | None = None
     one_hour_saved: float | None = None
+    left_out: int = 0
 
 
 def advise(turns: Iterable[Turn], prices: Mapping[str, PriceSettings], currency: str) -> AdviceReport:
     """Sum the losses of turns, which are in order of time."""
     report, rows = AdviceReport(currency), dict[tuple[str, str | None, str, str], Advice]()
-    long_sessions, ends = set[int](), dict[int, str]()
+    long_sessions, ends, cost = set[int](), dict[int, str](), 0.0
     for turn in turns:
         if turn.keep_warm is not None:
             ends[turn.number] = turn.keep_warm.partition(": ")[2]
         _add_one_hour_writes(report, turn, long_sessions, prices)
         if turn.is_warming:
             continue
+        cost += input_cost(turn, prices)
         for cause, tokens in turn.lost.items():
             if cause not in WITHOUT_COST:
                 place = _place(turn, cause) if cause in ("changed", "unmarked") else None
@@ -104,8 +109,19 @@ def advise(turns: Iterable[Turn], prices: Mapping[str, PriceSettings], currency:
                     remedy = f"see why the keep-warm requests ended: {end}"
                 row = rows.setdefault((cause, place, turn.model, remedy), Advice(cause, place, turn.model, remedy))
                 _add(row, tokens, turn.lost_cost_of(cause))
-    report.rows = sorted(rows.values(), key=lambda row: (-(row.lost_cost or 0.0), -row.tokens))
+    worth = [row for row in rows.values() if row.lost_cost is None or row.lost_cost >= LEAST_SAVED * cost]
+    report.rows = sorted(worth, key=lambda row: (-(row.lost_cost or 0.0), -row.tokens))
+    report.left_out = len(rows) - len(worth)
     return report
+
+
+def input_cost(turn: Turn, prices: Mapping[str, PriceSettings], *, cached: bool = True) -> float:
+    """Return the price of a prompt, also without the provider's cache; 0 if it is unknown."""
+    price = turn.price(prices)
+    if price is None:
+        return 0.0
+    use = (turn.reused_tokens or 0, turn.written_5m or 0, turn.written_1h or 0) if cached else (0, 0, 0)
+    return input_price(price, turn.prompt_tokens, *use)
 
 
 def _remedy(cause: str, place: str | None, model: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from kvproxy.apis.json import Json, JsonObject
 from kvproxy.journal.sessions.advice import Advice, advise
+from kvproxy.settings.journal import PriceSettings
 from tests.journal.sessions.requests import SYSTEM, Sessions, assistant, provider, request, user
 
 FIRST = [SYSTEM, user("How does a cache work?")]
@@ -81,3 +82,16 @@ def test_an_expired_prefix_names_the_end_of_its_keep_warm_requests(sessions: Ses
         "expired",
         "see why the keep-warm requests ended: the session was too unlikely to continue",
     )
+
+
+@pytest.mark.parametrize(("tokens", "left_out"), [(4_000, 1), (40, 0)])
+def test_a_loss_of_nearly_nothing_is_counted_but_not_advised(sessions: Sessions, tokens: int, left_out: int) -> None:
+    prices = {"m": PriceSettings(input=3, cached=0.3)}
+    changed = [{**SYSTEM, "content": f"{SYSTEM['content']} Now."}, *LATER[1:]]
+    sessions.add(
+        request([user("Something else. " * 9_000)], 1_000 * tokens, 0, 0),
+        request(FIRST, 4_000, 0, 9),
+        request(changed, 4_060, 16, 18),
+    )
+    report = advise((turn.with_cost(prices) for turn in sessions.reader().all_turns()), prices, "USD")
+    assert (report.left_out, len(report.rows)) == (left_out, 1 - left_out)

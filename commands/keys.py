@@ -15,6 +15,7 @@ from kvproxy.commands.options import PRICES_MAY_DIFFER, Data, LimitOrAll, Shared
 from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.commands.row_fields import RowFields
 from kvproxy.commands.tables import Column, ListLayout, Row, default_limit, number_column, table_output, text_column
+from kvproxy.errors import SettingsError
 from kvproxy.index.store_location import is_url
 from kvproxy.operations.client import ProxyClient, configured_token, used_data_folder
 from kvproxy.operations.keys_parameters import (
@@ -85,6 +86,13 @@ class KeysPlace:
 
     @cached_property
     def _settings(self) -> "Settings":
+        try:
+            return self._load_settings()
+        except SettingsError as error:
+            hint = "this command needs no valid settings with the --url of a running proxy, and its --token"
+            raise SettingsError(f"{error.message}\n{hint}") from None
+
+    def _load_settings(self) -> "Settings":
         if self.store is not None:
             return load_settings(data=self.data, store=self.store)
         folder = used_data_folder(self.data)

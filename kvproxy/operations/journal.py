@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from kvproxy.apis.json import JsonObject, as_object, loads
-from kvproxy.errors import InvalidRequest, KvproxyError
+from kvproxy.errors import InvalidRequest, KvproxyError, SettingsError
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store_location import is_url
 from kvproxy.installation.checks.configured_store import open_configured_store, store_exists
@@ -258,7 +258,11 @@ def open_journal(
 
 def _reads_file_of_running_proxy(url: str) -> bool:
     """Return whether the proxy at the URL runs here and writes the file of the settings, so that no request must tell it."""
-    settings = load_settings()
+    try:
+        settings = load_settings()
+    except SettingsError:
+        # A URL that the user named needs no valid settings.
+        return False
     proxy, file = running_proxy(settings.data), settings.journal_file
     return proxy is not None and file is not None and proxy.journal == file and url == configured_url()
 
@@ -280,7 +284,10 @@ def open_direct_journal(
 
 
 def _has_journal(data: Path, journal: object) -> bool:
-    location = load_settings(data=data).journal_location
+    try:
+        location = load_settings(data=data).journal_location
+    except SettingsError:
+        return False
     if not is_url(location):
         return location == journal and Path(location).is_file()
     from kvproxy.index.store.postgres.database import display_name

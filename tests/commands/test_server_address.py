@@ -111,6 +111,21 @@ def test_a_reload_names_the_settings_that_need_a_restart(tmp_path: Path) -> None
         assert "restart the proxy for the changed settings: cache.ttl, port" in told
 
 
+def test_a_named_proxy_serves_commands_while_the_settings_are_invalid(tmp_path: Path) -> None:
+    with run_proxy(load_settings(data=tmp_path, upstream=NOWHERE, cache={"semantic": False})) as (url, _):
+        result("keys", "add", "a", "--data", tmp_path)
+        (tmp_path / "kvproxy.toml").write_text("bogus = 1\n")
+        folder = {"url": NOWHERE, "KVPROXY_DATA": str(tmp_path)}
+        refused = kvproxy("keys", "disable", "a", **folder)
+        assert refused.returncode == 2
+        assert "there is no such setting" in refused.stderr
+        assert (
+            "this command needs no valid settings with the --url of a running proxy, and its --token" in refused.stderr
+        )
+        assert result("keys", "disable", "a", "--url", url, **folder) == {"disabled": "a"}
+        assert kvproxy("log", "--url", url, **folder).returncode == 0
+
+
 def test_a_reload_names_a_changed_key_of_an_upstream(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("old\n")

@@ -1,7 +1,7 @@
 """Finds the first change between two prompts of a session, and the text that is repeated after it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from kvproxy.apis.api_request import BYTES_PER_TOKEN
 from kvproxy.apis.json import Json, dumps, field, objects
@@ -11,9 +11,10 @@ from kvproxy.journal.miss_explanation import common_prefix_and_suffix, word_star
 from kvproxy.journal.request_regions import HISTORY
 from kvproxy.journal.sessions.changed_text import find_changed_text, text_of_region
 from kvproxy.journal.sessions.ledger import ESTIMATE_ERROR
-from kvproxy.journal.sessions.session_matching import KnownTurn, PromptChain, RegionContents, prompt_shape
+from kvproxy.journal.sessions.session_matching import SETTINGS, KnownTurn, PromptChain, RegionContents, prompt_shape
 from kvproxy.journal.token_estimates import has_file, weighted_size
 
+_INSTRUCTIONS = ("tools", "system", "instructions")
 MOVED_TEXT = " (text of an edit)"
 """Path of a change in a region that only lost, or changed, the text that an edit appended to it."""
 
@@ -29,6 +30,7 @@ class PromptChange:
         repeated: tokens after the difference whose text is also in the earlier prompt.
         beginning: tokens before the difference in the first changed region.
         is_known: whether an earlier prompt was compared.
+        setting: the field, such as `reasoning`, that changed as well as the tools or the instructions in `region`.
         hidden: tokens before the messages whose text neither prompt has, as in a transcript, if both have about as many.
     """
 
@@ -39,6 +41,7 @@ class PromptChange:
     is_known: bool = True
     path: str = ""
     hidden: int = 0
+    setting: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,21 @@ class PromptChanges:
             # The hidden text precedes the change.
             tokens -= hidden_tokens(tokens, whole)
         repeated_tokens, equal = (round(tokens * min(1.0, size / max(1, whole))) for size in (repeated, beginning))
-        return PromptChange(region, place, repeated_tokens, equal, path=path, hidden=hidden)
+        change = PromptChange(region, place, repeated_tokens, equal, path=path, hidden=hidden)
+        return self._with_changed_instructions(change, before, chain) if region in SETTINGS else change
+
+    def _with_changed_instructions(
+        self, change: PromptChange, before: Mapping[str, bytes], chain: PromptChain
+    ) -> PromptChange:
+        """Name the first changed tools or instructions instead of a setting: the setting alone may lose nothing."""
+        now = {chain.names[index]: chain.digests[index] for index in chain.shape.texts if index < chain.first}
+        names = dict.fromkeys([*(name for name in _INSTRUCTIONS if name in before), *now])
+        changed = (name for name in names if name != HISTORY and before.get(name) != now.get(name))
+        if (region := next(changed, None)) is None:
+            return change
+        is_version = region in before and region in now
+        shares = self._equal_shares(before[region], now[region]) if is_version else _EqualShares(0.0)
+        return replace(change, region=region, path=shares.path, place=shares.place, setting=change.region)
 
     def _repeated_share(self, before: bytes | None, after: bytes) -> float:
         """Return the share of the later instructions or tools that the earlier version also has; 0 without their contents."""

@@ -17,9 +17,11 @@ _MAX_CACHED_NAMES = 256  # Regions of a prompt whose shape stays in memory.
 _MAX_CONTENT_BYTES = 16 * 2**20
 _CONTENT_OVERHEAD = 200  # Bytes of memory for each content.
 _MAX_CONTENT = 256 * 1024
+SETTINGS = ("reasoning", "reasoning_effort", "text", "verbosity")
+"""Fields before the first text: with some upstreams, their change changes the whole prefix."""
 # Regions that precede the messages in the chain, because a change of one of them changes the whole prefix.
 _HEAD = (
-    *("model", "cache_salt", "reasoning", "reasoning_effort", "text", "verbosity"),
+    *("model", "cache_salt", *SETTINGS),
     *("tools", "system", "instructions", "tool_choice", "thinking", HISTORY),
 )
 _INSTRUCTIONS = ("system", "developer")

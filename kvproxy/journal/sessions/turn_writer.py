@@ -160,7 +160,7 @@ class TurnWriter:
         )
         pause = _pause(record, related)
         diagnosis, change = exchange.facts.diagnosis, related.change
-        agrees = agrees_with(diagnosis, change.region) if diagnosis is not None and change.is_known else None
+        agrees = _agrees(diagnosis, change)
         if answer_region is not None:
             change = replace(change, region=answer_region, path="", place=None)
         mark = missing if "unmarked" in lost else None
@@ -349,6 +349,13 @@ def _pause(record: Record, related: RelatedTurns) -> float | None:
     if _is_keep_warm(record.tags) and related.prefix is not None:
         return record.time - max(related.prefix.turn.ended, related.prefix.turn.used)
     return None if related.parent is None else record.time - related.parent.ended
+
+
+def _agrees(diagnosis: str | None, change: PromptChange) -> bool | None:
+    if diagnosis is None or not change.is_known:
+        return None
+    agrees = agrees_with(diagnosis, change.region)
+    return agrees_with(diagnosis, change.setting) if agrees is False and change.setting is not None else agrees
 
 
 def _first_change(change: PromptChange, mark: str | None, lost: Mapping[str, int]) -> tuple[str | None, int | None]:

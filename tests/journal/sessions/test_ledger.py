@@ -803,6 +803,39 @@ def test_missing_tools_are_the_first_change(sessions: Sessions) -> None:
     assert main_cause(sessions.last().lost) == "changed"
 
 
+_TOOLS: list[Json] = [
+    {"type": "function", "name": name, "description": f"{name} files. " * 100} for name in ("read", "write")
+]
+
+
+@pytest.mark.parametrize("setting", [{"reasoning": {"effort": "high"}}, {"text": {"verbosity": "low"}}])
+@pytest.mark.parametrize(
+    ("more", "region"),
+    [
+        ({"instructions": "Now be careful. " * 200}, "instructions"),
+        ({"tools": _TOOLS[:1]}, "tools[1] write (removed)"),
+        ({"tools": None}, "tools"),
+        ({}, None),
+    ],
+)
+def test_a_changed_setting_hides_no_changed_tools_or_instructions(
+    sessions: Sessions, setting: JsonObject, more: JsonObject, region: str | None
+) -> None:
+    before: JsonObject = {"instructions": "Be careful. " * 200, "tools": _TOOLS, "reasoning": {"effort": "low"}}
+    after: JsonObject = {name: value for name, value in (before | setting | more).items() if value is not None}
+    for at, (body, texts) in enumerate(((before, TALK[:1]), (after, TALK[:3]))):
+        items: list[Json] = [
+            {"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)
+        ]
+        named: dict[str, Any] = {"api": "responses", "headers": {"session-id": "s"}, **provider()}
+        sent: JsonObject = {"model": "gpt-5.6", "input": items, **body}
+        sessions.add(request([], 3_000, 0, 9.0 * at, body=sent, diagnosis="reasoning_effort_changed", **named))
+    turn = sessions.last()
+    assert turn.region == (region or next(iter(setting)))
+    assert turn.lost["changed"] > 1_000
+    assert turn.agrees is ("reasoning" in setting)
+
+
 def test_another_model_loses_the_whole_earlier_prompt(sessions: Sessions) -> None:
     # Of 20,000 tokens, a transcript has neither the tools nor the system prompt.
     plain: JsonObject = {"tools": [], "system": ""}

@@ -251,6 +251,24 @@ def test_sessions_show_why_no_keep_warm_request_was_sent(
     assert pings(upstream) == []
 
 
+def test_a_part_that_the_provider_keeps_for_an_hour_is_not_called_the_prefix(tmp_path: Path) -> None:
+    upstream, clock = AnthropicUpstream(), Clock()
+    first, second = (
+        {"role": "user", "content": [{"type": "text", "text": text, "cache_control": {"type": "ephemeral", **ttl}}]}
+        for text, ttl in ((LONG * 9, {"ttl": "1h"}), (LONG, {}))
+    )
+    messages = [first, {"role": "assistant", "content": "two"}, second]
+    with proxied(tmp_path, upstream, 900, clock=clock, keep_warm_tokens=10**9) as (client, services):
+        ask(client, messages=messages[:1])
+        until(lambda: sessions(services))
+        ask(client, messages=messages)
+        until(lambda: [0 < kept.one_hour_tokens < kept.tokens for kept in sessions(services)] == [True])
+        clock.now += KEEP_WARM_SECONDS
+        end = "none sent: the provider keeps a part of the prefix for an hour, and the rest costs less than these requests"
+        until(lambda: outcomes(tmp_path)[-1:] == [end])
+    assert pings(upstream) == []
+
+
 def test_a_session_shows_that_the_proxy_stopped_before_its_keep_warm_requests(tmp_path: Path) -> None:
     upstream, clock = AnthropicUpstream(), Clock()
     rule = {"breakpoints": "5m", "keep_warm_tokens": 10**9}

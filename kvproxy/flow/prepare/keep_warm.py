@@ -303,6 +303,10 @@ class KeepWarm:
                 return problem
             session.sent += 1
         if not session.sent and keep_warm_requests(survival, prices, 0.0):
+            if session.one_hour_tokens < session.tokens:
+                return (
+                    "the provider keeps a part of the prefix for an hour, and the rest costs less than these requests"
+                )
             return "the provider keeps the prefix for an hour"
         return "the session was too unlikely to continue"
 

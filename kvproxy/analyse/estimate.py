@@ -189,7 +189,7 @@ async def estimate(
             each.request.model,
             known_prices,
             each.logged.time or 0.0,
-            0 if tokens is None else len(tokens.prompt),
+            _prompt_length(each, tokens),
             each.logged.service_tier,
             each.logged.modalities,
         )
@@ -317,6 +317,11 @@ def _reported_counts(request: ReplayedRequest) -> tuple[int | None, int | None]:
     """Return the tokens of prompt and response that a logged response reports."""
     logged = request.logged.response
     return request.request.api.prompt_and_completion_tokens(logged) if isinstance(logged, dict) else (None, None)
+
+
+def _prompt_length(request: ReplayedRequest, tokens: TokenizedRequest | None) -> int:
+    """Return the prompt tokens that the provider bills, else those of the tokenizer."""
+    return _reported_counts(request)[0] or (0 if tokens is None else len(tokens.prompt))
 
 
 def pool_money(estimated: Estimate, discounted: int) -> float | None:

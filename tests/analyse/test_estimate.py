@@ -257,6 +257,20 @@ def test_a_usage_without_cached_tokens_has_whole_blocks_as_in_savings(tmp_path: 
     assert (found.exact, found.exact_savings.cached_tokens) == (1, reusable_tokens(300, 300, BLOCK)) == (1, 288)
 
 
+def test_the_reported_length_decides_the_price_of_a_hit_as_in_the_bill(tmp_path: Path) -> None:
+    """Above 272,000 tokens, the model has another price; the tokenizer counts other tokens."""
+    usage = {"prompt_tokens": 300_000, "completion_tokens": 1_000, "prompt_tokens_details": {"cached_tokens": 0}}
+    choice = {"message": {"role": "assistant", "content": "Yes."}, "finish_reason": "stop"}
+    asked = logs.line([{"role": "user", "content": "hello"}], model="gpt-5.4")
+    response = {"object": "chat.completion", "choices": [choice], "usage": usage}
+    file = logs.write(tmp_path / "log.jsonl", [{**asked, "time": "2026-11-01T10:00:00Z", "response": response}] * 2)
+    given = ("estimate", file, "--data", tmp_path, "--json")
+    hits = json.loads(kvproxy(*given).stdout)["exact_savings"]
+    bill = json.loads(kvproxy(*given, "--sessions", "--by", "model").stdout)
+    assert hits["requests"] == 1
+    assert hits["money"] == pytest.approx(bill["total"]["cost"] / 2)
+
+
 @pytest.mark.parametrize(("model", "tokens", "cached"), [("gpt-4o", 900, 0), ("gpt-4o", 2_000, 1_984), ("m", 900, 896)])
 def test_a_provider_caches_no_prefix_below_its_minimum(model: str, tokens: int, cached: int, tmp_path: Path) -> None:
     usage = {"prompt_tokens": tokens, "completion_tokens": 100}

@@ -171,7 +171,7 @@ def _reported_note(report: "SpendingReport") -> Iterator[str]:
     if costs.reported is None or costs.difference is None:
         yield f"the report of costs is not compared: {causes or 'no amount is in the period'}"
         return
-    unpriced, is_bound = report.total.unpriced, report.total.requests is None
+    unpriced, is_bound = costs.rest_unpriced, report.total.requests is None
     # Requests without a price only add to the report, and those of known models are a part of their own.
     is_of_unpriced = unpriced and costs.rest > 0 and not costs.unpriced
     rest = f", probably of {_count(unpriced, is_bound)} of models without a price" if is_of_unpriced else ""

@@ -56,6 +56,7 @@ class CostComparison:
             only the usage has; the latter is negative.
         rest: what has none of these causes; 0 within the rounding of the amounts.
         rest_by_day: this rest by UTC day, the largest first; empty if the days are unknown.
+        rest_unpriced: number of requests without a price on the days of this rest; a bound if the usage states no number.
         left_out: number of amounts that are unreadable, or in a currency without a rate.
         left_out_currencies: the latter by currency, which is empty if it is unknown.
         undated: number of amounts without a date, which a period leaves out.
@@ -71,16 +72,20 @@ class CostComparison:
     without_costs: float = 0.0
     rest: float = 0.0
     rest_by_day: dict[str, float] = field(default_factory=dict)
+    rest_unpriced: int = 0
     left_out: int = 0
     left_out_currencies: dict[str, int] = field(default_factory=dict)
     undated: int = 0
 
 
-def compare_costs(costs: Sequence[ReportedCost], computed: Mapping[str, float]) -> CostComparison:
-    """Return how reported costs differ from the money here, by UTC day; the empty name has money of unknown days."""
+def compare_costs(costs: Sequence[ReportedCost], computed: Mapping[tuple[str, str], float]) -> CostComparison:
+    """Return how reported costs differ from the money here, by provider and UTC day; an unknown day is empty.
+
+    The provider is empty in all costs and all money here, or in none.
+    """
     reported = sum(cost.amount for cost in costs)
     services: defaultdict[str, float] = defaultdict(float)
-    by_day: defaultdict[str, float] = defaultdict(float)
+    by_day: defaultdict[tuple[str, str], float] = defaultdict(float)
     discount = 0.0
     for cost in costs:
         if cost.service:
@@ -88,18 +93,20 @@ def compare_costs(costs: Sequence[ReportedCost], computed: Mapping[str, float]) 
             continue
         listed = cost.amount if cost.list_amount is None else cost.list_amount
         discount += cost.amount - listed
-        by_day[cost.day] += listed
+        by_day[cost.provider, cost.day] += listed
     without_usage = without_costs = 0.0
-    rests: dict[str, float] = {}
-    if "" not in by_day and "" not in computed:
+    rests: defaultdict[str, float] = defaultdict(float)
+    if all(day for _, day in (*by_day, *computed)):
         without_usage = sum(money for day, money in by_day.items() if day not in computed)
         without_costs = -sum(money for day, money in computed.items() if day not in by_day)
-        rests = {day: money - computed[day] for day, money in by_day.items() if day in computed}
+        for day, money in by_day.items():
+            if day in computed:
+                rests[day[1]] += money - computed[day]
     difference = reported - sum(computed.values())
     rest = difference - sum(services.values()) - discount - without_usage - without_costs
-    is_rounding = abs(rest) <= _rounding(costs) + _EXACT * abs(reported)
-    if is_rounding:
-        rest, rests = 0.0, {}
+    if abs(rest) <= _rounding(costs) + _EXACT * abs(reported):
+        rest = 0.0
+        rests.clear()
     return CostComparison(
         reported,
         difference,

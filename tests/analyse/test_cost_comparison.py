@@ -185,3 +185,24 @@ def test_the_bill_of_another_model(tmp_path: Path) -> None:
     assert "As claude-sonnet-4-5" in shown
     refused = kvproxy(*arguments, "--as-model", "nobody")
     assert (refused.returncode, "no price of nobody is known" in refused.stderr) == (3, True)
+
+
+def test_the_days_of_costs_are_those_of_their_provider(tmp_path: Path) -> None:
+    """The costs of one provider end a day earlier."""
+    usage = (
+        "date,model,provider,input tokens,output tokens\n2026-11-01,claude-opus-4-6,anthropic,1000000,0\n"
+        "2026-11-02,claude-opus-4-6,anthropic,1000000,0\n2026-11-02,gpt-5,openai,1000000,0\n"
+    )
+    head = "usage_date_utc,model,token_type,cost_usd,cost_type\n"
+    costs = "2026-11-01,claude-opus-4-6,x,5.00,token\n2026-11-02,gpt-5,x,1.25,token\n"
+    found = compared(tmp_path, usage, head + costs)[0]["reported"]
+    assert (found["without_costs"], found["rest"]) == (pytest.approx(-5), 0)
+
+
+@pytest.mark.parametrize(("day", "is_named"), [("2026-11-01", True), ("2026-11-02", False)])
+def test_requests_without_a_price_explain_only_their_own_day(day: str, is_named: bool, tmp_path: Path) -> None:
+    usage = f"date,model,input tokens,output tokens\n2026-11-01,gpt-5,1000000,0\n{day},gpt-99,1000000,0\n"
+    costs = "usage_date_utc,model,token_type,cost_usd,cost_type\n2026-11-01,gpt-5,x,3.00,token\n"
+    notes = compared(tmp_path, usage, costs)[1]
+    assert "+1.7500 not explained" in notes
+    assert ("probably of at least 1 request of models without a price" in notes) == is_named

@@ -66,7 +66,7 @@ def _compare(
     has_cloud = any(cost.provider in CLOUDS for cost in costs)
     providers = [_usage_provider(request, has_cloud) for request in paid]
     one_sided, unpriced = _one_sided_providers(costs, set(providers)), _unpriced_models(paid, prices)
-    both = [request for request, provider in zip(paid, providers, strict=True) if provider not in one_sided]
+    both = [(request, provider) for request, provider in zip(paid, providers, strict=True) if provider not in one_sided]
     compared, apart = list[ReportedCost](), defaultdict[str, float](float)
     of_unpriced = 0.0
     for cost in costs:
@@ -79,7 +79,7 @@ def _compare(
     for provider in one_sided - apart.keys():
         of_provider = [request for request, other in zip(paid, providers, strict=True) if other == provider]
         apart[provider] = -sum(_money_by_day(of_provider, prices).values())
-    comparison = compare_costs(compared, _money_by_day(both, prices))
+    comparison = _compare_by_day(compared, both, prices)
     return replace(
         comparison,
         reported=sum(cost.amount for cost in costs),
@@ -87,6 +87,30 @@ def _compare(
         providers={name: amount for name, amount in sorted(apart.items()) if amount},
         unpriced=of_unpriced,
     )
+
+
+def _compare_by_day(
+    costs: Sequence[ReportedCost],
+    paid: Sequence[tuple[PaidRequest, str | None]],
+    prices: Mapping[str, PriceSettings],
+) -> CostComparison:
+    """Compare costs with the money of requests and their providers. If one is unknown, the days have no provider."""
+    names = {_cost_provider(cost) for cost in costs if not cost.service} | {provider for _, provider in paid}
+    are_known = None not in names
+    named = [replace(cost, provider=(_cost_provider(cost) or "") if are_known else "") for cost in costs]
+    by_provider: defaultdict[str, list[PaidRequest]] = defaultdict(list)
+    for request, provider in paid:
+        by_provider[provider or "" if are_known else ""].append(request)
+    money = {
+        (provider, day): amount
+        for provider, requests in by_provider.items()
+        for day, amount in _money_by_day(requests, prices).items()
+    }
+    comparison = compare_costs(named, money)
+    days = comparison.rest_by_day
+    unpriced = [request for request, _ in paid if request.price(prices) is None]
+    of_rest = [request for request in unpriced if not days or days.get(_day_of(request), 0.0) > 0]
+    return replace(comparison, rest_unpriced=sum(request.least_count for request in of_rest))
 
 
 def _one_sided_providers(costs: Iterable[ReportedCost], of_usage: Set[str | None]) -> set[str]:
@@ -209,7 +233,12 @@ def _money_by_day(paid: Iterable[PaidRequest], prices: Mapping[str, PriceSetting
     """Return money by UTC day; that of requests without a day, and of longer periods, has an empty name."""
     days: dict[str, Spending] = {}
     for request in paid:
-        has_day = is_dated(request.time) and request.period <= _DAY
-        day = datetime.fromtimestamp(request.time, UTC).date().isoformat() if has_day else ""
+        day = _day_of(request)
         days.setdefault(day, Spending(day)).add(request, request.price(prices))
     return {day: spending.cost or 0.0 for day, spending in days.items()}
+
+
+def _day_of(request: PaidRequest) -> str:
+    """Return the UTC day; empty without one, and for a longer period."""
+    has_day = is_dated(request.time) and request.period <= _DAY
+    return datetime.fromtimestamp(request.time, UTC).date().isoformat() if has_day else ""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console, Group, RenderableType
+from rich.segment import SegmentLines
 from rich.table import Table
 from rich.text import Text
 from typer import Option
@@ -38,6 +39,7 @@ _MODELS = Column("Models", hides_empty=True)
 _TIMEOUT = 5.0
 _NOT_COUNTED = "without an upstream's statuses below 500: see kvproxy log --reason error-upstream"
 _BAR_WIDTH = 40
+_MAIN_LAYERS = ("exact", "semantic", "forward")
 
 
 def top(
@@ -122,17 +124,26 @@ def _show_live(clients: Sequence[ProxyClient], interval: float) -> None:
                 before = now
             except ProxyUnreachable as error:
                 page = error.message
-            live.update(page, refresh=True)
+            live.update(fit_screen(page, console), refresh=True)
 
 
-def summary_page(traffic: "TrafficStatistics") -> Group:
-    """Return a page on the requests by layer, and on both caches."""
+def fit_screen(page: RenderableType, console: Console) -> RenderableType:
+    """Return the page; if the screen has fewer lines, the last line counts the lines that are not shown."""
+    lines = console.render_lines(page, pad=False)
+    hidden = len(lines) - console.height + 1
+    if hidden <= 1:
+        return page
+    note = Text(f"{plural(hidden, 'line')} not shown: enlarge the window", no_wrap=True, overflow="ellipsis")
+    return Group(SegmentLines(lines[:-hidden], new_lines=True), note)
+
+
+def _facts_table(traffic: "TrafficStatistics") -> Table:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(width=14)
     facts.add_column(overflow="fold")
     for name, value in _summary_facts(traffic):
         facts.add_row(Text(name), Text(escape_controls(value)))
-    return Group(_layer_table(traffic), facts)
+    return facts
 
 
 def live_page(
@@ -141,10 +152,14 @@ def live_page(
     records: "Sequence[RecordWithQuestions]",
     width: int,
 ) -> Group:
-    """Return `summary_page` with tables of the upstreams and the last requests. `width` is in characters."""
-    parts: list[RenderableType] = [summary_page(traffic)]
+    """Return a page on the requests by layer, the upstreams, both caches, and the last requests.
+
+    `width` is in characters. What does not fit a screen is at the end: long sentences, and requests that kvproxy log lists.
+    """
+    parts: list[RenderableType] = [_layer_table(traffic), ""]
     if upstreams:
-        parts += ["", build_table(_upstream_rows(upstreams), width)]
+        parts += [build_table(_upstream_rows(upstreams), width), ""]
+    parts.append(_facts_table(traffic))
     if records:
         parts += ["", build_table(map(_request_row, records), width)]
     return Group(*parts)
@@ -170,6 +185,8 @@ def _layer_table(traffic: "TrafficStatistics") -> Table:
     for column in ("Layer", "Requests/s", "First byte, ms", "Total"):
         table.add_column(column, justify="left" if column == "Layer" else "right")
     for layer, total in traffic.requests.items():
+        if not total and layer not in _MAIN_LAYERS:
+            continue
         rate, first_byte = traffic.per_second[layer], traffic.first_byte_ms[layer]
         table.add_row(layer, f"{rate:,.1f}", milliseconds(first_byte), f"{total:,}")
     share = traffic.from_cache
@@ -183,18 +200,18 @@ def _summary_facts(traffic: "TrafficStatistics") -> list[tuple[str, str]]:
     totals = traffic.totals
     learned = policy_sentences(totals.learned) if totals.learned else []
     return [
-        ("Forward", "includes reused prefixes, shared responses, and clients that left during a response"),
         *_error_facts(traffic),
         *_storage_facts(traffic.totals),
+        *_pool_facts(totals.blocks),
+        *(("Tier", tier_line(tier)) for tier in totals.tiers),
         *_format_counts("Lookups", totals.lookups),
         *_format_counts(
             "Not served", _named_comparisons(totals.compared), " (stored responses compared with fresh ones)"
         ),
         *_format_counts("Limited", totals.limited),
-        *(("" if index else "Learned", sentence) for index, sentence in enumerate(learned)),
         *_money_facts(totals.saved),
-        *_pool_facts(totals.blocks),
-        *(("Tier", tier_line(tier)) for tier in totals.tiers),
+        ("Forward", "includes reused prefixes, shared responses, and clients that left during a response"),
+        *(("" if index else "Learned", sentence) for index, sentence in enumerate(learned)),
     ]
 
 

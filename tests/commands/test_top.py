@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import io
 import os
 import pty
 import re
@@ -10,6 +11,7 @@ import struct
 import subprocess
 import termios
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,10 +21,11 @@ from typing import Any
 import httpx
 import pyte
 import pytest
+from rich.console import Console
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kvproxy.commands.top import _summary_facts
+from kvproxy.commands.top import _summary_facts, fit_screen, live_page
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.operations.client import ProxyClient
 from kvproxy.operations.proxy_statistics import Snapshot, Totals, rates_between, take_snapshot
@@ -67,6 +70,36 @@ def test_top_states_that_compared_responses_were_not_served() -> None:
     now = Snapshot(1.0, totals=Totals(compared={"right": 3, "wrong": 89, "undecided": 16, "dropped": 0}))
     shown = dict(_summary_facts(rates_between(Snapshot(0.0), now)))["Not served"]
     assert shown.startswith("3 would have been right, 89 would have been wrong, 16 undecided (")
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 20)])
+def test_the_live_page_shows_the_upstreams_and_counts_the_lines_that_do_not_fit(width: int, height: int) -> None:
+    learned = {"observations": 40.0, "served": 30.0, "would_serve": 0.5, "undecided": 3.0, "most_wrong": 2.0}
+    totals = Totals(lookups={"hit": 3}, learned=learned, saved={"exact": {"spent": 1.0, "money": 1.0}})
+    traffic = rates_between(
+        Snapshot(0.0), Snapshot(1.0, Counter({"500": 1}), Counter(forward=3, error=1), totals=totals)
+    )
+    upstream: Any = SimpleNamespace(url="http://127.0.0.1:8000", state="up", requests=0, sent=4, errors=1, models=())
+    request: Any = SimpleNamespace(
+        time=0.0, layer="forward", reason="miss", cost=None, total_ms=1.0, model="m", question="What?"
+    )
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
+    page = live_page(traffic, [upstream], [request] * 20, width)
+    with console.capture() as whole:
+        console.print(page)
+    with console.capture() as capture:
+        console.print(fit_screen(page, console))
+    lines, every = capture.get().splitlines(), whole.get().splitlines()
+    assert len(lines) == height
+    assert lines[-1].startswith(f"{len(every) - height + 1} lines not shown")
+    shown = "\n".join(lines)
+    assert all(text in shown for text in ("\nhttp://127.0.0.1:", "Prefix cache", "\nerror ")), shown
+    assert "\nplugin" not in shown
+
+
+def test_a_live_page_that_fits_is_shown_as_it_is() -> None:
+    console = Console(file=io.StringIO(), width=80, height=3)
+    assert fit_screen("a\nb\nc", console) == "a\nb\nc"
 
 
 def test_top_counts_the_errors_of_the_upstream(tmp_path: Path) -> None:

@@ -44,6 +44,10 @@ def main() -> None:
         "rewordings in their style": read_pairs("blind_rewordings"),
         "*I* and *you* exchanged": [pair for pair in read_pairs("persons") if not pair["same"]],
         "rewordings with *I* and *you*": [pair for pair in read_pairs("persons") if pair["same"]],
+        "modifiers exchanged": [pair for pair in read_pairs("common_heads") if not pair["same"]],
+        "rewordings with a common noun": [pair for pair in read_pairs("common_heads") if pair["same"]],
+        "user and third person exchanged": [pair for pair in read_pairs("receivers") if not pair["same"]],
+        "rewordings with a third person": [pair for pair in read_pairs("receivers") if pair["same"]],
         "near-misses in free wordings": free_near_misses(),
         "free rewordings": free_rewordings(),
     }

@@ -25,11 +25,12 @@ _SUBJECT = re.compile(
 )
 _FIRST = re.compile(r"\b(?:i|we|me|(?<!\bthe )us|my|mine|our|ours|myself|ourselves)\b")
 _OBJECT = re.compile(r"\b(?:me|(?<!\bthe )us|myself|ourselves)\b")
-_THIRD_CLAUSE = re.compile(rf"\b{_AUXILIARIES} (?!(?:i|we|you)\b)(?P<clause>[^,.;!?]+)")
+_THIRD_CLAUSE = re.compile(rf"\b(?:{_AUXILIARIES}|is|has) (?!(?:i|we|you)\b)(?P<clause>[^,.;!?]+)")
 _SECOND = re.compile(r"^[^.;!?]*\b(?:(?<!\bthank )(?<!\blove )you|your|yours|yourself|yourselves)\b")
 # With these, `you` is the addressee: `will you ship it`. `Are you allowed to` asks for a rule.
 _ADDRESSING = frozenset("did will have had are were was may shall".split())
 _RULE = re.compile(r"(?:allowed|required|obliged|supposed|able|permitted|entitled|expected|meant)$")
+_BE = frozenset("am are was were".split())
 _NECESSITY = frozenset("need have want".split())
 _DEFINITE = re.compile(r"^(?: (?:to \w+|for|up|out|off|down|back|over))* the \w+(?! of\b)")
 # `how will you know that it is ripe`, `where can you buy stamps`
@@ -90,6 +91,8 @@ def _does_to_user(other: str, own: str) -> bool:
     ours, match = _main_clause(own), _THIRD_CLAUSE.search(_plain(other))
     if match is None or ours is None or ours.subject == "you" or _OBJECT.search(ours.rest):
         return False
+    if ours.auxiliary in _BE and not (_RULE.match(ours.verb) or ours.verb.endswith("ing")):
+        return False  # `is the bank near me`, `am I near the bank`
     theirs = match["clause"].split()
     place = next((place for place, word in enumerate(theirs) if base_forms(word) & base_forms(ours.verb)), 0)
     subject, rest = theirs[:place], " ".join(theirs[place + 1 :])

@@ -22,6 +22,7 @@ from kvproxy.journal.record import OF_TAG, OF_TENANT, Record
 from kvproxy.journal.saving_groups import counted_tags, is_counted
 from kvproxy.journal.sessions.ledger import CAUSES, losses_with_cost
 from kvproxy.providers.prices import is_dated, price_at
+from kvproxy.providers.regional_prices import has_regions
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_lost_per_token, storage_price
 from kvproxy.units import letters_of, period_name, tenant_name
 
@@ -169,7 +170,8 @@ class PaidRequest:
 
     def cost_as(self, model: str, prices: Mapping[str, PriceSettings]) -> float | None:
         """Return the cost of the same tokens at today's price of another model, with the same reuse; None if unknown."""
-        return replace(self, model=model, time=0.0, price_factor=1.0).cost(prices)
+        factor = self.price_factor if has_regions(model) else 1.0
+        return replace(self, model=model, time=0.0, price_factor=factor).cost(prices)
 
     def lost_costs(self, price: PriceSettings) -> dict[str, float] | None:
         """Return the money that reuse of the lost tokens would have saved, by cause; None if unknown."""

@@ -167,6 +167,24 @@ def test_the_bill_names_web_searches_that_it_excludes(tmp_path: Path) -> None:
     assert "not in the money: 640 web searches (web_search_requests)" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("model", "cost"),
+    [
+        ("claude-opus-4-6", 13.25),
+        ("claude-sonnet-4-6", 7.95),
+        ("claude-sonnet-4-5-20250929", 7.5),
+        ("claude-opus-4-20250514", 37.5),
+    ],
+)
+def test_the_bill_of_another_model_has_the_surcharge_of_the_region_if_the_model_has_one(
+    model: str, cost: float, tmp_path: Path
+) -> None:
+    file = tmp_path / "usage.csv"
+    file.write_text(ANTHROPIC)
+    arguments = ("estimate", file, "--sessions", "--by", "day", "--data", tmp_path, "--as-model", model, "--json")
+    assert json.loads(kvproxy(*arguments).stdout)["total"]["as_model_cost"] == pytest.approx(cost)
+
+
 def test_the_bill_of_another_model(tmp_path: Path) -> None:
     file = tmp_path / "log.csv"
     # The second prompt has the price of a long context of Claude Sonnet 4.5.

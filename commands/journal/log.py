@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from kvproxy.operations.journal import DirectJournal, JournalClient
 
 EMPTY = "no request matches"
+_NO_RECORDS = "the journal has no requests: kvproxy doctor checks that requests are recorded"
 _NO_COST = f"{EMPTY}: a cost is null if the price or the usage is unknown"
 _NO_TEAM = "no request of a team matches: kvproxy keys set NAME --team TEAM gives a client a team"
 _UTC_DAYS = "the days are UTC days"
@@ -107,7 +108,7 @@ def log(
         print_table(
             # Later rows may have values in a column that is empty now.
             (_listed_row(row, named, query.lost, hides_empty=not follow) for row in rows),
-            empty=no_match(journal, query, _NO_COST if "cost" in named else EMPTY) if not rows else "",
+            empty=_no_record(journal, query, _NO_COST if "cost" in named else EMPTY) if not rows else "",
             layout=layout,
             records=_selectable(rows, layout),
         )
@@ -175,6 +176,11 @@ def no_match(journal: "JournalClient", query: object, otherwise: str = EMPTY) ->
     return otherwise
 
 
+def _no_record(journal: "JournalClient", query: RecordQuery, otherwise: str = EMPTY) -> str:
+    """Return `no_match`, or a sentence about a journal without records."""
+    return no_match(journal, query, otherwise) if journal.records(RecordQuery(limit=1)) else _NO_RECORDS
+
+
 def _sort_by_arrival(rows: "list[RecordWithQuestions]") -> "list[RecordWithQuestions]":
     return sorted(rows, key=lambda row: (row.time, row.number))
 
@@ -194,7 +200,7 @@ def _plot(journal: "DirectJournal", query: RecordQuery, file: Path) -> None:
     span = format_seconds(layer_counts.step)
     charts = [Chart("", f"requests by layer in each {span}", lines, time_step=layer_counts.step)] if lines else []
     if not charts:
-        print_note(EMPTY)
+        print_note(_no_record(journal, query))
     elif is_file:
         save_charts(charts, file)
     print_charts(charts, always=not is_file)
@@ -393,7 +399,7 @@ def top(
         name = Column("Differs in", digits=30, is_text=True, hides_empty=True)
         rows = [{**cells, name: ", ".join(row.differs_in)} for cells, row in zip(rows, listed, strict=True)]
     document = [asdict(row) for row in listed]
-    empty = "" if rows else no_match(journal, selection, _NO_TEAM if by == "team" else EMPTY)
+    empty = "" if rows else _no_record(journal, selection, _NO_TEAM if by == "team" else EMPTY)
     output = table_output(document, rows, empty=empty, layout=layout, total=len(groups), is_minimum=True)
     notes = [output.note, _UTC_DAYS if by == "day" else None]
     if (oldest := complete_since(journal.reader)) is not None and (selection.start or 0.0) < oldest:

@@ -82,7 +82,8 @@ def test_savings_and_the_log_are_drawn_and_saved(tmp_path: Path) -> None:
             assert all(text in drawn for text in ("requests by layer in each", "exact", "forward"))
             hits = kvproxy("log", "--plot", "-", "--reason", "hit", url=url).stdout
             assert "forward" not in hits
-            assert kvproxy("log", "--plot", "-", "--model", "nope", url=url).stderr == "no request matches\n"
+            unknown = kvproxy("log", "--plot", "-", "--model", "nope", url=url).stderr
+            assert unknown.startswith("no request has the model 'nope': there are ")
             assert kvproxy("log", "--plot", "-", "--json", url=url).returncode == 2
             for name in ("savings", "log"):
                 done = kvproxy(name, "--plot", tmp_path / f"{name}.svg", url=url)

@@ -373,6 +373,20 @@ def test_an_unknown_value_of_a_filter_is_named_beside_similar_ones(tmp_path: Pat
     assert kvproxy("log", "--model", "m", "--layer", "exact", "--data", tmp_path).stderr == "no request matches\n"
 
 
+def test_a_journal_without_requests_is_named(tmp_path: Path) -> None:
+    open_stored_journal(tmp_path / "journal.db", JournalSettings()).close()
+    for name in (
+        ("log",),
+        ("log", "--model", "m"),
+        ("log", "top"),
+        ("log", "top", "--by", "team"),
+        ("log", "--plot", "-"),
+    ):
+        done = kvproxy(*name, "--data", tmp_path)
+        assert (done.returncode, done.stdout) == (0, "")
+        assert done.stderr.startswith("the journal has no requests: kvproxy doctor checks"), name
+
+
 def test_up_to_ten_known_values_of_a_filter_are_named(tmp_path: Path) -> None:
     journal = open_stored_journal(tmp_path / "journal.db", JournalSettings())
     for number in range(12):

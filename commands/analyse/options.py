@@ -227,7 +227,7 @@ def reject_options(values: Mapping[str, tuple[object, object]], mode: str) -> No
 
 def format_pool_size(blocks: int, block_size: int) -> Formatted:
     """Format a pool size; programs receive the tokens."""
-    return Formatted(f"{blocks * block_size:,} tokens ({blocks:,} blocks)", blocks * block_size)
+    return Formatted(f"{plural(blocks * block_size, 'token')} ({plural(blocks, 'block')})", blocks * block_size)
 
 
 def parse_sizes(blocks: str | None, minimum: int) -> list[int] | None:

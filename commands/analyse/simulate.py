@@ -267,7 +267,9 @@ def _routing_row(policy: str, result: "RoutingResult | None") -> Row:
 def _print_plan(plan: "CapacityPlan") -> None:
     sweep = plan.sweep
     print_table(_pool_row(plan, at) for at in range(len(sweep.sizes)))
-    print_text(f"{plural(sweep.requests, 'request')}, {sweep.tokens:,} tokens ({sweep.blocks:,} blocks)")
+    print_text(
+        f"{plural(sweep.requests, 'request')}, {plural(sweep.tokens, 'token')} ({plural(sweep.blocks, 'block')})"
+    )
     print_text(plan.ceiling_sentence())
     print_text(plan.recommendation())
 

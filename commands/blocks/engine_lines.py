@@ -59,7 +59,8 @@ def eviction_lines(stats: "PrefixCacheStats") -> list[str]:
 
 def layer_group_lines(groups: "Iterable[KVCacheGroupStats]") -> list[str]:
     return [
-        f"{layer_group_name(group.number, group.kind, group.window)}: {group.used:,} blocks used, {group.cached:,} cached"
+        f"{layer_group_name(group.number, group.kind, group.window)}: {plural(group.used, 'block')} used,"
+        f" {group.cached:,} cached"
         for group in groups
     ]
 

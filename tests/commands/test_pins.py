@@ -142,5 +142,5 @@ def test_groups_of_layers_are_named_by_their_window() -> None:
     groups = [KVCacheGroupStats(0, "full_attention", 0, 3, 4), KVCacheGroupStats(1, "sliding_window", 4_096, 1, 2)]
     assert layer_group_lines(groups) == [
         "group 0, full attention: 3 blocks used, 4 cached",
-        "group 1, sliding window of 4,096 tokens: 1 blocks used, 2 cached",
+        "group 1, sliding window of 4,096 tokens: 1 block used, 2 cached",
     ]

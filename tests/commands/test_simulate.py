@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvproxy.analyse.simulate import routing_simulation
+from kvproxy.commands.analyse.options import format_pool_size
 from tests.commands.run import kvproxy, result
 
 DATA = Path(__file__).resolve().parents[1] / "analyse/simulate/data"
@@ -22,6 +23,11 @@ def test_a_sweep_with_its_picture(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert all(text in report.read_text() for text in ("<svg", found["recommendation"], *found["assumptions"]))
     assert "hit rate of an unlimited pool" in kvproxy(*arguments).stdout
+
+
+def test_a_pool_of_one_block_has_the_singular() -> None:
+    assert str(format_pool_size(1, 16)) == "16 tokens (1 block)"
+    assert str(format_pool_size(0, 16)) == "0 tokens (0 blocks)"
 
 
 def test_rates_are_shares_of_the_tokens(tmp_path: Path) -> None:

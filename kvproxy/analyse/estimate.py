@@ -184,17 +184,7 @@ async def estimate(
     reused = iter(reused_blocks(block_chains(every, block_size)))
     shares = [0.0 if tokens is None else next(reused) * block_size / max(1, len(tokens.prompt)) for tokens in tokenized]
     known_prices = ModelPrices(settings.journal)
-    prices = [
-        price_at(
-            each.request.model,
-            known_prices,
-            each.logged.time or 0.0,
-            _prompt_length(each, tokens),
-            each.logged.service_tier,
-            each.logged.modalities,
-        )
-        for each, tokens in pairs
-    ]
+    prices = [_price(each, tokens, known_prices) for each, tokens in pairs]
     savings: dict[str, list[HitSavings]] = {"exact": [], "semantic": []}
     fields = () if by is None else group_fields(by)
     grouped: defaultdict[tuple[str, ...], list[tuple[str, HitSavings | None, bool]]] = defaultdict(list)
@@ -317,6 +307,12 @@ def _reported_counts(request: ReplayedRequest) -> tuple[int | None, int | None]:
     """Return the tokens of prompt and response that a logged response reports."""
     logged = request.logged.response
     return request.request.api.prompt_and_completion_tokens(logged) if isinstance(logged, dict) else (None, None)
+
+
+def _price(request: ReplayedRequest, tokens: TokenizedRequest | None, prices: ModelPrices) -> PriceSettings | None:
+    logged, length = request.logged, _prompt_length(request, tokens)
+    price = price_at(request.request.model, prices, logged.time or 0.0, length, logged.service_tier, logged.modalities)
+    return price if price is None or logged.price_factor == 1 else price.scaled(logged.price_factor)
 
 
 def _prompt_length(request: ReplayedRequest, tokens: TokenizedRequest | None) -> int:

@@ -271,6 +271,22 @@ def test_the_reported_length_decides_the_price_of_a_hit_as_in_the_bill(tmp_path:
     assert hits["money"] == pytest.approx(bill["total"]["cost"] / 2)
 
 
+def test_inference_in_one_region_has_its_price_in_hits_and_sessions(tmp_path: Path) -> None:
+    def report(region: str) -> tuple[float, float]:
+        usage = {"input_tokens": 5_000, "output_tokens": 100, "inference_geo": region}
+        body = {"model": "claude-opus-4-6", "max_tokens": 9, "messages": [{"role": "user", "content": "Hello"}]}
+        answer = {"type": "message", "role": "assistant", "content": [{"type": "text", "text": "Hi."}]}
+        response = answer | {"id": "msg_1", "model": body["model"], "stop_reason": "end_turn", "usage": usage}
+        row = {"path": "/v1/messages", "body": body, "response": response}
+        given = ("estimate", logs.write(tmp_path / f"{region}.jsonl", [row, row]), "--data", tmp_path, "--json")
+        hits = json.loads(kvproxy(*given).stdout)["exact_savings"]["money"]
+        return hits, json.loads(kvproxy(*given, "--sessions").stdout)["cost"]
+
+    everywhere, us = report("global"), report("us")
+    assert min(everywhere) > 0
+    assert us == pytest.approx([1.1 * money for money in everywhere])
+
+
 @pytest.mark.parametrize(("model", "tokens", "cached"), [("gpt-4o", 900, 0), ("gpt-4o", 2_000, 1_984), ("m", 900, 896)])
 def test_a_provider_caches_no_prefix_below_its_minimum(model: str, tokens: int, cached: int, tmp_path: Path) -> None:
     usage = {"prompt_tokens": tokens, "completion_tokens": 100}

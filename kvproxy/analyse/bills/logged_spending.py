@@ -134,7 +134,7 @@ def _paid_request(turn: Turn, request: LoggedRequest | None, settings: JournalSe
         modalities=turn.modalities,
         logged_cost=logged_cost,
         logged_rounding=logged_rounding,
-        price_factor=1.0 if request is None else region_factor(_usage_field(request, "inference_geo")) or 1.0,
+        price_factor=turn.price_factor,
         columns={} if request is None else request.columns,
     )
 
@@ -163,7 +163,7 @@ def _reported_request(request: LoggedRequest, settings: JournalSettings, roundin
         is_of_local_day=summed.is_of_local_day,
         logged_cost=logged_cost,
         logged_rounding=logged_rounding,
-        price_factor=region_factor(_usage_field(request, "inference_geo")) or 1.0,
+        price_factor=request.price_factor,
         provider=request.provider,
         columns=request.columns,
     )

@@ -13,6 +13,7 @@ from kvproxy.apis.json import Json, JsonMap, JsonObject, as_list, as_object, fie
 from kvproxy.apis.modalities import reported_modalities
 from kvproxy.apis.service_tiers import logged_tier, named_tier
 from kvproxy.errors import InvalidRequest
+from kvproxy.providers.regional_prices import region_factor
 from kvproxy.settings.journal import LIST_CURRENCY
 
 PROMPT_FIELDS = ("messages", "prompt", "input")
@@ -134,6 +135,12 @@ class LoggedRequest:
         if (usage := self.summed or self.usage) is not None:
             return usage.modalities
         return reported_modalities(self.response) if isinstance(self.response, dict) else None
+
+    @property
+    def price_factor(self) -> float:
+        """The multiple of the price for the region of inference; 1 if that of the region is unknown."""
+        usage = self.response.get("usage") if isinstance(self.response, dict) else None
+        return region_factor(field(usage, "inference_geo")) or 1.0
 
 
 @dataclass(frozen=True, slots=True)

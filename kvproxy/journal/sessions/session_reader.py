@@ -97,6 +97,7 @@ class Turn:
         is_warming: it repeated a turn of the session to keep its prefix cached, or to compute it.
         service_tier: see `apis/service_tiers.py`; None for the standard tier.
         modalities: audio and image tokens, see `apis/modalities.py`; None without any.
+        price_factor: multiple of the price, such as that of inference in one region; only logs state it.
         saved: money that reuse saved, less writes and storage; negative for a request that warmed the cache. None if unknown.
     """
 
@@ -132,9 +133,11 @@ class Turn:
     estimated_completion_tokens: int | None = None
     has_price: bool = False
     missing_mark: str | None = None
+    price_factor: float = 1.0
 
     def price(self, prices: Mapping[str, PriceSettings]) -> PriceSettings | None:
-        return price_at(self.model, prices, self.time, self.prompt_tokens, self.service_tier, self.modalities)
+        price = price_at(self.model, prices, self.time, self.prompt_tokens, self.service_tier, self.modalities)
+        return price if price is None or self.price_factor == 1 else price.scaled(self.price_factor)
 
     def with_cost(self, prices: Mapping[str, PriceSettings]) -> "Turn":
         price = self.price(prices)
@@ -146,10 +149,8 @@ class Turn:
         tokens = self.estimated_completion_tokens if self.completion_tokens is None else self.completion_tokens
         output = None if tokens is None else tokens * price.output / MILLION
         cost = None if output is None else paid + output
-        lost, above = (
-            self.lost_tokens,
-            price_lost_per_token(price, self.prompt_tokens, self.reused_tokens or 0, *written),
-        )
+        lost = self.lost_tokens
+        above = price_lost_per_token(price, self.prompt_tokens, self.reused_tokens or 0, *written)
         return replace(
             self,
             has_price=True,

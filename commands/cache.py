@@ -1,5 +1,6 @@
 """`kvproxy cache`: the stored responses."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ from kvproxy.commands.formatting import (
     one_line,
 )
 from kvproxy.commands.options import Data, Limit, LimitOrAll, Store, StoreOptions, completion_of, load_settings
-from kvproxy.commands.output import Output, print_facts, print_text, text_output
+from kvproxy.commands.output import Output, print_facts, print_note, print_text, text_output
 from kvproxy.commands.row_fields import RowFields
 from kvproxy.commands.statistics_text import label_statistics
 from kvproxy.commands.tables import (
@@ -36,7 +37,7 @@ from kvproxy.commands.tables import (
     table_output,
     text_column,
 )
-from kvproxy.errors import InvalidRequest, NotFound
+from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.operations.cache_parameters import (
     EntryName,
     EntryPage,
@@ -52,6 +53,7 @@ from kvproxy.units import plural, tenant_name
 
 if TYPE_CHECKING:
     from kvproxy.operations.cache_results import ListedResponse, PinnedResponse, ResponseSummary, ShownResponse
+    from kvproxy.operations.open_cache import CacheClient
 
 app = CommandGroup("cache", help="List, show, remove and export stored responses.")
 
@@ -207,6 +209,7 @@ def rm(
                 chosen_ids, prompt = [page.rows[0].id], page.rows[0].prompt
             elif page.total:
                 _confirm(page.rows, page.total)
+        pinned = sum(_is_pinned(cache, id) for id in chosen_ids or ())
         if chosen_ids is not None:
             done = [cache.perform(remove_response, NamedRemoval(id, removal.soft)) for id in chosen_ids]
         else:
@@ -215,7 +218,18 @@ def rm(
     if not count and not removal.all:
         raise NotFound(_NO_MATCH)
     which = "" if prompt is None else f": {one_line(prompt)}"
+    if pinned:
+        print_note(f"{plural(pinned, 'response')} of these {'was' if pinned == 1 else 'were'} pinned")
     return text_output({action: count}, f"{action} {plural(count, 'response')}{which}")
+
+
+def _is_pinned(cache: "CacheClient", id: str) -> bool:
+    from kvproxy.operations.cache import show_response
+
+    # A response that cannot be shown can be removed.
+    with contextlib.suppress(KvproxyError):
+        return cache.perform(show_response, EntryName(id)).pinned
+    return False
 
 
 def _confirm(responses: "Sequence[ListedResponse]", total: int) -> None:

@@ -253,6 +253,17 @@ def test_a_dry_run_changes_nothing_and_a_soft_removal_expires_entries(tmp_path: 
     assert all(each["expires"] <= time.time() for each in queue)
 
 
+def test_the_removal_of_a_pinned_response_is_named(tmp_path: Path) -> None:
+    entries = [make_entry(f"question {number}", created=time.time()) for number in range(2)]
+    place = "--store", stored(tmp_path / "responses.db", *entries)
+    assert kvproxy("cache", "pin", entries[0].id, *place).returncode == 0
+    found = [kvproxy("cache", "rm", entry.id, *place) for entry in entries]
+    assert [(done.stdout, done.stderr) for done in found] == [
+        ("removed 1 response\n", "1 response of these was pinned\n"),
+        ("removed 1 response\n", ""),
+    ]
+
+
 def test_a_locked_store_is_one_error_that_names_the_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -43,7 +43,7 @@ from kvproxy.settings.cache import CacheSettings
 
 F = TypeVar("F", bound=Callable[[str], Awaitable[str]])
 _log = logging.getLogger("kvproxy")
-_CLOSED = "this cache is closed: open it again"
+CLOSED = "this cache is closed: open it again"
 _FORKED = (
     "this cache was opened before the process forked, which leaves its threads and connections behind: open it in each"
     " worker (gunicorn: in post_fork, or without --preload; multiprocessing: in the initializer)"
@@ -161,7 +161,8 @@ class AsyncCache:
             hit = await self.get_unless_failed(question, namespace)
             answer = await _computed(compute, question) if hit is None else hit.answer
             if hit is None:
-                with contextlib.suppress(CacheStoreError):
+                # The answer is computed, although the cache may be closed meanwhile.
+                with contextlib.suppress(CacheStoreError, RuntimeError):
                     await self.set(question, answer, namespace, ttl=ttl, tags=tags)
             flight.set_result(answer)
         return answer
@@ -378,7 +379,7 @@ class AsyncCache:
     def check_usable(self) -> None:
         """Raise RuntimeError if the cache is closed, or was opened by the parent of this process."""
         if self._is_closed:
-            raise RuntimeError(_CLOSED)
+            raise RuntimeError(CLOSED)
         if os.getpid() != self._pid:
             raise RuntimeError(_FORKED)
 

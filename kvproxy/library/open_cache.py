@@ -5,6 +5,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, wait
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
@@ -32,7 +33,7 @@ from kvproxy.library.arguments import (
     pair_batches,
     with_policy,
 )
-from kvproxy.library.async_cache import AsyncCache
+from kvproxy.library.async_cache import CLOSED, AsyncCache
 from kvproxy.library.cache_stats import CacheStats
 from kvproxy.library.cached_answer import CachedAnswer
 from kvproxy.library.configured_cache import open_response_cache
@@ -44,6 +45,7 @@ from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[[str], str])
+_CLOSING_SECONDS = 5.0
 
 
 class Cache:
@@ -58,6 +60,9 @@ class Cache:
     def __init__(self, cache: AsyncCache) -> None:
         self._cache = cache
         self._closing = threading.Lock()
+        self._starting = threading.Lock()
+        self._is_closed = False
+        self._running: set[Future[Any]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kvproxy-cache", daemon=True)
         self._thread.start()
@@ -102,7 +107,8 @@ class Cache:
             answer = compute(question) if hit is None else hit.answer
             if hit is None:
                 check_computed(answer)
-                with contextlib.suppress(CacheStoreError):
+                # The answer is computed, although the cache may be closed meanwhile.
+                with contextlib.suppress(CacheStoreError, RuntimeError):
                     self.set(question, answer, namespace, ttl=ttl, tags=tags)
             flight.set_result(answer)
         return answer
@@ -205,13 +211,20 @@ class Cache:
         return self._run(self._cache.stats())
 
     def close(self) -> None:
-        """Store the counts of hits, and close the store; `with` calls it. A second call does nothing."""
+        """Store the counts of hits, and close the store; `with` calls it. A second call does nothing.
+
+        Running calls of other threads end first; after five seconds, they raise RuntimeError.
+        """
         if not self._thread.is_alive():
             # After a fork, only the parent has the thread, and only the parent may close its connections.
             return
         with self._closing:
             if self._loop.is_closed():
                 return
+            with self._starting:
+                self._is_closed = True
+            for unfinished in wait(tuple(self._running), _CLOSING_SECONDS).not_done:
+                unfinished.cancel()
             try:
                 asyncio.run_coroutine_threadsafe(self._cache.close(), self._loop).result()
             finally:
@@ -245,10 +258,19 @@ class Cache:
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         try:
             self._cache.check_usable()
+            with self._starting:
+                if self._is_closed:
+                    raise RuntimeError(CLOSED)
+                running = asyncio.run_coroutine_threadsafe(work, self._loop)
+                self._running.add(running)
         except RuntimeError:
             work.close()
             raise
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        running.add_done_callback(self._running.discard)
+        try:
+            return running.result()
+        except CancelledError:
+            raise RuntimeError(CLOSED) from None
 
 
 def open_async_cache(

@@ -29,7 +29,7 @@ from kvproxy.settings.journal import (
 
 _BATCH = 64
 FIRST_TRACE_NUMBER = 10_000_000
-"""Number of the first turn of agent traces; those of requests are lower."""
+"""Number of the first turn of agent traces. Turns of requests have lower numbers."""
 
 
 def turns_of_requests(

@@ -118,7 +118,7 @@ class PaidRequest:
         return self.period >= _DAY
 
     def group_name(self, by: str) -> str:
-        """Return the name of the request's group in a field of `group_fields`; of a period that of `moment`. Empty if unknown."""
+        """Return the name of the request's group in a field of `group_fields`, at `moment` for a period; empty if unknown."""
         match by:
             case "day" | "week" | "month" | "quarter":
                 return "" if (moment := self.moment) is None else period_name(moment.date(), by)
@@ -141,8 +141,7 @@ class PaidRequest:
         length = self.priced_length
         if length is None:
             length = (self.prompt_tokens or 0) // max(1, self.least_count)
-        price = price_at(self.model, prices, self.time, length, self.service_tier, self.modalities)
-        return price if price is None or self.price_factor == 1 else price.scaled(self.price_factor)
+        return price_at(self.model, prices, self.time, length, self.service_tier, self.modalities, self.price_factor)
 
     def input_cost(self, price: PriceSettings) -> float:
         return input_price(price, self.prompt_tokens or 0, self.reused, *self.written) + self.storage_cost(price)

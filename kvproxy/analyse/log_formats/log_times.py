@@ -76,5 +76,5 @@ def logged_time(value: JsonMap) -> float | None:
 
 
 def time_field(value: JsonMap) -> str | None:
-    """Return the name of the field with the time of a row; None if there is none."""
+    """Return the name of the field with the time of a row; None without such a field."""
     return next((name for name in TIME_FIELDS if value.get(name) not in (None, "")), None)

@@ -136,8 +136,8 @@ class Turn:
     price_factor: float = 1.0
 
     def price(self, prices: Mapping[str, PriceSettings]) -> PriceSettings | None:
-        price = price_at(self.model, prices, self.time, self.prompt_tokens, self.service_tier, self.modalities)
-        return price if price is None or self.price_factor == 1 else price.scaled(self.price_factor)
+        tier, modalities = self.service_tier, self.modalities
+        return price_at(self.model, prices, self.time, self.prompt_tokens, tier, modalities, self.price_factor)
 
     def with_cost(self, prices: Mapping[str, PriceSettings]) -> "Turn":
         price = self.price(prices)

@@ -97,8 +97,12 @@ def test_a_lookup_waits_for_no_write_of_a_different_question(
     tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(semantic, "_MAX_WRITES_SECONDS", PATIENT)
+    is_embedded = threading.Event()
+    when(monkeypatch, Store, "put_many", is_embedded)
     with held_proxy(tmp_path, go, lookup_timeout=PATIENT) as (url, services, _):
         assert makes_entry(status(url, QUESTION))
+        # A lookup waits for a question without a vector.
+        assert is_embedded.wait(60)
         assert makes_entry(status(url, "when does the next train to Oslo leave"))
         assert not go.is_set()
         assert services.cache.store.count() == 0

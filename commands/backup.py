@@ -4,10 +4,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
 from kvproxy.commands.formatting import local_time
-from kvproxy.commands.options import Data, Store, load_settings
+from kvproxy.commands.options import WRITES, Data, Force, Store, load_settings
 from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.units import format_bytes
 
@@ -18,10 +18,9 @@ Archive = Annotated[Path, Argument(help="Archive: a .tar, .tar.gz or .tgz file."
 
 
 def backup(
-    archive: Archive,
+    archive: Annotated[Archive, WRITES],
     data: Data = None,
     store: Store = None,
-    force: Annotated[bool, Option("--force", help="Overwrite an existing archive.")] = False,
 ) -> Output:
     """Save responses, journal, clients and settings to a file.
 
@@ -32,7 +31,7 @@ def backup(
     from kvproxy.installation.backup import PG_DUMP, write_backup
 
     settings = load_settings(data=data, store=store)
-    summary = write_backup(settings, archive, print_note, replace=force)
+    summary = write_backup(settings, archive, print_note)
     if is_url(settings.store_location):
         print_note(f"what is in PostgreSQL is not included: {PG_DUMP}")
     if settings.encryption.enabled:
@@ -44,7 +43,7 @@ def restore(
     archive: Archive,
     data: Data = None,
     store: Store = None,
-    replace: Annotated[bool, Option("--replace", help="Overwrite existing files.")] = False,
+    force: Force = False,
 ) -> Output:
     """Restore a backup to a data folder that no proxy uses.
 
@@ -54,7 +53,7 @@ def restore(
     """
     from kvproxy.installation.backup import restore_backup
 
-    return _archive_output(restore_backup(load_settings(data=data, store=store), archive, replace=replace), archive)
+    return _archive_output(restore_backup(load_settings(data=data, store=store), archive, replace=force), archive)
 
 
 def _archive_output(summary: "BackupSummary", archive: Path) -> Output:

@@ -22,7 +22,7 @@ from kvproxy.commands.formatting import (
     local_time,
     one_line,
 )
-from kvproxy.commands.options import Data, Limit, LimitOrAll, Store, StoreOptions, completion_of, load_settings
+from kvproxy.commands.options import WRITES, Data, Limit, LimitOrAll, Store, StoreOptions, completion_of, load_settings
 from kvproxy.commands.output import Output, print_facts, print_note, print_text, text_output
 from kvproxy.commands.row_fields import RowFields
 from kvproxy.commands.statistics_text import label_statistics
@@ -398,7 +398,9 @@ def _send_verdict(name: EntryName, question: str | None, responses: StoreOptions
 
 @app.subcommand
 def export(
-    *, file: Annotated[Path | None, Argument(help="File to write, by default stdout.")] = None, responses: StoreOptions
+    *,
+    file: Annotated[Path, Argument(help="File to write, by default stdout.", show_default=False), WRITES] = Path("-"),
+    responses: StoreOptions,
 ) -> Output | None:
     """Export all stored responses as JSON lines.
 
@@ -406,9 +408,6 @@ def export(
     """
     count = 0
     with responses.open() as cache:
-        if file is None or str(file) == "-":
-            sys.stdout.buffer.writelines(cache.export_responses())
-            return None
 
         def counted() -> Iterator[bytes]:
             nonlocal count
@@ -417,6 +416,8 @@ def export(
                 yield chunk
 
         write_chunks(file, counted())
+    if str(file) == "-":
+        return None
     return text_output({"exported": count, "file": str(file)}, f"exported {plural(count, 'response')} to {file}")
 
 

@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 
-from kvproxy.commands.options import Json, completion_of, completion_of_fields, parser_of
+from kvproxy.commands.options import WRITES, Force, Json, completion_of, completion_of_fields, parser_of
 from kvproxy.commands.output import Output, print_charts, print_json, print_note
 from kvproxy.commands.row_fields import RowFields
 from kvproxy.errors import InvalidRequest
@@ -96,7 +96,7 @@ def _command(function: CommandFunction) -> Callable[..., None]:
     """Return a function for Typer that calls `function` and prints its output.
 
     A dataclass parameter becomes one option per field, whose type has an `Option`, or a `Parameter` of `kvproxy.parameters`. The
-    option `--json` is added, unless there is a parameter `as_json`.
+    option `--json` is added, unless there is a parameter `as_json`, and `--force` if a parameter names a file to write.
     """
     given = inspect.signature(function).parameters
     groups = {name: group for name, parameter in given.items() if (group := _group_of(parameter)) is not None}
@@ -106,6 +106,9 @@ def _command(function: CommandFunction) -> Callable[..., None]:
     if prints_json:
         parameters.append(Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=Json))
 
+    written = [name for name, parameter in given.items() if WRITES in getattr(parameter.annotation, "__metadata__", ())]
+    if written:
+        parameters.append(Parameter("force", Parameter.KEYWORD_ONLY, default=False, annotation=Force))
     parameters.append(Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context))
 
     declared = [parameter for group in groups.values() for parameter in declared_parameters(group)]
@@ -118,6 +121,10 @@ def _command(function: CommandFunction) -> Callable[..., None]:
         for name, value in values.items():
             _check_is_utf8(name, value)
             _check_has_value(single.get(name), value)
+        if written and not values.pop("force"):
+            from kvproxy.commands.files import check_is_new
+
+            check_is_new(*(values[name] for name in written))
         as_json, options = prints_json and values.pop("as_json"), dict(values)
         for name, group in groups.items():
             values[name] = group(**{option.name: values.pop(option.name) for option in _options_of_group(group)})

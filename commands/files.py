@@ -92,12 +92,23 @@ def write_chunks(file: Path, chunks: Iterable[bytes]) -> None:
             return
         with contextlib.suppress(FileNotFoundError):
             file.stat()  # A loop of links is an error, and must not be replaced.
-        # /dev/stdout may be a regular file to which a shell continues to write.
-        if str(file.absolute()).startswith(("/dev/", "/proc/")) or (file.exists() and not file.is_file()):
+        if _is_device(file):
             with open(os.open(file, os.O_WRONLY | os.O_NOCTTY), "wb") as out:
                 out.writelines(chunks)
         else:
             _replace_file(Path(os.path.realpath(file)), chunks)
+
+
+def _is_device(file: Path) -> bool:
+    # /dev/stdout may be a regular file to which a shell continues to write.
+    return str(file.absolute()).startswith(("/dev/", "/proc/")) or (file.exists() and not file.is_file())
+
+
+def check_is_new(*files: Path | None) -> None:
+    """Raise InvalidRequest for a file that exists. Standard output, pipes, and devices may be written."""
+    for file in files:
+        if file is not None and str(file) != "-" and file.exists() and not _is_device(file):
+            raise InvalidRequest(f"{file} exists: name another file, or replace it with --force")
 
 
 def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:

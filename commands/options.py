@@ -140,6 +140,9 @@ Url = Annotated[
         callback=_url_or_configured,
     ),
 ]
+WRITES = "writes"
+"""Metadata of a parameter that names a file to write. The command gets the option `--force`."""
+Force = Annotated[bool, Option("--force", help="Replace an existing file.")]
 Json = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 Data = Annotated[Path | None, Option("--data", help="Data folder with kvproxy.toml and all state.")]
 Store = Annotated[str | None, Option("--store", help="File of stored responses, or postgresql://HOST/DATABASE.")]
@@ -164,6 +167,7 @@ ApiKey = Annotated[str | None, Option("--api-key", envvar="OPENAI_API_KEY", help
 Plot = Annotated[
     Path | None,
     Option("--plot", help="Plot the result into this .png or .svg file, besides the terminal.", callback=_checked_plot),
+    WRITES,
 ]
 MAX_ROWS = 2**31 - 1
 Limit = Annotated[int, Option("--limit", "-n", help="Maximum number of rows.", min=1, max=MAX_ROWS)]

@@ -47,7 +47,7 @@ from kvproxy.commands.journal.spending import (
     record_fields,
     spending_output,
 )
-from kvproxy.commands.options import Data, Plot, groups_option, load_settings, since_option, time_option
+from kvproxy.commands.options import WRITES, Data, Plot, groups_option, load_settings, since_option, time_option
 from kvproxy.commands.output import Output, print_note, print_text, progress_bar
 from kvproxy.commands.row_fields import RowFields
 from kvproxy.commands.tables import ListLayout, Row, number_column, print_table
@@ -80,7 +80,7 @@ def estimate(
     prefill_rate: Annotated[float, Option(help="Prompt tokens per second of the engine.", min=1)] = _PREFILL_RATE,
     decode_rate: Annotated[float, Option(help="Response tokens per second of a request.", min=1)] = _DECODE_RATE,
     plot: Plot = None,
-    report: Annotated[Path | None, Option(help="Write a report to this .html file.")] = None,
+    report: Annotated[Path | None, Option(help="Write a report to this .html file."), WRITES] = None,
     draws: Annotated[int, Option(help="Replays of a log with responses; exploration varies.", min=1)] = _DRAWS,
     as_model: Annotated[
         str | None,

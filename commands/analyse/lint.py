@@ -23,7 +23,7 @@ from kvproxy.commands.analyse.options import (
 )
 from kvproxy.commands.analyse.session_report import SessionsOption, print_losses, read_session_report
 from kvproxy.commands.formatting import amount_text, one_line, percent
-from kvproxy.commands.options import Data, load_settings
+from kvproxy.commands.options import WRITES, Data, load_settings
 from kvproxy.commands.output import Output, print_note, print_text, progress_bar
 from kvproxy.demo import DEMO
 from kvproxy.units import plural
@@ -39,7 +39,7 @@ def lint(
     tokenizer: Tokenizer = None,
     block_size: BlockSize = DEFAULT_BLOCK_SIZE,
     top: Annotated[int, Option(help="Maximum number of families or sessions; 0 shows all.", min=0)] = 10,
-    edits: Annotated[Path | None, Option(help="Write the suggested edits into this file as settings.")] = None,
+    edits: Annotated[Path | None, Option(help="Write the suggested edits into this file as settings."), WRITES] = None,
     min_reuse: Annotated[
         float | None,
         Option(help="Exit with 1 if a smaller share of the prompt tokens is reused, such as 0.8.", min=0, max=1),

@@ -12,7 +12,7 @@ from typer import Argument, Option
 from kvproxy.commands.analyse.options import parse_sizes, reject_options, report_source, save_report
 from kvproxy.commands.files import check_writable, reread, save_charts, shown_name
 from kvproxy.commands.formatting import Formatted, decimal, percent
-from kvproxy.commands.options import Plot
+from kvproxy.commands.options import WRITES, Plot
 from kvproxy.commands.output import Output, print_note, print_text, progress_bar
 from kvproxy.commands.tables import Row, number_column, print_table
 from kvproxy.units import parse_bytes, plural
@@ -63,7 +63,7 @@ def simulate(
     block_size: Annotated[int | None, Option(help="Tokens per block.", min=1, show_default="from trace, or 16")] = None,
     users: Annotated[int | None, Option(help="Number of concurrent files.", min=1, show_default="as recorded")] = None,
     plot: Plot = None,
-    report: Annotated[Path | None, Option(help="Write a report to this .html file.")] = None,
+    report: Annotated[Path | None, Option(help="Write a report to this .html file."), WRITES] = None,
     engine: SimulatedEngineOptions,
     fleet: FleetOptions,
 ) -> Output:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Argument, Option
 
 from kvproxy.commands.files import write_chunks
-from kvproxy.commands.options import JournalOptions, since_option, time_option
+from kvproxy.commands.options import WRITES, JournalOptions, since_option, time_option
 from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.operations.record_query import RecordQuery
@@ -24,7 +24,7 @@ _BLOCK_SIZES = {"mooncake": 512, "weka": 64}
 
 def export(
     *,
-    file: Annotated[Path, Argument(help="File to write, by default stdout.", show_default=False)] = Path("-"),
+    file: Annotated[Path, Argument(help="File to write, by default stdout.", show_default=False), WRITES] = Path("-"),
     format: Annotated[Format, Option(help="Trace of Mooncake or WEKA, or requests as OpenAI JSON lines.")] = "mooncake",
     block_size: Annotated[
         int | None, Option(help="Tokens per block of a trace.", min=1, show_default="512 mooncake, 64 weka")

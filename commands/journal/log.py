@@ -15,7 +15,7 @@ from kvproxy.commands.files import checked_plot, save_charts
 from kvproxy.commands.formatting import Formatted, decimal, local_time, milliseconds, money, percent, table_time
 from kvproxy.commands.journal.export import export
 from kvproxy.commands.journal.spending import group_title, removed_note
-from kvproxy.commands.options import JournalOptions, LimitOrAll, completion_of
+from kvproxy.commands.options import WRITES, JournalOptions, LimitOrAll, completion_of
 from kvproxy.commands.output import Output, check_reader, print_charts, print_facts, print_note
 from kvproxy.commands.row_fields import RowFields
 from kvproxy.commands.tables import (
@@ -64,7 +64,9 @@ def log(
     selection: RecordQuery,
     limit: LimitOrAll = None,
     layout: Annotated[ListLayout, RowFields("kvproxy.operations.journal:list_records")],
-    plot: Annotated[Path | None, Option(help="Plot requests over time: - (terminal), .png or .svg file.")] = None,
+    plot: Annotated[
+        Path | None, Option(help="Plot requests over time: - (terminal), .png or .svg file."), WRITES
+    ] = None,
     follow: Annotated[bool, Option("--follow", "-f", help="Print new requests as they arrive.")] = False,
     source: JournalOptions,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per line.")] = False,

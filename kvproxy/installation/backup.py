@@ -48,7 +48,7 @@ class BackupSummary:
 
 
 def write_backup(
-    settings: Settings, archive: Path, on_copied: Callable[[str], None] = lambda name: None, *, replace: bool = False
+    settings: Settings, archive: Path, on_copied: Callable[[str], None] = lambda name: None
 ) -> BackupSummary:
     """Write the databases, clients, and settings of a data folder to an archive that only its owner can read.
 
@@ -59,8 +59,6 @@ def write_backup(
         raise InvalidRequest(
             f"cannot write {archive}: its name must end in {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}"
         )
-    if archive.exists() and not replace:
-        raise InvalidRequest(f"{archive} exists: name another file, or overwrite it with --force")
     sources = {name: path for name, path in _files_to_back_up(settings).items() if path.is_file()}
     if not sources and is_url(settings.store_location):
         raise NotFound(
@@ -117,7 +115,7 @@ def _restore(settings: Settings, archive: Path, replace: bool) -> BackupSummary:
         _check_sizes(tar, digests, archive)
         existing = [str(places[name]) for name in digests if places[name].exists()]
         if existing and not replace:
-            raise InvalidRequest(f"{', '.join(existing)} would be overwritten: give --replace, or another --data")
+            raise InvalidRequest(f"{', '.join(existing)} would be overwritten: give --force, or another --data")
         sizes = {}
         for name, digest in digests.items():
             path = _extract(tar, name, folder)

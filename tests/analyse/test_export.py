@@ -193,7 +193,7 @@ def test_an_export_says_that_semantic_hits_are_missing(tmp_path: Path) -> None:
     sessions.add(*(request([user(logs.words(at, 60))], 100, None, at, layer="semantic") for at in range(2)))
     sessions.add(request([user(logs.words(2, 60))], 100, 0, 2))
     sessions.close()
-    options = ("log", "export", tmp_path / "requests.jsonl", "--format", "requests", "--data", tmp_path)
+    options = ("log", "export", tmp_path / "requests.jsonl", "--force", "--format", "requests", "--data", tmp_path)
     done = " ".join(kvproxy(*options).stderr.split())
     assert "3 requests without a stored text left out (2 semantic, 1 " in done
     assert "without the semantic hits, estimate counts too few hits" in done

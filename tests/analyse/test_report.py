@@ -50,7 +50,7 @@ def test_a_report_of_a_simulation_has_only_assumptions_that_apply(tmp_path: Path
     kvproxy("simulate", DATA / "mooncake-300.jsonl", "--policies", "lru", "--blocks", "500", "--report", report)
     assert not re.search(r"samples|TTFT", report.read_text())
     options = ("--policies", "lru", "--blocks", "500", "--bytes-per-token", 1_024, "--tier", "host=1")
-    kvproxy("simulate", DATA / "mooncake-300.jsonl", *options, "--report", report)
+    kvproxy("simulate", DATA / "mooncake-300.jsonl", *options, "--report", report, "--force")
     assert "in addition to that of lru" in report.read_text()
 
 

@@ -84,7 +84,7 @@ def test_clients_and_settings_are_restored_and_replaced_on_demand(tmp_path: Path
     assert load_settings(data=tmp_path / "b").port == 8500
     target = settings(tmp_path / "c")
     add_client(target, "bob")
-    with pytest.raises(InvalidRequest, match=r"clients\.json.* would be overwritten: give --replace"):
+    with pytest.raises(InvalidRequest, match=r"clients\.json.* would be overwritten: give --force"):
         restore_backup(target, archive)
     assert [client.name for client in all_clients(target)] == ["bob"]
     restore_backup(target, archive, replace=True)
@@ -198,7 +198,7 @@ def test_a_backup_overwrites_another_one_on_demand_only(tmp_path: Path, archive:
     before = archive.read_bytes()
     done = kvproxy("backup", archive, "--data", tmp_path / "a")
     assert (done.returncode, archive.read_bytes()) == (2, before)
-    assert "exists: name another file, or overwrite it with --force" in done.stderr
+    assert "exists: name another file, or replace it with --force" in done.stderr
     assert kvproxy("backup", archive, "--data", tmp_path / "a", "--force").returncode == 0
     assert archive.read_bytes() != before
 
@@ -261,13 +261,13 @@ def test_a_manifest_is_checked_before_the_first_file_is_replaced(tmp_path: Path,
     data.mkdir()
     (data / "clients.json").write_bytes(b"before")
     archive = packed(tmp_path, json.dumps(GOOD | changed).encode(), {"clients.json": KEPT})
-    done = kvproxy("restore", archive, "--data", data, "--replace")
+    done = kvproxy("restore", archive, "--data", data, "--force")
     assert (done.returncode, done.stdout) == (2, "")
     assert "is not a file of kvproxy backup" in done.stderr
     assert (data / "clients.json").read_bytes() == b"before"
     assert (
         kvproxy(
-            "restore", packed(tmp_path, json.dumps(GOOD).encode(), {"clients.json": KEPT}), "--data", data, "--replace"
+            "restore", packed(tmp_path, json.dumps(GOOD).encode(), {"clients.json": KEPT}), "--data", data, "--force"
         ).returncode
         == 0
     )

@@ -124,7 +124,7 @@ def test_an_interrupted_export_keeps_the_old_file(tmp_path: Path, monkeypatch: p
     backup.write_text("old")
     monkeypatch.setattr(Entry, "export_line", lambda entry, *marks: 1 / 0)
     with pytest.raises(AssertionError, match="ZeroDivisionError"):
-        kvproxy("cache", "export", backup, "--store", path)
+        kvproxy("cache", "export", backup, "--force", "--store", path)
     assert [file.name for file in tmp_path.glob("backup*")] == ["backup.jsonl"]
     assert backup.read_text() == "old"
     monkeypatch.undo()

@@ -201,6 +201,36 @@ def test_a_missing_folder_is_reported_before_the_work(arguments: list[str], opti
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (("cache", "export"), "file.jsonl"),
+        (("log", "export"), "file.jsonl"),
+        (("backup",), "file.tar"),
+        (("lint", "-", "--edits"), "kvproxy.toml"),
+        (("estimate", "-", "--report"), "file.html"),
+        (("simulate", "-", "--report"), "file.html"),
+        (("simulate", "-", "--plot"), "file.svg"),
+        (("savings", "--plot"), "file.svg"),
+        (("log", "--plot"), "file.svg"),
+    ],
+)
+def test_a_file_that_exists_is_replaced_only_with_force(arguments: tuple[str, ...], name: str, tmp_path: Path) -> None:
+    (file := tmp_path / name).write_text("# my settings")
+    done = kvproxy(*arguments, file)
+    assert done.returncode == 2
+    assert done.stderr == f"kvproxy: {file} exists: name another file, or replace it with --force\n"
+    assert file.read_text() == "# my settings"
+
+
+def test_an_export_replaces_a_file_with_force_and_writes_to_a_device_without(tmp_path: Path) -> None:
+    open_store(tmp_path / "a.db").close()
+    (file := tmp_path / "file.jsonl").write_text("old")
+    assert kvproxy("cache", "export", "/dev/null", "--store", tmp_path / "a.db").returncode == 0
+    assert kvproxy("cache", "export", file, "--force", "--store", tmp_path / "a.db").returncode == 0
+    assert file.read_text() == ""
+
+
 def test_unwritable_files_are_reported(tmp_path: Path) -> None:
     checked_plot(None)
     checked_plot(tmp_path / "a.SVG")

@@ -29,7 +29,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def export(store: Path, file: object) -> int:
-    return kvproxy("cache", "export", file, "--store", store).returncode
+    return kvproxy("cache", "export", file, "--force", "--store", store).returncode
 
 
 def test_a_link_is_followed_and_stays(store: Path, tmp_path: Path) -> None:

@@ -130,7 +130,9 @@ class LookupQueue:
             *(job.future for job in self._background),
         ]
         for future in waiting:
-            future.cancel()
+            # A cancelled future would cancel the task that waits for it.
+            if future.set_running_or_notify_cancel():
+                future.set_exception(RuntimeError("the cache was closed before the lookup began"))
 
 
 def _set_future_result(future: Future[Value], compute: Callable[[], Value]) -> None:

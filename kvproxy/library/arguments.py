@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import itertools
 import math
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args
@@ -77,10 +77,14 @@ def check_computed(answer: object) -> None:
         raise TypeError(f"compute must return a string, not {type(answer).__name__}")
 
 
-def check_awaitable(result: object) -> None:
+async def computed_answer(compute: Callable[[str], Awaitable[str]], question: str) -> str:
+    result = compute(question)
     if not isinstance(result, Awaitable):
         kind = type(result).__name__
         raise TypeError(f"compute must return an awaitable, not {kind}: define it with async, or use open_cache")
+    answer = await result
+    check_computed(answer)
+    return answer
 
 
 def positive_seconds(name: str, value: Seconds) -> float:

@@ -2,14 +2,14 @@
 
 import asyncio
 import contextlib
-import functools
 import logging
 import math
 import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
+from functools import partial, wraps
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -20,8 +20,6 @@ from kvproxy.index.store import EntryFilter
 from kvproxy.library.arguments import (
     BATCH,
     Seconds,
-    check_awaitable,
-    check_computed,
     check_memoize,
     check_question,
     check_tag,
@@ -29,20 +27,23 @@ from kvproxy.library.arguments import (
     check_type,
     checked_questions,
     checked_tags,
+    computed_answer,
     pair_batches,
     positive_seconds,
 )
-from kvproxy.library.cache_stats import CacheStats
+from kvproxy.library.cache_stats import CacheStats, GetStats, collect_stats
 from kvproxy.library.cached_answer import CachedAnswer, answer_of, new_entry
 from kvproxy.library.lookup_explanation import LookupExplanation, explain_lookup
 from kvproxy.library.maintenance import Maintenance
 from kvproxy.library.memoized_function import question_signature, read_question
 from kvproxy.library.removals import Removals
+from kvproxy.library.running_calls import RunningCalls, counted_call
 from kvproxy.library.single_flight import SingleFlight
 from kvproxy.settings.cache import CacheSettings
 
 F = TypeVar("F", bound=Callable[[str], Awaitable[str]])
 _log = logging.getLogger("kvproxy")
+_CLOSING_SECONDS = 5.0
 CLOSED = "this cache is closed: open it again"
 _FORKED = (
     "this cache was opened before the process forked, which leaves its threads and connections behind: open it in each"
@@ -76,15 +77,19 @@ class AsyncCache:
         self._removals = Removals()
         cache.store.removal_listeners.append(self._removals.add)
         self.flights = SingleFlight()
+        self.running_calls = RunningCalls()
         self._pid = os.getpid()
         self._is_closed = False
         # Without the setting, a call of a program waits as long as the models need.
         self._lookup_timeout = settings.lookup_timeout if "lookup_timeout" in settings.model_fields_set else None
 
+    @counted_call
     async def get(self, question: str, namespace: str = "") -> CachedAnswer | None:
         """Return the stored answer to an equal question, or else to a similar question; None without one."""
-        self.check_usable()
         check_question(question, namespace)
+        return await self._get(question, namespace)
+
+    async def _get(self, question: str, namespace: str) -> CachedAnswer | None:
         entry, similarity = await self._find_equal(question, namespace), None
         if entry is None:
             entry, similarity = await self._find_similar(question, namespace)
@@ -100,12 +105,12 @@ class AsyncCache:
             await pending.wait_until_stored()
         self._cache.store.record_hit(entry.id)
 
+    @counted_call
     async def get_many(self, questions: Sequence[str], namespace: str = "") -> list[CachedAnswer | None]:
         """Return what `get` returns for each question. All questions without an equal one are embedded together.
 
         If the embedder fails, they are misses.
         """
-        self.check_usable()
         questions = checked_questions(questions, namespace)
         found: list[CachedAnswer | None] = []
         for start in range(0, len(questions), BATCH):
@@ -129,10 +134,11 @@ class AsyncCache:
         """Return what `get` returns; None if the embedder fails. `failure` is its error for all questions, if any."""
         if failure is None or await self._find_equal(question, namespace) is not None:
             try:
-                return await self.get(question, namespace)
+                return await self._get(question, namespace)
             except EmbedderError as error:
                 _log.warning("the lookup is a miss: %s", error)
-        self._lookups["failed"] += 1
+        else:
+            self._lookups["failed"] += 1
         self._gets["miss"] += 1
         return None
 
@@ -159,7 +165,7 @@ class AsyncCache:
                 return await asyncio.wrap_future(running)
         with self.flights.lead(key) as flight:
             hit = await self.get_unless_failed(question, namespace)
-            answer = await _computed(compute, question) if hit is None else hit.answer
+            answer = await computed_answer(compute, question) if hit is None else hit.answer
             if hit is None:
                 # The answer is computed, although the cache may be closed meanwhile.
                 with contextlib.suppress(CacheStoreError, RuntimeError):
@@ -168,10 +174,10 @@ class AsyncCache:
         return answer
 
     async def get_unless_failed(self, question: str, namespace: str) -> CachedAnswer | None:
-        """Return what `get` returns; None if the store or the embedder fails, because the answer can be computed."""
+        """Return what `get` returns; None if it fails, because the answer can be computed."""
         try:
             return await self.get(question, namespace)
-        except (CacheStoreError, EmbedderError) as error:
+        except (CacheStoreError, EmbedderError, RuntimeError) as error:
             _log.warning("the lookup failed, so the answer is computed: %s", error)
             self._gets["miss"] += 1
             return None
@@ -183,7 +189,7 @@ class AsyncCache:
         def decorate(compute: F) -> F:
             signature = question_signature(compute)
 
-            @functools.wraps(compute)
+            @wraps(compute)
             async def answer(*arguments: Any, **named: Any) -> str:
                 question = read_question(signature, arguments, named)
                 return await self.get_or_set(question, compute, namespace, ttl=ttl, tags=tags)
@@ -193,15 +199,15 @@ class AsyncCache:
 
         return decorate
 
+    @counted_call
     async def contains(self, question: str, namespace: str = "") -> bool:
         """Return whether the answer to an equal question is stored, without counting a lookup."""
-        self.check_usable()
         check_question(question, namespace)
         return await self._find_equal(question, namespace) is not None
 
+    @counted_call
     async def explain(self, question: str, namespace: str = "") -> LookupExplanation:
         """Return what `get` would return, and why, without counting a lookup."""
-        self.check_usable()
         check_question(question, namespace)
         removal = self._removals.reason(library_digest(namespace, question))
         found = await explain_lookup(self._cache, question, namespace, self._clock(), self._lookup_timeout, removal)
@@ -209,6 +215,7 @@ class AsyncCache:
             return replace(found, reason="shadow", sentence=f"{found.sentence} It is not served in shadow mode.")
         return found
 
+    @counted_call
     async def set(
         self,
         question: str,
@@ -219,7 +226,6 @@ class AsyncCache:
         tags: Sequence[str] = (),
     ) -> bool:
         """Store an answer durably for `ttl`; return False if the answer is too large, or contains text to redact."""
-        self.check_usable()
         entry = self._entry(question, answer, namespace, ttl, tags)
         return self._is_storable(entry) and await self._cache.insert(entry)
 
@@ -242,25 +248,25 @@ class AsyncCache:
             stored += await self.store_batch(batch, namespace, ttl=ttl, tags=tags)
         return await self.count_stored(stored)
 
+    @counted_call
     async def store_batch(
         self, pairs: Sequence[tuple[str, str]], namespace: str = "", *, ttl: Seconds | None, tags: Sequence[str]
     ) -> list[str]:
         """Store pairs of a question and its answer; return the ids of the answers. The last answer to a question counts."""
-        self.check_usable()
         entries = [self._entry(question, answer, namespace, ttl, tags) for question, answer in dict(pairs).items()]
         entries = [entry for entry in entries if self._is_storable(entry)]
         failure = await self._embed([entry.prompt for entry in entries])
         await self._cache.insert_many(entries, deferred=failure is not None)
         return [entry.id for entry in entries]
 
+    @counted_call
     async def count_stored(self, ids: Sequence[str]) -> int:
         """Return how many of the ids belong to a stored answer."""
-        self.check_usable()
         return await asyncio.to_thread(self._cache.store.count_stored, ids)
 
+    @counted_call
     async def delete(self, question: str, namespace: str = "") -> bool:
         """Remove the answer to an equal question, also an expired one; return whether it existed."""
-        self.check_usable()
         check_question(question, namespace)
         key = library_digest(namespace, question)
         pending = self._cache.pending_writes.get(key)
@@ -268,16 +274,16 @@ class AsyncCache:
             await pending.wait_until_stored()
         return await self._remove(EntryFilter(key=key)) > 0
 
+    @counted_call
     async def delete_tag(self, tag: str, namespace: str | None = None) -> int:
         """Remove the answers with a tag, in one namespace or (None) in all; return their number, without expired ones."""
-        self.check_usable()
         check_texts(tag=tag)
         check_tag(tag)
         return await self._remove_all(replace(_filter(namespace), tag=tag))
 
+    @counted_call
     async def clear(self, namespace: str | None = None) -> int:
         """Remove all answers of one namespace or (None) of all; return their number, without expired ones."""
-        self.check_usable()
         return await self._remove_all(_filter(namespace))
 
     async def count(self, namespace: str | None = None) -> int:
@@ -290,23 +296,23 @@ class AsyncCache:
             if (answer := await self.answer(id)) is not None:
                 yield answer
 
+    @counted_call
     async def ids(self, namespace: str | None = None) -> list[str]:
         """Return the ids of the answers that have not expired, in one namespace or (None) in all."""
-        self.check_usable()
         where = replace(_filter(namespace), expires_after=self._clock())
         return await asyncio.to_thread(self._cache.store.ids, where)
 
+    @counted_call
     async def answer(self, id: str) -> CachedAnswer | None:
         """Return the answer with an id, without counting a lookup; None if it is no longer stored."""
-        self.check_usable()
         check_texts(id=id)
         entry = await asyncio.to_thread(self._cache.store.get, id)
         is_served = entry is not None and entry.endpoint == LIBRARY_ENDPOINT and entry.expires > self._clock()
         return answer_of(entry) if entry is not None and is_served else None
 
+    @counted_call
     async def feedback(self, answer: CachedAnswer, right: bool, question: str | None = None) -> None:
         """Report whether an answer was right. A wrong answer is served for equal questions only."""
-        self.check_usable()
         check_type("answer", answer, CachedAnswer)
         check_type("right", right, bool, ": write True or False")
         if question is not None:
@@ -318,34 +324,34 @@ class AsyncCache:
             raise ValueError(f"the answer to {answer.question[:80]!r} is no longer stored")
         await self._cache.semantic.feedback(entry, right, question)
 
+    @counted_call
     async def stats(self) -> CacheStats:
         """Return the figures of `kvproxy cache stats --json`, and `gets`: results of `get`, and shared computations."""
-        self.check_usable()
-        store, semantic = self._cache.store, self._cache.semantic
-        figures = asdict(await asyncio.to_thread(store.stats))
-        learning = None if semantic is None or semantic.learning is None else semantic.learning.summary()
-        decisions = {
-            "policy": None if semantic is None else semantic.policy.name,
-            "shadow": None if semantic is None else self._settings.shadow,
-            "lookups": None if semantic is None else dict(self._lookups),
-            "compared": None,  # A library sees no fresh answers.
-            "learned": await asyncio.to_thread(store.observations.summary),
-            "learning": None if learning is None else asdict(learning),
+        gets: GetStats = {
+            "exact": self._gets["exact"],
+            "semantic": self._gets["semantic"],
+            "miss": self._gets["miss"],
+            "shared": self.flights.num_shared,
         }
-        gets = {name: self._gets[name] for name in ("exact", "semantic", "miss")}
-        gets["shared"] = self.flights.num_shared
-        return cast("CacheStats", figures | {"gets": gets, "semantic": decisions})
+        collect = partial(collect_stats, self._cache, gets, dict(self._lookups), is_shadow=self._settings.shadow)
+        return await asyncio.to_thread(collect)
 
     async def close(self) -> None:
-        """Store the counts of hits, and close the store. A second call does nothing."""
+        """Store the counts of hits, and close the store. A second call does nothing.
+
+        Running calls end first, but for `compute`. After five seconds, lookups that have not begun raise RuntimeError.
+        """
         if self._is_closed or os.getpid() != self._pid:
             # A child must leave the connections of its parent open.
             self._is_closed = True
             return
         self._is_closed = True
-        if self._maintenance is not None:
-            await asyncio.to_thread(self._maintenance.stop)
-        await asyncio.to_thread(self._cache.close)
+        try:
+            await self.running_calls.wait_until_ended(_CLOSING_SECONDS)
+        finally:
+            if self._maintenance is not None:
+                await asyncio.to_thread(self._maintenance.stop)
+            await asyncio.to_thread(self._cache.close)
 
     def __aiter__(self) -> AsyncIterator[CachedAnswer]:
         return self.answers()
@@ -400,6 +406,9 @@ class AsyncCache:
             _log.warning("the lookup is a miss: %s", error, exc_info=_log.isEnabledFor(logging.DEBUG))
             self._lookups["failed"] += 1
             return None, None
+        except (CacheStoreError, EmbedderError):
+            self._lookups["failed"] += 1
+            raise
         if lookup.entry is not None and self._settings.shadow:
             self._lookups["shadow"] += 1
             return None, None
@@ -429,14 +438,6 @@ class AsyncCache:
 
     async def _remove(self, where: EntryFilter) -> int:
         return await self._cache.remove(await asyncio.to_thread(self._cache.store.ids, where))
-
-
-async def _computed(compute: Callable[[str], Awaitable[str]], question: str) -> str:
-    result = compute(question)
-    check_awaitable(result)
-    answer = await result
-    check_computed(answer)
-    return answer
 
 
 def _filter(namespace: str | None) -> EntryFilter:

@@ -1,6 +1,9 @@
-"""The types of the figures that `stats()` of the library returns."""
+"""The figures that `stats()` of the library returns."""
 
-from typing import TypedDict
+from dataclasses import asdict
+from typing import TypedDict, cast
+
+from kvproxy.index.response_cache import ResponseCache
 
 
 class GetStats(TypedDict):
@@ -42,3 +45,18 @@ class CacheStats(TypedDict):
     path: str
     gets: GetStats
     semantic: SemanticStats
+
+
+def collect_stats(cache: ResponseCache, gets: GetStats, lookups: dict[str, int], *, is_shadow: bool) -> CacheStats:
+    """Return the figures of the store, of its learning, and of the results since the opening. It reads the store."""
+    semantic = cache.semantic
+    learning = None if semantic is None or semantic.learning is None else semantic.learning.summary()
+    decisions = {
+        "policy": None if semantic is None else semantic.policy.name,
+        "shadow": None if semantic is None else is_shadow,
+        "lookups": None if semantic is None else lookups,
+        "compared": None,  # A library sees no fresh answers.
+        "learned": cache.store.observations.summary(),
+        "learning": None if learning is None else asdict(learning),
+    }
+    return cast("CacheStats", asdict(cache.store.stats()) | {"gets": gets, "semantic": decisions})

@@ -5,7 +5,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import CancelledError
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
@@ -45,7 +45,6 @@ from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[[str], str])
-_CLOSING_SECONDS = 5.0
 
 
 class Cache:
@@ -62,7 +61,6 @@ class Cache:
         self._closing = threading.Lock()
         self._starting = threading.Lock()
         self._is_closed = False
-        self._running: set[Future[Any]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kvproxy-cache", daemon=True)
         self._thread.start()
@@ -213,7 +211,8 @@ class Cache:
     def close(self) -> None:
         """Store the counts of hits, and close the store; `with` calls it. A second call does nothing.
 
-        Running calls of other threads end first; after five seconds, they raise RuntimeError.
+        Running calls of other threads end first, but for `compute`. After five seconds, lookups that have not begun raise
+        RuntimeError.
         """
         if not self._thread.is_alive():
             # After a fork, only the parent has the thread, and only the parent may close its connections.
@@ -223,14 +222,21 @@ class Cache:
                 return
             with self._starting:
                 self._is_closed = True
-            for unfinished in wait(tuple(self._running), _CLOSING_SECONDS).not_done:
-                unfinished.cancel()
             try:
-                asyncio.run_coroutine_threadsafe(self._cache.close(), self._loop).result()
+                asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
             finally:
                 self._loop.call_soon_threadsafe(self._loop.stop)
                 self._thread.join()
                 self._loop.close()
+
+    async def _close(self) -> None:
+        try:
+            await self._cache.close()
+        finally:
+            unfinished = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in unfinished:
+                task.cancel()
+            await asyncio.gather(*unfinished, return_exceptions=True)
 
     def __enter__(self) -> "Cache":
         self._cache.check_usable()
@@ -262,11 +268,9 @@ class Cache:
                 if self._is_closed:
                     raise RuntimeError(CLOSED)
                 running = asyncio.run_coroutine_threadsafe(work, self._loop)
-                self._running.add(running)
         except RuntimeError:
             work.close()
             raise
-        running.add_done_callback(self._running.discard)
         try:
             return running.result()
         except CancelledError:

@@ -1,15 +1,19 @@
-"""A cache that is closed while other threads use it: their calls end."""
+"""A cache that is closed while other threads or tasks use it: their calls end."""
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kvproxy.library import Cache, open_cache
-from kvproxy.settings.cache import CacheSettings
+from kvproxy import Cache, CachedAnswer, CacheSettings, PolicyResult, open_async_cache, open_cache
+from tests.index.doubles import HashEmbedder
+from tests.library.test_own_policies import STORED, Judge
+from tests.polling import until_async
 
 EXACT = CacheSettings(semantic=False)
 _NUM_THREADS = 6
@@ -60,3 +64,59 @@ def test_an_answer_computed_while_the_cache_is_closed_is_returned(tmp_path: Path
         assert answer.result(20) == "paid"
     with pytest.raises(RuntimeError, match="closed"):
         cache.get("q")
+
+
+class SlowJudge(Judge):
+    """Decides when it may."""
+
+    def __init__(self) -> None:
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+
+    def decide(self, *arguments: Any, **options: Any) -> PolicyResult:
+        self.has_begun.set()
+        assert self.may_end.wait(60)
+        return super().decide(*arguments, **options)
+
+
+async def compute(question: str) -> str:
+    return f"computed {question[-1]}"
+
+
+@pytest.mark.parametrize("seconds", [60.0, 0.0])
+async def test_calls_end_when_a_cache_for_asyncio_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setattr("kvproxy.library.async_cache._CLOSING_SECONDS", seconds)
+    judge, shut_down = SlowJudge(), ThreadPoolExecutor.shutdown
+
+    def end_judge_at_shutdown(pool: ThreadPoolExecutor, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        shut_down(pool, wait=False, cancel_futures=cancel_futures)
+        judge.may_end.set()
+        shut_down(pool, wait=wait)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", end_judge_at_shutdown)
+    cache = open_async_cache(tmp_path / "r.db", policy=judge, embedder=HashEmbedder(), lookup_threads=1)
+    await cache.set(STORED, "so")
+    calls = [
+        asyncio.create_task(cache.get(f"{STORED} 1")),
+        asyncio.create_task(cache.get(f"{STORED} 2")),
+        asyncio.create_task(cache.get_or_set(f"{STORED} 3", compute)),
+        asyncio.create_task(cache.get_or_set(f"{STORED} 3", compute)),
+    ]
+    assert await asyncio.to_thread(judge.has_begun.wait, 60)
+    closing = asyncio.create_task(cache.close())
+    await until_async(lambda: "closed" in repr(cache))
+    if seconds:
+        judge.may_end.set()
+    await closing
+    first, second, *computed = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(first, CachedAnswer)
+    if seconds:
+        assert isinstance(second, CachedAnswer)
+        assert computed == ["so", "so"]
+    else:
+        assert isinstance(second, RuntimeError)
+        assert "closed" in str(second)
+        assert computed == ["computed 3", "computed 3"]
+    with pytest.raises(RuntimeError, match="closed"):
+        await cache.get(STORED)

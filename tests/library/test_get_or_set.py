@@ -228,6 +228,10 @@ def test_an_embedder_that_fails_leaves_exact_hits(tmp_path: Path) -> None:
         stats = cache.stats()
         assert stats["gets"] == {"exact": 2, "semantic": 0, "miss": 50, "shared": 0}
         assert stats["semantic"]["lookups"] == {"failed": 50}
+        with pytest.raises(EmbedderError):
+            cache.get("a question that is not embedded")
+        assert cache.get_or_set("another question that is not embedded", lambda question: "3") == "3"
+        assert cache.stats()["semantic"]["lookups"] == {"failed": 52}
     with open_cache(tmp_path / "r.db", settings, embedder=embedder) as cache:
         assert cache.get("new question 7") is not None
     embedder.broken = False

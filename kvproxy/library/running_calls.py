@@ -1,0 +1,56 @@
+"""Counts the calls of a cache that are in progress, so that its end can wait for them."""
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+
+class RunningCalls:
+    """The calls in progress. Use it in one event loop."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._are_ended = asyncio.Event()
+        self._are_ended.set()
+
+    def __enter__(self) -> None:
+        self._number += 1
+        self._are_ended.clear()
+
+    def __exit__(self, *error: object) -> None:
+        self._number -= 1
+        if not self._number:
+            self._are_ended.set()
+
+    async def wait_until_ended(self, seconds: float) -> None:
+        """Return when no call is in progress, or after some seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._are_ended.wait()
+
+
+class _Callee(Protocol):
+    running_calls: RunningCalls
+
+    def check_usable(self) -> None: ...
+
+
+C = TypeVar("C", bound=_Callee)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def counted_call(
+    method: Callable[Concatenate[C, P], Awaitable[T]],
+) -> Callable[Concatenate[C, P], Coroutine[Any, Any, T]]:
+    """Count the calls of a method, which raises the RuntimeError of `check_usable`."""
+
+    @functools.wraps(method)
+    async def call(cache: C, /, *arguments: P.args, **named: P.kwargs) -> T:
+        cache.check_usable()
+        with cache.running_calls:
+            return await method(cache, *arguments, **named)
+
+    return call

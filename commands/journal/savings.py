@@ -161,6 +161,7 @@ def advice_rows(advice: "Sequence[Advice]", currency: str) -> list[Row]:
             number_column(f"Saves at most {currency}", "lost_cost"): money(row.lost_cost),
             "Tokens#": row.tokens,
             "Turns#": row.turns,
+            Column("Reuse", field="reuse"): row.reuse,
             Column("Lost to", field="cause"): row.cause,
             Column("First change", is_text=True, field="place", hides_empty=True): row.place,
             text_column("Model"): row.model,

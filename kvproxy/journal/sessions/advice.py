@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Literal
 
 from kvproxy.journal.sessions.ledger import WITHOUT_COST
 from kvproxy.journal.sessions.session_reader import Turn
@@ -23,6 +24,12 @@ REMEDIES: Mapping[str, str] = MappingProxyType(
     }
 )
 """What avoids each cause of lost tokens, except those that no cache avoids."""
+_REMEDIES_BETWEEN_SESSIONS = {
+    "expired": 'keep the beginning that sessions share for an hour: the rule field breakpoints = "1h"',
+    "moved": "send sessions with the same beginning to one upstream: see docs/routing.md",
+}
+"""Remedies for first turns: keep-warm requests keep the prefix of one session."""
+Reuse = Literal["between sessions", "within sessions"]
 _DROPPED = {"openai": "send one prompt_cache_key with all requests of a prefix, so that they reach one machine"}
 _DROPPED_AS_USUAL = "none: the provider dropped the prefix within its lifetime"
 _KEEP_TEXT = "keep the text, or move it to the end: kvproxy lint writes an edit for a date, an id, or a counter"
@@ -42,7 +49,7 @@ _REMEDIES_OF_CHANGES = tuple(
         (r"(messages|input)\[(\d+|n)\] assistant", "return answers as they were: the rule field repair_history"),
         (r"(messages|input)\[0\]", _KEEP_TEXT),
         (r"(messages|input)\[", "append to the history: an edited or dropped message changes everything after it"),
-        (r"", "use one value in a session: the prefixes of other values are cached apart"),
+        (r"", "use one value in all requests: the prefixes of other values are cached apart"),
     )
 )
 """What avoids a change, by the pattern of its place: the first match counts. The last one is for fields such as `thinking`."""
@@ -57,6 +64,8 @@ class Advice:
     """A cause of lost reuse at one place of the prompts of a model.
 
     Attributes:
+        reuse: "between sessions" for the first turns of sessions and sub-agents, which can reuse the beginning of others, and
+            "within sessions" for later turns, which can reuse their own history.
         place: the first changed text of `changed`, or the missing field of `unmarked`; None for other causes, and if it is
             unknown. Messages after the first one have the index `[n]`.
         turns, tokens: number of turns, and of their prompt tokens lost to the cause.
@@ -64,6 +73,7 @@ class Advice:
         remedy: what avoids the loss.
     """
 
+    reuse: Reuse
     cause: str
     place: str | None
     model: str
@@ -92,7 +102,7 @@ class AdviceReport:
 
 def advise(turns: Iterable[Turn], prices: Mapping[str, PriceSettings], currency: str) -> AdviceReport:
     """Sum the losses of turns, which are in order of time."""
-    report, rows = AdviceReport(currency), dict[tuple[str, str | None, str, str], Advice]()
+    report, rows = AdviceReport(currency), dict[tuple[str, str, str | None, str, str], Advice]()
     long_sessions, ends, cost = set[int](), dict[int, str](), 0.0
     for turn in turns:
         if turn.keep_warm is not None:
@@ -101,13 +111,16 @@ def advise(turns: Iterable[Turn], prices: Mapping[str, PriceSettings], currency:
         if turn.is_warming:
             continue
         cost += input_cost(turn, prices)
+        is_first = turn.turn == 1 or turn.number == turn.session
+        reuse: Reuse = "between sessions" if is_first else "within sessions"
         for cause, tokens in turn.lost.items():
             if cause not in WITHOUT_COST:
                 place = _place(turn, cause) if cause in ("changed", "unmarked") else None
-                remedy = _remedy(cause, place, turn.model)
+                remedy = _remedy(reuse, cause, place, turn.model)
                 if cause == "expired" and (end := ends.get(turn.parent or 0)):
                     remedy = f"see why the keep-warm requests ended: {end}"
-                row = rows.setdefault((cause, place, turn.model, remedy), Advice(cause, place, turn.model, remedy))
+                row = Advice(reuse, cause, place, turn.model, remedy)
+                row = rows.setdefault((reuse, cause, place, turn.model, remedy), row)
                 _add(row, tokens, turn.lost_cost_of(cause))
     worth = [row for row in rows.values() if row.lost_cost is None or row.lost_cost >= LEAST_SAVED * cost]
     report.rows = sorted(worth, key=lambda row: (-(row.lost_cost or 0.0), -row.tokens))
@@ -124,16 +137,17 @@ def input_cost(turn: Turn, prices: Mapping[str, PriceSettings], *, cached: bool 
     return input_price(price, turn.prompt_tokens, *use)
 
 
-def _remedy(cause: str, place: str | None, model: str) -> str:
+def _remedy(reuse: Reuse, cause: str, place: str | None, model: str) -> str:
     if cause == "changed" and place is not None:
         return next(remedy for pattern, remedy in _REMEDIES_OF_CHANGES if pattern.match(place))
     rule = cache_rule(model)
     if cause == "expired" and rule is not None and rule.mark_field != "cache_control":
         # Rules mark and repeat prefixes for one hour with Anthropic's API only.
-        return "shorten the pauses, or ask the provider for a longer lifetime"
+        pauses = "" if reuse == "between sessions" else "shorten the pauses, or "
+        return f"{pauses}ask the provider for a longer lifetime"
     if cause == "evicted" and rule is not None:
         return _DROPPED.get(rule.provider, _DROPPED_AS_USUAL)
-    return REMEDIES[cause]
+    return (_REMEDIES_BETWEEN_SESSIONS.get(cause) if reuse == "between sessions" else None) or REMEDIES[cause]
 
 
 def _add(row: Advice, tokens: int, lost_cost: float | None) -> None:

@@ -73,6 +73,17 @@ def test_a_changed_answer_is_repaired_by_the_rule(sessions: Sessions) -> None:
     assert (row.place, "repair_history" in row.remedy) == ("messages[n] assistant", True)
 
 
+def test_advice_separates_reuse_between_sessions_from_reuse_within_sessions(sessions: Sessions) -> None:
+    system: JsonObject = {**SYSTEM, "content": str(SYSTEM["content"]) * 200}
+    first, later, other = ([system, *messages[1:]] for messages in (FIRST, LATER, [SYSTEM, user("What is a token?")]))
+    for at, (name, messages) in enumerate((("a", first), ("a", later), ("b", other))):
+        sessions.add(request(messages, 9_000, 0, 9_000 * at, headers={"x-session-id": name}, **provider()))
+    within, between = advice(sessions)
+    assert [row.cause for row in (within, between)] == ["expired", "expired"]
+    assert (within.reuse, "keep_warm_tokens" in within.remedy) == ("within sessions", True)
+    assert (between.reuse, 'breakpoints = "1h"' in between.remedy) == ("between sessions", True)
+
+
 def test_an_expired_prefix_names_the_end_of_its_keep_warm_requests(sessions: Sessions) -> None:
     sessions.add(request(FIRST, 9_000, 0, 0, written=(9_000, 0), **provider()))
     sessions.journal.record_keep_warm("r0", "2 sent: the session was too unlikely to continue")

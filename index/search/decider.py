@@ -171,10 +171,11 @@ class Decider:
         # By rounding, the product of two equal unit vectors can exceed 1.
         in_namespace = [(head, min(cosine, 1.0)) for head, cosine in near if head.namespace == request.namespace]
         decisions = self._exclude(request, in_namespace, policy.floor, with_verdicts=with_verdicts)
-        judge = policy.checked if isinstance(policy, LearnedPolicy) else policy
+        learned = policy if isinstance(policy, LearnedPolicy) else None
+        judge = policy if learned is None else learned.checked
         space = learning_namespace(request.namespace)
         # Only the policy `learned` stores what it knows of a namespace, by the digest.
-        named = space if isinstance(policy, LearnedPolicy) else request.namespace_name or ""
+        named = request.namespace_name or "" if learned is None else space
         earlier = EarlierTurns(request.question, judge, request.limits, self._embed, named)
         shared_text = SharedText(last_turn(request.question), judge, request.limits, self._embed, named)
         neighbours: dict[int, Neighbour] = {}
@@ -196,8 +197,8 @@ class Decider:
         chosen_place = None if result.chosen is None else eligible[result.chosen]
         may_explore = chosen_place is not None and request.explore and request.compare
         explored = may_explore and self.random_number() < result.exploration_share
-        if request.explore and request.compare and isinstance(policy, LearnedPolicy):
-            policy.note_decision(space, result, is_hit=chosen_place is not None and not explored)
+        if request.explore and request.compare and learned is not None:
+            learned.note_decision(space, result, is_hit=chosen_place is not None and not explored)
         decisions |= zip(eligible, result.decisions, strict=True)
         if request.explore:
             refused = (place for place, decision in decisions.items() if decision.verdict in _REFUSALS)

@@ -14,7 +14,7 @@ from kvproxy.index.models.model_threads import model_threads
 from kvproxy.index.models.verifier import Verifier, load_verifier
 from kvproxy.index.models.verifier.multilingual import new_words_detector
 from kvproxy.index.policies.checked import CheckedPolicy
-from kvproxy.index.policies.guards import GUARDS, Guard
+from kvproxy.index.policies.guards import DIFFERENCES, GUARDS, Guard
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy
@@ -117,7 +117,13 @@ def _open_semantic_cache(
 
 
 def _added_guards(settings: CacheSettings, guards: Sequence[Guard]) -> tuple[Guard, ...]:
-    return (*map(doors.GUARDS.load, settings.extra_guards), *guards)
+    """Return the guards of plugins and of the program. Raises SettingsError if two guards have one name."""
+    added = (*map(doors.GUARDS.load, settings.extra_guards), *guards)
+    names = [*DIFFERENCES, *(guard.name for guard in added)]
+    for guard in added:
+        if names.count(guard.name) > 1:
+            raise SettingsError(f"another guard has the name {guard.name!r}: give yours another name")
+    return added
 
 
 def _languages(settings: CacheSettings, embedder: str | Embedder) -> tuple[str, ...]:

@@ -45,6 +45,7 @@ from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[[str], str])
+_EXITING = "the main thread has ended, and Python's thread pools with it: let it wait for the other threads (`join`)"
 
 
 class Cache:
@@ -275,6 +276,10 @@ class Cache:
             return running.result()
         except CancelledError:
             raise RuntimeError(CLOSED) from None
+        except RuntimeError as error:
+            if "cannot schedule new futures" in str(error):
+                raise RuntimeError(_EXITING) from error
+            raise
 
 
 def open_async_cache(

@@ -97,6 +97,31 @@ def test_the_exit_of_a_program_stores_the_counts_of_an_open_cache(tmp_path: Path
         assert cache.stats()["hits"] == 2
 
 
+def test_threads_that_outlive_the_main_thread_end_with_their_answers(tmp_path: Path) -> None:
+    code = """
+import logging, threading
+from kvproxy import CacheSettings, open_cache
+logging.disable()
+cache = open_cache("r.db", CacheSettings(semantic=False))
+cache.set("q", "a")
+
+def use():
+    threading.main_thread().join()
+    print(cache.get("q").answer, cache.get_or_set("new", str.upper))
+    try:
+        cache.set("new", "b")
+    except RuntimeError as error:
+        print(error)
+
+threading.Thread(target=use).start()
+"""
+    answers, error = run(code, tmp_path).splitlines()
+    assert answers == "a NEW"
+    assert error.startswith("the main thread has ended")
+    with open_cache(tmp_path / "r.db", EXACT) as cache:
+        assert cache.stats()["hits"] == 1
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_process_is_told_to_open_the_cache_again(tmp_path: Path) -> None:
     code = """

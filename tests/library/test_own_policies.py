@@ -18,6 +18,7 @@ from kvproxy import (
     Limits,
     Neighbour,
     PolicyResult,
+    SettingsError,
     open_async_cache,
     open_cache,
 )
@@ -165,6 +166,13 @@ def test_the_reason_of_an_own_guard_is_shown(tmp_path: Path) -> None:
 def test_a_veto_of_an_own_policy_is_described(tmp_path: Path, guard: str | None, sentence: str) -> None:
     with opened(tmp_path, failing(PolicyResult([Decision("vetoed", guard)], None))) as cache:
         assert cache.explain(SIMILAR).sentence == sentence
+
+
+@pytest.mark.parametrize("names", [["numbers"], ["words"], ["mine", "mine"]])
+def test_guards_of_one_name_are_refused(tmp_path: Path, names: list[str]) -> None:
+    guards = [Guard(name, "a difference", lambda one, other: False) for name in names]
+    with pytest.raises(SettingsError, match=f"another guard has the name '{names[0]}'"):
+        open_cache(tmp_path / "r.db", CacheSettings(verifier="none"), guards=guards, embedder=HashEmbedder())
 
 
 async def test_lookups_wait_for_a_policy_on_as_many_threads_as_given(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def _init_client(
 ) -> Output:
     from kvproxy.operations.client import ProxyClient
     from kvproxy.operations.client_setup import CLIENTS, URL, api_key_of, try_prompt_cache, write_rule
-    from kvproxy.operations.proxy import reload_rules
+    from kvproxy.operations.proxy import reload_settings
 
     setup = CLIENTS[name]
     file = load_settings(data=proxy.data).data / "kvproxy.toml"
@@ -182,7 +182,7 @@ def _init_client(
     tried, failure = [], None
     if is_running and (key or upstream):
         try:
-            running.perform(reload_rules, NoParameters())
+            running.perform(reload_settings, NoParameters())
             tried = try_prompt_cache(running, setup, model or setup.model, key)
         except KvproxyError as error:
             failure = error.message
@@ -237,19 +237,21 @@ def _print_cached_tokens(tried: Sequence[CachedTokens]) -> None:
 
 
 def reload(proxy: ProxyOptions) -> Output:
-    """Reload the rules of a running proxy.
+    """Reload rules, clients, and upstreams of a running proxy.
 
-    SIGHUP does the same. If the file has an error, the old rules stay.
+    Requests in flight stay on their upstreams. SIGHUP does the same. If the file has an error, nothing changes.
     """
-    from kvproxy.operations.proxy import reload_rules
+    from kvproxy.operations.proxy import reload_settings
 
     try:
-        done = proxy.client().perform(reload_rules, NoParameters())
+        done = proxy.client().perform(reload_settings, NoParameters())
     except Unauthorized as error:
         error.message += (
             ". The file may have another admin token than the running proxy, which takes a new one at its start:"
             " restart the proxy"
         )
         raise
-    restart = f"\nrestart the proxy for the changed settings: {', '.join(done.restart)}" if done.restart else ""
-    return text_output(done, f"loaded {plural(done.rules, 'rule')}{restart}")
+    lines = [f"loaded {plural(done.rules, 'rule')} and {plural(len(done.upstreams), 'upstream')}", *done.notes]
+    if done.restart:
+        lines.append(f"restart the proxy for the changed settings: {', '.join(done.restart)}")
+    return text_output(done, "\n".join(lines))

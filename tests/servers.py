@@ -170,7 +170,10 @@ def run_proxy(
 ) -> Iterator[tuple[str, Services]]:
     """Run a proxy; yield its URL and its services. It stops without draining requests, unless the settings require it."""
     if "drain_seconds" not in settings.limits.model_fields_set:
-        settings = settings.model_copy(update={"limits": settings.limits.model_copy(update={"drain_seconds": 0.0})})
+        limits = {"drain_seconds": 0.0}
+        settings = settings.model_copy(update={"limits": settings.limits.model_copy(update=limits)})
+        # As if by a flag, which a reload keeps.
+        settings._flags["limits"] = settings._flags.get("limits", {}) | limits
     services = build_services(settings, clock)
     server = make_server(services)
     server.config.app = end_after_report(cast("ASGIApp", server.config.app))

@@ -175,10 +175,12 @@ class Forwarder(Protocol):
 
 
 class Backend(Protocol):
-    name: str
-    """Part of the cache key, so that backends share no responses."""
     forwarder: Forwarder | None
     """Serves requests of uncached APIs. It is None for the embedded engine, which supports only cached APIs."""
+
+    @property
+    def name(self) -> str:
+        """Part of the cache key, so that backends share no responses."""
 
     async def start(self) -> None: ...
 

@@ -54,13 +54,12 @@ def _build_fleet(settings: Settings) -> BuiltBackend:
     from kvproxy.upstreams.fleet import Fleet
     from kvproxy.upstreams.fleet_engine import FleetEngine
     from kvproxy.upstreams.fleet_prefix_cache import FleetPrefixCache
-    from kvproxy.upstreams.model_routes import ModelRoutes
+    from kvproxy.upstreams.model_routes import find_model_routes
     from kvproxy.upstreams.prompt_tokenizer import load_tokenizer
+    from kvproxy.upstreams.reloaded_engines import check_distinct_urls
 
+    check_distinct_urls(settings.servers)
     engines = [FleetEngine(server, settings) for server in settings.servers]
-    if len({engine.url for engine in engines}) < len(engines):
-        raise SettingsError("two upstreams have the same URL: set a weight if one is faster", param="upstreams")
-    routed = any(server.models or server.aliases for server in settings.servers) or settings.routing.fallbacks
-    routes = ModelRoutes(settings.servers, settings.routing) if routed else None
+    routes = find_model_routes(settings.servers, settings.routing)
     fleet = Fleet(engines, load_tokenizer(settings.forward.tokenizer), settings.routing, routes)
     return BuiltBackend(fleet, FleetPrefixCache(fleet), fleet=fleet)

@@ -76,6 +76,19 @@ class Clients:
         except (SettingsError, StoreUnavailable) as error:
             _log.error("the clients were not reloaded: %s", error)
 
+    def prepare(self, settings: Settings) -> Settings:
+        """Return the settings in use with the clients of changed settings. Raises SettingsError or StoreUnavailable."""
+        changed = self._settings.model_copy(update={"clients": settings.clients})
+        if settings.clients != self._settings.clients:
+            check_budgets(changed, all_clients(changed))
+        return changed
+
+    def replace(self, prepared: Settings) -> None:
+        """Use settings that `prepare` returned, from the next request, or with PostgreSQL from the next heartbeat."""
+        if prepared.clients != self._settings.clients:
+            self._settings, self._changed = prepared, (-1, 0, 0)
+            self._checked = 0.0
+
     def _clients_file_version(self) -> tuple[int, int]:
         try:
             status = clients_file(self._settings.data).stat()

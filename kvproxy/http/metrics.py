@@ -1,6 +1,6 @@
 """The proxy's metrics, in Prometheus' format."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
@@ -391,7 +391,14 @@ class Metrics:
             self._blocks.set(getattr(stats, state), state)
         self._prefix_cache.set(stats)
 
-    def set_upstream(self, status: EngineStatus) -> None:
+    def set_upstreams(self, statuses: Iterable[EngineStatus]) -> None:
+        """Replace the metrics of upstreams: a reload may have removed some."""
+        for group in (self._upstreams, self._engines, self._mirrors, self._slots, self._reuse):
+            group.clear()
+        for status in statuses:
+            self._set_upstream(status)
+
+    def _set_upstream(self, status: EngineStatus) -> None:
         names = ("requests", "load", "sent", "retried", "errors", "ejections", "cached_blocks")
         values = {name: getattr(status, name) for name in names}
         up, draining = not status.ejected, status.state == "draining"

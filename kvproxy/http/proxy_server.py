@@ -7,7 +7,7 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import FrameType
 from typing import cast
 
@@ -53,7 +53,7 @@ _NOISE = (
 class ProxyServer(uvicorn.Server):
     """Serves the app until SIGTERM or SIGINT.
 
-    Threads call `on_ready` as soon as the proxy accepts connections, and `reload` at SIGHUP. `on_limit` receives the setting's
+    A thread calls `on_ready` as soon as the proxy accepts connections. SIGHUP calls `reload`. `on_limit` receives the setting's
     name when a limit is reached. The app `refuse` answers requests on connections beyond `limits.connections`. Raises
     SettingsError for a version of uvicorn without the private names that are used, or if another process opens the port.
     """
@@ -65,7 +65,7 @@ class ProxyServer(uvicorn.Server):
         deadlines: Deadlines,
         on_limit: Callable[[str], None],
         refuse: ASGIApp,
-        reload: Callable[[], None] = lambda: None,
+        reload: Callable[[], Awaitable[None]] | None = None,
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         require_names("uvicorn", HttpToolsProtocol, client_connection.OVERRIDDEN + client_connection.USED)
@@ -167,7 +167,7 @@ class ProxyServer(uvicorn.Server):
         looking = asyncio.create_task(self._check_connections())
         loop = asyncio.get_running_loop()
         announcement = asyncio.create_task(asyncio.to_thread(self._on_ready))
-        if threading.current_thread() is threading.main_thread():
+        if self._reload is not None and threading.current_thread() is threading.main_thread():
             loop.add_signal_handler(signal.SIGHUP, self._request_reload)
         try:
             await super().main_loop()
@@ -178,13 +178,13 @@ class ProxyServer(uvicorn.Server):
     def _request_reload(self) -> None:
         self._wants_reload = True
         if self._reloading is None or self._reloading.done():
-            self._reloading = asyncio.create_task(self._reload_in_thread())
+            self._reloading = asyncio.create_task(self._reload_until_applied())
 
-    async def _reload_in_thread(self) -> None:
+    async def _reload_until_applied(self) -> None:
         # Signals during a reload cause one more.
-        while self._wants_reload:
+        while self._wants_reload and self._reload is not None:
             self._wants_reload = False
-            await asyncio.to_thread(self._reload)
+            await self._reload()
 
     async def _check_connections(self) -> None:
         limits = self._limits

@@ -260,8 +260,7 @@ async def metrics(request: Request) -> Response:
         for tier in app.built.worker.tier_stats():
             proxy_metrics.tiers.set(tier, tier.name)
     if app.built.fleet is not None:
-        for engine in app.built.fleet.engines.values():
-            proxy_metrics.set_upstream(engine.status())
+        proxy_metrics.set_upstreams(engine.status() for engine in app.built.fleet.engines.values())
         if app.built.fleet.routes is not None:
             for name, fallbacks in app.built.fleet.routes.fallback_counts.items():
                 proxy_metrics.fallbacks.set(fallbacks, name)

@@ -4,15 +4,15 @@ import contextlib
 import gc
 import logging
 import os
-import resource
 import socket
 from collections.abc import Callable
 from functools import partial
 
 from kvproxy.backends.overload_log import OverloadLog
-from kvproxy.errors import OTHER_FOLDER, SettingsError, file_error
+from kvproxy.errors import OTHER_FOLDER, KvproxyError, SettingsError, file_error
 from kvproxy.http.app import create_app
 from kvproxy.http.client_connection import refuse_connection
+from kvproxy.http.descriptor_limit import raise_descriptor_limit
 from kvproxy.http.exchange_middleware import ExchangeMiddleware
 from kvproxy.http.proxy_server import ProxyServer
 from kvproxy.http.services import Services, build_services
@@ -27,8 +27,6 @@ from kvproxy.units import plural
 
 _GC_THRESHOLD = 200_000
 """Allocations between garbage collections, which stop all requests for up to 0.1 s; Python's default is 700."""
-_OTHER_DESCRIPTORS = 512
-"""Number of file descriptors for everything except the clients' connections."""
 _log = logging.getLogger("kvproxy")
 
 
@@ -41,7 +39,7 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
     os.umask(0o077)
     _make_data_folder_private(settings)
     log_to_stderr(settings.log)
-    _raise_descriptor_limit(settings)
+    raise_descriptor_limit(settings)
     check_clients_exist(settings)
     # Before slow imports, so that a port in use is reported immediately.
     listeners = [bind_port(settings.host, settings.port)]
@@ -78,15 +76,17 @@ def make_server(services: Services, on_ready: Callable[[], None] = lambda: None)
     return ProxyServer(create_app(services), limits, services.deadlines, on_limit, labelled, reload, on_ready)
 
 
-def _reload(services: Services) -> None:
+async def _reload(services: Services) -> None:
     try:
-        restart = services.rules.reload()
-    except SettingsError as error:
-        _log.error("the rules were not reloaded: %s", error.message)
+        done = await services.reload()
+    except KvproxyError as error:
+        _log.error("the settings were not reloaded: %s", error.message)
     else:
-        _log.info("active: %s", plural(len(services.rules), "rule"))
-        if restart:
-            _log.warning("restart the proxy for the changed settings: %s", ", ".join(restart))
+        _log.info("active: %s, %s", plural(done.rules, "rule"), plural(len(done.upstreams), "upstream"))
+        for note in done.notes:
+            _log.warning(note)
+        if done.restart:
+            _log.warning("restart the proxy for the changed settings: %s", ", ".join(done.restart))
 
 
 def _make_data_folder_private(settings: Settings) -> None:
@@ -94,16 +94,6 @@ def _make_data_folder_private(settings: Settings) -> None:
         make_private_folder(settings.data)
     except OSError as error:
         raise file_error("use the data folder", settings.data, error, OTHER_FOLDER) from None
-
-
-def _raise_descriptor_limit(settings: Settings) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = settings.limits.connections + len(settings.servers) * settings.forward.max_connections + _OTHER_DESCRIPTORS
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
-        if most < wanted:
-            _log.warning("the system allows %s open files, but the settings require %s: raise ulimit -n", most, wanted)
 
 
 def bind_port(host: str, port: int, *, is_shared: bool = False) -> socket.socket:

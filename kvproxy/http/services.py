@@ -28,6 +28,7 @@ from kvproxy.http.access_rules import AccessRules
 from kvproxy.http.build_backend import BuiltBackend, build_backend
 from kvproxy.http.client_authentication import Clients
 from kvproxy.http.deadlines_and_disconnects import Deadlines
+from kvproxy.http.descriptor_limit import raise_descriptor_limit
 from kvproxy.http.metrics import Metrics
 from kvproxy.http.request_bodies import BodyBudget
 from kvproxy.index.errors import CacheStoreError
@@ -36,6 +37,7 @@ from kvproxy.journal.pool_forecast import PoolForecast, forecast_hit_rates
 from kvproxy.journal.prefill_time import prefill_costs
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.library.configured_cache import open_response_cache
+from kvproxy.operations.proxy import ReloadedSettings
 from kvproxy.optional_packages import install_command
 from kvproxy.privacy.pattern_redaction import load_redactor
 from kvproxy.providers.prices import ModelPrices
@@ -48,6 +50,12 @@ if TYPE_CHECKING:
 
 _MAINTENANCE_SECONDS = 30.0
 _UNLIMITED_TOKENS = 1e12
+RELOADED = {
+    *("upstream", "upstreams", "routing.fallbacks", "routing.hints", "routing.name", "routing.prediction_sample_rate"),
+    *("forward.api_key", "forward.connect_timeout", "forward.first_byte_timeout", "forward.read_timeout"),
+    *("forward.request_usage", "forward.retries"),
+}
+"""Settings for upstreams that a reload applies."""
 _log = logging.getLogger("kvproxy")
 
 
@@ -95,6 +103,7 @@ class Services:
         """Paths of which `routes` has logged that they are not cached."""
         self._tasks: list[asyncio.Task[None]] = []
         self._applied_drains: int | None = None
+        self._reloading = asyncio.Lock()
 
     async def forecasts(self, token_bytes: float | None = None, tier_bytes: float | None = None) -> list[PoolForecast]:
         """Forecast the hit rate of each engine's prefix cache for other pool sizes.
@@ -133,11 +142,11 @@ class Services:
         if any(rule.keeps_provider_prefixes or rule.pin_sessions for rule in self.settings.rules):
             self._tasks.append(asyncio.create_task(self._learn_pauses()))
         if self.settings.routing.fallbacks:
-            self._tasks.append(asyncio.create_task(self._find_fallback_prices()))
+            self._tasks.append(asyncio.create_task(self._find_fallback_prices(self.settings)))
 
-    async def _find_fallback_prices(self) -> None:
+    async def _find_fallback_prices(self, settings: Settings) -> None:
         # The first search reads the price list. Later, the event loop charges the fallback that answered.
-        models = {model for others in self.settings.routing.fallbacks.values() for model in others}
+        models = {model for others in settings.routing.fallbacks.values() for model in others}
         with suppress(KvproxyError):
             await asyncio.to_thread(lambda: [self.spent.prices.get(model) for model in models])
 
@@ -189,8 +198,39 @@ class Services:
                 await asyncio.to_thread(self.shared.set_drained, url, operator, drained=drained)
         except CacheStoreError as error:
             problem = f"only this proxy was changed: {error}; repeat the command when the store works"
-        fleet.engines[url].health.draining = drained
+        # A reload may have removed it meanwhile.
+        if url in fleet.engines:
+            fleet.engines[url].health.draining = drained
         return problem
+
+    async def reload(self) -> ReloadedSettings:
+        """Apply changed rules, edits, clients, and upstreams of the settings to new requests.
+
+        Raises SettingsError or StoreUnavailable, and then changes nothing.
+        """
+        async with self._reloading:
+            settings = await asyncio.to_thread(self.settings.reloaded)
+            fleet, applied, notes = self.built.fleet, {"clients", "edits", "rules"}, []
+            clients = await asyncio.to_thread(self.clients.prepare, settings)
+            if fleet is not None and settings.servers:
+                raise_descriptor_limit(settings)
+                await self._find_fallback_prices(settings)
+                names = fleet.names_in_cache_keys()
+                await fleet.reload(settings, await self._drained_upstreams())
+                # Operators may have drained a new upstream meanwhile.
+                self._applied_drains = None
+                notes = _lost_names(names, fleet.names_in_cache_keys())
+                applied |= RELOADED
+            self.clients.replace(clients)
+            self.rules.replace(settings)
+            restart = [name for name in self.settings.changed_names(settings) if name not in applied]
+            return ReloadedSettings(len(self.rules), [] if fleet is None else [*fleet.engines], restart, notes)
+
+    async def _drained_upstreams(self) -> set[str]:
+        """Return the upstreams that operators drain at any proxy. If PostgreSQL fails, a later heartbeat drains them."""
+        with suppress(CacheStoreError):
+            return set() if self.shared is None else set(await asyncio.to_thread(self.shared.drained_upstreams))
+        return set()
 
     @property
     def routes_by_model(self) -> bool:
@@ -309,12 +349,21 @@ def build_services(settings: Settings, clock: Callable[[], float] = time.time) -
             pin=None if built.worker is None else built.prefix.pin,
             limits=settings.limits,
             plugins=settings.path,
-            resolve_model=None if built.fleet is None or built.fleet.routes is None else built.fleet.routes.resolve,
+            resolve_model=None if built.fleet is None else built.fleet.resolve,
         )
         services = Services(settings, path, metrics, built, clients, telemetry, shared)
         # From here on, the services close what they use.
         opened.pop_all()
         return services
+
+
+def _lost_names(before: set[str], after: set[str]) -> list[str]:
+    """Return a note if responses that were stored for the former upstreams are not found any more."""
+    lost = sorted(before - after)
+    if not lost:
+        return []
+    fix = f', unless routing.name is "{lost[0]}"' if len(before) == 1 else ""
+    return [f"responses that were stored for {', '.join(lost)} are no longer found{fix}"]
 
 
 def _create_exporter(settings: TelemetrySettings) -> "Exporter | None":

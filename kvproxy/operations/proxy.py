@@ -1,4 +1,4 @@
-"""The operations on a running proxy as a whole: explain a request, store an answer, and reload the rules."""
+"""The operations on a running proxy as a whole: explain a request, store an answer, and reload the settings."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Protocol
@@ -13,15 +13,16 @@ from kvproxy.operations.parameters import Parameter
 if TYPE_CHECKING:
     from kvproxy.backends.prefix_cache import PrefixCache
     from kvproxy.flow.path import RequestPath
-    from kvproxy.flow.prepare.rules import Rules
 
 
 class ProxyAccess(Protocol):
-    """The path of requests, the prefix cache, and the rules of a proxy."""
+    """The path of requests, and the prefix cache of a proxy."""
 
     path: "RequestPath"
     prefix: "PrefixCache"
-    rules: "Rules"
+
+    async def reload(self) -> "ReloadedSettings":
+        """Apply changed settings. Raises SettingsError or StoreUnavailable, and then changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +31,13 @@ class RequestFormat:
 
 
 @dataclass(frozen=True, slots=True)
-class ReloadedRules:
-    """The number of rules, and the names of changed settings that need a restart."""
+class ReloadedSettings:
+    """The number of rules, the upstreams, the names of changed settings that need a restart, and what else to consider."""
 
     rules: int
+    upstreams: list[str]
     restart: list[str]
+    notes: list[str]
 
 
 @async_operation("POST", "/explain")
@@ -80,15 +83,12 @@ async def store_answer(proxy: ProxyAccess, nothing: NoParameters, read: RequestR
 
 
 @async_operation("POST", "/reload")
-async def reload_rules(proxy: ProxyAccess, nothing: NoParameters) -> ReloadedRules:
-    """Reload `[[rules]]` of kvproxy.toml. An invalid file changes nothing."""
-    import asyncio  # Commands import this module, too, and run no event loop.
-
+async def reload_settings(proxy: ProxyAccess, nothing: NoParameters) -> ReloadedSettings:
+    """Reload rules, edits, clients, and upstreams of kvproxy.toml. An invalid file changes nothing."""
     try:
-        restart = await asyncio.to_thread(proxy.rules.reload)
+        return await proxy.reload()
     except SettingsError as error:
-        raise InvalidRequest(f"the rules were not changed: {error.message}") from None
-    return ReloadedRules(len(proxy.rules), restart)
+        raise InvalidRequest(f"the settings were not changed: {error.message}") from None
 
 
-PROXY_OPERATIONS = (explain_request, store_answer, reload_rules)
+PROXY_OPERATIONS = (explain_request, store_answer, reload_settings)

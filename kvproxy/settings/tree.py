@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any, get_args
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from kvproxy.errors import NotFound, SettingsError
 from kvproxy.index.store_location import location_error
@@ -107,6 +116,15 @@ class Settings(BaseModel):
     journal: JournalSettings = JournalSettings()
     log: LogSettings = LogSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+    _flags: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    def reloaded(self) -> "Settings":
+        """Load the settings from all sources again, with the same flags. Raises SettingsError."""
+        return load_settings(**{"data": self.data} | self._flags)
+
+    def changed_names(self, after: "Settings") -> list[str]:
+        """Return the names of settings that differ."""
+        return _changed_names(self, after)
 
     @field_validator("data")
     @classmethod
@@ -314,7 +332,20 @@ def load_settings(*, file: Path | None = None, **flags: Any) -> Settings:
     problems += unknown_variables([*names, *Settings.model_fields], [*_OTHER_VARIABLES, *others])
     if problems:
         raise SettingsError("\n".join(problems)) from None
-    return _with_price_list(settings)
+    settings = _with_price_list(settings)
+    settings._flags.update(given)
+    return settings
+
+
+def _changed_names(before: BaseModel, after: BaseModel) -> list[str]:
+    names = []
+    for name in sorted(type(before).model_fields):
+        old, new = getattr(before, name), getattr(after, name)
+        if old == new:
+            continue
+        is_section = isinstance(old, BaseModel) and isinstance(new, BaseModel)
+        names += [f"{name}.{inner}" for inner in _changed_names(old, new)] if is_section else [name]
+    return names
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

@@ -92,7 +92,7 @@ class UpstreamServer(Section):
         default=None, min_length=1, description="Environment variable with the API key, instead of api_key."
     )
     api_key_file: Path | None = Field(
-        default=None, description="File with the API key, instead of api_key; it is read at the start."
+        default=None, description="File with the API key, instead of api_key; it is read again after a change."
     )
     authorization: SecretKey = Field(default=None, description="Authorization header that replaces the client's key.")
     models: tuple[ModelName, ...] = Field(

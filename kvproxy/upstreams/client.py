@@ -1,6 +1,7 @@
 """Sends requests to one upstream."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -11,7 +12,14 @@ from kvproxy.apis.request_directives import HEADER_PREFIX
 from kvproxy.apis.stream_usage import body_with_usage, lacks_usage
 from kvproxy.backends.admission import Admission
 from kvproxy.backends.protocol import Body, Headers, RelayedResponse
-from kvproxy.errors import InvalidRequest, UpstreamError, UpstreamProtocolError, UpstreamTimeout, UpstreamUnreachable
+from kvproxy.errors import (
+    InvalidRequest,
+    SettingsError,
+    UpstreamError,
+    UpstreamProtocolError,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
 from kvproxy.settings import UpstreamServer, UpstreamSettings
 from kvproxy.settings.limits import LimitSettings
 from kvproxy.upstreams.connection_pool import ConnectionPool, end_to_end_headers
@@ -23,6 +31,7 @@ _MAX_CALL_BYTES = 8 * 2**20
 _RESPONSE_RATIO = 16
 _INVALID = (400, 422)
 _KEY_HEADERS = ("authorization", "x-api-key", "api-key")
+_log = logging.getLogger("kvproxy")
 
 
 class UpstreamClient:
@@ -34,18 +43,56 @@ class UpstreamClient:
         self.url = server.url
         self.sent = 0
         """Number of clients' requests that it received; one counts when its response begins or fails, or its client leaves."""
+        self._server = server
         self._authorization, self._key = server.authorization_or_key()
+        self._key_failure: str | None = None
         self._settings = settings
         limit = settings.max_connections + _PROBE_CONNECTIONS
         read_timeout = server.read_timeout or settings.read_timeout
-        self.first_byte_timeout = server.first_byte_timeout or settings.first_byte_timeout
-        """Maximum seconds until the first byte of a response to a cached API; None for the timeout between chunks."""
-        first = max(read_timeout, self.first_byte_timeout or 0)
-        self._connections = ConnectionPool(server.url, settings.connect_timeout, read_timeout, limit, first)
+        self._connections = ConnectionPool(server.url, settings.connect_timeout, read_timeout, limit)
+        self._set_timeouts()
         self.keeps_connections = True
         """Whether connections are reused after requests of clients."""
         self._refuse_usage: set[ApiName] = set()
         self.admission = Admission(settings.max_connections, limits.queue_size, limits.queue_seconds)
+
+    def _set_timeouts(self) -> None:
+        server, settings = self._server, self._settings
+        self.first_byte_timeout = server.first_byte_timeout or settings.first_byte_timeout
+        """Maximum seconds until the first byte of a response to a cached API; None for the timeout between chunks."""
+        read_timeout = server.read_timeout or settings.read_timeout
+        first = max(read_timeout, self.first_byte_timeout or 0)
+        self._connections.set_timeouts(settings.connect_timeout, read_timeout, first)
+
+    def reload(
+        self, server: UpstreamServer, settings: UpstreamSettings, credentials: tuple[str | None, str | None]
+    ) -> None:
+        """Use changed settings for new requests. `UpstreamServer.authorization_or_key` returns the `credentials`."""
+        self._server, self._settings = server, settings
+        self._use_credentials(credentials)
+        self._set_timeouts()
+
+    async def reload_key_file(self) -> None:
+        """Use the key of a changed `api_key_file`. While the file has no key, the last key stays."""
+        server = self._server
+        if server.api_key_file is None:
+            return
+        try:
+            credentials = await asyncio.to_thread(server.authorization_or_key)
+        except SettingsError as error:
+            if self._key_failure is None:
+                _log.error("the last API key of %s is still in use: %s", self.url, error.message)
+            self._key_failure = error.message
+            return
+        # The settings may have changed meanwhile.
+        if server is self._server:
+            self._use_credentials(credentials)
+
+    def _use_credentials(self, credentials: tuple[str | None, str | None]) -> None:
+        self._key_failure = None
+        if credentials != (self._authorization, self._key):
+            self._authorization, self._key = credentials
+            _log.info("the upstream %s has another API key", self.url)
 
     def open(self) -> None:
         self._connections.open()

@@ -56,11 +56,15 @@ class ConnectionPool:
         first_timeout: float | None = None,
     ) -> None:
         self._base = base
-        self._connect_timeout = connect_timeout
-        self._read_timeout = read_timeout
-        self._first_timeout = first_timeout or read_timeout
+        self.set_timeouts(connect_timeout, read_timeout, first_timeout or read_timeout)
         self._limit = limit
         self._connector: aiohttp.TCPConnector | None = None
+
+    def set_timeouts(self, connect_timeout: float, read_timeout: float, first_timeout: float) -> None:
+        self._connect_timeout = connect_timeout
+        self._read_timeout = read_timeout
+        self._first_timeout = first_timeout
+        self._timeout = aiohttp.ClientTimeout(None, sock_connect=connect_timeout)
 
     def open(self) -> None:
         """Raises SettingsError for a version of aiohttp without the private names that are used."""
@@ -70,7 +74,6 @@ class ConnectionPool:
         self._loop = asyncio.get_running_loop()
         self._connector = aiohttp.TCPConnector(limit=self._limit, keepalive_timeout=_KEEPALIVE_SECONDS)
         self._connector._factory = cast("partial[ResponseHandler]", partial(_StrictConnection, loop=self._loop))
-        self._timeout = aiohttp.ClientTimeout(None, sock_connect=self._connect_timeout)
         self._set_server(self._base)
 
     def _set_server(self, base: str) -> None:

@@ -1,7 +1,6 @@
 """Upstreams as one backend: each request goes to the engine with the lowest cost."""
 
 import asyncio
-import hashlib
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -11,8 +10,8 @@ from functools import partial
 from random import random
 from typing import TYPE_CHECKING
 
-from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, Delivery, session_name
-from kvproxy.apis.json import JsonObject, dumps, field, objects
+from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, Delivery
+from kvproxy.apis.json import JsonObject, objects
 from kvproxy.apis.model_route import ModelRoute
 from kvproxy.backends.protocol import Body, Forwarder, Headers, RelayedResponse
 from kvproxy.errors import (
@@ -23,13 +22,15 @@ from kvproxy.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from kvproxy.settings import RoutingSettings
+from kvproxy.settings import RoutingSettings, Settings
+from kvproxy.upstreams.affinity_key import affinity_key
 from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.engine_hints import ResponseLocations, with_engine_hints, with_hints
 from kvproxy.upstreams.fleet_engine import EnginePrediction, FleetEngine
 from kvproxy.upstreams.mirror.prompt_hashes import HashedPrompt, compute_hashes
-from kvproxy.upstreams.model_routes import BUSY, ModelRoutes, calls_for_retry
+from kvproxy.upstreams.model_routes import BUSY, ModelRoutes, calls_for_retry, find_model_routes
 from kvproxy.upstreams.prompt_tokenizer import PromptTokenizer
+from kvproxy.upstreams.reloaded_engines import PreparedEngines, RemovedEngines
 from kvproxy.upstreams.retry_log import RetryLog
 from kvproxy.upstreams.routing import engine_order, rank_engines
 
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
     from kvproxy.upstreams.mirror.mirror import Mirror
 
 TOKENIZE_SECONDS = 0.5  # After this timeout, routing ignores cached prefixes.
-_CONTEXT_FIELDS = ("system", "instructions", "tools")
-_TURN_FIELDS = ("messages", "input")
-_PREFIX_BYTES = 2048  # Of a prompt without messages.
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp[\w-]{1,128})"')
 _MAX_START = 65_536
 _RANK_HEADER = "x-data-parallel-rank"
@@ -78,11 +76,25 @@ class Fleet:
         self._retry_log = RetryLog()
         self.engines = {engine.url: engine for engine in engines}
         self.tokenizer = tokenizer
-        self.name = settings.name or f"upstream:{' '.join(sorted(self.engines))}"
         self.forwarder: Forwarder | None = self
         self._settings = settings
         self._stored = ResponseLocations()
         self._tasks: list[asyncio.Task[None]] = []
+        self._removed = RemovedEngines()
+
+    @property
+    def name(self) -> str:
+        """The name in cache keys of requests without a route."""
+        return self._settings.name or f"upstream:{' '.join(sorted(self.engines))}"
+
+    def names_in_cache_keys(self) -> set[str]:
+        """Return the names of the lists of upstreams for which responses are stored."""
+        routes = self.routes
+        return {self.name} if routes is None else {routes.find(name).backend for name in routes.names()}
+
+    def resolve(self, request: ApiRequest) -> ApiRequest:
+        """Find the route of a request, if upstreams serve different models. See `ModelRoutes.resolve`."""
+        return request if self.routes is None else self.routes.resolve(request)
 
     async def start(self) -> None:
         for engine in self.engines.values():
@@ -98,6 +110,24 @@ class Fleet:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for engine in self.engines.values():
             await engine.close()
+        await self._removed.close()
+
+    async def reload(self, settings: Settings, drained: Collection[str] = ()) -> None:
+        """Use the upstreams of changed settings for new requests. Requests in flight stay on their upstreams.
+
+        New upstreams with URLs in `drained` are drained. Raises SettingsError, and then changes nothing.
+        """
+        before = self.engines
+        prepared = await asyncio.to_thread(PreparedEngines, before, settings)
+        routes = find_model_routes(settings.servers, settings.routing)
+        await prepared.start(drained)
+        prepared.apply(settings)
+        if routes is not None and self.routes is not None:
+            routes.fallback_counts.update(self.routes.fallback_counts)
+        self.engines, self.routes, self._settings = prepared.engines, routes, settings.routing
+        for engine in before.values():
+            if engine is not self.engines.get(engine.url):
+                self._removed.add(engine, settings.routing.health_interval)
 
     async def _run_periodically(self, work: Callable[[FleetEngine], Awaitable[None]], interval: float) -> None:
         while True:
@@ -181,7 +211,16 @@ class Fleet:
         return await self.routes.send(request, self._send_to_engines, self._has_available_engine)
 
     def _has_available_engine(self, route: ModelRoute) -> bool:
-        return any(self.engines[url].health.available for url in route.upstreams)
+        return any(engine.health.available for engine in self.engines_of(route))
+
+    def engines_of(self, route: ModelRoute | None) -> list[FleetEngine]:
+        """Return the engines of a route, by default all. Raises ModelNotFound if a reload removed all engines of its model."""
+        if route is None:
+            return [*self.engines.values()]
+        engines = [self.engines[url] for url in route.upstreams if url in self.engines]
+        if engines:
+            return engines
+        return self.engines_of(None if self.routes is None else self.routes.find(route.model))
 
     async def _send_to_engines(self, request: ApiRequest, is_final: bool) -> RelayedResponse:
         request = self.with_hints(request)
@@ -227,7 +266,7 @@ class Fleet:
 
         Raises UpstreamsDraining if all these engines are draining.
         """
-        engines = [*self.engines.values()] if route is None else [self.engines[url] for url in route.upstreams]
+        engines = self.engines_of(route)
         up = [engine for engine in engines if engine.health.available]
         up = up or [engine for engine in engines if not engine.health.draining and not engine.health.ejected]
         up = up or [engine for engine in engines if not engine.health.draining]
@@ -250,7 +289,8 @@ class Fleet:
             return [_Destination(available[0], length)]
         affinity = affinity_key(request)
         order = engine_order({engine.url: engine.weight for engine in available}, affinity)
-        engines = [self.engines[url] for url in order]
+        by_url = {engine.url: engine for engine in available}
+        engines = [by_url[url] for url in order]
         prompt = await self._tokenize(request, engines)
         length = len(prompt.tokens) if prompt else length
         is_predictable = _has_predictable_reuse(request)
@@ -258,7 +298,7 @@ class Fleet:
         candidates = [engine.routing_candidate(predictions[engine.url]) for engine in engines]
         return [
             _Destination(
-                self.engines[candidate.name],
+                by_url[candidate.name],
                 length - (candidate.matched_tokens or 0),
                 predictions[candidate.name],
                 is_predictable,
@@ -404,26 +444,3 @@ def _retry_after(headers: Headers) -> float | None:
 def _has_predictable_reuse(request: ApiRequest) -> bool:
     body = request.body
     return body.get("prompt_logprobs") is None and not body.get("echo") and body.get("n") in (None, 1)
-
-
-def affinity_key(request: ApiRequest) -> bytes:
-    """Return the key for consistent hashing: a digest of the session id, or else of all messages up to the first user message."""
-    body = request.body
-    for name in (session_name(request), body.get("prompt_cache_key"), field(body.get("metadata"), "user_id")):
-        if isinstance(name, str) and name:
-            return _digest(request, b"session", name.encode("utf-8", "replace"))
-    context = dumps([body[name] for name in _CONTEXT_FIELDS if name in body])
-    turns = next((body[name] for name in _TURN_FIELDS if isinstance(body.get(name), list)), None)
-    if isinstance(turns, list):
-        first = next((place for place, turn in enumerate(turns) if field(turn, "role") == "user"), len(turns))
-        return _digest(request, context, dumps(turns[: first + 1]))
-    text = dumps(body.get("prompt", body.get("input")))
-    return _digest(request, b"text", (context + text)[:_PREFIX_BYTES])
-
-
-def _digest(request: ApiRequest, *parts: bytes) -> bytes:
-    # Each model has its own cache, and tenants choose session names independently.
-    digest = hashlib.sha256()
-    for part in (request.model.encode("utf-8", "replace"), request.tenant.encode("utf-8", "replace"), *parts):
-        digest.update(len(part).to_bytes(8, "big") + part)
-    return digest.digest()

@@ -32,6 +32,7 @@ from kvproxy.upstreams.status import EngineStatus, ReuseStats
 if TYPE_CHECKING:
     from kvproxy.upstreams.mirror.mirror import Mirror
 
+_FIXED_SETTINGS = "kv_events", "kv_replay", "hash_algorithm", "hash_seed", "kind"
 _MAX_MODELS = 64
 _OTHER_MODELS = "others"
 _METRICS_RETRY_SECONDS = 300.0
@@ -130,6 +131,16 @@ class FleetEngine:
         """Names and patterns of its models; without any, it serves all models that no other upstream names."""
         return self._server.models
 
+    def can_reload(self, server: UpstreamServer) -> bool:
+        """Whether `reload` can apply changed settings; else another engine must replace this one."""
+        return all(getattr(self._server, name) == getattr(server, name) for name in _FIXED_SETTINGS)
+
+    def reload(self, server: UpstreamServer, settings: Settings, credentials: tuple[str | None, str | None]) -> None:
+        """Use changed settings for new requests. See `UpstreamClient.reload`."""
+        self._server = server
+        self.weight = server.weight
+        self.client.reload(server, settings.forward, credentials)
+
     def _create_kind(self, server: UpstreamServer, settings: Settings) -> UpstreamKind:
         if server.kind is None and self.mirror is not None:
             return UpstreamKind(self.client, settings)
@@ -202,6 +213,7 @@ class FleetEngine:
         self._tokenizing.record(failure)
 
     async def monitor(self) -> None:
+        await self.client.reload_key_file()
         if time.monotonic() >= self._next_metrics:
             try:
                 status, page = await self.client.call("GET", "/metrics", seconds=self._metrics_timeout)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import field
-from kvproxy.apis.model_route import ModelRoute
 from kvproxy.backends.prefix_cache import PrefixCache, decode_divergence, no_events_error
 from kvproxy.backends.reports import EngineMetrics, EngineResetResult, PrefixCacheStats, PrefixReport, ResetReport
 from kvproxy.blocks.pool_rows import TreeNode, tree_nodes_from_rows
@@ -184,7 +183,7 @@ class FleetPrefixCache(PrefixCache):
 
     async def explain(self, request: ApiRequest) -> PrefixReport | None:
         request = self._fleet.with_hints(request)
-        engines = self._engines_of(request.route)
+        engines = self._fleet.engines_of(request.route)
         parts: list[MirrorView | FleetEngine] = [view for view in self._mirror_views() if view.engine in engines]
         answered = await asyncio.gather(*(part.explain(request) for part in [*parts, *engines]))
         reports = [report for report in answered if report is not None]
@@ -193,10 +192,6 @@ class FleetPrefixCache(PrefixCache):
             return next((report for report in reports if report.prompt_tokens is not None), next(iter(reports), None))
         reusable = {report.engine: report.reusable_tokens for report in known if report.engine is not None}
         return replace(max(known, key=lambda report: report.reusable_tokens), engines=reusable)
-
-    def _engines_of(self, route: ModelRoute | None) -> list[FleetEngine]:
-        engines = self._fleet.engines
-        return [*engines.values()] if route is None else [engines[url] for url in route.upstreams]
 
 
 def _sum_pools(mirrored: Sequence[PoolReport], metrics: Sequence[EngineMetrics], num_engines: int) -> PoolReport:

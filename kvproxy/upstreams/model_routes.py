@@ -34,6 +34,12 @@ class FallbackCounts:
     answered: int = 0
 
 
+def find_model_routes(servers: Sequence[UpstreamServer], settings: RoutingSettings) -> "ModelRoutes | None":
+    """Return the routes of all models; None if all upstreams serve the same models."""
+    is_routed = settings.fallbacks or any(server.models or server.aliases for server in servers)
+    return ModelRoutes(servers, settings) if is_routed else None
+
+
 class ModelRoutes:
     """The routes of all models. `settings` has the fallbacks, and the name of all upstreams in cache keys."""
 

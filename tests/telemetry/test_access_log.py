@@ -17,7 +17,7 @@ import pytest
 
 from kvproxy.http.serve import make_server
 from kvproxy.http.services import build_services
-from kvproxy.settings import load_settings
+from kvproxy.settings import Settings, load_settings
 from kvproxy.settings.telemetry import LogSettings
 from kvproxy.telemetry.process_log import JsonFormatter, TextFormatter, log_to_stderr
 from tests.commands.upstream import proxied, said
@@ -107,11 +107,19 @@ def test_no_line_of_the_log_holds_a_control(formatter: logging.Formatter) -> Non
     assert "\nFAKE" not in line
 
 
-async def test_reloads_by_signals_run_in_a_thread_and_are_merged(tmp_path: Path) -> None:
+async def test_reloads_by_signals_run_in_a_thread_and_are_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     services = build_services(load_settings(data=tmp_path, upstream="http://127.0.0.1:9", cache={"semantic": False}))
     server = make_server(services)
     threads: list[int] = []
-    server._reload = lambda: (threads.append(threading.get_ident()), time.sleep(0.1))  # type: ignore[func-returns-value]
+
+    def read_slowly(settings: Settings) -> Settings:
+        threads.append(threading.get_ident())
+        time.sleep(0.1)
+        return settings
+
+    monkeypatch.setattr(Settings, "reloaded", read_slowly)
     for _ in range(100):
         server._request_reload()
         await asyncio.sleep(0)

@@ -7,7 +7,7 @@ import pytest
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api_request import ApiRequest
-from kvproxy.upstreams.fleet import affinity_key
+from kvproxy.upstreams.affinity_key import affinity_key
 from kvproxy.upstreams.routing import engine_order
 
 SYSTEM = "You are the assistant of a shop, and you answer politely. " * 60

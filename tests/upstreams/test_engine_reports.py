@@ -374,7 +374,7 @@ def test_metrics_name_the_state_of_a_mirror(tmp_path: Path) -> None:
 
     def state() -> list[str]:
         metrics = Metrics()
-        metrics.set_upstream(engine.status())
+        metrics.set_upstreams([engine.status()])
         lines = metrics.render().decode().splitlines()
         return [line.rpartition(" ")[2] for line in lines if line.startswith("kvproxy_mirror_")]
 

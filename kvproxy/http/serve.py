@@ -12,13 +12,13 @@ from kvproxy.backends.overload_log import OverloadLog
 from kvproxy.errors import OTHER_FOLDER, KvproxyError, SettingsError, file_error
 from kvproxy.http.app import create_app
 from kvproxy.http.client_connection import refuse_connection
-from kvproxy.http.descriptor_limit import raise_descriptor_limit
 from kvproxy.http.exchange_middleware import ExchangeMiddleware
 from kvproxy.http.proxy_server import ProxyServer
 from kvproxy.http.services import Services, build_services
 from kvproxy.index.private_files import make_private_folder
 from kvproxy.installation.checks.access import check_clients_exist, closed_routes
 from kvproxy.installation.data_folder import locked_folder
+from kvproxy.installation.descriptor_limit import raise_descriptor_limit
 from kvproxy.installation.hugging_face_hub import prefer_cached_models
 from kvproxy.settings import Settings
 from kvproxy.settings.tree import unread_settings

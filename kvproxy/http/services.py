@@ -28,10 +28,10 @@ from kvproxy.http.access_rules import AccessRules
 from kvproxy.http.build_backend import BuiltBackend, build_backend
 from kvproxy.http.client_authentication import Clients
 from kvproxy.http.deadlines_and_disconnects import Deadlines
-from kvproxy.http.descriptor_limit import raise_descriptor_limit
 from kvproxy.http.metrics import Metrics
 from kvproxy.http.request_bodies import BodyBudget
 from kvproxy.index.errors import CacheStoreError
+from kvproxy.installation.descriptor_limit import raise_descriptor_limit
 from kvproxy.journal.journal import open_journal
 from kvproxy.journal.pool_forecast import PoolForecast, forecast_hit_rates
 from kvproxy.journal.prefill_time import prefill_costs

@@ -108,6 +108,7 @@ index/store/writer: removal_listeners
 # Tasks, connections, files, and slots of this process.
 upstreams/mirror/mirror: _tasks
 upstreams/fleet: _tasks
+upstreams/reloaded_engines: engines _closing
 upstreams/llama/server: _tasks
 upstreams/llama/slot_files: _writing
 http/proxy_server: _listeners _connecting

@@ -188,6 +188,18 @@ def period_name(day: date, period: str) -> str:
     return day.isoformat() if period == "day" else day.isoformat()[:7]
 
 
+def period_of_sum(start: date, seconds: float, period: str) -> str:
+    """Return the name of the period that has a sum of days: of a longer one if the sum is longer, such as 2026-09 of a day.
+
+    A sum that no period has is named by its first and last day.
+    """
+    last = start + timedelta(seconds=max(0.0, seconds - 1))
+    for unit in (period, "day", "week", "month", "quarter"):
+        if (name := period_name(start, unit)) == period_name(last, unit):
+            return name
+    return f"{start} to {last}"
+
+
 def letters_of(name: str) -> str:
     """Return the heading of a column without case, spaces, and punctuation."""
     return re.sub(r"[\W_]", "", name).casefold()

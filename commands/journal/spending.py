@@ -123,6 +123,18 @@ def _notes(report: "SpendingReport") -> Iterator[str]:
     if report.regional:
         rows = plural(report.regional, "row")
         yield f"not in the money: the unknown surcharge of Anthropic for the region (inference_geo) of {rows}"
+    if report.assumed_single:
+        yield (
+            f"at the price of a long prompt: {plural(report.assumed_single, 'row')} without a time and a number of requests; if"
+            " they are sums, add a column requests, date, or month"
+        )
+    if report.assumed_short:
+        yield (
+            f"at the price of short prompts: {plural(report.assumed_short, 'sum')} of requests of unknown length, of models whose"
+            " long prompts cost more"
+        )
+    if report.cut_sums:
+        yield f"partly in the period: {plural(report.cut_sums, 'sum')}; the start of each decides whether it counts"
     if report.as_model is not None:
         yield f"as {report.as_model}: the same tokens with the same share of cached input, at today's prices"
     if report.web_searches:

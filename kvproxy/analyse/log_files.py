@@ -1,10 +1,11 @@
 """Finds the transcripts of agents and the logs of requests in files and folders, and reads several logs as one."""
 
+import math
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from kvproxy.analyse.bills.reported_costs import CostReport
@@ -23,6 +24,7 @@ _LOG_SUFFIXES = tuple(
     for packed in ("", ".gz", ".zst")
 )
 _SHOWN_NAMES = 3
+_DAY = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,14 +171,22 @@ def _shared_days(logs: Mapping[str, RequestLog]) -> dict[str, list[str]]:
     for name, log in logs.items():
         for request in log.requests:
             if request.summed is not None and request.time is not None:
-                day = datetime.fromtimestamp(request.time, UTC).date().isoformat()
-                names[day, "usage", str(request.body["model"])][name] = None
+                for day in _days(request.time, request.summed.seconds):
+                    names[day, "usage", str(request.body["model"])][name] = None
         for currency, cost in (amount for report in log.costs for amount in report.costs):
-            if cost is not None and cost.day:
+            if cost is not None and cost.time is not None:
                 item = cost.provider, cost.project, cost.model, cost.line_item
-                names[cost.day, "costs", currency, *item][name] = None
+                for day in _days(cost.time, cost.seconds):
+                    names[day, "costs", currency, *item][name] = None
     shared = {key: list(files) for key, files in names.items() if len(files) > 1}
     return {day: files for (day, *_), files in sorted(shared.items())}
+
+
+def _days(start: float, seconds: float) -> Iterator[str]:
+    """Yield the UTC days of a period, such as 2026-11-21."""
+    first = datetime.fromtimestamp(start, UTC).date()
+    for number in range(max(1, math.ceil(seconds / _DAY))):
+        yield (first + timedelta(days=number)).isoformat()
 
 
 def _of_file(request: LoggedRequest, name: str) -> LoggedRequest:

@@ -31,7 +31,7 @@ from kvproxy.analyse.log_formats.registry import PROMPTS, format_names, log_form
 from kvproxy.analyse.log_formats.requests import BODY_FIELDS, OUTPUT_FORMATS, read_fields
 from kvproxy.analyse.log_formats.rows import NO_JSON, NO_OBJECT_ITEM, NO_OBJECT_LINE, PLACED_CAUSES, FileRows, read_rows
 from kvproxy.analyse.log_formats.sum_rows import sum_rows
-from kvproxy.analyse.log_formats.usage_reports import EXTRA_COLUMNS, OF_SUMS, USAGE_TABLE
+from kvproxy.analyse.log_formats.usage_reports import EXTRA_COLUMNS, OF_SUMS, USAGE_TABLE, with_assumed_sums
 from kvproxy.apis import APIS
 from kvproxy.apis.json import Json, JsonObject, dumps, objects
 from kvproxy.errors import InvalidRequest, describe_cause
@@ -337,9 +337,11 @@ def _read_rows(
             elif own.name == "requests" and not any(name in value for name in BODY_FIELDS):
                 given = {name for name, content in value.items() if content not in (None, "")}
                 log.ignored_fields |= given - set(requests[0].body) - read_fields(value)
-    if chosen.name == USAGE_TABLE and (sums := sum_rows(log.requests)):
-        log.requests = [request for request in log.requests if request.line not in sums]
-        log.skipped[OF_SUMS] += sorted(sums)
+    if chosen.name == USAGE_TABLE:
+        if sums := sum_rows(log.requests):
+            log.requests = [request for request in log.requests if request.line not in sums]
+            log.skipped[OF_SUMS] += sorted(sums)
+        log.requests = with_assumed_sums(log.requests)
     log.errors.sort(key=lambda error: error.line)
     log.format += "".join(f" ({plural(count, 'row')} as {title})" for title, count in num_others.items() if count)
     return log

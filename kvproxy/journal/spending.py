@@ -24,7 +24,7 @@ from kvproxy.journal.sessions.ledger import CAUSES, losses_with_cost
 from kvproxy.providers.prices import is_dated, price_at
 from kvproxy.providers.regional_prices import has_regions
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_lost_per_token, storage_price
-from kvproxy.units import letters_of, period_name, tenant_name
+from kvproxy.units import letters_of, period_of_sum, tenant_name
 
 if TYPE_CHECKING:
     from kvproxy.journal.sessions.session_reader import Turn
@@ -121,7 +121,9 @@ class PaidRequest:
         """Return the name of the request's group in a field of `group_fields`, at `moment` for a period; empty if unknown."""
         match by:
             case "day" | "week" | "month" | "quarter":
-                return "" if (moment := self.moment) is None else period_name(moment.date(), by)
+                if (moment := self.moment) is None:
+                    return self.columns.get(by, "")
+                return period_of_sum(moment.date(), self.period, by)
             case "project":
                 return self.project
             case "model":

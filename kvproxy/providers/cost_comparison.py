@@ -14,10 +14,11 @@ class ReportedCost:
     """An amount in a provider's report of costs.
 
     Attributes:
-        day: UTC day such as 2026-11-21; empty if unknown.
+        day: UTC day such as 2026-11-21; empty if unknown, and for a longer period.
         service: what was billed besides tokens, such as web_search; empty for tokens.
         list_amount: the amount without a discount; None if the report does not state it.
         time: start of its period in seconds since the epoch; None if unknown.
+        seconds: length of its period; 0 if unknown.
         project, model, client, team, line_item: empty if the report does not state them.
         service_tier: such as standard or batch; empty if the report does not state it.
         columns: cells of its row, by `letters_of` the heading.
@@ -30,6 +31,7 @@ class ReportedCost:
     service: str = ""
     list_amount: float | None = None
     time: float | None = None
+    seconds: float = 0.0
     project: str = ""
     model: str = ""
     client: str = ""

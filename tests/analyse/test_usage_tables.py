@@ -713,8 +713,8 @@ def test_a_cost_has_the_currency_of_its_column(tmp_path: Path) -> None:
     ("name", "row", "day"),
     [
         ("daily", {"date": "2026-11-21", "project": "shop"}, "2026-11-21"),
-        ("weekly", {"week": "2026-11-16", "project": "shop"}, "2026-11-16"),
-        ("monthly", {"month": "2026-11", "project": "shop"}, "2026-11-01"),
+        ("weekly", {"week": "2026-11-16", "project": "shop"}, "2026-W47"),
+        ("monthly", {"month": "2026-11", "project": "shop"}, "2026-11"),
         ("sessions", {"sessionId": "s", "lastActivity": "2026-11-21", "projectPath": "shop"}, "2026-11-21"),
     ],
 )

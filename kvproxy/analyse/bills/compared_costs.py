@@ -5,7 +5,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 
 from kvproxy.analyse.bills.reported_costs import CLOUDS, CostReport
 from kvproxy.journal.groups import COLUMN, PERIODS, group_fields, has_period, in_order
@@ -21,7 +21,7 @@ from kvproxy.providers.cost_comparison import (
 from kvproxy.providers.prices import is_dated
 from kvproxy.providers.published_prices import provider_of
 from kvproxy.settings.journal import JournalSettings, PriceSettings
-from kvproxy.units import letters_of, period_name
+from kvproxy.units import letters_of, period_of_sum
 
 _DAY = 86_400.0
 _Amount = tuple[str, ReportedCost | None]
@@ -193,7 +193,9 @@ def _with_reported_costs(report: SpendingReport, costs: Sequence[ReportedCost]) 
 def _group_name(cost: ReportedCost, by: str) -> str:
     """Return the name of a cost's group; empty if unknown."""
     if by in PERIODS:
-        return period_name(date.fromisoformat(cost.day), by) if cost.day else ""
+        if cost.time is None:
+            return cost.columns.get(by, "")
+        return period_of_sum(datetime.fromtimestamp(cost.time, UTC).date(), cost.seconds, by)
     if by.startswith(COLUMN):
         return cost.columns.get(letters_of(by.removeprefix(COLUMN)), "")
     return str(getattr(cost, by, ""))

@@ -6,7 +6,8 @@ from dataclasses import replace
 from kvproxy.analyse.bills.compared_costs import compare_reports, is_between
 from kvproxy.analyse.bills.reported_costs import CostReport
 from kvproxy.analyse.log_formats.counts import read_count
-from kvproxy.analyse.log_formats.log_format import LoggedRequest
+from kvproxy.analyse.log_formats.log_format import Assumption, LoggedRequest
+from kvproxy.analyse.log_formats.usage_reports import LONGEST_PROMPT
 from kvproxy.analyse.log_replay import reported_usage
 from kvproxy.analyse.logged_turns import FIRST_TRACE_NUMBER, turns_of_requests
 from kvproxy.analyse.simulate.trace_reader import TraceSession
@@ -19,7 +20,7 @@ from kvproxy.journal.sessions.session_reader import (
 from kvproxy.journal.sessions.spending_report import SpendingReport, spending_report
 from kvproxy.journal.spending import PaidRequest
 from kvproxy.providers.cost_comparison import rounding_error
-from kvproxy.providers.prices import ModelPrices, is_dated
+from kvproxy.providers.prices import ModelPrices, is_dated, price_at
 from kvproxy.providers.regional_prices import region_factor
 from kvproxy.settings.journal import (
     JournalSettings,
@@ -55,11 +56,12 @@ def report_spending(
         added = trace_turns(trace, FIRST_TRACE_NUMBER + len(turns), prices)
         turns += added
         paid += [_paid_request(turn, None, settings, rounding) for turn in added]
-    billed, undated = paid, list[PaidRequest]()
+    billed, undated, cut_sums = paid, list[PaidRequest](), 0
     if since is not None or until is not None:
         dated = [request for request in paid if is_dated(request.time)]
         undated = [request for request in paid if not is_dated(request.time)]
         billed = [request for request in dated if is_between(request.time, since, until)]
+        cut_sums = sum(_is_cut(request, bound) for request in dated for bound in (since, until) if bound is not None)
     report = replace(spending_report(billed, by, prices, settings.currency, as_model), undated=_number_of(undated))
     regional = _count_regional(requests, since, until)
     report = replace(
@@ -67,6 +69,9 @@ def report_spending(
         other_currencies=_currencies_without_rate(requests, settings),
         regional=regional,
         web_searches=_count_web_searches(requests, since, until),
+        assumed_single=_count_assumed("one request", requests, prices, (since, until)),
+        assumed_short=_count_assumed("short prompts", requests, prices, (since, until)),
+        cut_sums=cut_sums,
     )
     report.total.unreported += without_usage
     if not costs:
@@ -86,6 +91,33 @@ def _count_regional(requests: Iterable[LoggedRequest], since: float | None, unti
         for each in requests
         if is_between(each.time, since, until)
     )
+
+
+def _count_assumed(
+    assumption: Assumption,
+    requests: Iterable[LoggedRequest],
+    prices: ModelPrices,
+    period: tuple[float | None, float | None],
+) -> int:
+    """Return the number of rows of a period with an assumption that decides their price."""
+    return sum(
+        each.summed is not None
+        and each.summed.assumption == assumption
+        and is_between(each.time, *period)
+        and _has_length_price(each, each.summed.prompt_tokens if assumption == "one request" else None, prices)
+        for each in requests
+    )
+
+
+def _has_length_price(request: LoggedRequest, prompt_tokens: int | None, prices: ModelPrices) -> bool:
+    """Whether a prompt of this length, by default the longest, costs more per token than a short one."""
+    model, time = str(request.body["model"]), request.time or 0.0
+    longest = LONGEST_PROMPT if prompt_tokens is None else prompt_tokens
+    return price_at(model, prices, time, 0) != price_at(model, prices, time, longest)
+
+
+def _is_cut(request: PaidRequest, bound: float) -> bool:
+    return request.time < bound < request.time + request.period
 
 
 def _count_web_searches(requests: Iterable[LoggedRequest], since: float | None, until: float | None) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from kvproxy.analyse.log_formats.fact_columns import fact_headings, facts_of, model_of, time_of
+from kvproxy.analyse.log_formats.fact_columns import fact_headings, facts_of, model_of, period_of, time_of
 from kvproxy.analyse.log_formats.labels import labels_of
 from kvproxy.analyse.log_formats.log_times import parse_time
 from kvproxy.apis.json import Json, JsonMap, JsonObject
@@ -20,6 +20,7 @@ _ITEMS = (
     *"vendor supplier product sku model".split(),
 )
 """Columns with a name of an amount, without punctuation; the first one with a text counts."""
+_DAY = 86_400.0
 CLOUDS = "aws", "azure", "google"
 """Providers of models of other providers."""
 _PROVIDERS = {
@@ -83,13 +84,15 @@ def reported_cost(row: JsonObject, amount: float, listed: float | None = None, p
     cells = {letters_of(name): cell for name, cell in row.items()}
     start = cells.get("startingat")
     time = time_of(facts) if start is None else parse_time(start)
+    seconds = period.seconds if start is None and (period := period_of(facts)) is not None else 0.0
     labels, service = labels_of(facts), _service(cells)
     return ReportedCost(
         amount,
-        "" if time is None else datetime.fromtimestamp(time, UTC).date().isoformat(),
+        "" if time is None or seconds > _DAY else datetime.fromtimestamp(time, UTC).date().isoformat(),
         service,
         listed,
         time=time,
+        seconds=seconds,
         project=labels.project or _text(cells, "workspace", "workspaceid", *GROUPS),
         model=model_of(facts) or ("" if service else _model_in_item(_text(cells, "lineitem"))),
         client=labels.client or _text(cells, "apikey"),

@@ -9,7 +9,8 @@ from kvproxy.analyse.log_formats.amounts import currency_beside, currency_named,
 from kvproxy.analyse.log_formats.counts import is_unreadable, read_count
 from kvproxy.analyse.log_formats.labels import LABEL_FIELDS, labels_of
 from kvproxy.analyse.log_formats.log_format import LoggedRequest, first_of
-from kvproxy.analyse.log_formats.log_times import TIME_FIELDS, logged_time, parse_time
+from kvproxy.analyse.log_formats.log_times import TIME_FIELDS, is_date, logged_time, parse_time, time_field
+from kvproxy.analyse.log_formats.periods import Period, Unit, read_period
 from kvproxy.apis.json import Json, JsonObject
 from kvproxy.settings.journal import LIST_CURRENCY
 from kvproxy.units import letters_of
@@ -22,8 +23,19 @@ _CACHED = "cached_tokens", "input_cached_tokens", "cached_input_tokens", "tokens
 _HELICONE_READ, _HELICONE_WRITTEN, _TOTAL = "prompt_cache_read_tokens", "prompt_cache_write_tokens", "total_tokens"
 _READ = "cache_read_input_tokens", _HELICONE_READ
 _WRITTEN = "cache_creation_input_tokens", _HELICONE_WRITTEN
-REQUESTS = "num_model_requests", "num_requests", "n_requests", "requests", "request_count"
-DATES = "date", "day", "usage_date", "usage_date_time", "usage_date_utc", "charge_period_start"
+REQUESTS = (
+    *"num_model_requests num_requests n_requests requests request_count total_requests api_requests".split(),
+    *"count calls num_calls api_calls".split(),
+)
+_UNITS: dict[str, Unit] = {
+    **dict.fromkeys("date day usage_date usage_date_time usage_date_utc charge_period_start datum".split(), "day"),
+    **dict.fromkeys(("week", "woche"), "week"),
+    **dict.fromkeys("month usage_month billing_month invoice_month monat".split(), "month"),
+    **dict.fromkeys(("quarter", "quartal"), "quarter"),
+    **dict.fromkeys("period billing_period zeitraum".split(), "day"),
+}
+DATES = tuple(_UNITS)
+"""Columns with the period of a sum; the first one with a text counts."""
 COSTS = "cost_total", "cost_usd", "total_cost_usd", "spend", "response_cost", "cost", "total_cost", _USAGE
 """Money in US dollars, or in the currency of another column."""
 CURRENCY = "currency"
@@ -102,7 +114,7 @@ def unreadable_columns(row: JsonObject, headings: Mapping[str, str]) -> tuple[st
 
 def _is_unreadable(fact: str, cell: Json) -> bool:
     if fact in (*TIME_FIELDS, *DATES):
-        return cell not in (None, "") and parse_time(cell) is None
+        return cell not in (None, "") and time_of({fact: cell}) is None
     if fact in COSTS:
         return cell not in (None, "") and read_amount(cell) is None
     return fact in _COUNTS and is_unreadable(cell)
@@ -140,12 +152,31 @@ def model_of(facts: JsonObject) -> str:
 
 
 def time_of(facts: JsonObject) -> float | None:
-    time = logged_time(facts)
-    return parse_time(date_of(facts)) if time is None else time
+    """Return the time of a row, or the start of its period, in seconds since the epoch; None if it is unknown."""
+    if (time := logged_time(facts)) is not None:
+        return time
+    period = period_of(facts)
+    return parse_time(facts.get(_date_field(facts))) if period is None else period.start
 
 
-def date_of(facts: JsonObject) -> Json:
-    return next((facts[name] for name in DATES if facts.get(name)), None)
+def period_of(facts: JsonObject) -> Period | None:
+    """Return the period of which a row is the sum; None for a row with a time of day, and without a readable period."""
+    if (name := time_field(facts)) is not None:
+        return read_period(facts[name]) if is_date(facts[name]) else None
+    name = _date_field(facts)
+    return read_period(facts.get(name), _UNITS.get(name, "day"))
+
+
+def has_date_only(facts: JsonObject) -> bool:
+    """Whether a row has a column for dates or periods, readable or not, and no time of day."""
+    if (name := time_field(facts)) is not None:
+        return is_date(facts[name])
+    name = _date_field(facts)
+    return bool(name) and (period_of(facts) is not None or ":" not in str(facts[name]))
+
+
+def _date_field(facts: JsonObject) -> str:
+    return next((name for name in DATES if facts.get(name)), "")
 
 
 def with_facts(request: LoggedRequest, facts: JsonObject) -> LoggedRequest:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from types import MappingProxyType
+from typing import Literal
 
 from kvproxy.analyse.log_formats.json_texts import decoded
 from kvproxy.analyse.log_formats.labels import Labels
@@ -37,6 +38,9 @@ _OUTPUTS = {"choices", "content", "output", "data"}
 _RESPONSES_FIELDS = set("instructions max_output_tokens previous_response_id reasoning store text tools".split())
 
 
+Assumption = Literal["one request", "short prompts"]
+
+
 @dataclass(frozen=True, slots=True)
 class SummedUsage:
     """The requests of a report of usage, whose tokens are one sum, without the limits of one request.
@@ -49,6 +53,7 @@ class SummedUsage:
         priced_length: length of a prompt that has their price; None for the mean of the requests.
         modalities: audio and image tokens, see `apis/modalities.py`; None without any.
         is_of_local_day: the day is that of the tool's time zone, which is unknown, and not of UTC.
+        assumption: what their price assumes; None if the report states it.
     """
 
     requests: int | None
@@ -61,6 +66,7 @@ class SummedUsage:
     priced_length: int | None = None
     modalities: str | None = None
     is_of_local_day: bool = False
+    assumption: Assumption | None = None
 
 
 @dataclass(frozen=True, slots=True)

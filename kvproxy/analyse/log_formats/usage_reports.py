@@ -1,6 +1,7 @@
 """Reports of usage: the tables of OpenAI, Anthropic, OpenRouter, and others, and the admin APIs (JSON)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from kvproxy.analyse.log_formats.amounts import read_amount
 from kvproxy.analyse.log_formats.counts import is_unreadable, read_count
@@ -11,19 +12,29 @@ from kvproxy.analyse.log_formats.fact_columns import (
     OUTPUT,
     REQUESTS,
     currency_of,
-    date_of,
     fact_headings,
     facts_of,
+    has_date_only,
     model_of,
+    period_of,
     row_headings,
     time_of,
     token_counts,
     unreadable_columns,
 )
 from kvproxy.analyse.log_formats.labels import labels_of
-from kvproxy.analyse.log_formats.log_format import LogFormat, LoggedRequest, Row, SkipRow, SummedUsage, first_of
-from kvproxy.analyse.log_formats.log_times import is_date, parse_time, seconds_between, time_field
+from kvproxy.analyse.log_formats.log_format import (
+    Assumption,
+    LogFormat,
+    LoggedRequest,
+    Row,
+    SkipRow,
+    SummedUsage,
+    first_of,
+)
+from kvproxy.analyse.log_formats.log_times import is_date, parse_time, seconds_between
 from kvproxy.analyse.log_formats.logged_costs import logged_cost
+from kvproxy.analyse.log_formats.periods import Unit, read_period
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import Json, JsonObject, field, objects
@@ -41,6 +52,8 @@ EXTRA_COLUMNS = {"end_time", "service_tier", "batch", "variant", *MODALITIES}
 _LONG_CONTEXT = 200_001
 """A prompt with the price of Anthropic's long context."""
 _LONG_WINDOWS = "200k", ">"
+LONGEST_PROMPT = 2_097_152
+"""Tokens of the longest prompt of a model whose long prompts cost more."""
 _DAY = 86_400.0
 _SUMS = frozenset(("total", "totals", "grand total", "subtotal", "sum"))
 """Labels of rows that are the sum of others; `sum_rows.py` finds such rows in other languages."""
@@ -162,7 +175,8 @@ def _anthropic_request(row: Row, result: JsonObject, start: float | None, period
     )
     prompt = None if uncached is None else uncached + sum(filter(None, (read, short, hour)))
     usage: JsonObject = {name: result.get(name) for name in ("speed", "inference_geo", "server_tool_use")}
-    is_long = str(result.get("context_window")).startswith(_LONG_WINDOWS)
+    window = result.get("context_window")
+    is_long = str(window).startswith(_LONG_WINDOWS)
     return LoggedRequest(
         row.number,
         APIS["messages"],
@@ -173,15 +187,27 @@ def _anthropic_request(row: Row, result: JsonObject, start: float | None, period
         client=_name(result, "api_key_id", "account_id"),
         names_model=bool(result.get("model")),
         provider="anthropic",
-        summed=SummedUsage(None, prompt, output, read, short, hour, period, _LONG_CONTEXT if is_long else 0),
+        summed=SummedUsage(
+            None,
+            prompt,
+            output,
+            read,
+            short,
+            hour,
+            period,
+            _LONG_CONTEXT if is_long else 0,
+            assumption=None if window else "short prompts",
+        ),
     )
 
 
 def _read_ccusage_row(row: Row) -> Iterator[LoggedRequest]:
     """Read the models of a day, a week, a month, or a session; ccusage counts all writes as those for five minutes."""
     value = row.value
-    date = first_of(value, "date", "week", "month", "lastActivity")
-    start = parse_time(f"{date}-01" if value.get("month") else date)
+    names: tuple[Unit, ...] = "day", "week", "month"
+    unit: Unit = next((name for name in names if value.get(name)), "day")
+    date = first_of(value, "date", unit, "lastActivity")
+    period = read_period(date, unit)
     for used in objects(value.get("modelBreakdowns")):
         uncached, written, read, output = (
             _count(used, f"{name}Tokens") for name in ("input", "cacheCreation", "cacheRead", "output")
@@ -191,12 +217,20 @@ def _read_ccusage_row(row: Row) -> Iterator[LoggedRequest]:
             row.number,
             APIS["messages"],
             {"model": used.get("modelName") or row.model},
-            time=start,
+            time=parse_time(date) if period is None else period.start,
             project=_name(value, "project", "projectPath"),
             names_model=bool(used.get("modelName")),
             cost=read_amount(used.get("cost")) or None,
             summed=SummedUsage(
-                None, prompt, output, read, written, seconds=_DAY, priced_length=0, is_of_local_day=True
+                None,
+                prompt,
+                output,
+                read,
+                written,
+                seconds=_DAY if period is None else period.seconds,
+                priced_length=0,
+                is_of_local_day=True,
+                assumption="short prompts",
             ),
         )
 
@@ -204,7 +238,8 @@ def _read_ccusage_row(row: Row) -> Iterator[LoggedRequest]:
 def _read_table_row(row: Row) -> Iterator[LoggedRequest]:
     """Read a row of a table with a request, or with the sum of several.
 
-    A row of a day, and a row with a number of requests, is a sum; another one is a request.
+    A row of a day or a longer period, a row with a number of requests, and a row with more tokens than a prompt can have is a
+    sum; another one is a request.
     """
     value, headings = row.value, row_headings(row.value)
     if any(isinstance(cell, str) and cell.strip().casefold().rstrip(":") in _SUMS for cell in value.values()):
@@ -215,9 +250,13 @@ def _read_table_row(row: Row) -> Iterator[LoggedRequest]:
         facts["model_permaslug"] = f"{facts['model_permaslug']}:free"
     tokens, labels, model, time = token_counts(facts), labels_of(facts), model_of(facts), time_of(facts)
     _check_cached(tokens.prompt, tokens.cached)
-    is_of_day = is_date(date_of(facts) if time_field(facts) is None else facts[str(time_field(facts))])
-    counted = first_of(facts, *REQUESTS)
-    requests = read_count(counted) if counted is not None or is_of_day else 1
+    period, counted = period_of(facts), first_of(facts, *REQUESTS)
+    is_sum = counted is not None or has_date_only(facts) or (tokens.prompt or 0) > LONGEST_PROMPT
+    requests = read_count(counted) if is_sum else 1
+    has_unknown_length = requests is None or (tokens.prompt or 0) > requests * LONGEST_PROMPT
+    assumption: Assumption | None = "short prompts" if has_unknown_length else None
+    if not is_sum and time is None:
+        assumption = "one request"
     is_embedding = "embed" in model.lower()
     yield LoggedRequest(
         row.number,
@@ -239,12 +278,25 @@ def _read_table_row(row: Row) -> Iterator[LoggedRequest]:
             0 if is_embedding else tokens.completion,
             tokens.cached,
             tokens.written,
-            seconds=_DAY if is_of_day else seconds_between(time, parse_time(value.get("end_time"))),
-            # The prompts of an unknown number of requests are assumed to be short.
-            priced_length=0 if requests is None else None,
+            seconds=seconds_between(time, parse_time(value.get("end_time"))) if period is None else period.seconds,
+            priced_length=0 if has_unknown_length else None,
             modalities=_modalities(value, tokens.prompt, tokens.cached, tokens.completion),
+            assumption=assumption,
         ),
     )
+
+
+def with_assumed_sums(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
+    """Return the rows of a table, in which each one without a date and a number is a sum if another row is one."""
+    usages = [request.summed for request in requests]
+    if not any(usage is not None and usage.requests != 1 for usage in usages):
+        return list(requests)
+    return [
+        request
+        if usage is None or usage.assumption != "one request"
+        else replace(request, summed=replace(usage, requests=None, priced_length=0, assumption="short prompts"))
+        for request, usage in zip(requests, usages, strict=True)
+    ]
 
 
 def _check_cached(prompt: int | None, cached: int | None) -> None:

@@ -27,6 +27,10 @@ class SpendingReport:
         regional: number of rows of logs and reports with inference in a region whose surcharge is unknown.
         web_searches: number of web searches in the usage of Anthropic's requests, whose price the money excludes.
         as_model: model whose cost of the same tokens the rows have, too.
+        assumed_single: number of rows of logs with the price of a long prompt that state neither a time nor a number of requests.
+        assumed_short: number of sums with the price of short prompts because the number of their requests is unknown, of models
+            whose long prompts cost more.
+        cut_sums: number of sums of a time that is only partly in the period; their start decides.
         other_currencies: those of money that logs state, without an exchange rate, so that it is left out.
     """
 
@@ -44,6 +48,9 @@ class SpendingReport:
     regional: int = 0
     web_searches: int = 0
     as_model: str | None = None
+    assumed_single: int = 0
+    assumed_short: int = 0
+    cut_sums: int = 0
     other_currencies: list[str] = field(default_factory=list)
 
 

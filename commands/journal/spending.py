@@ -121,8 +121,8 @@ def _notes(report: "SpendingReport") -> Iterator[str]:
             " itself, such as keep-warm requests"
         )
     if report.regional:
-        rows = plural(report.regional, "row")
-        yield f"not in the money: the unknown surcharge of Anthropic for the region (inference_geo) of {rows}"
+        requests = _count(report.regional, is_bound)
+        yield f"not in the money: the unknown surcharge of Anthropic for the region (inference_geo) of {requests}"
     if report.assumed_single:
         yield (
             f"at the price of a long prompt: {plural(report.assumed_single, 'row')} without a time and a number of requests; if"

@@ -311,8 +311,8 @@ def _reported_counts(request: ReplayedRequest) -> tuple[int | None, int | None]:
 
 def _price(request: ReplayedRequest, tokens: TokenizedRequest | None, prices: ModelPrices) -> PriceSettings | None:
     logged, length = request.logged, _prompt_length(request, tokens)
-    tier, modalities, factor = logged.service_tier, logged.modalities, logged.price_factor
-    return price_at(request.request.model, prices, logged.time or 0.0, length, tier, modalities, factor)
+    tier, modalities = logged.service_tier, logged.modalities
+    return price_at(request.request.model, prices, logged.time or 0.0, length, tier, modalities)
 
 
 def _prompt_length(request: ReplayedRequest, tokens: TokenizedRequest | None) -> int:

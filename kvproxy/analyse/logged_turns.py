@@ -60,14 +60,7 @@ def turns_of_requests(
                 with closing(JournalReader(path)) as reader:
                     newest = max((turn.number for turn in turns), default=0)
                     turns += _renumbered(SessionReader(reader, prices).all_turns(), newest)
-    turns = [_with_region(turn, requests[int(turn.request_id) - 1], prices) for turn in turns]
     return turns, len(requests) - num_recorded
-
-
-def _with_region(turn: Turn, request: LoggedRequest, prices: Mapping[str, PriceSettings]) -> Turn:
-    """Return the turn at the price of the request's region, which a journal does not know."""
-    factor = request.price_factor
-    return turn if factor == 1 else replace(turn, price_factor=factor).with_cost(prices)
 
 
 def _record(journal: StoredJournal, numbered: Sequence[tuple[int, LoggedRequest]]) -> int:

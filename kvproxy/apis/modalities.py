@@ -1,4 +1,4 @@
-"""Reads how many tokens of a request are audio or images, because their prices differ from those of text."""
+"""Reads what changes the price of a request's tokens: audio, images, and the region of Anthropic's inference."""
 
 import re
 from collections.abc import Mapping
@@ -13,10 +13,12 @@ _DETAILS = {
     "output": ("completion_tokens_details", "output_tokens_details", "candidatesTokensDetails"),
 }
 
-# Most responses report 0 audio tokens, and need not be parsed.
-_POSITIVE = re.compile(rb'"(?:audio|image)_tokens":\s*[1-9]')
+# Most responses report 0 audio tokens and no region, and need not be parsed.
+_POSITIVE = re.compile(rb'"(?:audio|image)_tokens":\s*[1-9]|"inference_geo":\s*"(?!global"|not_available"|")')
+_ANYWHERE = "", "global", "not_available"
+_REGION = "inference_geo="
 _PAIR = r"(?:input|cached|output)_(?:audio|image)=\d{1,15}/[1-9]\d{0,14}"
-_TEXT = re.compile(f"{_PAIR}(?:,{_PAIR})*")
+_TEXT = re.compile(f"(?:{_PAIR}(?:,{_PAIR})*)?(?:(?:^|,){_REGION}[a-z0-9-]{{1,32}})?")
 
 
 class Part(NamedTuple):
@@ -34,9 +36,10 @@ class Part(NamedTuple):
 
 
 def reported_modalities(response: JsonMap) -> str | None:
-    """Return the audio and image tokens of a response as in `modalities_text`; None without such tokens.
+    """Return the audio and image tokens of a response, and its region, as in `modalities_text`; None without them.
 
     OpenAI and its likes report `audio_tokens` and `image_tokens` in the details of the usage, and Gemini a list of modalities.
+    Anthropic reports `inference_geo`.
     """
     usage = usage_of(response)
     counts = {
@@ -47,10 +50,10 @@ def reported_modalities(response: JsonMap) -> str | None:
     }
     used = tokens_used(response) if counts else None
     if used is None:
-        return None
+        return with_region(None, field(usage, "inference_geo"))
     reuse = reported_reuse(response)
     prompt, cached = (used[0], 0) if reuse is None else (reuse.prompt_tokens, reuse.cached_tokens)
-    return modalities_text(counts, prompt, cached, used[1])
+    return with_region(modalities_text(counts, prompt, cached, used[1]), field(usage, "inference_geo"))
 
 
 def stored_modalities(response: bytes) -> str | None:
@@ -90,15 +93,32 @@ def modalities_text(counts: Mapping[tuple[str, str], int], prompt: int, cached: 
     return ",".join(parts) or None
 
 
+def with_region(text: str | None, inference_geo: Json) -> str | None:
+    """Return a text of `modalities_text` with the region in Anthropic's usage at its end, such as `inference_geo=us`."""
+    if not isinstance(inference_geo, str) or (region := inference_geo.strip().lower()) in _ANYWHERE:
+        return text
+    return ",".join(filter(None, (text, _REGION + re.sub("[^a-z0-9]", "-", region)[:32])))
+
+
+def region_of(text: str | None) -> str | None:
+    """Return the region at the end of a text of `with_region`; None without one."""
+    _, mark, region = (text or "").rpartition(_REGION)
+    return region if mark else None
+
+
+def without_region(text: str | None) -> str | None:
+    return text and (text.partition(_REGION)[0].rstrip(",") or None)
+
+
 def logged_modalities(value: Json) -> str | None:
-    """Return a logged text of `modalities_text`; None for another value."""
-    return value if isinstance(value, str) and _TEXT.fullmatch(value) is not None else None
+    """Return a logged text of `modalities_text` and `with_region`; None for another value."""
+    return value if isinstance(value, str) and value and _TEXT.fullmatch(value) is not None else None
 
 
 def read_modalities(text: str) -> list[Part]:
     """Return the parts of a text of `modalities_text`."""
     parts = []
-    for pair in text.split(","):
+    for pair in filter(None, (without_region(text) or "").split(",")):
         name, _, numbers = pair.partition("=")
         kind, _, modality = name.partition("_")
         tokens, _, total = numbers.partition("/")

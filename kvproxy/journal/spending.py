@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from kvproxy.apis.modalities import without_region
 from kvproxy.apis.request_directives import project_of
 from kvproxy.journal.groups import COLUMN, STANDARD_TIER, Group, RequestGroup
 from kvproxy.journal.reader import (
@@ -54,13 +55,12 @@ class PaidRequest:
         pause: seconds for which the provider stored the reused tokens; None counts as 0.
         lost: prompt tokens that were not reused, by cause; see `CAUSES`. None if the causes are unknown.
         service_tier: see `apis/service_tiers.py`; None for the standard tier.
-        modalities: audio and image tokens, see `apis/modalities.py`; None without any.
+        modalities: audio and image tokens, and the region, see `apis/modalities.py`; None without any.
         count: number of clients' requests; 0 for a request of the proxy itself, None if a report does not state it.
         period: seconds in which several requests arrived; 0 for one request.
         priced_length: prompt tokens that decide the price; None for the mean of the requests.
         logged_cost: money that a log states for them; None if it states none.
         is_of_local_day: the period is a day of an unknown time zone.
-        price_factor: multiple of the price, such as that of inference in one region.
         logged_rounding: largest rounding error of `logged_cost`.
         provider: the provider whose report of usage has it; empty for other logs.
         columns: cells of its row in a log, by `letters_of` the heading.
@@ -88,7 +88,6 @@ class PaidRequest:
     logged_cost: float | None = None
     modalities: str | None = None
     is_of_local_day: bool = False
-    price_factor: float = 1.0
     logged_rounding: float = 0.0
     provider: str = ""
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -143,7 +142,7 @@ class PaidRequest:
         length = self.priced_length
         if length is None:
             length = (self.prompt_tokens or 0) // max(1, self.least_count)
-        return price_at(self.model, prices, self.time, length, self.service_tier, self.modalities, self.price_factor)
+        return price_at(self.model, prices, self.time, length, self.service_tier, self.modalities)
 
     def input_cost(self, price: PriceSettings) -> float:
         return input_price(price, self.prompt_tokens or 0, self.reused, *self.written) + self.storage_cost(price)
@@ -171,8 +170,8 @@ class PaidRequest:
 
     def cost_as(self, model: str, prices: Mapping[str, PriceSettings]) -> float | None:
         """Return the cost of the same tokens at today's price of another model, with the same reuse; None if unknown."""
-        factor = self.price_factor if has_regions(model) else 1.0
-        return replace(self, model=model, time=0.0, price_factor=factor).cost(prices)
+        modalities = self.modalities if has_regions(model) else without_region(self.modalities)
+        return replace(self, model=model, time=0.0, modalities=modalities).cost(prices)
 
     def lost_costs(self, price: PriceSettings) -> dict[str, float] | None:
         """Return the money that reuse of the lost tokens would have saved, by cause; None if unknown."""

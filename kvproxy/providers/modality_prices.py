@@ -1,14 +1,17 @@
-"""Prices of requests with audio and image tokens."""
+"""Prices of requests with audio and image tokens, and of inference in one region."""
 
-from kvproxy.apis.modalities import Part, read_modalities
+from kvproxy.apis.modalities import Part, read_modalities, region_of
+from kvproxy.providers.regional_prices import region_factor
 from kvproxy.settings.journal import PriceSettings
 
 
 def of_modalities(price: PriceSettings, modalities: str) -> PriceSettings | None:
-    """Return the mean prices of a request's tokens, given its audio and image tokens as in `modalities_text`.
+    """Return the mean prices of a request's tokens, given its audio and image tokens as in `modalities_text`, and its region.
 
-    None if the price of its audio is unknown. Image tokens without a price of their own cost as much as text.
+    None if the price of its audio is unknown. Image tokens without a price of their own cost as much as text, and inference in
+    a region without a known price as much as in any.
     """
+    price = price.scaled(region_factor(region_of(modalities)) or 1.0)
     means = {"input": price.input, "cached": price.price_of_reuse, "output": price.output}
     texts = dict(means)
     for part in read_modalities(modalities):

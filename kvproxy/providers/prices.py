@@ -229,20 +229,16 @@ def price_at(
     prompt_tokens: int,
     service_tier: str | None = None,
     modalities: str | None = None,
-    factor: float = 1.0,
 ) -> PriceSettings | None:
     """Return the price of a request at a time in seconds since the epoch; see `list_price`.
 
-    `modalities` are its audio and image tokens; see `of_modalities`. `factor` multiplies the price, as inference in one region
-    does.
+    `modalities` are its audio and image tokens and its region; see `of_modalities`.
     """
     if isinstance(prices, ModelPrices):
         price = prices.at(model, _moment(seconds), prompt_tokens, service_tier)
     else:
         price = price_of(model, prices)
-    if price is not None and modalities is not None:
-        price = of_modalities(price, modalities)
-    return price if price is None or factor == 1 else price.scaled(factor)
+    return price if price is None or modalities is None else of_modalities(price, modalities)
 
 
 def _runs(prices: Sequence[PriceSettings | None]) -> Iterator[tuple[PriceSettings | None, list[int]]]:

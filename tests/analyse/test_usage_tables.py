@@ -303,7 +303,7 @@ def test_anthropic_counts_the_cache_beside_the_input(tmp_path: Path) -> None:
     assert "inference_geo" not in notes
     unknown, notes = bill(table(tmp_path, head + rows + rows.replace(",global,", ",moon,")), by="client")
     assert unknown["cost"] == pytest.approx(2 * paid / 1e6)
-    assert "the unknown surcharge of Anthropic for the region (inference_geo) of 1 row\n" in notes
+    assert "the unknown surcharge of Anthropic for the region (inference_geo) of at least 1 request\n" in notes
     text = (
         "date,model,input_tokens,output_tokens,cache_creation_input_tokens,cache_read_input_tokens,request_count\n"
         "2026-06-01,m,3000,600,100,50,20\n"

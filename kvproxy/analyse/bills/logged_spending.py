@@ -21,7 +21,6 @@ from kvproxy.journal.sessions.spending_report import SpendingReport, spending_re
 from kvproxy.journal.spending import PaidRequest
 from kvproxy.providers.cost_comparison import rounding_error
 from kvproxy.providers.prices import ModelPrices, is_dated, price_at
-from kvproxy.providers.regional_prices import region_factor
 from kvproxy.settings.journal import (
     JournalSettings,
 )
@@ -63,11 +62,9 @@ def report_spending(
         billed = [request for request in dated if is_between(request.time, since, until)]
         cut_sums = sum(_is_cut(request, bound) for request in dated for bound in (since, until) if bound is not None)
     report = replace(spending_report(billed, by, prices, settings.currency, as_model), undated=_number_of(undated))
-    regional = _count_regional(requests, since, until)
     report = replace(
         report,
         other_currencies=_currencies_without_rate(requests, settings),
-        regional=regional,
         web_searches=_count_web_searches(requests, since, until),
         assumed_single=_count_assumed("one request", requests, prices, (since, until)),
         assumed_short=_count_assumed("short prompts", requests, prices, (since, until)),
@@ -82,15 +79,6 @@ def report_spending(
 def _currencies_without_rate(requests: Iterable[LoggedRequest], settings: JournalSettings) -> list[str]:
     """Return the currencies of logged money without an exchange rate."""
     return sorted({each.currency for each in requests if each.cost and settings.exchange_rate(each.currency) is None})
-
-
-def _count_regional(requests: Iterable[LoggedRequest], since: float | None, until: float | None) -> int:
-    """Return the number of rows of a period with inference in one region, whose surcharge is unknown."""
-    return sum(
-        region_factor(_usage_field(each, "inference_geo")) is None
-        for each in requests
-        if is_between(each.time, since, until)
-    )
 
 
 def _count_assumed(
@@ -166,7 +154,6 @@ def _paid_request(turn: Turn, request: LoggedRequest | None, settings: JournalSe
         modalities=turn.modalities,
         logged_cost=logged_cost,
         logged_rounding=logged_rounding,
-        price_factor=turn.price_factor,
         columns={} if request is None else request.columns,
     )
 
@@ -195,7 +182,6 @@ def _reported_request(request: LoggedRequest, settings: JournalSettings, roundin
         is_of_local_day=summed.is_of_local_day,
         logged_cost=logged_cost,
         logged_rounding=logged_rounding,
-        price_factor=request.price_factor,
         provider=request.provider,
         columns=request.columns,
     )

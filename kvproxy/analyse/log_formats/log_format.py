@@ -11,10 +11,9 @@ from kvproxy.analyse.log_formats.labels import Labels
 from kvproxy.apis import APIS
 from kvproxy.apis.api import Api, ApiName
 from kvproxy.apis.json import Json, JsonMap, JsonObject, as_list, as_object, field, objects
-from kvproxy.apis.modalities import reported_modalities
+from kvproxy.apis.modalities import reported_modalities, with_region
 from kvproxy.apis.service_tiers import logged_tier, named_tier
 from kvproxy.errors import InvalidRequest
-from kvproxy.providers.regional_prices import region_factor
 from kvproxy.settings.journal import LIST_CURRENCY
 
 PROMPT_FIELDS = ("messages", "prompt", "input")
@@ -137,16 +136,11 @@ class LoggedRequest:
 
     @property
     def modalities(self) -> str | None:
-        """Audio and image tokens, see `apis/modalities.py`; None without any."""
+        """Audio and image tokens, and the region, see `apis/modalities.py`; None without any."""
+        response = self.response if isinstance(self.response, dict) else {}
         if (usage := self.summed or self.usage) is not None:
-            return usage.modalities
-        return reported_modalities(self.response) if isinstance(self.response, dict) else None
-
-    @property
-    def price_factor(self) -> float:
-        """The multiple of the price for the region of inference; 1 if that of the region is unknown."""
-        usage = self.response.get("usage") if isinstance(self.response, dict) else None
-        return region_factor(field(usage, "inference_geo")) or 1.0
+            return with_region(usage.modalities, field(response.get("usage"), "inference_geo"))
+        return reported_modalities(response)
 
 
 @dataclass(frozen=True, slots=True)

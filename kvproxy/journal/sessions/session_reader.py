@@ -96,8 +96,7 @@ class Turn:
         lost_cost: money that reuse of `lost_tokens` would have saved; None without a price, or if these are unknown.
         is_warming: it repeated a turn of the session to keep its prefix cached, or to compute it.
         service_tier: see `apis/service_tiers.py`; None for the standard tier.
-        modalities: audio and image tokens, see `apis/modalities.py`; None without any.
-        price_factor: multiple of the price, such as that of inference in one region; only logs state it.
+        modalities: audio and image tokens, and the region, see `apis/modalities.py`; None without any.
         saved: money that reuse saved, less writes and storage; negative for a request that warmed the cache. None if unknown.
     """
 
@@ -133,11 +132,10 @@ class Turn:
     estimated_completion_tokens: int | None = None
     has_price: bool = False
     missing_mark: str | None = None
-    price_factor: float = 1.0
 
     def price(self, prices: Mapping[str, PriceSettings]) -> PriceSettings | None:
         tier, modalities = self.service_tier, self.modalities
-        return price_at(self.model, prices, self.time, self.prompt_tokens, tier, modalities, self.price_factor)
+        return price_at(self.model, prices, self.time, self.prompt_tokens, tier, modalities)
 
     def with_cost(self, prices: Mapping[str, PriceSettings]) -> "Turn":
         price = self.price(prices)

@@ -4,10 +4,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from kvproxy.apis.modalities import region_of
 from kvproxy.journal.groups import group_fields, has_period, in_order, joined_names
 from kvproxy.journal.spending import PaidRequest, Spending
 from kvproxy.providers.cost_comparison import CostComparison
 from kvproxy.providers.prices import has_tier_price
+from kvproxy.providers.regional_prices import region_factor
 from kvproxy.settings.journal import PriceSettings
 
 
@@ -24,7 +26,7 @@ class SpendingReport:
         has_local_days: a report of usage has sums of days of an unknown time zone, such as that of ccusage.
         reported: how a provider's report of costs differs; None without one.
         undated: number of requests without a date, which a period leaves out; None if a report of usage does not state it.
-        regional: number of rows of logs and reports with inference in a region whose surcharge is unknown.
+        regional: number of requests with inference in a region whose surcharge is unknown.
         web_searches: number of web searches in the usage of Anthropic's requests, whose price the money excludes.
         as_model: model whose cost of the same tokens the rows have, too.
         assumed_single: number of rows of logs with the price of a long prompt that state neither a time nor a number of requests.
@@ -68,11 +70,13 @@ def spending_report(
     untiered = set[str]()
     zones: dict[str | None, None] = {}
     has_utc_days = has_local_days = False
+    regional = 0
     rounding = defaultdict[int, float](float)
     for request in requests:
         groups: dict[str, str] = {name: request.group_name(name) for name in fields}
         price = request.price(prices)
         tier = request.service_tier
+        regional += request.least_count if region_factor(region_of(request.modalities)) is None else 0
         standard_priced = 0
         if price is not None and tier is not None and not has_tier_price(request.model, prices, request.time, tier):
             untiered.add(tier)
@@ -98,6 +102,7 @@ def spending_report(
         zone=", ".join(filter(None, zones)) or None,
         has_utc_days=has_utc_days,
         has_local_days=has_local_days,
+        regional=regional,
         as_model=as_model,
     )
 

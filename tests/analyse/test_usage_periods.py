@@ -128,3 +128,9 @@ def test_a_note_names_the_days_of_a_month_that_another_file_has(tmp_path: Path) 
         (tmp_path / name).write_text(f"{heading},model,input_tokens,output_tokens\n{cell},{PRO},1000,0\n")
     done = kvproxy("estimate", tmp_path, "--sessions", "--by", "month", "--json", "--data", tmp_path)
     assert "2026-09-30" in done.stderr, done
+
+
+def test_a_column_of_cached_input_is_a_part_of_the_input(tmp_path: Path) -> None:
+    text = "date,model,requests,input_tokens,output_tokens,cached_input\n2026-09-07,gpt-4o,10,100000,1000,60000\n"
+    # 40,000 x 2.5 + 60,000 x 1.25 + 1,000 x 10; all input at the full price would be 0.26.
+    assert bill(tmp_path, text, "day")[0] == {"2026-09-07": (10, 0.185)}

@@ -110,7 +110,9 @@ def _estimated_usage(exchange: Exchange) -> TokenCounts:
     if not facts.started or exchange.request is None:
         return facts.estimated_usage
     prompt = estimate_prompt_tokens(exchange.request.body) if facts.prompt_tokens is None else None
-    return prompt, facts.received_tokens if facts.completion_tokens is None else None
+    # A response in the background is generated after this exchange.
+    has_no_estimate = facts.completion_tokens is not None or exchange.request.body.get("background") is True
+    return prompt, None if has_no_estimate else facts.received_tokens
 
 
 def _estimated_usage_of_aborted(exchange: Exchange) -> TokenCounts:

@@ -13,7 +13,7 @@ from typer import Option
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.output import print_note
 from kvproxy.commands.root import RootGroup
-from kvproxy.errors import KvproxyError
+from kvproxy.errors import InvalidSettingsFile, KvproxyError
 from kvproxy.index.disable_usage_reports import disable_usage_reports
 from kvproxy.index.errors import CacheStoreError, PluginError
 from kvproxy.optional_packages import missing_extra_error
@@ -23,6 +23,11 @@ app = CommandGroup("kvproxy", help="A caching reverse proxy for LLMs.", cls=Root
 
 _SIMILARITY = 0.8
 """Ratio of `difflib` from which an option is suggested instead of a wrong one."""
+_WORK_WITHOUT_FILE = {"backup", "blocks", "cache", "doctor", "keys", "log", "savings", "sessions"}
+_WITHOUT_FILE = (
+    "to ignore the file, set KVPROXY_CONFIG=/dev/null; name its data and its store, if it sets them, with KVPROXY_DATA and"
+    " KVPROXY_STORE"
+)
 _SIGPIPE_CODE = 128 + 13
 """Exit code that shells report for a program that SIGPIPE ended."""
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
@@ -61,7 +66,10 @@ def main() -> None:
         sys.exit(1)
     except KvproxyError as error:
         # The settings may have several errors, one per line.
-        print_note("\n".join(f"kvproxy: {line}" for line in error.message.splitlines()))
+        lines = error.message.splitlines()
+        if isinstance(error, InvalidSettingsFile) and {*sys.argv[1:2]} & _WORK_WITHOUT_FILE:
+            lines.append(_WITHOUT_FILE)
+        print_note("\n".join(f"kvproxy: {line}" for line in lines))
         sys.exit(error.exit_code)
     except (CacheStoreError, PluginError) as error:
         print_note(f"kvproxy: {error}")

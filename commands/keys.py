@@ -90,7 +90,8 @@ class KeysPlace:
             return self._load_settings()
         except SettingsError as error:
             hint = "this command needs no valid settings with the --url of a running proxy, and its --token"
-            raise SettingsError(f"{error.message}\n{hint}") from None
+            error.message += f"\n{hint}"
+            raise
 
     def _load_settings(self) -> "Settings":
         if self.store is not None:

@@ -202,6 +202,10 @@ class ModelUnsupported(KvproxyError, code="model_unsupported"):
 class SettingsError(KvproxyError, exit_code=2): ...
 
 
+class InvalidSettingsFile(SettingsError, exit_code=2):
+    """The file of settings, or the environment beside it, has an error."""
+
+
 class StorageFailed(SettingsError, exit_code=1):
     """A disk or a database failed, or does not permit the access. The settings that name it may be right."""
 

@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from kvproxy.errors import NotFound, SettingsError
+from kvproxy.errors import InvalidSettingsFile, NotFound, SettingsError
 from kvproxy.index.store_location import location_error
 from kvproxy.settings.access import AccessSettings, ClientSettings
 from kvproxy.settings.cache import CacheSettings
@@ -311,7 +311,7 @@ def load_settings(*, file: Path | None = None, **flags: Any) -> Settings:
     if file is not None and not file.is_file():
         raise SettingsError(f"{file} is not a file: name a file with settings")
     named = os.environ.get("KVPROXY_CONFIG")
-    if file is None and named and not Path(named).is_file():
+    if file is None and named not in (None, "", os.devnull) and not Path(named).is_file():
         raise SettingsError(f"KVPROXY_CONFIG is {named}, which is not a file: create it, or unset the variable")
     given = {name: value for name, value in flags.items() if value is not None}
     file, names = file or config_file(given.get("data")), _setting_names()
@@ -331,7 +331,8 @@ def load_settings(*, file: Path | None = None, **flags: Any) -> Settings:
         problems.append(error.message)
     problems += unknown_variables([*names, *Settings.model_fields], [*_OTHER_VARIABLES, *others])
     if problems:
-        raise SettingsError("\n".join(problems)) from None
+        kind = InvalidSettingsFile if file.is_file() else SettingsError
+        raise kind("\n".join(problems)) from None
     settings = _with_price_list(settings)
     settings._flags.update(given)
     return settings

@@ -1,6 +1,7 @@
 """Commands find the proxy by the settings; a data folder allows one proxy."""
 
 import json
+import tarfile
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from kvproxy.settings import load_settings
 from tests.commands.run import NOWHERE, Demo, kvproxy, result
 from tests.commands.test_cache import SERVABLE, stored
 from tests.index.entries import make_entry
+from tests.requests import post
 from tests.servers import run_front, run_proxy, run_upstream
 
 
@@ -123,6 +125,25 @@ def test_a_named_proxy_serves_commands_while_the_settings_are_invalid(tmp_path: 
         )
         assert result("keys", "disable", "a", "--url", url, **folder) == {"disabled": "a"}
         assert kvproxy("log", "--url", url, **folder).returncode == 0
+
+
+def test_commands_work_without_an_invalid_file(tmp_path: Path) -> None:
+    data, archive = tmp_path / "data", tmp_path / "backup.tar"
+    with run_front(data, NOWHERE) as (url, _):
+        post(url)
+    result("keys", "add", "a", "--data", data)
+    (data / "kvproxy.toml").write_text("bogus = 1\n")
+    folder = {"url": "", "KVPROXY_DATA": str(data)}
+    for command, printed in ((("log",), "error"), (("keys", "ls"), "a"), (("backup", archive), "journal.db")):
+        refused = kvproxy(*command, **folder)
+        assert refused.returncode == 2
+        assert "kvproxy.toml, line 1" in refused.stderr
+        assert "to ignore the file, set KVPROXY_CONFIG=/dev/null" in refused.stderr
+        done = kvproxy(*command, **folder, KVPROXY_CONFIG="/dev/null")
+        assert (done.returncode, printed in done.stdout) == (0, True), done.stderr
+    with tarfile.open(archive) as saved:
+        assert "kvproxy.toml" in saved.getnames()
+    assert "KVPROXY_CONFIG=/dev/null" not in kvproxy("serve", **folder).stderr
 
 
 def test_a_reload_with_another_admin_token_says_that_a_restart_is_needed(tmp_path: Path) -> None:

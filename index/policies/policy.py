@@ -156,7 +156,7 @@ class LearningStatus:
         doubted: number of classes of equal answers (see `answer_classes`) whose right answer may have changed.
         equal, undecided: numbers of comparisons that found equal answers, and that the judge could not decide.
         contradicted: number of compared hits of `checked` that differed, if hardly any were equal; otherwise 0.
-        by_checked: number of served answers that `checked` accepted.
+        by_checked: number of served answers that `checked` alone accepted.
         checked_equal, checked_different, checked_undecided: results of comparisons of answers that `checked` accepts.
         serves_checked: answers that `checked` accepts may be served, whatever their estimated error.
     """

@@ -121,7 +121,7 @@ class Metrics:
             undecided="Comparisons that the judge could not decide.",
             unlearnable="Namespaces whose responses are hardly ever judged equal.",
             unestimated="Served responses of namespaces in which no comparison estimates the errors of checked.",
-            by_checked="Served responses that checked accepted.",
+            by_checked="Served responses that checked alone accepted.",
             checked_equal="Comparisons of responses that checked accepts, with equal fresh responses; older ones count less.",
             checked_different="Those with different fresh responses.",
             checked_undecided="Those that the judge could not decide.",

@@ -97,6 +97,11 @@ def positive_seconds(name: str, value: Seconds) -> float:
     return seconds
 
 
+def checked_options(ttl: Seconds | None, tags: Sequence[str]) -> tuple[float | None, tuple[str, ...]]:
+    """Return the options of an answer, which are checked before it is computed."""
+    return None if ttl is None else positive_seconds("ttl", ttl), checked_tags(tags)
+
+
 def check_tag(tag: str) -> None:
     if not tag.strip():
         raise ValueError("the tag is empty")

@@ -1,7 +1,6 @@
 """The response cache for asyncio."""
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
@@ -25,6 +24,7 @@ from kvproxy.library.arguments import (
     check_tag,
     check_texts,
     check_type,
+    checked_options,
     checked_questions,
     checked_tags,
     computed_answer,
@@ -38,7 +38,7 @@ from kvproxy.library.maintenance import Maintenance
 from kvproxy.library.memoized_function import question_signature, read_question
 from kvproxy.library.removals import Removals
 from kvproxy.library.running_calls import RunningCalls, counted_call
-from kvproxy.library.single_flight import SingleFlight
+from kvproxy.library.single_flight import SingleFlight, returning_computed_answer
 from kvproxy.settings.cache import CacheSettings
 
 F = TypeVar("F", bound=Callable[[str], Awaitable[str]])
@@ -159,6 +159,7 @@ class AsyncCache:
         """
         self.check_usable()
         check_question(question, namespace)
+        ttl, tags = checked_options(ttl, tags)
         key = library_digest(namespace, question)
         while (running := self.flights.join(key)) is not None:
             with self.flights.share():
@@ -167,8 +168,7 @@ class AsyncCache:
             hit = await self.get_unless_failed(question, namespace)
             answer = await computed_answer(compute, question) if hit is None else hit.answer
             if hit is None:
-                # The answer is computed, although the cache may be closed meanwhile.
-                with contextlib.suppress(CacheStoreError, RuntimeError):
+                with returning_computed_answer():
                     await self.set(question, answer, namespace, ttl=ttl, tags=tags)
             flight.set_result(answer)
         return answer
@@ -185,6 +185,7 @@ class AsyncCache:
     def memoize(self, namespace: str = "", *, ttl: Seconds | None = None, tags: Sequence[str] = ()) -> Callable[[F], F]:
         """Return a decorator for a function that computes the answer to a question, see `get_or_set`."""
         check_memoize(namespace)
+        ttl, tags = checked_options(ttl, tags)
 
         def decorate(compute: F) -> F:
             signature = question_signature(compute)

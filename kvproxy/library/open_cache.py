@@ -1,7 +1,6 @@
 """Opens a cache for threads or for asyncio."""
 
 import asyncio
-import contextlib
 import functools
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +10,6 @@ from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 from kvproxy.index.entry import library_digest
-from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.models.embedder import Embedder
 from kvproxy.index.policies.guards import Guard
 from kvproxy.index.policies.policy import Policy, PolicyName
@@ -29,6 +27,7 @@ from kvproxy.library.arguments import (
     checked_embedder,
     checked_guards,
     checked_lifetimes,
+    checked_options,
     checked_tags,
     pair_batches,
     with_policy,
@@ -40,6 +39,7 @@ from kvproxy.library.configured_cache import open_response_cache
 from kvproxy.library.lookup_explanation import LookupExplanation
 from kvproxy.library.maintenance import Maintenance
 from kvproxy.library.memoized_function import question_signature, read_question
+from kvproxy.library.single_flight import returning_computed_answer
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 
@@ -97,6 +97,7 @@ class Cache:
         self._cache.check_usable()
         check_question(question, namespace)
         check_not_async(compute)
+        ttl, tags = checked_options(ttl, tags)
         key, flights = library_digest(namespace, question), self._cache.flights
         while (running := flights.join(key)) is not None:
             with flights.share():
@@ -106,8 +107,7 @@ class Cache:
             answer = compute(question) if hit is None else hit.answer
             if hit is None:
                 check_computed(answer)
-                # The answer is computed, although the cache may be closed meanwhile.
-                with contextlib.suppress(CacheStoreError, RuntimeError):
+                with returning_computed_answer():
                     self.set(question, answer, namespace, ttl=ttl, tags=tags)
             flight.set_result(answer)
         return answer
@@ -115,6 +115,7 @@ class Cache:
     def memoize(self, namespace: str = "", *, ttl: Seconds | None = None, tags: Sequence[str] = ()) -> Callable[[F], F]:
         """Return a decorator for a function that computes the answer to a question, see `get_or_set`."""
         check_memoize(namespace)
+        ttl, tags = checked_options(ttl, tags)
 
         def decorate(compute: F) -> F:
             check_not_async(compute)

@@ -6,16 +6,23 @@ import functools
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+_OTHER_LOOP = "another event loop uses this cache: open one cache in each event loop, or open_cache for all threads"
+
 
 class RunningCalls:
-    """The calls in progress. Use it in one event loop."""
+    """The calls in progress, in one event loop. Another loop may follow when it has ended."""
 
     def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._number = 0
         self._are_ended = asyncio.Event()
         self._are_ended.set()
 
     def __enter__(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is not None and self._loop is not loop and self._loop.is_running():
+            raise RuntimeError(_OTHER_LOOP)
+        self._loop = loop
         self._number += 1
         self._are_ended.clear()
 

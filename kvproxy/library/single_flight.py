@@ -1,10 +1,15 @@
 """Computes the answer to a question once, although several threads and tasks ask for it at the same time."""
 
 import contextlib
+import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextvars import ContextVar
+
+from kvproxy.index.errors import CacheStoreError
+
+_log = logging.getLogger("kvproxy")
 
 
 class Abandoned(Exception):
@@ -13,6 +18,17 @@ class Abandoned(Exception):
 
 # The computations around the current call. Tasks of a computation inherit them.
 _computing: ContextVar["frozenset[Future[str]]"] = ContextVar("computing", default=frozenset())
+
+
+@contextlib.contextmanager
+def returning_computed_answer() -> Iterator[None]:
+    """Suppress the errors of storing a computed answer, because it is returned in any case."""
+    try:
+        yield
+    except (CacheStoreError, RuntimeError):
+        pass  # The store logs its failure, and a cache may be closed during the computation.
+    except ValueError as error:
+        _log.warning("a computed answer is not stored: %s", error)
 
 
 class SingleFlight:

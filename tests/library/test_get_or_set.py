@@ -212,6 +212,56 @@ async def test_a_decorator_for_coroutines_checks_its_function(tmp_path: Path) ->
             cache.memoize()(wrong)
 
 
+def test_options_are_checked_before_the_answer_is_computed(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def compute(question: str) -> str:
+        calls.append(question)
+        return "a"
+
+    wrong: Any
+    with open_cache(tmp_path / "r.db", EXACT) as cache:
+        for wrong in ({"ttl": -1}, {"ttl": "soon"}, {"tags": "news"}, {"tags": [""]}):
+            with pytest.raises((TypeError, ValueError)):
+                cache.get_or_set("q", compute, **wrong)
+            with pytest.raises((TypeError, ValueError)):
+                cache.memoize(**wrong)
+        assert not calls
+        tags: Any = iter(["news"])
+        answer = cache.memoize(tags=tags)(compute)
+        assert (answer("1"), answer("2"), cache.delete_tag("news")) == ("a", "a", 2)
+
+
+async def test_a_computed_answer_that_is_no_unicode_text_is_returned(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    half = "\ud83d"
+
+    async def compute(question: str) -> str:
+        return half
+
+    with open_cache(tmp_path / "r.db", EXACT) as cache:
+        assert cache.get_or_set("q", lambda question: half) == half
+        assert not cache.contains("q")
+    assert "a computed answer is not stored: answer has half of a surrogate pair" in caplog.text
+    async with open_async_cache(tmp_path / "r.db", EXACT) as cache_for_asyncio:
+        assert await cache_for_asyncio.get_or_set("q", compute) == half
+
+
+async def test_a_cache_for_asyncio_in_two_event_loops_is_an_error(tmp_path: Path) -> None:
+    async with open_async_cache(tmp_path / "r.db", EXACT) as cache:
+        await cache.set("q", "a")
+        with pytest.raises(RuntimeError, match="another event loop uses this cache"):
+            await asyncio.to_thread(asyncio.run, cache.get("q"))
+
+
+def test_an_event_loop_may_follow_another_one(tmp_path: Path) -> None:
+    cache = open_async_cache(tmp_path / "r.db", EXACT)
+    assert asyncio.run(cache.set("q", "a"))
+    assert asyncio.run(cache.count()) == 1
+    asyncio.run(cache.close())
+
+
 def test_an_embedder_that_fails_leaves_exact_hits(tmp_path: Path) -> None:
     embedder = Held()
     settings = CacheSettings(policy="threshold", min_similarity=0.8, guards=False)

@@ -359,4 +359,12 @@ def test_the_policy_counts_the_hits_that_a_library_serves(tmp_path: Path) -> Non
         assert hit.similarity is not None
         cache.feedback(hit, True, question)
         learning = cache.stats()["semantic"]["learning"]
-        assert (learning["observations"], learning["served"]) == (1, 1)
+        assert (learning["observations"], learning["served"], learning["by_checked"]) == (1, 1, 1)
+        cache.feedback(hit, False, question)
+        cache.feedback(hit, False)
+        semantic = cache.stats()["semantic"]
+        learning = semantic["learning"]
+        assert (learning["observations"], learning["served"], learning["by_checked"]) == (2, 1, 1)
+        assert (learning["equal"], learning["checked_equal"], learning["checked_different"]) == (0, 0, 0)
+        assert semantic["learned"]["rejected"] == 1
+        assert semantic["lookups"] == {"accepted": 1}

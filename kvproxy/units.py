@@ -172,6 +172,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def first_names(names: Sequence[str], most: int) -> str:
+    """List the first names, and say how many more there are."""
+    return ", ".join(names[:most]) + (f", and {len(names) - most:,} more" if len(names) > most else "")
+
+
 def format_line_numbers(numbers: Sequence[int]) -> str:
     more = f" and {len(numbers) - _LISTED_LINES:,} more" if len(numbers) > _LISTED_LINES else ""
     shown = ", ".join(map(str, sorted(numbers)[:_LISTED_LINES]))

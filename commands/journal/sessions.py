@@ -28,7 +28,7 @@ from kvproxy.commands.tables import (
 from kvproxy.journal.sessions.ledger import main_cause
 from kvproxy.operations.journal_parameters import SessionName, SessionQuery, SpendingQuery
 from kvproxy.operations.suggestions import session_numbers
-from kvproxy.units import tenant_name
+from kvproxy.units import first_names, tenant_name
 
 if TYPE_CHECKING:
     from kvproxy.journal.sessions.session_reader import Session, Turn
@@ -40,6 +40,10 @@ _PROVIDER_COLUMNS = (
     Column("Keep-warm", is_text=True, is_optional=True, hides_empty=True),
 )
 _UNPRICED = Column("Unpriced turns", is_number=True, is_optional=True, hides_empty=True)
+_LATER_CHANGES = Column(
+    "Also changed", is_text=True, is_optional=True, folds=True, hides_empty=True, field="later_changes"
+)
+_MAX_CHANGES = 3
 _LOST_WIDTH = 48  # Three causes.
 
 app = CommandGroup("sessions", help="List sessions and their reused and lost tokens.")
@@ -116,7 +120,8 @@ def show(
         ),
     ],
     layout: Annotated[
-        ListLayout, RowFields("depth", "kvproxy.journal.sessions.session_reader:Turn", "before", "after")
+        ListLayout,
+        RowFields("depth", "kvproxy.journal.sessions.session_reader:Turn", "later_changes", "before", "after"),
     ],
     source: JournalOptions,
 ) -> Output:
@@ -154,7 +159,8 @@ def show(
         )
         print_table(map(_turn_row, rows), layout=layout, records=records)
 
-    records = [{"depth": row.depth, **asdict(row.turn), "before": row.before, "after": row.after} for row in rows]
+    added = [{"later_changes": row.later_changes, "before": row.before, "after": row.after} for row in rows]
+    records = [{"depth": row.depth, **asdict(row.turn), **more} for row, more in zip(rows, added, strict=True)]
     return Output(records, show)
 
 
@@ -248,6 +254,7 @@ def _turn_row(row: "TreeRow") -> Row:
         "Lost cost#?": money(turn.lost_cost),
         "Cost#?": money(turn.cost),
         Column("First change", is_text=True, folds=True): turn.first_change or _new_history(turn),
+        _LATER_CHANGES: Formatted(first_names(row.later_changes, _MAX_CHANGES), ", ".join(row.later_changes)),
         Column("Quote", is_text=True, is_optional=True, hides_empty=True): _quote(row),
         **dict(zip(_PROVIDER_COLUMNS, (_diagnosis(turn), turn.keep_warm), strict=True)),
         digest_column("Request", 8, optional=True, field="request_id"): turn.request_id,

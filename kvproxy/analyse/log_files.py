@@ -16,7 +16,7 @@ from kvproxy.analyse.request_log import LineError, RequestLog
 from kvproxy.analyse.simulate.trace_reader import TraceError
 from kvproxy.analyse.transcripts import SUFFIXES, is_transcript
 from kvproxy.errors import InvalidRequest, NotFound
-from kvproxy.units import plural
+from kvproxy.units import first_names, plural
 
 _LOG_SUFFIXES = tuple(
     f".{name}{packed}"
@@ -65,8 +65,7 @@ class LogFiles:
 
     def describe_left_out(self) -> Iterator[str]:
         for cause, names in self.left_out.items():
-            more = f", and {len(names) - _SHOWN_NAMES:,} more" if len(names) > _SHOWN_NAMES else ""
-            yield f"left out {', '.join(names[:_SHOWN_NAMES])}{more}: {cause}"
+            yield f"left out {first_names(names, _SHOWN_NAMES)}: {cause}"
 
 
 def find_log_files(paths: Mapping[Path, Path], *, with_transcripts: bool = True) -> LogFiles:

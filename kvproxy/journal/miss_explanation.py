@@ -12,11 +12,13 @@ from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import PASSAGES, QUESTIONS, Regions
 from kvproxy.journal.sessions.changed_text import find_changed_text, split_region, text_of_region
 from kvproxy.journal.sessions.ledger import CAUSES
+from kvproxy.journal.sessions.session_matching import HEAD
 from kvproxy.journal.sessions.session_reader import SessionReader, Turn
-from kvproxy.units import plural, tenant_name
+from kvproxy.units import first_names, plural, tenant_name
 
 _MAX_RECORDS = 3_000
 _MAX_SHOWN = 60
+_MAX_SHOWN_CHANGES = 8
 _SYSTEM_ROLES = (" system", " developer")
 MAX_REWORDED_SETTINGS = 2
 """Settings, and system prompts, in which a request differs from that with a similar question, if they explain its miss."""
@@ -79,6 +81,7 @@ class MissExplanation:
         divergence: None after an equal request, too.
         turn: place of the request in its session; None if it did not reach the backend.
         similarity: cosine with the question of `earlier`, if that request has other settings and a similar question.
+        later_changes: regions that changed since the earlier turn, beside the first change.
     """
 
     record: Record
@@ -88,6 +91,7 @@ class MissExplanation:
     divergence: PromptDivergence | None
     turn: Turn | None
     similarity: float | None = None
+    later_changes: Sequence[str] = ()
 
     @property
     def equal(self) -> Record | None:
@@ -102,6 +106,7 @@ def explain_miss(
     load_similarities: SimilarityLoader = lambda id, others: {},
 ) -> MissExplanation:
     turn = SessionReader(reader, {}).turn(record.number)
+    later = () if turn is None else later_changes(reader, turn)
     own = None if record.prompt is None else reader.regions(record.prompt)
     if own is None or record.prompt is None:
         return MissExplanation(record, _cause(record, ()), None, (), None, turn)
@@ -121,7 +126,8 @@ def explain_miss(
     closest = equal if against is None else reader.last_record_before(record.number, against)
     # An equal request contains the whole prompt.
     divergence = None if equal is not None else _divergence(reader, record, own, earlier)
-    return MissExplanation(record, _cause(record, differences), closest, differences, divergence, turn, similarity)
+    cause = _cause(record, differences)
+    return MissExplanation(record, cause, closest, differences, divergence, turn, similarity, later)
 
 
 def _last_equal(reader: JournalReader, record: Record, prompt: int) -> Record | None:
@@ -237,6 +243,29 @@ def _difference(old_name: str, name: str, before: Mapping[str, Json], after: Map
 
 def first_change(reader: JournalReader, turn: Turn, load_regions: RegionLoader) -> RegionDifference | None:
     """Return the first change of a turn since its parent, with its words; None without stored texts or a change."""
+    if (pair := _changed_prompts(reader, turn)) is None:
+        return None
+    before, after, changes = pair
+    found = _differences(changes, load_regions(before), load_regions(after))
+    return next((difference for difference in found if difference.place == turn.region), None)
+
+
+def later_changes(reader: JournalReader, turn: Turn) -> list[str]:
+    """Return the other regions before the new text that changed since a turn's parent; empty without a first change."""
+    if turn.region is None or (pair := _changed_prompts(reader, turn)) is None:
+        return []
+    # A message without an earlier version may be new text.
+    names = [
+        f"{name or before}{'' if name and before else ' (added)' if name else ' (removed)'}"
+        for before, name in pair[2]
+        if (before or name in HEAD) and (name or before).partition("[")[0] in (*HEAD, *QUESTIONS)
+    ]
+    first = split_region(turn.region)[0]
+    return [name for name in names if split_region(name)[0] != first]
+
+
+def _changed_prompts(reader: JournalReader, turn: Turn) -> tuple[int, int, list[tuple[str, str]]] | None:
+    """Return the prompts of a turn's parent and of the turn, and their changes; None if no change lost tokens."""
     if turn.parent is None or turn.region is None or "changed" not in turn.lost:
         return None
     prompts = reader.prompts_of([turn.parent, turn.number])
@@ -244,8 +273,7 @@ def first_change(reader: JournalReader, turn: Turn, load_regions: RegionLoader) 
     known, own = (None if prompt is None else reader.regions(prompt) for prompt in (before, after))
     if before is None or after is None or known is None or own is None:
         return None
-    found = _differences(own.changes_since(known), load_regions(before), load_regions(after))
-    return next((difference for difference in found if difference.place == turn.region), None)
+    return before, after, own.changes_since(known)
 
 
 def common_prefix_and_suffix(old: str, new: str) -> tuple[int, int]:
@@ -311,7 +339,7 @@ def explain_in_sentences(explanation: MissExplanation, format_time: Callable[[fl
         )
     if explanation.turn is not None:
         placed = {difference.place for difference in explanation.differences if difference.offset is not None}
-        sentences += list(_turn_sentences(explanation.turn, placed))
+        sentences += list(_turn_sentences(explanation.turn, placed, explanation.later_changes))
     if (
         explanation.divergence is not None
         and explanation.divergence.region is not None
@@ -331,10 +359,10 @@ def cause_sentences(explanation: MissExplanation, format_time: Callable[[float],
         return
     if explanation.earlier is not None and explanation.differences:
         yield _earlier_sentence(explanation, explanation.earlier, format_time)
-        for difference in explanation.differences[:8]:
+        for difference in explanation.differences[:_MAX_SHOWN_CHANGES]:
             yield f"- {_difference_sentence(difference, explanation)}"
-        if len(explanation.differences) > 8:
-            yield f"- and {len(explanation.differences) - 8} more"
+        if (more := len(explanation.differences) - _MAX_SHOWN_CHANGES) > 0:
+            yield f"- and {more} more"
     if explanation.equal is not None:
         yield _equal_sentence(explanation.equal, record, format_time)
 
@@ -349,8 +377,11 @@ def _earlier_sentence(explanation: MissExplanation, earlier: Record, format_time
     )
 
 
-def _turn_sentences(turn: Turn, placed: Set[str]) -> Iterator[str]:
-    """Describe a turn of a session. `placed` are changed regions for which another sentence has the position."""
+def _turn_sentences(turn: Turn, placed: Set[str], later: Sequence[str]) -> Iterator[str]:
+    """Describe a turn of a session. `placed` are changed regions for which another sentence has the position.
+
+    `later` are its other changes.
+    """
     pause = "" if turn.pause is None else f", {turn.pause:,.0f} s after the turn before it"
     yield f"It is turn {turn.turn} of session {turn.session}{pause}."
     for cause, tokens in turn.lost.items():
@@ -360,6 +391,8 @@ def _turn_sentences(turn: Turn, placed: Set[str]) -> Iterator[str]:
         if cause == "changed" and region is not None:
             place = f" The first change is in {_region_label(*split_region(region))}"
             place += "." if character is None or region in placed else f", at character {character:,}."
+            labels = [_region_label(*split_region(name)) for name in later]
+            place += f" It also changed {first_names(labels, _MAX_SHOWN_CHANGES)}." if labels else ""
         yield f"- {cause}, {plural(tokens, 'token')}: {CAUSES[cause]}{place}"
 
 

@@ -8,7 +8,13 @@ from dataclasses import dataclass, fields, replace
 from kvproxy.errors import InvalidRequest
 from kvproxy.journal.bill import BillRow, bill, sum_bill
 from kvproxy.journal.completeness import complete_since
-from kvproxy.journal.miss_explanation import MissExplanation, explain_in_sentences, explain_miss, first_change
+from kvproxy.journal.miss_explanation import (
+    MissExplanation,
+    explain_in_sentences,
+    explain_miss,
+    first_change,
+    later_changes,
+)
 from kvproxy.journal.period import start_time
 from kvproxy.journal.reader import TimeSeries
 from kvproxy.journal.reasons import meaning_of_reason, reasons
@@ -174,7 +180,8 @@ def list_sessions(journal: JournalAccess, query: SessionQuery) -> list[Session]:
 @operation("GET", "/sessions/{id}")
 def show_session(journal: JournalAccess, name: SessionName) -> list[TreeRow]:
     """List the turns of a session and its sub-agents as a tree, given the session's id or name, or a request's id."""
-    rows = turn_tree(_sessions(journal).turns(name.id))
+    tree = turn_tree(_sessions(journal).turns(name.id))
+    rows = [replace(row, later_changes=later_changes(journal.reader, row.turn)) for row in tree]
     return _with_quotes(journal, rows) if name.quotes else rows
 
 

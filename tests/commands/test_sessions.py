@@ -204,6 +204,31 @@ def test_the_words_of_the_first_change_are_quoted(tmp_path: Path) -> None:
     assert "'Monday' became 'Tuesday'" in shown
 
 
+def test_all_changes_of_a_turn_are_listed_after_the_one_that_decides_the_reuse(tmp_path: Path) -> None:
+    tools = [{"name": name, "description": f"{name} a file. " * 40, "input_schema": {}} for name in ("read", "write")]
+    talk = [user("How does a cache work? " * 9), assistant("It keeps answers. " * 9), user("And a block?")]
+    bodies: list[dict[str, Any]] = [
+        {"tools": tools, "system": "Be brief. " * 200, "thinking": {"type": "adaptive"}, "messages": talk[:1]},
+        {"tools": tools, "system": "Be brief. " * 200, "thinking": {"type": "adaptive"}, "messages": talk},
+        {
+            **{"tools": tools[::-1], "system": f"Today. {'Be brief. ' * 200}", "temperature": 0.5},
+            "messages": [user("What is a cache? " * 9), *talk[1:], assistant("A part."), user("Thanks.")],
+        },
+    ]
+    sessions = Sessions(str(tmp_path / "journal.db"))
+    named: dict[str, Any] = {"api": "messages", "headers": {"x-session-id": "s"}, **provider()}
+    for at, body in enumerate(bodies):
+        sessions.add(request([], 3_000 + at, 0, 9 * at, written=(3_000, 0), body=body, **named))
+    sessions.close()
+    rows = result("sessions", "show", "s", "--data", tmp_path)
+    later = ["system", "messages[0] user", "thinking (removed)"]
+    assert [row["later_changes"] for row in rows] == [[], [], later]
+    assert rows[2]["region"] == "tools (the same 2, in another order)"
+    explained = kvproxy("explain", "--request", rows[2]["request_id"], "--data", tmp_path).stdout
+    named_changes = "the system prompt (system), messages[0] of the user, the field thinking (removed)"
+    assert f"It also changed {named_changes}." in " ".join(explained.split())
+
+
 def test_a_pipe_receives_lost_tokens_without_separators(data: Path) -> None:
     lost = result("sessions", "show", 1, "--data", data)[0]["lost"]
     assert max(lost.values()) >= 1_000

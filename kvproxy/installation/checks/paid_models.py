@@ -9,7 +9,7 @@ from kvproxy.providers.cache_rules import CACHE_RULES, cache_rule
 from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings import Settings
 from kvproxy.settings.journal import LIST_CURRENCY, price_of
-from kvproxy.units import plural
+from kvproxy.units import first_names, plural
 
 _MAX_NAMES = 5
 
@@ -31,11 +31,12 @@ def check_paid_models(settings: Settings, today: date | None = None) -> str:
         )
     if unruled:
         advice.append(
-            f"no cache rule is known for {_names(unruled)}: set least_cached_tokens and ttl in {_section(unruled[0])},"
-            " or update kvproxy"
+            f"no cache rule is known for {first_names(unruled, _MAX_NAMES)}: set least_cached_tokens and ttl in"
+            f" {_section(unruled[0])}, or update kvproxy"
         )
     if unpriced:
-        advice.append(f"no price is known for {_names(unpriced)}: set {_section(unpriced[0])}, or {_source(settings)}")
+        names = first_names(unpriced, _MAX_NAMES)
+        advice.append(f"no price is known for {names}: set {_section(unpriced[0])}, or {_source(settings)}")
     if advice:
         raise CheckWarning("; ".join(advice))
     verified = min(rule.verified for rule in CACHE_RULES)
@@ -76,8 +77,3 @@ def _source(settings: Settings) -> str:
 
 def _section(model: str) -> str:
     return f'[journal.prices."{model}"]'
-
-
-def _names(models: list[str]) -> str:
-    more = len(models) - _MAX_NAMES
-    return ", ".join(models[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from kvproxy.settings import Settings
 from kvproxy.settings.access import ClientSettings
 from kvproxy.settings.unknown_models import known_models
+from kvproxy.units import first_names
 
 _MAX_NAMES = 5
 
@@ -30,9 +31,10 @@ def unpriced_models(
     unpriced = sorted(model for model in models if model not in prices)
     if not unpriced:
         return []
+    models, clients = (first_names(names, _MAX_NAMES) for names in (unpriced, [client.name for client in limited]))
     return [
-        f"no price is known for {_shortened(unpriced)}, so clients with a budget get 403 for it"
-        f' ({_shortened([client.name for client in limited])}): set [journal.prices."{unpriced[0]}"], with input = 0 and'
+        f"no price is known for {models}, so clients with a budget get 403 for it"
+        f' ({clients}): set [journal.prices."{unpriced[0]}"], with input = 0 and'
         " output = 0 for a free model"
     ]
 
@@ -42,8 +44,3 @@ def _with_budget(clients: Sequence[ClientSettings]) -> list[ClientSettings]:
     named = {client.name: client for client in clients}
     teams = {client.team for client in clients if client.team in named and named[client.team].has_budget}
     return [client for client in clients if client.has_budget or client.team in teams]
-
-
-def _shortened(names: Sequence[str]) -> str:
-    more = len(names) - _MAX_NAMES
-    return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

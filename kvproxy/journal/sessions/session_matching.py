@@ -19,11 +19,11 @@ _CONTENT_OVERHEAD = 200  # Bytes of memory for each content.
 _MAX_CONTENT = 256 * 1024
 SETTINGS = ("reasoning", "reasoning_effort", "text", "verbosity")
 """Fields before the first text: with some upstreams, their change changes the whole prefix."""
-# Regions that precede the messages in the chain, because a change of one of them changes the whole prefix.
-_HEAD = (
+HEAD = (
     *("model", "cache_salt", *SETTINGS),
     *("tools", "system", "instructions", "tool_choice", "thinking", HISTORY),
 )
+"""Regions that precede the messages in the chain, because a change of one of them changes the whole prefix."""
 _INSTRUCTIONS = ("system", "developer")
 _TEXTS = ("tools", "system", "instructions", HISTORY, *QUESTIONS)
 _MESSAGES = (HISTORY, *QUESTIONS)
@@ -76,7 +76,7 @@ def prompt_shape(names: tuple[str, ...]) -> PromptShape:
 def _prompt_shape(names: tuple[str, ...]) -> PromptShape:
     by_name = {name: index for index, name in enumerate(names)}
     kinds = [name.partition("[")[0] for name in names]
-    head = [by_name[name] for name in _HEAD if name in by_name]
+    head = [by_name[name] for name in HEAD if name in by_name]
     order = (*head, *(index for index, kind in enumerate(kinds) if kind in QUESTIONS))
     ordered = tuple(names[index] for index in order)
     roles = [name.partition(" ")[2] for name in ordered]

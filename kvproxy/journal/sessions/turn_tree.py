@@ -10,13 +10,15 @@ from kvproxy.journal.sessions.session_reader import Turn
 class TreeRow:
     """A turn and its indentation in the tree of a session; see `turn_tree`.
 
-    `before` and `after` quote the words of its first change; None if they are not stored, or not wanted.
+    `before` and `after` quote the words of its first change; None if they are not stored, or not wanted. `later_changes` are the
+    other regions (see `Regions`) that changed since its parent.
     """
 
     depth: int
     turn: Turn
     before: str | None = None
     after: str | None = None
+    later_changes: Sequence[str] = ()
 
 
 def turn_tree(turns: Sequence[Turn]) -> list[TreeRow]:

@@ -144,7 +144,7 @@ RESPONSES = KeyFields(
     ),
     ignored=_names(f"{_IGNORED} client_metadata"),
     # A conversation changes with each request; a background response is retrieved by its id.
-    never_cached=_names(f"{_NEVER_CACHED} conversation background"),
+    never_cached=_names(f"{_NEVER_CACHED} conversation background background_options"),
     echoed=MappingProxyType(
         {
             "metadata": {},

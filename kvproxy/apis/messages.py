@@ -46,6 +46,7 @@ from kvproxy.errors import InvalidRequest, KvproxyError
 
 # Fields of deltas and blocks by the type of the delta.
 _TEXT_FIELDS = {"text_delta": "text", "thinking_delta": "thinking"}
+_SUMMARY_FIELDS = ("content", "encrypted_content")
 _WITHOUT_OUTPUT = ("content_block_stop", "ping")
 
 
@@ -92,6 +93,9 @@ class MessageAssembler(Assembler):
             block["citations"] = [*as_list(block.get("citations") or []), delta["citation"]]
         elif kind == "signature_delta":
             merge_delta(block, {"signature": as_text(delta["signature"])})
+        elif kind == "compaction_delta":
+            # One delta has the whole summary.
+            merge_whole_values(block, {name: value for name, value in delta.items() if name != "type"})
         else:
             # The client receives unknown deltas, but they cannot be assembled.
             raise Unmergeable(kind)
@@ -123,7 +127,7 @@ _COMPLETE = frozenset(("end_turn", "tool_use", "stop_sequence", "max_tokens"))
 _STOP = ("stop_reason", "stop_sequence")
 # Fields of a message that a stream sends in the event `message_delta`: in its `delta`, or beside it.
 _DELTA = (*_STOP, "stop_details", "container")
-_BESIDE_DELTA = ("context_management",)
+_BESIDE_DELTA = ("context_management", "input_transformations")
 _ERRORS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -236,6 +240,9 @@ def _split_into_deltas(block: JsonObject) -> tuple[JsonObject, list[JsonObject]]
             thoughts.append({"type": "signature_delta", "signature": block["signature"]})
         unsigned: JsonObject = {"signature": ""} if "signature" in block else {}
         return {**block, "thinking": "", **unsigned}, thoughts
+    if kind == "compaction":
+        summary: JsonObject = {name: block[name] for name in _SUMMARY_FIELDS if name in block}
+        return {**block, **dict.fromkeys(summary)}, [{"type": "compaction_delta", **summary}]
     if kind in ("tool_use", "server_tool_use", "mcp_tool_use") and block.get("input"):
         arguments = dumps(block["input"]).decode()
         return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": arguments}]

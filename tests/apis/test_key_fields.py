@@ -60,7 +60,11 @@ ALSO_IGNORED = {
     },
     "responses": {"cache_control", "diagnostics", "stream_options.include_usage", "client_metadata"},
 }
-ALSO_NEVER_CACHED = {"chat": {"prompt_cache_options.prewarm"}, "completions": {"prompt_cache_options.prewarm"}}
+ALSO_NEVER_CACHED = {
+    "chat": {"prompt_cache_options.prewarm"},
+    "completions": {"prompt_cache_options.prewarm"},
+    "responses": {"background_options"},
+}
 
 
 def typed_dicts(hint: Any) -> Iterator[type]:

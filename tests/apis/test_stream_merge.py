@@ -187,6 +187,20 @@ def test_both_usages_of_a_message_are_replayed_as_received() -> None:
     assert events[-2] == {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": final, **edits}
 
 
+def test_a_compaction_is_replayed_as_received() -> None:
+    empty: JsonObject = {"type": "compaction", "content": None, "encrypted_content": None, "tool_changes": []}
+    start: JsonObject = {"type": "content_block_start", "index": 0, "content_block": empty}
+    summary: JsonObject = {"type": "compaction_delta", "content": "We counted.", "encrypted_content": "E"}
+    delta: JsonObject = {"type": "content_block_delta", "index": 0, "delta": summary}
+    stop: JsonObject = {"type": "content_block_stop", "index": 0}
+    later: list[JsonObject] = [{**each, "index": 1} for each in (BLOCK, TEXT, stop)]
+    events = [START, start, delta, stop, *later, ended({"output_tokens": 9}, input_transformations=[1]), STOP]
+    whole: Any = assemble("messages", *events)
+    assert whole["content"][0] == {**empty, "content": "We counted.", "encrypted_content": "E"}
+    assert whole["input_transformations"] == [1]
+    assert replayed("messages", whole) == events
+
+
 def test_message_blocks_that_contradict_themselves_are_not_stored() -> None:
     tool = {"type": "content_block_start", "index": 0, "content_block": {"type": "tool_use", "input": {"a": 1}}}
     other = {"type": "content_block_delta", "index": 0, "delta": {"type": "input_json_delta", "partial_json": "{}"}}

@@ -1,8 +1,10 @@
 """Breakpoints of requests to Anthropic: the rules of the provider, and equal prompts."""
 
 import json
+import typing
 from typing import Any
 
+from anthropic.types.beta import BetaContentBlockParam
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +12,7 @@ from kvproxy.apis import APIS
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import dumps
 from kvproxy.apis.request_directives import RequestDirectives
-from kvproxy.flow.prepare.breakpoints import with_breakpoints
+from kvproxy.flow.prepare.breakpoints import UNMARKED_BLOCKS, with_breakpoints
 from kvproxy.settings.rules import RuleSettings
 from tests.anthropic_upstream import broken_rule
 
@@ -145,6 +147,23 @@ def test_the_end_of_the_tools_replaces_a_mark_of_the_client_shortly_after_it() -
     ]
     body = chat("one", "answer", [{"type": "text", "text": "two", **mark}], system=system)
     assert marks(with_breakpoints(request(body)).body) == ["tools.0", "system.2", "messages.0.0", "messages.2.0"]
+
+
+def test_blocks_without_cache_control_in_the_sdk_have_no_mark() -> None:
+    types = [kind for kind in typing.get_args(BetaContentBlockParam) if hasattr(kind, "__required_keys__")]
+    unmarked_types = {
+        name
+        for hints in map(typing.get_type_hints, types)
+        if "cache_control" not in hints
+        for name in typing.get_args(hints["type"])
+    }
+    # `reasoning` is a type of other APIs.
+    assert unmarked_types == UNMARKED_BLOCKS - {"reasoning"}
+    switch = {"type": "fallback", "from": {"model": "a"}, "to": {"model": "b"}}
+    body = chat(LONG, [{"type": "text", "text": LONG}, switch], LONG, [switch], LONG)
+    found = with_breakpoints(request(body)).body
+    assert "messages.4.0" in marks(found)
+    assert [json.dumps(found).count(json.dumps(block)) for block in (switch, {"type": "text", "text": LONG})] == [2, 1]
 
 
 def test_a_request_that_nobody_continues_has_no_mark_at_its_end() -> None:

@@ -20,6 +20,8 @@ from kvproxy.providers.cache_rules import CacheRule, cache_rule, rule_of_marks
 Lifetime = Literal["5m", "1h"]
 _EVERY_MESSAGE = 2**31
 _ADJACENT_BYTES = 512 * BYTES_PER_TOKEN
+UNMARKED_BLOCKS = frozenset((*REASONING_BLOCKS, "fallback", "mcp_tool_listing"))
+"""Types of content blocks that accept no breakpoint."""
 _SECTIONS = ("tools", "system", "messages")
 
 
@@ -108,7 +110,7 @@ def _is_before(position: _BlockPosition, other: BlockPosition) -> bool:
 
 
 def _accepts_breakpoint(block: JsonObject) -> bool:
-    if block.get("type") in REASONING_BLOCKS or block.get("defer_loading") is True:
+    if block.get("type") in UNMARKED_BLOCKS or block.get("defer_loading") is True:
         return False
     return block.get("type") != "text" or bool(str(block.get("text", "")).strip())
 

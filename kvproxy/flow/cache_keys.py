@@ -80,7 +80,8 @@ def _keyed_headers(of_rule: tuple[str, ...], of_tenant: tuple[str, ...]) -> froz
 def _semantic_key(
     api: Api, body: JsonObject, conversations: bool, moved_texts: Sequence[str], key: CacheKey
 ) -> SemanticKey:
-    question = api.question(_without_moved_texts(body, moved_texts) if moved_texts else body)
+    body = _without_moved_texts(body, moved_texts) if moved_texts else body
+    question = api.question(body)
     if question is None:
         return SemanticKey(key.exact, None, api.display_text(body))
     split = split_message(question.parts or [question.text]) if question.allows_semantic else None
@@ -94,8 +95,9 @@ def _semantic_key(
     space = _digest({**key.parts, "body": rest, **({"passages": True} if beside else {})})
     if beside:
         space = namespace_with_passages(space, _digest(beside))
-    text = join_turns([*earlier, last]) if similar else None
-    return SemanticKey(space, text, question.text)
+    if not similar:
+        return SemanticKey(space, None, api.display_text(body))
+    return SemanticKey(space, join_turns([*earlier, last]), question.text)
 
 
 def _without_moved_texts(body: JsonObject, texts: Sequence[str]) -> JsonObject:

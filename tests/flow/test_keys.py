@@ -310,6 +310,18 @@ def test_what_an_earlier_version_stored_is_found_under_the_same_names() -> None:
     assert request.tenant == "eeb0fbfca1dc268a"
 
 
+@pytest.mark.parametrize("tools", [[], [{"type": "function", "function": {"name": "read"}}]])
+def test_listings_show_the_question_of_an_agent_without_its_reminders(tools: list[Any]) -> None:
+    reminder = "<system-reminder>The date is Monday.</system-reminder>"
+    parts = [{"type": "text", "text": text} for text in (reminder, "What is the word?")]
+    semantic = cache_key(
+        call({"model": "a", "tools": tools, "messages": [{"role": "user", "content": parts}]}), "x"
+    ).semantic
+    # A semantic lookup without tools compares the question with its reminders.
+    compared = f"{reminder}What is the word?"
+    assert semantic.prompt == ("What is the word?" if tools else compared)
+
+
 def test_fields_that_a_rule_ignores_or_names() -> None:
     def exact(body: dict[str, Any], headers: dict[str, str] | None = None, **ruled: tuple[str, ...]) -> str:
         request = api_request({"model": "m", "prompt": "p"} | body, "completions", headers, tenant="t")

@@ -44,8 +44,7 @@ _THREAD = ["POST messages"] * 2
 _PREVIOUS = ["POST responses"] * 2
 
 CLIENTS: Sequence[Client] = (
-    # A probe of the address.
-    Client("Claude Code", forwarded=["HEAD /"]),
+    Client("Claude Code"),
     # The second request contains the result of a tool with a random `Chunk ID`.
     Client("Codex", forwarded=["POST responses"]),
     Client("opencode"),
@@ -66,7 +65,7 @@ CLIENTS: Sequence[Client] = (
     _python("`langchain-openai`", "langchain", "langchain-openai==1.7.4"),
     _python("`pydantic-ai`", "pydantic_ai", "pydantic-ai-slim[openai,anthropic]==2.68.0"),
     _python("`openai-agents`", "openai_agents", "openai-agents==0.24.0"),
-    _python("`litellm`", "litellm", "litellm==1.108.7"),
+    _python("`litellm`", "litellm", "litellm==1.110.2"),
     _python("`llama-index-llms-openai-like`", "llama_index", "llama-index-llms-openai-like==0.8.1"),
     _python("`dspy`", "dspy", "dspy==3.4.1"),
 )

@@ -128,6 +128,19 @@ def embed(client: Any, given: Any, control: str = "", **fields: Any) -> tuple[An
     return response, raw.headers["cache-status"]
 
 
+def test_an_array_of_one_input_reaches_the_upstream_unchanged_and_shares_its_hits(
+    front: tuple[str, Services], embedder: Embedder
+) -> None:
+    url, services = front
+    answers = []
+    for given in (["a b"], "a b", ["a b"]):
+        answers.append(httpx.post(f"{url}/v1/embeddings", json={"model": "e", "input": given}))
+        until_stored(services)
+    assert embedder.asked == [["a b"]]
+    assert all(answer.json()["data"] == answers[0].json()["data"] for answer in answers)
+    assert ["hit" in answer.headers["cache-status"] for answer in answers] == [False, True, True]
+
+
 def test_only_unknown_inputs_are_computed(client: Any, embedder: Embedder) -> None:
     response, status = embed(client, ["a b", "c", "d"])
     assert (embedder.asked.pop(), response.usage.total_tokens) == (["a b", "c", "d"], 4)
@@ -269,7 +282,7 @@ def test_errors_pass_as_a_whole(client: Any, embedder: Embedder) -> None:
         embed(client, ["a", "b", "c"])
     embedder.status = 200
     embed(client, ["a", "b"])
-    assert embedder.asked == ["a", ["b", "c"], "b"]
+    assert embedder.asked == [["a"], ["b", "c"], "b"]
 
 
 @pytest.mark.parametrize(
@@ -475,7 +488,7 @@ def test_equal_arrays_in_flight_are_computed_once(front: tuple[str, Services], c
         until(lambda: waiting_clients(services) == 3)
         embedder.go.set()
         statuses = [answer.result()[1] for answer in answers]
-    assert embedder.asked == ["a", ["b", "c"]]
+    assert embedder.asked == [["a"], ["b", "c"]]
     assert sum("collapsed" in status for status in statuses) == 2
 
 
@@ -508,7 +521,7 @@ def test_stored_inputs_expire_one_by_one(tmp_path: Path, embedder: Embedder) -> 
         assert "; ttl=50; " in status
         now[0] += 100
         embed(client, ["b", "a"])
-        assert embedder.asked == ["a", "b", "a"]
+        assert embedder.asked == [["a"], ["b"], "a"]
 
 
 def test_a_large_response_is_stored_by_input(tmp_path: Path, embedder: Embedder) -> None:

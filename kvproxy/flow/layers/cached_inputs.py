@@ -62,7 +62,10 @@ class CachedInputs(Layer):
                 return answer
             # A stored response is invalid.
             inputs = await self._find(given, exchange)
-        if len(inputs.missing) == 1 or len(inputs.missing) < len(inputs.keys):
+        if len(inputs.keys) == 1:
+            # The body reaches the upstream as the client sent it.
+            exchange.key = inputs.missing[0][1]
+        elif len(inputs.missing) < len(inputs.keys):
             # Charges, keys, and costs are those of the missing inputs.
             exchange.request, exchange.key = await joint_request(inputs.missing, self._compute_key)
         answer = await rest(exchange)

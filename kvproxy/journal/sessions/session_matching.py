@@ -346,10 +346,10 @@ class SessionIndex:
         answers = chain.shape.assistants
         if not answers:
             return None
-        # A repeated request has the same parent as before, so the last region is left out. After several answers, the first turn
-        # alone would be a bad match. Adjacent items, such as reasoning and tool calls, are one answer.
+        # A repeated request has the same parent as before, so the last region is left out. After several answers, the messages
+        # before the first one would be a bad match. Adjacent items, such as reasoning and tool calls, are one answer.
         is_one_answer = answers[-1] - answers[0] < len(answers)
-        start = chain.first if is_one_answer else chain.first + 1
+        start = chain.first if is_one_answer else answers[0]
         for key in reversed(chain.conversation[start:-1]):
             if key is not None and key in self._conversations:
                 return self._conversations[key]

@@ -851,6 +851,27 @@ def test_another_model_loses_the_whole_earlier_prompt(sessions: Sessions) -> Non
     assert turn.lost == {"changed": pytest.approx(20_000, rel=0.01), "new": pytest.approx(6_000, rel=0.03)}
 
 
+def test_a_switch_of_the_model_continues_the_last_turn_without_its_reasoning(sessions: Sessions) -> None:
+    # The first message of the user precedes a message of the system.
+    def send(count: int, tokens: int, *, model: str, thinks: bool) -> None:
+        sent = _messages(TALK[:count], marked=True, model=model)
+        messages = sent["body"]["messages"]
+        for message in messages[1::2] if thinks else ():
+            message["content"].insert(0, {"type": "thinking", "thinking": "Hm. ", "signature": "S"})
+        messages.insert(1, {"role": "system", "content": "The date is today."})
+        headers = {"x-session-id": "s"}
+        sessions.add(request([], tokens, 0, 9.0 * count, written=(tokens, 0), headers=headers, **sent))
+
+    for turn in range(2):
+        send(1 + 2 * turn, 4_000 + 1_000 * turn, model="claude-sonnet-4-5", thinks=True)
+    send(5, 6_000, model="claude-opus-4-5", thinks=False)
+    assert [each.turn for each in sessions.turns("s")] == [1, 2, 3]
+    turn = sessions.last()
+    assert turn.region == "model"
+    # The tools, the system prompt, and the first two questions were sent before; two answers have no reasoning any more.
+    assert turn.lost["changed"] == pytest.approx(6_000 * (10_400 + 4_000) / (10_400 + 9_600), rel=0.1)
+
+
 def test_a_switch_to_a_model_with_a_larger_minimum_is_the_first_change(sessions: Sessions) -> None:
     smaller = TALK[:1]
     sessions.add(

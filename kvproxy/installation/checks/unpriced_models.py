@@ -31,10 +31,10 @@ def unpriced_models(
     unpriced = sorted(model for model in models if model not in prices)
     if not unpriced:
         return []
-    models, clients = (first_names(names, _MAX_NAMES) for names in (unpriced, [client.name for client in limited]))
+    blocked = first_names([client.name for client in limited], _MAX_NAMES)
     return [
-        f"no price is known for {models}, so clients with a budget get 403 for it"
-        f' ({clients}): set [journal.prices."{unpriced[0]}"], with input = 0 and'
+        f"no price is known for {first_names(unpriced, _MAX_NAMES)}, so clients with a budget get 403 for it"
+        f' ({blocked}): set [journal.prices."{unpriced[0]}"], with input = 0 and'
         " output = 0 for a free model"
     ]
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import zip_longest
 
 from kvproxy.apis.api_request import BYTES_PER_TOKEN
-from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps
+from kvproxy.apis.json import Json, JsonMap, JsonObject, as_list, as_object, dumps, field
 from kvproxy.apis.message_parts import role_of
 from kvproxy.journal.token_estimates import weighted_size
 
@@ -19,7 +19,9 @@ HISTORY = "previous_response_id"
 """Region of a request whose earlier messages are at the provider."""
 PASSAGES = "passages"
 """Name of the texts beside a question in its message, if only they differ."""
-_LAST = ("tools", "system", "instructions", *QUESTIONS)
+_DEFERRED = "tools (deferred)"
+"""Name of the tools with `defer_loading`, by their index. No message follows them: the model reads them after a search."""
+_LAST = (_DEFERRED, "tools", "system", "instructions", *QUESTIONS)
 _LAST_FIELDS = frozenset(_LAST)
 _WITH_FILES = ("system", *_LISTS)
 _LONGEST_NAME = 80
@@ -103,6 +105,7 @@ def region_items(key_parts: JsonObject) -> list[tuple[str, Json]]:
 
 def _body_items(body: JsonObject) -> list[tuple[str, Json]]:
     items: list[tuple[str, Json]] = [(name[:_LONGEST_NAME], body[name]) for name in sorted(body.keys() - _LAST_FIELDS)]
+    body = _with_deferred_tools_apart(body)
     for name in _LAST:
         value = body.get(name)
         if name in _LISTS and isinstance(value, list):
@@ -110,6 +113,17 @@ def _body_items(body: JsonObject) -> list[tuple[str, Json]]:
         elif name in body:
             items.append((name, value))
     return items
+
+
+def _with_deferred_tools_apart(body: JsonObject) -> JsonObject:
+    tools = body.get("tools")
+    if not isinstance(tools, list):
+        return body
+    deferred: JsonObject = {
+        str(index): tool for index, tool in enumerate(tools) if field(tool, "defer_loading") is True
+    }
+    kept = [tool for index, tool in enumerate(tools) if str(index) not in deferred]
+    return {**body, "tools": kept, _DEFERRED: deferred} if deferred else body
 
 
 def _role_suffix(item: Json) -> str:
@@ -127,6 +141,11 @@ def request_body_of(parts: JsonMap) -> JsonObject:
             lists.setdefault(listed, []).append(value)
         elif name not in _OUTSIDE_BODY and not name.startswith("header "):
             body[name] = value
+    if deferred := as_object(body.pop(_DEFERRED, {})):
+        tools = list(as_list(body["tools"]))
+        for index in sorted(deferred, key=int):
+            tools.insert(int(index), deferred[index])
+        body["tools"] = tools
     return {**body, **lists}
 
 

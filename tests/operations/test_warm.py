@@ -107,6 +107,7 @@ def test_a_file_without_prompts_is_an_error(tmp_path: Path, content: bytes) -> N
         {"model": "m", "input": ["one", "two"]},
         {"model": "m", "input": [{"role": "user", "content": "q"}, {"type": "reasoning"}], "instructions": "i"},
         {"model": "m", "prompt": ["p"], "logit_bias": {"1": 2}},
+        said("q") | {"tools": [{"name": str(index), "defer_loading": index % 5 > 0} for index in range(14)]},
     ],
 )
 def test_the_body_is_restored_from_the_regions_of_the_journal(body: dict[str, Json]) -> None:

@@ -851,6 +851,18 @@ def test_another_model_loses_the_whole_earlier_prompt(sessions: Sessions) -> Non
     assert turn.lost == {"changed": pytest.approx(20_000, rel=0.01), "new": pytest.approx(6_000, rel=0.03)}
 
 
+@pytest.mark.parametrize(("pause", "cause"), [(9, "evicted"), (900, "expired")])
+def test_a_deferred_tool_does_not_change_the_prefix(sessions: Sessions, pause: int, cause: str) -> None:
+    plain = [{"name": name, "description": f"{name} a file. " * 400, "input_schema": {}} for name in ("edit", "write")]
+    found: JsonObject = {"name": "fetch", "description": "Fetches. " * 400, "input_schema": {}, "defer_loading": True}
+    tools: list[list[Json]] = [[*plain], [plain[0], found, plain[1]]]
+    for at, listed in enumerate(tools):
+        sent = _messages(TALK[: 1 + 2 * at], marked=True, tools=listed)
+        sessions.add(request([], 5_000 + 900 * at, 0, pause * at, written=(5_000, 0), **sent))
+    turn = sessions.last()
+    assert (turn.region, turn.lost) == (None, {cause: 5_000, "new": 900})
+
+
 def test_a_switch_of_the_model_continues_the_last_turn_without_its_reasoning(sessions: Sessions) -> None:
     # The first message of the user precedes a message of the system.
     def send(count: int, tokens: int, *, model: str, thinks: bool) -> None:

@@ -36,7 +36,6 @@ NOT_STORED: dict[str, str] = {
     "chat/mistral_thinking": "unmergeable field content",
     "chat/openrouter_error_in_stream": "error",
     "chat/perplexity_whole_messages": "unmergeable field message",
-    "messages/anthropic_compaction": "unmergeable field compaction_delta",
     "messages/anthropic_error_in_stream": "error",
     "messages/anthropic_future_event": "unmergeable field event future_event",
     "messages/cut_off": "incomplete",
@@ -47,7 +46,6 @@ NOT_STORED: dict[str, str] = {
 RESPONSE_TOKENS = {
     "chat/mistral_thinking": 12,
     "chat/perplexity_whole_messages": 2,
-    "messages/anthropic_compaction": 12,
     "messages/anthropic_future_event": 8,
     "responses/openai_future_event": 12,
 }

@@ -12,7 +12,6 @@ from kvproxy.backends.protocol import RelayedResponse, ServingUpstream
 from kvproxy.errors import InvalidJson, InvalidRequest, ModelNotFound, Overloaded, UpstreamError, UpstreamsDraining
 from kvproxy.settings import RoutingSettings, UpstreamServer
 from kvproxy.settings.models import OTHER_MODELS, is_model_pattern, upstreams_of
-from kvproxy.units import first_names
 from kvproxy.upstreams.form_fields import find_form_field, is_form
 from kvproxy.upstreams.retry_log import RetryLog
 
@@ -85,7 +84,8 @@ class ModelRoutes:
         names = self.names()
         near = difflib.get_close_matches(name, names, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        return f"there is no model {name[:MAX_MODEL_NAME]!r}: {hint}the models are {first_names(names, _LISTED)}"
+        more = f", and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+        return f"there is no model {name[:MAX_MODEL_NAME]!r}: {hint}the models are {', '.join(names[:_LISTED])}{more}"
 
     def resolve(self, request: ApiRequest) -> ApiRequest:
         """Return the request with its route, and with the model's name instead of an alias.

@@ -11,7 +11,6 @@ from kvproxy.backends.reports import DivergenceText, EngineResetResult, PrefixRe
 from kvproxy.blocks.divergence import common_prefix_length, find_divergence
 from kvproxy.blocks.row_types import BlockContent, BlockLocation, BlockRow, BlockState, ChainRow
 from kvproxy.errors import KvproxyError, UpstreamUnreachable
-from kvproxy.units import first_names
 from kvproxy.upstreams.llama.client import Tokens
 from kvproxy.upstreams.llama.server import LlamaServer, placement_obstacle
 from kvproxy.upstreams.llama.slot_files import SlotSaver
@@ -152,8 +151,9 @@ class SlotView:
         url, files = self._server.url, saver.files
         failure = await saver.empty_files(erased_slot)
         if remaining := [file.name for file in files.list_with_content()]:
+            names = ", ".join(remaining[:3]) + (f", and {len(remaining) - 3:,} more" if remaining[3:] else "")
             message = (
-                f"its slots are empty, but files in its --slot-save-path may contain conversations: {first_names(remaining, 3)}"
+                f"its slots are empty, but files in its --slot-save-path may contain conversations: {names}"
                 f" ({failure or 'a save uses them'}); repeat the reset, or delete them"
             )
             return EngineResetResult(url, False, message)

@@ -377,7 +377,7 @@ def _earlier_sentence(explanation: MissExplanation, earlier: Record, format_time
     )
 
 
-def _turn_sentences(turn: Turn, placed: Set[str], later: Sequence[str]) -> Iterator[str]:
+def _turn_sentences(turn: Turn, placed: Set[str], later: Sequence[str] = ()) -> Iterator[str]:
     """Describe a turn of a session. `placed` are changed regions for which another sentence has the position.
 
     `later` are its other changes.

@@ -53,8 +53,12 @@ class ChoicesApi(Api):
     def has_output(self, choice: JsonObject) -> bool:
         raise NotImplementedError
 
-    def chunk_choices(self, choice: JsonObject) -> Iterator[JsonObject]:
-        """Yield the parts of a choice, each for one chunk of a stream. There is at least one part."""
+    def chunk_choices(self, choice: JsonObject, facts: JsonMap) -> Iterator[JsonObject]:
+        """Yield the parts of a choice, each for one chunk of a stream. There is at least one part.
+
+        Args:
+            facts: how the first stream sent the choice.
+        """
         raise NotImplementedError
 
     def why_not_stored(self, response: JsonObject, body: JsonMap) -> NotStored | None:
@@ -85,6 +89,7 @@ class ChoicesApi(Api):
         for number, part in enumerate(parts):
             chunk: JsonObject = {**head, **(places.select(extra, "early") if number == 0 else {}), "choices": [part]}
             if number == len(parts) - 1:
+                chunk["object"] = facts.get("last_object", chunk.get("object"))
                 chunk |= places.select(extra, "late")
                 if usage and not asks_usage and facts.get("usage_beside_choices"):
                     chunk["usage"] = usage
@@ -100,10 +105,11 @@ class ChoicesApi(Api):
             yield {**choice, "index": index if isinstance(index, int) else place}
 
     def _placed_parts(self, choice: JsonObject, facts: JsonObject) -> list[JsonObject]:
-        places = FieldPlaces(as_object(field(facts.get("choices"), str(choice["index"])) or {}))
-        extra: JsonObject = {name: value for name, value in choice.items() if name not in (*OUTSIDE_CHOICE, "message")}
+        choice_facts = as_object(field(facts.get("choices"), str(choice["index"])) or {})
+        places = FieldPlaces(choice_facts)
+        extra: JsonObject = {name: value for name, value in choice.items() if name not in OUTSIDE_CHOICE}
         index = choice["index"]
-        parts: list[JsonObject] = [{"index": index, **part} for part in self.chunk_choices(choice)]
+        parts: list[JsonObject] = [{"index": index, **part} for part in self.chunk_choices(choice, choice_facts)]
         if "message" in choice and "text" in choice:
             # Together sends each content twice.
             parts[0]["text"] = choice["text"]
@@ -154,24 +160,40 @@ class Chat(ChoicesApi):
     def has_output(self, choice: JsonObject) -> bool:
         return any(field(choice.get("message"), name) for name in _CHAT_OUTPUT_FIELDS)
 
-    def chunk_choices(self, choice: JsonObject) -> Iterator[JsonObject]:
+    def chunk_choices(self, choice: JsonObject, facts: JsonMap) -> Iterator[JsonObject]:
         message = as_object(choice["message"])
         content = message.get("content")
         first: JsonObject = {name: value for name, value in message.items() if name not in ("content", "tool_calls")}
-        first["content"] = "" if isinstance(content, str) else content
+        first["content"] = None if content is None else ""
         deltas: list[JsonObject] = [first]
-        deltas += [{"content": word} for word in (split_words(content) if isinstance(content, str) else ())]
+        deltas += [{"content": part} for part in _content_parts(content, as_parts=bool(facts.get("text_parts")))]
         if calls := message.get("tool_calls"):
             numbered: list[Json] = [{"index": place, **as_object(call)} for place, call in enumerate(as_list(calls))]
             deltas.append({"tool_calls": numbered})
         deltas.append({})
+        sent, text = JsonObject(), ""
         for number, delta in enumerate(deltas):
+            text += str(delta.get("content") or "")
+            sent = {**sent, **delta, "content": text}
+            repeated = {"delta": delta, "whole": sent}.get(str(facts.get("message")))
             yield {
                 "delta": delta,
+                **({} if repeated is None else {"message": repeated}),
                 # OpenAI's SDK counts those of a choice's first chunk twice.
                 "logprobs": choice.get("logprobs") if number == 1 else None,
                 "finish_reason": choice.get("finish_reason") if number == len(deltas) - 1 else None,
             }
+
+
+def _content_parts(content: Json, *, as_parts: bool) -> Iterator[Json]:
+    """Yield the values of `content` in the chunks of a stream: words, and parts with thoughts."""
+    for part in as_list(content) if isinstance(content, list) else [content]:
+        is_text = not as_parts and field(part, "type") == "text"
+        text = field(part, "text") if is_text else part
+        if isinstance(text, str):
+            yield from split_words(text)
+        elif part is not None:
+            yield [part]
 
 
 class Completions(ChoicesApi):
@@ -194,7 +216,7 @@ class Completions(ChoicesApi):
     def has_output(self, choice: JsonObject) -> bool:
         return bool(choice.get("text"))
 
-    def chunk_choices(self, choice: JsonObject) -> Iterator[JsonObject]:
+    def chunk_choices(self, choice: JsonObject, facts: JsonMap) -> Iterator[JsonObject]:
         words = split_words(str(choice.get("text") or "")) or [""]
         for number, word in enumerate(words):
             yield {

@@ -11,7 +11,7 @@ _OUTSIDE_HEAD = ("choices", "usage", "error", "obfuscation", "p")
 # Fields with the same value in every chunk. Of a value that changes, the first one counts.
 _HEAD_FIELDS = ("id", "object", "created", "model")
 REPEATED_FIELDS = (*_HEAD_FIELDS, "system_fingerprint", "service_tier")
-OUTSIDE_CHOICE = ("index", "delta", "text", "finish_reason", "logprobs")
+OUTSIDE_CHOICE = ("index", "delta", "message", "text", "finish_reason", "logprobs")
 
 
 _OUTPUT_FIELDS = ("content", "tool_calls", "function_call", "reasoning_content", "reasoning")
@@ -57,6 +57,9 @@ class ChoiceAssembler(Assembler):
         self._places = FieldPlaces()
         self._choice_places: dict[int, FieldPlaces] = {}
         self._unfinished: set[int] = set()
+        self._text_parts: set[int] = set()
+        self._messages: dict[int, set[Json]] = {}
+        self._last_object: Json = None
         self._has_usage_beside_choices = False
 
     def push(self, event: Event) -> None:
@@ -80,6 +83,7 @@ class ChoiceAssembler(Assembler):
         extra = {name: value for name, value in fields.items() if name not in REPEATED_FIELDS}
         self._places.add(extra, self._head, is_first=self._num_chunks == 0)
         self._num_chunks += 1
+        self._last_object = fields.get("object") or self._last_object
         for name in _HEAD_FIELDS:
             # Azure's first chunk has an empty head.
             if name in fields:
@@ -88,8 +92,6 @@ class ChoiceAssembler(Assembler):
         merge_whole_values(self._head, fields)
 
     def _merge(self, choice: JsonObject) -> None:
-        if "message" in choice:
-            raise Unmergeable("message")
         index = as_index(choice.get("index", 0))
         is_first = index not in self._choices
         merged = self._choices.setdefault(index, {"index": index, "finish_reason": None})
@@ -104,12 +106,36 @@ class ChoiceAssembler(Assembler):
         if "text" in choice:
             merged["text"] = as_text(merged.get("text", "")) + as_text(choice["text"] or "")
         if "delta" in choice:
-            merge_delta(as_object(merged.setdefault("message", {})), as_object(choice["delta"] or {}))
+            self._merge_delta(index, as_object(merged.setdefault("message", {})), as_object(choice["delta"] or {}))
+        if "message" in choice:
+            self._check_message(index, choice, merged)
         if choice.get("logprobs"):
             append_lists(as_object(merged.setdefault("logprobs", {})), as_object(choice["logprobs"]), "logprobs")
         rest = {name: value for name, value in choice.items() if name not in OUTSIDE_CHOICE}
         self._choice_places.setdefault(index, FieldPlaces()).add(rest, merged, is_first=is_first)
         merge_whole_values(merged, rest)
+
+    def _merge_delta(self, index: int, message: JsonObject, delta: JsonObject) -> None:
+        before, content = message.get("content"), delta.get("content")
+        if isinstance(content, list) and any(field(part, "type") == "text" for part in content):
+            self._text_parts.add(index)
+        # Mistral and Databricks send thoughts as parts, and the answer as text.
+        if before and isinstance(before, str) and isinstance(content, list):
+            message["content"] = text_parts(before)
+        elif content and isinstance(content, str) and isinstance(before, list):
+            delta = {**delta, "content": text_parts(content)}
+        elif content == "" and isinstance(before, list):
+            delta = {name: value for name, value in delta.items() if name != "content"}
+        merge_delta(message, delta)
+
+    def _check_message(self, index: int, choice: JsonObject, merged: JsonObject) -> None:
+        """Check that the message of a chunk repeats its delta, as Writer sends it, or all deltas, as Perplexity does."""
+        message = _filled(choice["message"])
+        forms = {"delta": _filled(choice.get("delta")), "whole": _filled(merged.get("message"))}
+        fitting = {name for name, form in forms.items() if form == message}
+        self._messages[index] = self._messages.get(index, {*forms}) & fitting
+        if not self._messages[index]:
+            raise Unmergeable("message")
 
     def result(self) -> JsonObject:
         finished = bool(self._choices) and all(choice["finish_reason"] for choice in self._choices.values())
@@ -128,12 +154,26 @@ class ChoiceAssembler(Assembler):
         choices: JsonObject = {
             str(index): choice_facts
             for index, places in self._choice_places.items()
-            if (choice_facts := places.facts())
+            if (choice_facts := {**places.facts(), **self._message_facts(index)})
         }
         facts: JsonObject = {**self._places.facts(), "choices": choices}
+        if self._last_object != self._head.get("object"):
+            facts["last_object"] = self._last_object
         if self._has_usage_beside_choices:
             facts["usage_beside_choices"] = True
         return {name: value for name, value in facts.items() if value}
+
+    def _message_facts(self, index: int) -> JsonObject:
+        facts: JsonObject = {"text_parts": True} if index in self._text_parts else {}
+        return {**facts, "message": max(map(str, forms))} if (forms := self._messages.get(index)) else facts
+
+
+def text_parts(text: str) -> list[Json]:
+    return [{"type": "text", "text": text}]
+
+
+def _filled(message: Json) -> JsonObject:
+    return {name: value for name, value in as_object(message or {}).items() if value not in _NO_VALUES}
 
 
 def _complete_choice(choice: JsonObject) -> JsonObject:

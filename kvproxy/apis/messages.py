@@ -60,7 +60,7 @@ class MessageAssembler(Assembler):
     def add(self, part: JsonObject, name: bytes) -> None:
         match part["type"]:
             case "message_start":
-                if self._start:
+                if self._start and (self._blocks or part["message"] != self._start):
                     raise UnstorableResponse(Cause.INVALID, "a second message in one stream")
                 self._start = dict(as_object(part["message"]))
             case "content_block_start":
@@ -112,6 +112,10 @@ class MessageAssembler(Assembler):
                 block["input"] = received
         start = {name: value for name, value in self._start.items() if name != "content"}
         message: JsonObject = {**start, "content": list[Json](self._blocks)}
+        # The last such block names the model of the answer.
+        for block in self._blocks:
+            if block.get("type") == "fallback" and (model := field(block.get("to"), "model")):
+                message["model"] = model
         delta, beside = as_object(self._end["delta"]), {**self._end}
         usage = as_object(beside.pop("usage"))
         del beside["delta"]
@@ -246,4 +250,7 @@ def _split_into_deltas(block: JsonObject) -> tuple[JsonObject, list[JsonObject]]
     if kind in ("tool_use", "server_tool_use", "mcp_tool_use") and block.get("input"):
         arguments = dumps(block["input"]).decode()
         return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": arguments}]
+    if kind == "compaction":
+        summary: JsonObject = {name: block[name] for name in _COMPACTION if name in block}
+        return {**block, **dict.fromkeys(summary)}, [{"type": "compaction_delta", **summary}]
     return block, []

@@ -26,8 +26,9 @@ _TEXTS = {
     "response.custom_tool_call_input.delta": ("", "input"),
     "response.code_interpreter_call_code.delta": ("", "code"),
 }
-# Servers encrypt a reasoning item anew for each event.
-_RANDOM = ("encrypted_content",)
+_EMPTY: tuple[Json, ...] = (None, "", [], {})
+# Servers encrypt a reasoning item anew for each event. SDKs return the item of the final event.
+_RANDOM = ("encrypted_content", "fingerprint")
 
 
 class ResponseAssembler(Assembler):
@@ -68,30 +69,46 @@ class ResponseAssembler(Assembler):
     def result(self) -> JsonObject:
         if not self.done:
             raise UnstorableResponse(Cause.INCOMPLETE)
-        output = self._output(as_list(self._response.get("output") or []))
+        items = self._output(as_list(self._response.get("output") or []))
         for (index, list_name, place, name), text in self._texts.items():
-            holder: Json = output[index]
+            holder = items[index]
             if list_name:
                 holder = dict(enumerate(as_list(field(holder, list_name) or []))).get(place)
             if field(holder, name) != text:
                 raise Unmergeable(f"output[{index}].{name}")
-        return {**self._response, "output": output}
+        return {**self._response, "output": [items[index] for index in sorted(items)]}
 
-    def _output(self, listed: list[Json]) -> list[Json]:
-        if len(self._items) < len(self._started) or sorted(self._items) != list(range(len(self._items))):
-            # A server without events for finished items lists all items at the end.
-            if self._items or len(listed) <= max(self._started):
-                raise Unmergeable("output")
-            return listed
+    def _output(self, listed: list[Json]) -> dict[int, Json]:
+        """Return the items by their index in the events."""
         if not self._items:
-            return listed
-        items: list[Json] = [self._items[index] for index in sorted(self._items)]
-        if len(listed) > len(items):
-            raise Unmergeable("output")
-        for item in listed:
-            if not any(_is_same_item(item, finished) for finished in items):
+            # A server without events for finished items lists all items at the end.
+            if self._started and len(listed) <= max(self._started):
                 raise Unmergeable("output")
-        return items
+            return dict(enumerate(listed))
+        started = sorted(self._started)
+        if len(listed) == len(started):
+            # OpenAI lists items whose end it did not send. Other servers leave out indices.
+            pairs = zip(started, listed, strict=True)
+            return {index: _complete_item(self._items.get(index), item) for index, item in pairs}
+        if len(listed) > len(started) or sorted(self._items) != list(range(len(started))):
+            raise Unmergeable("output")
+        output: dict[int, Json] = {index: self._items[index] for index in started}
+        for item in listed:
+            index = next((index for index in started if _is_same_item(item, self._items[index])), None)
+            if index is None:
+                raise Unmergeable("output")
+            output[index] = _complete_item(self._items[index], item)
+        return output
+
+
+def _complete_item(finished: JsonObject | None, listed: Json) -> Json:
+    """Return a finished item as the final event lists it, which may have another id, and fewer fields. Raises Unmergeable."""
+    if finished is None:
+        return listed
+    item = as_object(listed)
+    if not _is_same_item({**finished, "id": None}, {**item, "id": None}):
+        raise Unmergeable("output")
+    return {**finished, **{name: value for name, value in item.items() if value not in _EMPTY}}
 
 
 def _is_same_item(item: Json, other: Json) -> bool:
@@ -105,4 +122,4 @@ def _comparable(value: Json) -> Json:
     if not isinstance(value, dict):
         return value
     fields = {name: _comparable(inner) for name, inner in value.items() if name not in _RANDOM}
-    return {name: inner for name, inner in fields.items() if inner not in (None, "", [], {})}
+    return {name: inner for name, inner in fields.items() if inner not in _EMPTY}

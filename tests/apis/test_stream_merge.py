@@ -33,6 +33,11 @@ def chat(*deltas: Any, **fields: Any) -> JsonObject:
     return assemble("chat", *chunks, chunk({}, "stop"), encode_event(DONE))
 
 
+def with_message(content: str, repeated: str) -> JsonObject:
+    choice = {"index": 0, "delta": {"content": content}, "message": {"content": repeated}, "finish_reason": None}
+    return {**HEAD, "choices": [choice]}
+
+
 def message_of(whole: JsonObject) -> Any:
     return as_object(whole["choices"][0])["message"]  # type: ignore[index, call-overload]
 
@@ -113,10 +118,14 @@ def test_deltas_are_merged_completely(deltas: list[JsonObject], merged: JsonObje
         ([{"reasoning_details": [{"index": 0, "type": kind}]} for kind in ("text", "encrypted")], "reasoning_details.type"),
         # Repeated in each delta, or more text?
         ([{"mood": "calm"}, {"mood": "calm"}], "mood"),
-        ([{"content": "a"}, {"content": [{"type": "text"}]}], "content"),
+        ([{"content": "a"}, {"content": [{"text": "b"}]}], "content"),
+        ([{"content": "a"}, {"content": {"text": "b"}}], "content"),
+        ([{"annotations": [{"url": "a"}]}] * 2, "annotations"),
+        ([{"tools": [{"index": 0, "arguments": a}]} for a in ('{"a":', '{"a":1}')], "tools.arguments"),
         ([{"vendor": {"a": 1}}, {"vendor": "x"}], "vendor"),
         ([chunk({"content": "a"}), chunk({}, "stop"), chunk({}, "length")], "finish_reason"),
         ([{**HEAD, "choices": [{"index": 0, "message": {"content": "a"}}]}], "message"),
+        ([with_message("a", "a"), with_message("b", "ab"), with_message("c", "c")], "message"),
         ([chunk({"content": "a"}, citations=["a"]), chunk({}, citations=["b"])], "citations"),
         ([chunk({"content": "a"}, verdict="good"), chunk({}, verdict="bad")], "verdict"),
     ],
@@ -235,7 +244,7 @@ def done(index: int, item: JsonObject | None = None) -> JsonObject:
 
 @pytest.mark.parametrize(
     "listed",
-    [ITEMS, ITEMS[:1], [], None, [{**ITEMS[0], "encrypted_content": "B", "status": None}, ITEMS[1]]],
+    [ITEMS, ITEMS[:1], [], None, [{**ITEMS[0], "status": None}, ITEMS[1]]],
 )
 def test_a_response_consists_of_its_finished_items(listed: Any) -> None:
     assert assemble("responses", done(1), DELTA, done(0), finished(listed))["output"] == ITEMS
@@ -243,6 +252,35 @@ def test_a_response_consists_of_its_finished_items(listed: Any) -> None:
 
 def test_a_response_may_list_its_items_only_at_the_end() -> None:
     assert assemble("responses", DELTA, finished(ITEMS))["output"] == ITEMS
+
+
+def test_the_final_event_completes_the_items() -> None:
+    """OpenAI encrypts each event anew, and Copilot changes the ids, which SDKs read in the final event.
+
+    OpenAI leaves out the end of hosted tools, and bridges leave out indices.
+    """
+    later: Any = [{**ITEMS[0], "id": "other", "encrypted_content": "B"}, {**ITEMS[1], "id": "next"}]
+    assert assemble("responses", done(0), DELTA, done(1), finished(later))["output"] == later
+    assert assemble("responses", done(0), finished([{**ITEMS[0], "encrypted_content": None}]))["output"] == ITEMS[:1]
+    added = {"type": "response.output_item.added", "output_index": 0, "item": ITEMS[0]}
+    assert assemble("responses", added, DELTA, done(1), finished(ITEMS))["output"] == ITEMS
+    far = {**DELTA, "output_index": 5}
+    assert assemble("responses", done(0), far, {**done(1), "output_index": 5}, finished(ITEMS))["output"] == ITEMS
+
+
+@pytest.mark.parametrize(("second", "form"), [(".", "delta"), ("Blue.", "whole")])
+def test_messages_beside_deltas_are_repeated_in_their_form(second: str, form: str) -> None:
+    """Writer repeats each delta, and Perplexity repeats all deltas and ends with another object."""
+    last = with_message(".", second)
+    last["choices"][0]["finish_reason"] = "stop"  # type: ignore[index, call-overload]
+    whole = assemble("chat", with_message("Blue", "Blue"), {**last, "object": "chat.completion.done"})
+    assert message_of(whole)["content"] == "Blue."
+    chunks = replayed("chat", whole)
+    assert {each["object"] for each in chunks[:-1]} == {"chat.completion.chunk"}
+    assert chunks[-1]["object"] == "chat.completion.done"
+    choices = [each["choices"][0] for each in chunks]
+    expected = [each["delta"].get("content") for each in choices] if form == "delta" else ["", "Blue.", "Blue."]
+    assert [each["message"].get("content") for each in choices] == expected
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,7 @@ STREAMS = Path(__file__).parent / "streams"
 ROUTES = {"chat": "/v1/chat/completions", "messages": "/v1/messages", "responses": "/v1/responses"}
 # Causes, by stream.
 NOT_STORED: dict[str, str] = {
-    "chat/databricks_content_lists": "unmergeable field content",
-    "chat/litellm_thinking_blocks": "unmergeable field thinking_blocks",
-    "chat/mistral_thinking": "unmergeable field content",
     "chat/openrouter_error_in_stream": "error",
-    "chat/perplexity_whole_messages": "unmergeable field message",
     "messages/anthropic_error_in_stream": "error",
     "messages/anthropic_future_event": "unmergeable field event future_event",
     "messages/cut_off": "incomplete",
@@ -44,8 +40,6 @@ NOT_STORED: dict[str, str] = {
 }
 # Response tokens of streams that are not stored, if the stream reports them after its output.
 RESPONSE_TOKENS = {
-    "chat/mistral_thinking": 12,
-    "chat/perplexity_whole_messages": 2,
     "messages/anthropic_future_event": 8,
     "responses/openai_future_event": 12,
 }
@@ -60,8 +54,9 @@ _ADDED = frozenset(("index", "parsed", "parsed_arguments", "parsed_output"))
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
 # Fields of chunks and of choices that are read apart; padding against attacks by the length of chunks.
 _HEAD = ("id", "object", "created", "model", "choices", "obfuscation", "p")
-_CHOICE = ("index", "delta", "logprobs", "text")
-_ONCE = ("role", "id", "type", "name", "format", "signature")
+_CHOICE = ("index", "delta", "message", "logprobs", "text")
+_PARTS = ("content", "thinking", "summary", "thinking_blocks")
+_ONCE = ("role", "id", "type", "name", "format", "signature", "channel")
 NAMES = sorted(f"{path.parent.name}/{path.stem}" for path in STREAMS.rglob("*.sse"))
 
 
@@ -137,9 +132,13 @@ def joined(chunks: list[dict[str, Any]]) -> dict[str, Any]:
 def join(whole: dict[str, Any], delta: dict[str, Any]) -> None:
     """Add the parts of a delta, as clients do."""
     for name, value in delta.items():
-        if value in _EMPTY:
+        # Groq repeats the call of its tool with the result.
+        if value in _EMPTY or (name == "arguments" and value == whole.get(name)):
             continue
-        if isinstance(value, str) and name not in _ONCE:
+        has_parts = isinstance(value, list) and all(isinstance(each, dict) and "type" in each for each in value)
+        if name in _PARTS and (has_parts or (isinstance(value, str) and isinstance(whole.get(name), list))):
+            join_parts(whole, name, value)
+        elif isinstance(value, str) and name not in _ONCE:
             whole[name] = whole.get(name, "") + value
         elif isinstance(value, dict):
             join(whole.setdefault(name, {}), value)
@@ -152,6 +151,15 @@ def join(whole: dict[str, Any], delta: dict[str, Any]) -> None:
             whole[name] = [*whole.get(name, []), *value]
         else:
             whole[name] = value
+
+
+def join_parts(whole: dict[str, Any], name: str, value: Any) -> None:
+    """Add parts of content, such as thoughts, as the clients of Mistral, Databricks, and LiteLLM do."""
+    parts = whole.setdefault(name, [])
+    for part in [{"type": "text", "text": value}] if isinstance(value, str) else value:
+        if not parts or parts[-1].get("type") != part.get("type") or parts[-1].get("signature"):
+            parts.append({})
+        join(parts[-1], part)
 
 
 def comparable(value: Any) -> Any:

@@ -440,6 +440,26 @@ def test_fields_of_the_log_reach_no_request() -> None:
 
 
 @pytest.mark.parametrize(
+    "row",
+    [
+        # Cloudflare's AI Gateway names the route without its version.
+        {"path": "chat/completions", "request": json.dumps(CHAT), "response": json.dumps(ANSWER), "status_code": 200},
+        # Kong and Portkey log the HTTP messages.
+        {
+            "request": {"uri": "/v1/chat/completions", "body": json.dumps(CHAT)},
+            "response": {"status": 200, "body": ANSWER},
+        },
+    ],
+)
+def test_rows_of_other_gateways_are_read(row: dict[str, Any]) -> None:
+    (request,) = read(json.dumps(row)).requests
+    assert (request.body, request.response) == (CHAT | {"stream": False}, ANSWER)
+    status = {"response": {"status": 500, "body": {}}} if "status_code" not in row else {"status_code": 500}
+    with pytest.raises(InvalidRequest, match="1 failed"):
+        read(json.dumps(row | status))
+
+
+@pytest.mark.parametrize(
     ("text", "name", "message"),
     [
         ('{"question": "q"}', "log.jsonl", "nearest format, requests, needs messages or prompt or input"),

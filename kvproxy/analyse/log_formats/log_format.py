@@ -313,8 +313,10 @@ def _is_for_messages(body: JsonMap) -> bool:
 
 def api_of_route(route: str) -> Api | None:
     path = "/" + route.partition("://")[2].partition("/")[2] if "://" in route else route
-    path = path.partition("?")[0]
-    return next((api for api in APIS.values() if route == api.name or path.endswith(api.path)), None)
+    path = "/" + path.partition("?")[0].lstrip("/")
+    return next(
+        (api for api in APIS.values() if path.endswith(api.path) or f"/v1{path}" == api.path or route == api.name), None
+    )
 
 
 def decoded_response(value: Json) -> JsonObject | str | None:

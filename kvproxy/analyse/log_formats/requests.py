@@ -35,7 +35,7 @@ from kvproxy.journal.reader import BACKEND
 
 BODY_FIELDS = ("body", "request_body", "request", "payload", "json", "requestBody", "request_json")
 _RESPONSES = ("response_body", "response", "answer", "completion", "output", "responseBody", "response_json")
-_ROUTES = ("url", "path", "endpoint", "route", "request_path", "target_url")
+_ROUTES = ("url", "path", "endpoint", "route", "request_path", "target_url", "uri")
 _STATUSES = ("status", "status_code", "response_status", "response_status_code")
 _HEADERS = ("headers", "request_headers")
 _LISTS = {"messages", "tools", "input"}
@@ -46,7 +46,7 @@ _FINE_TUNING_FIELDS = {"messages", "tools", "functions", "parallel_tool_calls"}
 
 def _read_request(row: Row) -> Iterator[LoggedRequest]:
     """Read a request body, or a row of a log with a body. Of a flat row, only fields of the API are in the request."""
-    value = row.value
+    value = _with_messages(row.value)
     if str(value.get("method", "POST")).upper() != "POST":
         raise SkipRow("not a POST request")
     if any(is_failed(value.get(name)) for name in _STATUSES):
@@ -68,6 +68,15 @@ def _read_request(row: Row) -> Iterator[LoggedRequest]:
         response=None if response is None else decoded_response(value[response]),
         labels=labels_of(value, body, tags=named.get(TAGS_HEADER, "").split(",")),
     )
+
+
+def _with_messages(value: JsonObject) -> JsonObject:
+    """Return a row with the fields of its HTTP messages, as Kong and Portkey log them: `request.body`, `response.status`."""
+    request, response = value.get("request"), value.get("response")
+    if not isinstance(request, dict) or not isinstance(request.get("body"), dict | str):
+        return value
+    statuses = response if isinstance(response, dict) else {}
+    return {**value, **{name: statuses[name] for name in _STATUSES if name in statuses}, **request}
 
 
 def _response_field(value: JsonObject) -> str | None:

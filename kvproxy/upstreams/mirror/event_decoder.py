@@ -238,10 +238,11 @@ def _decode_tokens(value: object) -> Sequence[int]:
 def _decode_extra_keys(fields: dict[Any, Any], count: int, *, is_start: bool) -> list[BlockExtraKeys] | None:
     extras = _list_per_block(fields.get("extra_keys"), count, "extra_keys")
     lookahead = _list_per_block(fields.get("lookahead_token_ids"), count, "lookahead_token_ids")
-    lora = _optional_field(fields, "lora_name", str)
+    # Old versions of vLLM publish only the number of the adapter, which no request has: its blocks match by hash only.
+    lora = _optional_field(fields, "lora_name", str) or fields.get("lora_id")
     salt = _optional_field(fields, "cache_salt", str, max_length=_MAX_SALT)
     if extras is None and lora:
-        extras = [(lora,)] * count
+        extras = [_to_hashable_keys([lora])] * count
     if extras is None and salt and is_start and count:
         # SGLang publishes the salt beside the blocks, vLLM as a key of a prompt's first block.
         extras = [_to_hashable_keys([salt]), *[None] * (count - 1)]

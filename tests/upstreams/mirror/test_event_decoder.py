@@ -201,3 +201,14 @@ def test_hashes_of_lookahead_tokens_differ_from_plain_ones() -> None:
     assert isinstance(plain, StoredEvent)
     assert isinstance(ahead, StoredEvent)
     assert ahead.extra_keys != plain.extra_keys
+
+
+def test_blocks_of_an_adapter_without_a_name_are_not_those_of_the_base_model() -> None:
+    """vLLM 0.8 to 0.12 publishes `lora_id` without `lora_name`, and its hashes contain the adapter."""
+    forms: list[Any] = [["BlockStored", [7], None, [1, 2], 2, lora, "GPU"] for lora in (3, "adapter", None)]
+    batch = decode_batch(msgpack.packb([1.0, forms]))
+    assert [event.extra_keys for event in batch.events if isinstance(event, StoredEvent)] == [
+        [(3,)],
+        [("adapter",)],
+        None,
+    ]

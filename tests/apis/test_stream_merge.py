@@ -34,7 +34,12 @@ def chat(*deltas: Any, **fields: Any) -> JsonObject:
 
 
 def with_message(content: str, repeated: str) -> JsonObject:
-    choice = {"index": 0, "delta": {"content": content}, "message": {"content": repeated}, "finish_reason": None}
+    choice: JsonObject = {
+        "index": 0,
+        "delta": {"content": content},
+        "message": {"content": repeated},
+        "finish_reason": None,
+    }
     return {**HEAD, "choices": [choice]}
 
 

@@ -250,7 +250,4 @@ def _split_into_deltas(block: JsonObject) -> tuple[JsonObject, list[JsonObject]]
     if kind in ("tool_use", "server_tool_use", "mcp_tool_use") and block.get("input"):
         arguments = dumps(block["input"]).decode()
         return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": arguments}]
-    if kind == "compaction":
-        summary: JsonObject = {name: block[name] for name in _COMPACTION if name in block}
-        return {**block, **dict.fromkeys(summary)}, [{"type": "compaction_delta", **summary}]
     return block, []

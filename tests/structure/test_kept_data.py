@@ -54,7 +54,7 @@ http/metrics: _clients _paid_models
 tiers/redis: _known
 engine/text/segment_cache: _ids
 # One response or request, whose size is limited.
-apis/choice_streams: _choice_places _choices _head _unfinished _usage early late
+apis/choice_streams: _choice_places _choices _head _unfinished _usage early late _messages _text_parts
 apis/codecs/chat_and_completions: _chunk_head _head _offsets
 apis/codecs/codec: choices
 apis/codecs/messages: _head

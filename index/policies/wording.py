@@ -8,28 +8,43 @@ from kvproxy.index.policies.guards.fillers import without_fillers
 from kvproxy.index.policies.guards.words import NUMBER_WORDS, SINGULAR_TIMES, WORD, base_forms, cached_by_text, words
 
 _MIN_LENGTH, _LONG = 5, 8
+# Chat abbreviations, and contractions without an apostrophe.
+_SPELLINGS = {
+    **{"u": "you", "ur": "your", "pls": "please", "plz": "please", "im": "I'm", "ive": "I've"},
+    **{
+        f"{verb}nt": f"{verb}n't"
+        for verb in "do does did is are was were ca wo could would should has have had".split()
+    },
+    **{f"{word}s": f"{word}'s" for word in "what how where who when".split()},
+}
 
 
 def correct_spelling(question: str, other: str) -> str:
     """Return a question in which misspelt words are replaced by words of the other question.
 
-    A word is misspelt if it is in lower case, not a common English word, and one edit (two edits for 8 or more letters) away
-    from a common word that only the other question has.
+    Chat abbreviations, and contractions without an apostrophe, are spelt out. Another word is misspelt if it is in lower case,
+    not a common English word, and one edit (two edits for 8 or more letters) away from a common word that only the other
+    question has.
     """
     ours, theirs = set(words(question)), set(words(other))
-    owners = {word.replace("'", ""): word for word in theirs - ours if "'" in word}
-    known = [word for word in theirs - ours if len(word) >= _MIN_LENGTH and is_english_word(word)]
+    known_spellings = _SPELLINGS | {word.replace("'", ""): word for word in theirs - ours if "'" in word}
+    known = [word for word in theirs - ours if len(word) >= _MIN_LENGTH and _is_common(word)]
 
     def correct(match: re.Match[str]) -> str:
         word = match.group()
-        if word in owners:
-            return owners[word]  # `childs` for `child's`
-        if len(word) < _MIN_LENGTH or not word.islower() or word in theirs or is_english_word(word):
+        if word in known_spellings:
+            return known_spellings[word]  # `childs` for `child's`
+        if len(word) < _MIN_LENGTH - 1 or not word.islower() or word in theirs or _is_common(word):
             return word
         near = [candidate for candidate in known if _is_near(word, candidate) and not _are_inflections(word, candidate)]
         return near[0] if len(near) == 1 else word
 
-    return WORD.sub(correct, question) if known or owners else question
+    return WORD.sub(correct, question)
+
+
+def _is_common(word: str) -> bool:
+    """Whether a word or its base form is in the vocabulary: `carrots`, but not `acess`, which is no plural of `aces`."""
+    return any(map(is_english_word, {word} if word.endswith("ss") else base_forms(word)))
 
 
 def _are_inflections(word: str, known: str) -> bool:
@@ -88,11 +103,16 @@ _UNITS = "(?:second|minute|hour|day|week|month|year)"
 # What a business does for its customers, without the ending.
 _SERVICES = "(accept|offer|support|provid|cover|stock|allow|refund)"
 # `Is my claim accepted?` asks for its state.
+_BEFORE = "(?:if|when|after|before|while|unless|once|in|on|at|for|with|without|during)"
+_WISH = r"i(?:d like| would like| want| need)"
+_BY_WHAT_MEANS = rf"how (?:(?:does|would) (?:that|this|it) work|{_ASKING} i (?:do|go about) (?:that|this|it|so))"
+_ALLOWED = "(?:possible|ok|okay|all right|alright|fine|allowed|permitted)"
 _SINGLE = r"(?!(?:my|our|it|this|that|they|he|she|i|you|we)\b)"
 _FORMS = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (rf"^{_ASKED}(?=(?:{_TEXTS}|list|tell me|show me|give me)\b)", ""),
+        (r"\byou guys\b", "you"),
         (r"\bcan(?:'t| not)\b", "cannot"),
         (r"\bwon't\b", "will not"),
         (r"n't\b", " not"),
@@ -107,6 +127,13 @@ _FORMS = tuple(
             r"|i (?:want|need) to know|(?:please )?tell me|let me know)[ ,:]+(?=what|who|where|when|how|why|if|whether)",
             "",
         ),
+        # `If it rains, is the tour cancelled?`
+        (rf"^({_BEFORE} [^,;:.?!]+), ([^,;:.?!]+)$", r"\2 \1"),
+        (rf"^{_WISH} to (.+?)[,.;:!]+ (?:so |and )?{_BY_WHAT_MEANS}$", r"how do i \1"),
+        (r"^((?:in|on|at|for|from|with|to|until|since) )?which\b", r"\1what"),
+        (r"\bdo (i|we|you) (?:have|need) to\b|\bam (i) (?:required|obliged) to\b", r"must \1\2"),
+        (r"\bis it (?:necessary|required|mandatory) (?:for me )?to\b", "must i"),
+        (r"^what (?:must i do|steps must i take) to\b", "how do i"),
         (rf"\b(how|where)((?: \w+){{0,2}}?) {_ASKING} (?=i |we |you |one )", r"\1\2 do "),
         (rf"\bwho {_ASKING} (?=i |we |one )", "who do "),
         (
@@ -114,17 +141,24 @@ _FORMS = tuple(
             "how do i",
         ),
         (r"\bhow to\b", "how do i"),
-        (r"\bis it possible (?:for me )?to\b|\bis there (?:a|any) way to\b", "can i"),
+        (rf"\b(?:is|would) it (?:be )?{_ALLOWED} (?:(?:for me )?to\b|if i\b)|\bis there (?:a|any) way to\b", "can i"),
+        (r"\bmay i\b|\bam i (?:able|allowed|permitted) to\b", "can i"),
         (r"^(?:at )?what time\b", "when"),
         (r"^what is the (deadline|date|time) (?=for|of)", r"when is the \1 "),
-        (r"^what (?:is|are) the (?:price|cost)s? (?:of|for)\b|^how much are\b", "how much is"),
+        (r"^(?:what (?:is|are) )?(?:the )?(?:price|cost)s? (?:of|for)\b|^how much are\b", "how much is"),
+        (r"^how much (?:would|will) (.+) be$", r"how much is \1"),
+        (
+            r"^how much (?:do|must|will|would) i (?:have to )?pay for\b|^(?:what|how much) do you charge for\b",
+            "how much is",
+        ),
+        (r"^how much (?:(?:does|would|will) it cost |is it )?to (\w+?)e?\b", r"how much is \1ing"),
         (r"^(?:what|how much) (?:does|do|would|will) (.+) cost$", r"how much is \1"),
+        (r"^how much is (?:the|an?) ", "how much is "),
         (r"^what do you charge\b", "how much do you charge"),
         (r"^where (is|are) (.+) (?:located|situated)$", r"where \1 \2"),
         (r"^what is the location of\b", "where is"),
         (r"^what is the (?:meaning|definition) of (.+)$", r"what does \1 mean"),
         (r"^what happens (?=if |when )", "what "),
-        (r"^which (?=is|are)", "what "),
         (r"^how large\b", "how big"),
         (r"^how (?:quickly|rapidly)\b", "how fast"),
         (r"^how much time\b", "how long"),
@@ -169,6 +203,7 @@ _FORMS = tuple(
         (r"\b(cent|met|lit|theat|fib|calib)re(s?)\b", r"\1er\2"),
         (r"\b(\w{3,})our(s?|ed|ing|ite|ites)\b", r"\1or\2"),
         (r"\b(\w{3,})(?:is|iz)(e[sd]?|ing|ation|ations)\b", r"\1iz\2"),
+        (r"(\w{2,}[aeiou])([bdglmnprt])\2(?=(?:ed|ing|ation)\b)", r"\1\2"),
     )
 )
 _NOISE = re.compile(r"[\W_]+")

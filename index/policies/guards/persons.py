@@ -23,6 +23,10 @@ _SUBJECT = re.compile(
     rf"\b(?P<auxiliary>{_AUXILIARIES})(?:n?'t| not)? (?P<subject>i|we|you){_ADVERBS} (?P<verb>[\w']+)(?P<rest>.*)"
     rf"|\b(?P<infinitive>how to) (?P<its_verb>[\w']+)(?P<its_rest>.*)"
 )
+_AUXILIARY_PHRASES = (
+    (re.compile(r"\b(?:am|are) (i|we|you) able to\b"), r"can \1"),
+    (re.compile(r"\b(?:am|are) (i|we|you) going to (?=\w)"), r"will \1 "),
+)
 _FIRST = re.compile(r"\b(?:i|we|me|(?<!\bthe )us|my|mine|our|ours|myself|ourselves)\b")
 _OBJECT = re.compile(r"\b(?:me|(?<!\bthe )us|myself|ourselves)\b")
 _THIRD_CLAUSE = re.compile(rf"\b(?:{_AUXILIARIES}|is|has) (?!(?:i|we|you)\b)(?P<clause>[^,.;!?]+)")
@@ -35,6 +39,11 @@ _NECESSITY = frozenset("need have want".split())
 _DEFINITE = re.compile(r"^(?: (?:to \w+|for|up|out|off|down|back|over))* the \w+(?! of\b)")
 # `how will you know that it is ripe`, `where can you buy stamps`
 _ADVICE = frozenset("how where why which who".split())
+# With these, `you` is the business: `can you send a technician`, `which documents do you send`, `how much do you pay`.
+_SERVICES = {
+    **dict.fromkeys(("", "which", "what"), frozenset("call send deliver collect refund reimburse notify".split())),
+    "how much": frozenset("pay refund reimburse charge".split()),
+}
 # Things that a business deals with: `how do you settle claims`.
 _DEALINGS = re.compile(
     r"^(?: \w+)? (?:claims|complaints|refunds|premiums|employees|staff|customers?|clients?|patients|tenants|applicants"
@@ -101,7 +110,10 @@ def _does_to_user(other: str, own: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    return _FRAME.sub("", text.replace("US", "usa").lower().replace("’", "'"))
+    plain = _FRAME.sub("", text.replace("US", "usa").lower().replace("’", "'"))
+    for phrase, auxiliary in _AUXILIARY_PHRASES:
+        plain = phrase.sub(auxiliary, plain)
+    return plain
 
 
 @cached_by_text
@@ -126,6 +138,8 @@ def _may_be_anybody(clause: _Clause) -> bool:
         return False
     if clause.auxiliary in _ADDRESSING and not (clause.auxiliary == "will" and clause.asking == "how"):
         return clause.auxiliary == "are" and _RULE.match(clause.verb) is not None
+    if not base_forms(clause.verb).isdisjoint(_SERVICES.get(clause.asking, ())):
+        return False
     if clause.asking in _ADVICE:
         return True
     if clause.auxiliary == "do" and clause.verb not in _NECESSITY and not clause.asking:

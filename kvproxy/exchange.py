@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 from kvproxy.apis.api import TokenCounts
 from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest, Delivery, requests_sampling
-from kvproxy.apis.embedding_inputs import sum_tokens
+from kvproxy.apis.embeddings import sum_tokens
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.not_stored import NotStored
 from kvproxy.apis.reported_usage import PrefixReuse

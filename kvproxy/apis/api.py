@@ -105,6 +105,14 @@ class Api:
         """Return the inputs of an array that are cached one by one; empty if the request has one response as a whole."""
         return ()
 
+    def in_other_format(self, body: JsonMap) -> JsonObject | None:
+        """Return the body of a request with the same response in another format, see `convert`; None if there is none."""
+        return None
+
+    def convert(self, response: JsonMap, body: JsonMap) -> JsonObject | None:
+        """Return the response to `in_other_format` in the format of a request's body; None if something would be lost."""
+        return None
+
     def is_stored_by_provider(self, body: JsonMap) -> bool:
         """Whether the provider stores the response, so that a client can retrieve and delete it by its id."""
         return body.get("store", self.fields.defaults.get("store")) is True

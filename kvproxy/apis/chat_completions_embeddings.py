@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from kvproxy.apis.api import STREAM_FIELD, Api, ApiName, Question, TokenCounts, content_text, last_turn_question
 from kvproxy.apis.choice_streams import OUTSIDE_CHOICE, REPEATED_FIELDS, ChoiceAssembler, FieldPlaces
-from kvproxy.apis.embedding_inputs import is_single_input, separate_inputs
+from kvproxy.apis.embeddings import convert_embeddings, in_other_format, is_single_input, separate_inputs
 from kvproxy.apis.field_checks import (
     allows_semantic,
     check_common_fields,
@@ -241,6 +241,12 @@ class Embeddings(Api):
 
     def separate_inputs(self, body: JsonMap) -> Sequence[Json]:
         return separate_inputs(body)
+
+    def in_other_format(self, body: JsonMap) -> JsonObject | None:
+        return in_other_format(body)
+
+    def convert(self, response: JsonMap, body: JsonMap) -> JsonObject | None:
+        return convert_embeddings(response, body)
 
     def display_text(self, body: JsonMap) -> str:
         return to_text(body.get("input"))

@@ -35,6 +35,7 @@ from kvproxy.flow.layers.cached import (
     UntilDisconnect,
 )
 from kvproxy.flow.layers.cached_inputs import CachedInputs
+from kvproxy.flow.layers.equal_responses import EqualResponses
 from kvproxy.flow.layers.forwarded import CallBackend, ChargeQuota, JoinOrForward, Lease, StoreResponse
 from kvproxy.flow.layers.layer import Layer, Metric, PathContext, PluginLayer, Prediction, SendingLayer
 from kvproxy.flow.layers.load_limit import LimitLoad
@@ -152,8 +153,8 @@ class RequestPath:
         self._layers: tuple[Layer, ...] = (
             *(PluginLayer(name, LAYERS.create(name, context)) for name in plugins.layers),
             renewal := Renewal(background),
-            ExactHits(cache, responses),
-            CachedInputs(cache, responses, writer.max_bytes, self.compute_key),
+            ExactHits(cache, responses, equal := EqualResponses(cache, self.compute_key)),
+            CachedInputs(cache, responses, equal, writer.max_bytes, self.compute_key),
             load := LimitLoad(limits, journal),
             UntilDisconnect(),
             similar := SemanticHits(cache, settings, responses),

@@ -12,7 +12,7 @@ from os import urandom
 from kvproxy.apis.api import TokenCounts
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.cache_diagnoses import reported_diagnosis
-from kvproxy.apis.embedding_inputs import split_response, split_tokens
+from kvproxy.apis.embeddings import split_response, split_tokens
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.message_parts import answer_digests
 from kvproxy.apis.modalities import reported_modalities

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from kvproxy.apis.embedding_inputs import split_tokens, sum_tokens
+from kvproxy.apis.embeddings import split_tokens, sum_tokens
 from kvproxy.clients.client_keys import add_client, spent_and_reserved
 from kvproxy.http.services import Services
 from kvproxy.operations.keys import list_clients
@@ -218,10 +218,35 @@ def test_the_default_format_is_equal_to_none(url: str, embedder: Embedder) -> No
         False,
         True,
         True,
-        False,
+        True,
     ]
     assert answers[1].json()["data"] == answers[0].json()["data"]
-    assert len(embedder.asked) == 2
+    assert len(embedder.asked) == 1
+
+
+@pytest.mark.parametrize(("first", "second"), [("float", "base64"), ("base64", "float")])
+def test_a_request_hits_the_other_format(url: str, embedder: Embedder, first: str, second: str) -> None:
+    def post(given: Any, form: str) -> httpx.Response:
+        return httpx.post(f"{url}/v1/embeddings", json={"model": "e", "input": given, "encoding_format": form})
+
+    post("a", first)
+    expected = post("a", second).json()["data"]
+    assert embedder.asked == ["a"]
+    single, mixed = post("a", second), post(["b", "a"], second)
+    assert embedder.asked == ["a", "b"]
+    assert single.headers["cache-status"].startswith("kvproxy; hit")
+    assert mixed.headers["cache-status"].startswith('kvproxy; fwd=partial; detail="inputs 1/2"')
+    assert single.json()["data"] == expected
+    numbers = vector("a") if second == "float" else base64.b64encode(struct.pack("<3f", *vector("a"))).decode()
+    assert [item["embedding"] for item in (expected[0], mixed.json()["data"][1])] == [numbers, numbers]
+
+
+def test_more_precise_numbers_are_not_converted(url: str, embedder: Embedder) -> None:
+    embedder.change = lambda whole: {**whole, "data": [{"object": "embedding", "index": 0, "embedding": [1 / 3]}]}
+    for form in ("float", "base64", "float"):
+        answer = httpx.post(f"{url}/v1/embeddings", json={"model": "e", "input": "a", "encoding_format": form})
+        assert answer.json()["data"][0]["embedding"] == [1 / 3]
+    assert embedder.asked == ["a", "a"]
 
 
 def test_token_ids(client: Any, embedder: Embedder) -> None:

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 from kvproxy.apis.api import response_for_client
 from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
-from kvproxy.apis.embedding_inputs import join_responses, sum_tokens, without_usage
+from kvproxy.apis.embeddings import join_responses, sum_tokens, without_usage
 from kvproxy.apis.json import as_object, dumps, loads
 from kvproxy.apis.modalities import stored_modalities
 from kvproxy.backends.protocol import Backend
@@ -17,6 +17,7 @@ from kvproxy.errors import DeadlineExceeded, KvproxyError, NotCached, UpstreamPr
 from kvproxy.exchange import Answer, CacheHit, Exchange, ResponseFacts
 from kvproxy.flow.backend_response import EVENTS, JSON
 from kvproxy.flow.echoed_fields import response_for
+from kvproxy.flow.layers.equal_responses import EqualResponses
 from kvproxy.flow.layers.layer import Layer, Prediction, Rest
 from kvproxy.flow.layers.timeouts import with_timeout
 from kvproxy.index.entry import Entry, Stale
@@ -179,10 +180,11 @@ async def look_up_in_time(exchange: Exchange, cache: ResponseCache, look_up: Cal
 class ExactHits(Layer):
     """Serves the stored response to an equal request if it is fresh, or in its stale-while-revalidate period (RFC 5861)."""
 
-    def __init__(self, cache: ResponseCache, responses: StoredResponses) -> None:
+    def __init__(self, cache: ResponseCache, responses: StoredResponses, equal: EqualResponses) -> None:
         super().__init__()
         self._cache = cache
         self._responses = responses
+        self._equal = equal
 
     async def answer(self, exchange: Exchange, rest: Rest) -> Answer:
         answer = await look_up_in_time(exchange, self._cache, self._serve) if exchange.cacheable else None
@@ -202,7 +204,7 @@ class ExactHits(Layer):
         return None if use is None else Prediction("exact", exchange.stored_entry, stale=stale_reason(use))
 
     async def _find(self, exchange: Exchange) -> Use | None:
-        entry = exchange.stored_entry = await self._cache.find(exchange.cache_key.exact)
+        entry = exchange.stored_entry = await self._equal.find(exchange.api_request, exchange.cache_key)
         exchange.exact_done = time.perf_counter()
         return None if entry is None else self._responses.use_for_equal(entry, exchange)
 

@@ -2,15 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import starmap
 
 from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
-from kvproxy.apis.embedding_inputs import join_responses, split_response
+from kvproxy.apis.embeddings import join_responses, split_response
 from kvproxy.apis.json import Json, JsonMap, JsonObject, as_object, dumps, loads
 from kvproxy.errors import UpstreamProtocolError
-from kvproxy.exchange import Answer, ArrayInputs, CacheKey, Exchange, SingleRequest
+from kvproxy.exchange import Answer, ArrayInputs, Exchange, SingleRequest
 from kvproxy.flow.layers.cached import LoggingFailures, StoredResponses, Use, look_up_in_time
+from kvproxy.flow.layers.equal_responses import ComputeKey, EqualResponses
 from kvproxy.flow.layers.layer import Layer, Prediction, Rest
 from kvproxy.index.entry import Entry, Stale
 from kvproxy.index.response_cache import ResponseCache
@@ -18,7 +20,6 @@ from kvproxy.index.response_cache import ResponseCache
 _STEP = 32  # Inputs that are looked up before other tasks may run.
 _OF_BODY = ("content-length", "content-md5", "content-digest", "repr-digest", "digest", "etag")
 """Headers of the upstream that describe the body of its response."""
-ComputeKey = Callable[[ApiRequest], Awaitable[CacheKey]]
 
 
 async def joint_request(singles: Sequence[SingleRequest], compute_key: ComputeKey) -> SingleRequest:
@@ -42,11 +43,17 @@ class CachedInputs(Layer):
     """
 
     def __init__(
-        self, cache: ResponseCache, responses: StoredResponses, max_bytes: int, compute_key: ComputeKey
+        self,
+        cache: ResponseCache,
+        responses: StoredResponses,
+        equal: EqualResponses,
+        max_bytes: int,
+        compute_key: ComputeKey,
     ) -> None:
         super().__init__()
         self._cache = cache
         self._responses = responses
+        self._equal = equal
         self._max_bytes = max_bytes
         self._compute_key = compute_key
 
@@ -88,7 +95,7 @@ class CachedInputs(Layer):
         stored: Mapping[str, Entry] = {}
         uses: dict[str, Use] = {}
         with LoggingFailures(exchange):
-            stored = await self._stored_responses([] if exchange.lookup_failed else list(singles))
+            stored = await self._stored_responses([] if exchange.lookup_failed else list(singles.values()))
             for key, entry in stored.items():
                 if (use := self._responses.use_for_equal(entry, exchange)) is not None:
                     uses[key] = use
@@ -114,10 +121,10 @@ class CachedInputs(Layer):
             await asyncio.sleep(0)
         return keys, singles
 
-    async def _stored_responses(self, keys: Sequence[str]) -> Mapping[str, Entry]:
+    async def _stored_responses(self, singles: Sequence[SingleRequest]) -> Mapping[str, Entry]:
         stored: dict[str, Entry] = {}
-        for start in range(0, len(keys), _STEP):
-            found = await asyncio.gather(*map(self._cache.find, keys[start : start + _STEP]))
+        for start in range(0, len(singles), _STEP):
+            found = await asyncio.gather(*starmap(self._equal.find, singles[start : start + _STEP]))
             stored |= {entry.key: entry for entry in found if entry is not None}
         return stored
 

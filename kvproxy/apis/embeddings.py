@@ -1,12 +1,19 @@
-"""Arrays of inputs to embed: the single inputs, and the responses to single inputs and to the array."""
+"""Embeddings: the single inputs of an array, the responses to them and to the array, and the formats of a response."""
 
-from collections.abc import Iterable, Sequence
+import base64
+import binascii
+import struct
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 
 from kvproxy.apis.json import Json, JsonMap, JsonObject
 from kvproxy.apis.key_fields import EMBEDDINGS
 
 _KNOWN = EMBEDDINGS.key | EMBEDDINGS.ignored
+_OTHERS = {"float": "base64", "base64": "float"}
+_FORMAT = "encoding_format"
+_DIGITS = range(6, 10)
+_ROUNDED = 7  # If most numbers have at most this many digits, they may be rounded: most 32-bit floats have 8 or 9.
 
 
 def separate_inputs(body: JsonMap) -> list[Json]:
@@ -16,10 +23,15 @@ def separate_inputs(body: JsonMap) -> list[Json]:
     `late_chunking`, for example, an embedding depends on the other inputs.
     """
     inputs = body.get("input")
-    if not isinstance(inputs, list) or not body.keys() <= _KNOWN:
+    if not isinstance(inputs, list) or not has_known_fields(body):
         return []
     is_valid = all(isinstance(given, str) for given in inputs) or all(map(_is_tokens, inputs))
     return inputs if is_valid else []
+
+
+def has_known_fields(body: JsonMap) -> bool:
+    """Whether a body has only fields of OpenAI's API."""
+    return body.keys() <= _KNOWN
 
 
 def is_single_input(body: JsonMap) -> bool:
@@ -86,3 +98,65 @@ def sum_tokens(counts: Sequence[int | None]) -> int | None:
     """Return the sum of numbers of tokens; None if one of them is unknown."""
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
+
+
+def in_other_format(body: JsonMap) -> JsonObject | None:
+    """Return the body that requests the same embedding in the other format; None if only one format is known."""
+    if not is_single_input(body) or not has_known_fields(body):
+        return None
+    other = _OTHERS.get(_format_of(body))
+    return None if other is None else {**body, _FORMAT: other}
+
+
+def convert_embeddings(response: JsonMap, body: JsonMap) -> JsonObject | None:
+    """Return a response in the format that a request has; None if that would change an embedding."""
+    data = response.get("data")
+    convert: Callable[[Json], Json] = encode if _format_of(body) == "base64" else decode
+    converted: list[Json] = []
+    for item in data if isinstance(data, list) else ():
+        if not isinstance(item, dict) or (embedding := convert(item.get("embedding"))) is None:
+            return None
+        converted.append({**item, "embedding": embedding})
+    return {**response, "data": converted} if converted else None
+
+
+def decode(embedding: Json) -> list[Json] | None:
+    """Return the numbers of an embedding in base64, which are 32-bit floats."""
+    if not isinstance(embedding, str):
+        return None
+    try:
+        packed = base64.b64decode(embedding, validate=True)
+        return list(struct.unpack(f"<{len(packed) // 4}f", packed)) or None
+    except (binascii.Error, struct.error):
+        return None
+
+
+def encode(embedding: Json) -> str | None:
+    """Return an embedding in base64; None if its numbers are not those of 32-bit floats in full precision."""
+    if not isinstance(embedding, list) or not embedding:
+        return None
+    numbers = [float(number) for number in embedding if isinstance(number, int | float)]
+    try:
+        packed = struct.pack(f"<{len(embedding)}f", *numbers)
+    except (struct.error, OverflowError):
+        return None
+    return (
+        base64.b64encode(packed).decode() if _are_exact(numbers, struct.unpack(f"<{len(numbers)}f", packed)) else None
+    )
+
+
+def _are_exact(numbers: Sequence[float], packed: Sequence[float]) -> bool:
+    """Whether numbers are 32-bit floats, or their shortest decimals: `0.1` is that of 0.10000000149011612."""
+    if numbers == list(packed):
+        return True
+    digits = [
+        next((count for count in _DIGITS if float(f"{single:.{count}g}") == number), None)
+        for number, single in zip(numbers, packed, strict=True)
+    ]
+    known = sorted(count for count in digits if count is not None)
+    return len(known) == len(numbers) and known[len(known) // 2] > _ROUNDED
+
+
+def _format_of(body: JsonMap) -> str:
+    given = body.get(_FORMAT)
+    return "float" if given is None else str(given)

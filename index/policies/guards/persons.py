@@ -23,9 +23,10 @@ _SUBJECT = re.compile(
     rf"\b(?P<auxiliary>{_AUXILIARIES})(?:n?'t| not)? (?P<subject>i|we|you){_ADVERBS} (?P<verb>[\w']+)(?P<rest>.*)"
     rf"|\b(?P<infinitive>how to) (?P<its_verb>[\w']+)(?P<its_rest>.*)"
 )
+_SHORT_SUBJECT = r"(?:(?:the|a|an|my|our|your) )?[\w'-]+"
 _AUXILIARY_PHRASES = (
-    (re.compile(r"\b(?:am|are) (i|we|you) able to\b"), r"can \1"),
-    (re.compile(r"\b(?:am|are) (i|we|you) going to (?=\w)"), r"will \1 "),
+    (re.compile(rf"\b(?:am|are|is) ({_SHORT_SUBJECT}) able to\b"), r"can \1"),
+    (re.compile(rf"\b(?:am|are|is) ({_SHORT_SUBJECT}) going to (?=\w)"), r"will \1 "),
 )
 _FIRST = re.compile(r"\b(?:i|we|me|(?<!\bthe )us|my|mine|our|ours|myself|ourselves)\b")
 _OBJECT = re.compile(r"\b(?:me|(?<!\bthe )us|myself|ourselves)\b")

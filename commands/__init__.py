@@ -162,13 +162,13 @@ def _similar_options(name: str, context: "typer.Context | None") -> str:
     names = [] if context is None else [long for parameter in context.command.params for long in parameter.opts]
     names = [long for long in names if long.startswith("--")]
     if name in ("--port", "--host") and "--url" in names:
-        return " Did you mean --url http://HOST:PORT?"
+        return ". Did you mean --url http://HOST:PORT?"
     if name == "--workers" and "--upstream" in names:
         return "; start several proxies with the setting shared_port: see docs/fleet.md#all-cores-of-one-machine"
     similar = [long for long in names if len(name) > 3 and long.startswith(name)]
     similar = similar or difflib.get_close_matches(name, names, n=2, cutoff=_SIMILARITY)
     if similar:
-        return f" Did you mean {' or '.join(similar)}?"
+        return f". Did you mean {' or '.join(similar)}?"
     groups = {} if context is None else getattr(context.command, "commands", {})
     # The root imports no command to answer.
     is_root = context is not None and context.parent is None

@@ -37,6 +37,7 @@ from kvproxy.commands.tables import (
     table_output,
     text_column,
 )
+from kvproxy.commands.unknown_values import no_stored_response
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.operations.cache_parameters import (
     EntryName,
@@ -60,7 +61,6 @@ app = CommandGroup("cache", help="List, show, remove and export stored responses
 Question = Annotated[str | None, Option(help="The policy also learns from this question; the verdict holds for all.")]
 
 _EMPTY = "no response is stored"
-_NO_MATCH = "no stored response matches these options"
 _LISTED = 20
 _TENANT = Column("Tenant", is_optional=True, hides_empty=True)
 _NAMESPACE = Column("Namespace", is_optional=True)
@@ -92,7 +92,7 @@ def ls(
 
     with responses.open() as cache:
         page = cache.perform(list_responses, EntryPage(**where.filters, limit=default_limit(limit, 100)))
-    empty = _NO_MATCH if where.filters else _EMPTY
+        empty = no_stored_response(cache, where.filters) if where.filters and not page.rows else _EMPTY
     rows, records = _response_rows(page.rows), _records(page.rows, layout)
     return table_output(page.rows, rows, empty=empty, layout=layout, total=page.total, records=records)
 
@@ -202,7 +202,7 @@ def rm(
         if is_bulk and (dry_run or not yes):
             page = cache.perform(list_responses, EntryPage(**removal.filters, limit=_LISTED))
             if not page.total and not removal.all:
-                raise NotFound(_NO_MATCH)
+                raise NotFound(no_stored_response(cache, removal.filters))
             if dry_run:
                 return _preview(page.rows, page.total)
             if page.total == 1:
@@ -214,9 +214,9 @@ def rm(
             done = [cache.perform(remove_response, NamedRemoval(id, removal.soft)) for id in chosen_ids]
         else:
             done = [cache.perform(remove_responses, removal)]
-    action, count = "expired" if removal.soft else "removed", sum(sum(counts.values()) for counts in done)
-    if not count and not removal.all:
-        raise NotFound(_NO_MATCH)
+        action, count = "expired" if removal.soft else "removed", sum(sum(counts.values()) for counts in done)
+        if not count and not removal.all:
+            raise NotFound(no_stored_response(cache, removal.filters))
     which = "" if prompt is None else f": {one_line(prompt)}"
     if pinned:
         print_note(f"{plural(pinned, 'response')} of these {'was' if pinned == 1 else 'were'} pinned")

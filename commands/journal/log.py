@@ -1,6 +1,5 @@
 """`kvproxy log`: the last requests, and how each was answered."""
 
-import difflib
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -33,6 +32,7 @@ from kvproxy.commands.tables import (
     table_output,
     text_column,
 )
+from kvproxy.commands.unknown_values import unknown_value
 from kvproxy.journal.groups import TopGroup
 from kvproxy.journal.sessions.ledger import cost_of_cause
 from kvproxy.operations.record_query import RecordQuery
@@ -51,7 +51,6 @@ _UTC_DAYS = "the days are UTC days"
 _POLL_SECONDS = 0.3
 _LISTED = 20
 _TOP = 10
-_SUGGESTED = 10
 
 
 app = CommandGroup("log", help="List requests, and how each was answered.")
@@ -168,13 +167,7 @@ def no_match(journal: "JournalClient", query: object, otherwise: str = EMPTY) ->
             value: str | None = getattr(query, option, None)
             known = {tenant_name(name) for name in journal.recorded_names(option)} if value else set()
             if value and tenant_name(value) not in known:
-                similar = difflib.get_close_matches(value, known, n=_SUGGESTED)
-                others = [] if similar and len(known) > _SUGGESTED else sorted(known.difference(similar))
-                listed = [*similar, *others][:_SUGGESTED]
-                more = len(known) - len(listed)
-                names = f": there are {', '.join(listed)}{f', and {more:,} more' if more else ''}"
-                kind = "client or tenant" if option == "tenant" else option
-                return f"no request has the {kind} {value!r}{names if listed else ''}"
+                return unknown_value("request", "client or tenant" if option == "tenant" else option, value, known)
     return otherwise
 
 

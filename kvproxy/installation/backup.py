@@ -183,7 +183,7 @@ def _open_archive(archive: Path) -> Iterator[tarfile.TarFile]:
         with tarfile.open(archive) as tar:
             yield tar
     except FileNotFoundError:
-        raise NotFound(f"there is no file {archive}") from None
+        raise NotFound(f"no file {archive}: check the path") from None
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         reason = getattr(error, "strerror", None) or "it is no archive, or is damaged"
         raise InvalidRequest(f"cannot restore {archive} ({reason}): give a file of kvproxy backup") from None

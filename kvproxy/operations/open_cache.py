@@ -53,7 +53,9 @@ def open_cache(
     if not store_exists(settings) and not (create and is_named):
         missing = f"there is no store {settings.store_path}"
         if is_named:
-            raise NotFound(f"{missing}: check the path")
+            is_file_named = "store" in settings.model_fields_set
+            fix = "check the path" if is_file_named else "kvproxy serve writes one; --data names its folder"
+            raise NotFound(f"{missing}: {fix}")
         raise NotFound(f"no proxy answers at {url}, and {missing}: start a proxy, or give --store")
     with open_configured_store(settings) as opened:
         folder = settings.data if store is None else settings.store_path.parent

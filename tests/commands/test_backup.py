@@ -108,7 +108,7 @@ def test_a_folder_in_use_is_not_restored(tmp_path: Path, archive: Path) -> None:
         done = kvproxy("restore", archive, "--data", tmp_path / "b")
         missing = kvproxy("restore", tmp_path / "none.tar.gz", "--data", tmp_path / "b")
     assert (done.returncode, "stop it, or choose another folder" in done.stderr) == (2, True)
-    assert (missing.returncode, missing.stderr) == (3, f"kvproxy: there is no file {tmp_path / 'none.tar.gz'}\n")
+    assert (missing.returncode, missing.stderr) == (3, f"kvproxy: no file {tmp_path / 'none.tar.gz'}: check the path\n")
 
 
 def test_a_restored_folder_names_no_command_as_its_proxy(tmp_path: Path, archive: Path) -> None:
@@ -179,7 +179,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     assert folder.stderr == f"kvproxy: cannot restore {tmp_path} (Is a directory): give a file of kvproxy backup\n"
     archive = kvproxy("restore", tmp_path / "x.tar", "--data", tmp_path / "e")
     assert "x.tar (it is no archive, or is damaged): give a file of kvproxy backup\n" in archive.stderr
-    with pytest.raises(NotFound, match="there is no file"):
+    with pytest.raises(NotFound, match=r"no file .*: check the path"):
         restore_backup(settings(tmp_path / "b"), tmp_path / "y.tar")
     with pytest.raises(NotFound, match="nothing to save"):
         write_backup(settings(tmp_path / "c"), tmp_path / "c.tar")

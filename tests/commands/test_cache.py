@@ -410,12 +410,25 @@ def test_one_matching_response_is_removed_without_confirmation(tmp_path: Path) -
     assert [each["prompt"] for each in result("cache", "ls", "--store", path)] == ["question 0"]
 
 
+def test_a_filter_that_no_stored_response_has_names_known_values(tmp_path: Path) -> None:
+    path = stored(tmp_path / "a.db", make_entry("one", tags=("handbook",)), make_entry("two", tags=("news",)))
+    known = "no stored response has the tag 'handbok': there are handbook, news\n"
+    assert kvproxy("cache", "ls", "--tag", "handbok", "--store", path).stderr == known
+    assert kvproxy("cache", "rm", "--tag", "handbok", "--yes", "--store", path).stderr == f"kvproxy: {known}"
+    model = kvproxy("cache", "ls", "--model", "nope", "--store", path).stderr
+    assert model.startswith("no stored response has the model 'nope': there are ")
+    tenant = kvproxy("cache", "ls", "--tenant", "publc", "--store", path).stderr
+    assert tenant == "no stored response has the tenant 'publc': there are public\n"
+    both = kvproxy("cache", "ls", "--tag", "news", "--search", "one", "--store", path).stderr
+    assert both == "no stored response matches these options\n"
+
+
 @pytest.mark.parametrize("options", [(), ("--yes",), ("--dry-run",), ("--soft", "--yes")])
 def test_a_removal_that_matches_nothing_fails_like_an_unknown_id(tmp_path: Path, options: tuple[str, ...]) -> None:
     path = stored(tmp_path / "responses.db", make_entry("question"))
     done = kvproxy("cache", "rm", "--tag", "none", *options, "--store", path)
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr == "kvproxy: no stored response matches these options\n"
+    assert done.stderr == "kvproxy: no stored response has the tag 'none'\n"
     assert kvproxy("cache", "rm", "none", "--store", path).returncode == 3
     # An empty store is what --all asks for.
     result("cache", "rm", "--all", "--yes", "--store", path)

@@ -97,6 +97,8 @@ def test_import_makes_the_store_that_is_named(tmp_path: Path) -> None:
     missing = kvproxy("cache", "ls", "--store", tmp_path / "missing.db", url="")
     assert missing.returncode == 3
     assert missing.stderr == f"kvproxy: there is no store {tmp_path / 'missing.db'}: check the path\n"
+    empty = kvproxy("cache", "ls", "--data", tmp_path, url="")
+    assert empty.stderr.endswith("responses.db: kvproxy serve writes one; --data names its folder\n")
 
 
 def test_a_reload_names_the_settings_that_need_a_restart(tmp_path: Path) -> None:

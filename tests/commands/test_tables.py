@@ -316,8 +316,8 @@ def test_csv_without_rows_has_a_head_line(tmp_path: Path) -> None:
 
 def test_only_similar_options_are_suggested(tmp_path: Path) -> None:
     for option, suggestion in (
-        ("--csvv", " Did you mean --csv?"),
-        ("--colums", " Did you mean --columns?"),
+        ("--csvv", ". Did you mean --csv?"),
+        ("--colums", ". Did you mean --columns?"),
         ("--sort", ""),
         ("--limit", ""),
     ):

@@ -3,7 +3,6 @@
 import difflib
 from typing import TYPE_CHECKING, Any
 
-from kvproxy.operations.cache_parameters import UsageQuery
 from kvproxy.units import tenant_name
 
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ def unknown_value(subject: str, kind: str, value: str, known: set[str]) -> str:
 def no_stored_response(cache: "CacheClient", filters: dict[str, Any]) -> str:
     """Return a sentence about filters that match no stored response."""
     from kvproxy.operations.cache import sum_usage
+    from kvproxy.operations.cache_parameters import UsageQuery
 
     for by in _FILTERS:
         if (value := filters.get(by)) is None:

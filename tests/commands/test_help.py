@@ -109,7 +109,7 @@ _REPORTS = {"kvproxy.journal.savings", "kvproxy.journal.miss_explanation", _SESS
             _MODELS | _SERVERS | _PROXY | _REPORTS - {_SESSIONS} | _NETWORK | {"rich", "kvproxy.index.store"},
             405,
         ),
-        ("sessions", "", _MODELS | _SERVERS | _PROXY | _NETWORK | {"rich", "kvproxy.index.store"}, 420),
+        ("sessions", "", _MODELS | _SERVERS | _PROXY | _NETWORK | {"rich", "kvproxy.index.store"}, 425),
         ("savings", "", _MODELS | _SERVERS | _PROXY | _NETWORK | {"rich"}, 435),
         ("cache ls", "", _MODELS | _SERVERS | _PROXY | _REPORTS | {"rich", "http.client", "kvproxy.clients"}, 420),
         ("keys ls", "", _MODELS | _SERVERS | _PROXY | _NETWORK | {"rich", "kvproxy.index.store"}, 415),

@@ -114,7 +114,7 @@ def test_sighup_reloads_the_rules_and_a_second_ctrl_c_waits_for_nobody(
         rules.write_text("[[rules]]\nname = 'off'\ncache = maybe\n")
         proxy.process.send_signal(signal.SIGHUP)
         # A signal during a reload would read the file once more, instead of both versions.
-        until(lambda: "the rules were not reloaded" in log.read_text())
+        until(lambda: "the settings were not reloaded" in log.read_text())
         assert "; hit" in ask(proxy.url, "kept").headers["cache-status"]
         rules.write_text("[[rules]]\nname = 'off'\ncache = false\n")
         proxy.process.send_signal(signal.SIGHUP)

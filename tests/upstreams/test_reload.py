@@ -122,7 +122,7 @@ def test_hangups_under_load_fail_no_request(tmp_path: Path) -> None:
         assert set(first.keys) == {"Bearer k1", "Bearer k2"}
         text = log.read_text()
         assert f"the upstream {two} is added" in text
-        assert f"the upstream {one} is removed; requests in flight: 1" in text
+        assert re.search(rf"the upstream {one} is removed; requests in flight: [1-5]$", text, re.MULTILINE)
         assert "Traceback" not in text
         assert "k2" not in text
 

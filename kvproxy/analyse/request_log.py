@@ -188,7 +188,7 @@ def read_log(
         if content.is_table:
             content.rows = _with_plain_cells(content.rows)
         if for_bill and format is None and (costs := read_costs(content.rows)) is not None:
-            return RequestLog("report of costs", content.num_rows, costs=[costs])
+            return RequestLog("report of costs", content.num_rows, errors=_line_errors(content), costs=[costs])
         chosen = _choose_format(file, content, format, for_bill=for_bill)
         others = log_formats() if format is None else ()
         seen = set() if known_rows is None else known_rows

@@ -71,6 +71,30 @@ def test_decimal_commas(tmp_path: Path) -> None:
     assert "1 row with unreadable Cost (line 6)" in notes
 
 
+def test_commas_before_thousands_beside_decimal_points(tmp_path: Path) -> None:
+    rows = '2026-10-01,a,"$12,000"\n2026-10-01,b,$13500.00\n2026-10-01,c,"1,500,000 USD"\n'
+    costs, notes = costs_of(tmp_path, "Date,Item,Cost\n" + rows)
+    assert costs == {"a": 12_000, "b": 13_500, "c": 1_500_000}
+    assert "unreadable" not in notes
+    _, notes = costs_of(tmp_path, 'Date,Item,Cost\n2026-10-01,a,"$12,000"\n')
+    assert "1 row with unreadable Cost (line 2)" in notes
+
+
+def test_a_row_with_more_cells_than_headings_is_named(tmp_path: Path) -> None:
+    costs, notes = costs_of(tmp_path, "Date,Item,Cost,Currency\n2026-10-01,a,12,000,USD\n2026-10-01,b,5.00,USD\n")
+    assert costs == {"b": 5}
+    assert "line 2: the row has more than 4 cells: put texts that contain ',' into double quotes" in notes
+
+
+def test_costs_of_another_currency_alone_stay_in_it(tmp_path: Path) -> None:
+    text = "Datum;Posten;Betrag;Währung\n01.11.2026;a;1.234,56;EUR\n02.11.2026;a;2.469,12;EUR\n"
+    costs, notes = costs_of(tmp_path, text, by="day")
+    assert costs == {"2026-11-01": 1_234.56, "2026-11-02": 2_469.12}
+    assert "not compared" not in notes
+    report = json.loads(kvproxy("estimate", tmp_path / "costs.csv", "--sessions", "--by", "day", "--json").stdout)
+    assert (report["currency"], report["total"]["reported_cost"]) == ("EUR", 3_703.68)
+
+
 @pytest.mark.parametrize("date", ["Date", "ChargePeriodStart", "UsageDateTime"])
 def test_a_table_of_costs_without_readable_dates(date: str, tmp_path: Path) -> None:
     rows = "".join(f"10/0{day}/2026,gpt-4o input,{day}.00,USD\n" for day in (1, 2, 3))

@@ -38,6 +38,11 @@ def compare_reports(
 ) -> SpendingReport:
     """Return the bill of requests with the costs of a period in reports, and how they differ from the money here."""
     amounts = [amount for report in reports for amount in _with_rounding(report.costs)]
+    currencies = {currency for currency, _ in amounts}
+    if not paid and len(currencies) == 1 and "" not in currencies:
+        # Without usage, nothing is compared or converted.
+        settings = settings.model_copy(update={"currency": currencies.pop(), "usd_rate": None})
+        bill = replace(bill, currency=settings.currency)
     converted = _converted_costs(amounts, settings)
     foreign = Counter(name for name, cost in amounts if cost is not None and settings.exchange_rate(name) is None)
     costs = [cost for cost in converted if is_between(cost.time, *period)]

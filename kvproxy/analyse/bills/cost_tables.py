@@ -35,9 +35,9 @@ _USAGES = {
 """The report of usage beside a provider's table of costs, by the column with the amount."""
 _IN_DOLLARS = "cost_usd", "Spend ($)"
 _LISTED = "list_price_usd"
-_AMOUNTS = "costinbillingcurrency", "billedcost", "pretaxcost", "cost", "amount"
+_AMOUNTS = "costinbillingcurrency", "billedcost", "pretaxcost", "cost", "amount", "kosten", "betrag"
 """Columns with the amount in other tables, such as exports of Azure and of FOCUS, without punctuation."""
-_CURRENCIES = "billingcurrency", "billingcurrencycode", "amountcurrency", "currency"
+_CURRENCIES = "billingcurrency", "billingcurrencycode", "amountcurrency", "currency", "währung"
 _CENT = 0.01
 
 

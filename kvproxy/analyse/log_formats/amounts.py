@@ -16,6 +16,7 @@ _WITH_POINT = re.compile(
 )
 _WITH_COMMA = re.compile(r"-?(?:[1-9]\d{0,2}(?:\.\d{3})+,\d+|0,\d+|[1-9]\d*,(?:\d{1,2}|\d{4,}))")
 _DECIMAL_POINT = re.compile(r"-?(?:[1-9]\d{0,2}(?:,\d{3})+\.\d+|0?\.\d+|[1-9]\d*\.(?:\d{1,2}|\d{4,}))")
+_WITH_THOUSANDS = re.compile(r"-?[1-9]\d{0,2}(?:,\d{3})+")
 _OF_COMMAS = re.compile(r"-?(?:[1-9]\d{0,2}(?:\.\d{3})+|\d+)(?:,\d+)?")
 
 
@@ -43,25 +44,30 @@ def currency_named(cell: Json) -> str:
 
 
 def with_decimal_points(rows: Sequence[tuple[int, JsonObject]], names: Collection[str]) -> list[tuple[int, JsonObject]]:
-    """Return the rows of a table with 1250 for an amount 1.250, if another amount of its column has a decimal comma.
+    """Return the rows of a table with 1250 for an amount 1.250 or 1,250, if other amounts of its column show the separator.
 
     `names` are the headings of columns with money.
     """
-    commas = [name for name in names if _has_commas(row.get(name) for _, row in rows)]
+    marks = {name: _decimal_mark(row.get(name) for _, row in rows) for name in names}
+    known = {name: mark for name, mark in marks.items() if mark}
     return [
-        (number, row | {name: _without_commas(row[name]) for name in commas if name in row}) for number, row in rows
+        (number, row | {name: _plain_amount(row[name], mark) for name, mark in known.items() if name in row})
+        for number, row in rows
     ]
 
 
-def _has_commas(cells: Iterable[Json]) -> bool:
-    """Whether amounts have a decimal comma, and none has a decimal point."""
+def _decimal_mark(cells: Iterable[Json]) -> str:
+    """Return the comma or the point before the decimals of amounts; empty if no amount shows it, or if amounts differ."""
     numbers = [_split(cell)[0] for cell in cells]
-    return any(map(_WITH_COMMA.fullmatch, numbers)) and not any(map(_DECIMAL_POINT.fullmatch, numbers))
+    has_commas, has_points = (any(map(form.fullmatch, numbers)) for form in (_WITH_COMMA, _DECIMAL_POINT))
+    return "" if has_commas == has_points else "," if has_commas else "."
 
 
-def _without_commas(cell: Json) -> Json:
+def _plain_amount(cell: Json, mark: str) -> Json:
     number, sign = _split(cell)
-    return f"{_with_point(number)} {sign}".strip() if _OF_COMMAS.fullmatch(number) else cell
+    if mark == "," and _OF_COMMAS.fullmatch(number):
+        return f"{_with_point(number)} {sign}".strip()
+    return f"{number.replace(',', '')} {sign}".strip() if mark == "." and _WITH_THOUSANDS.fullmatch(number) else cell
 
 
 def _with_point(number: str) -> str:

@@ -13,7 +13,7 @@ _END = "end_time"
 
 
 def with_iso_dates(rows: Sequence[tuple[int, JsonObject]]) -> list[tuple[int, JsonObject]]:
-    """Return the rows of a table with such dates as 2026-11-21, if a date of their column shows which number is the day."""
+    """Return the rows of a table with such dates as 2026-11-21, if their column shows which number is the day."""
     names = dict.fromkeys(name for _, row in rows for name in row)
     times = {name for name, fact in fact_headings(names).items() if fact in (*TIME_FIELDS, *DATES)} | {_END}
     orders = {name: _is_day_first(row.get(name) for _, row in rows) for name in names if name in times}
@@ -27,11 +27,14 @@ def with_iso_dates(rows: Sequence[tuple[int, JsonObject]]) -> list[tuple[int, Js
 
 
 def _is_day_first(cells: Iterable[Json]) -> bool | None:
-    """Return whether the day is before the month; None if no date shows it, or if dates differ."""
+    """Return whether the day is before the month, as in all dates with points that show no month first; None if unknown."""
     dates = [match for cell in cells if isinstance(cell, str) and (match := _DATE.fullmatch(cell.strip()))]
     is_day_first = any(int(date[1]) > _MONTHS for date in dates)
     is_month_first = any(int(date[3]) > _MONTHS for date in dates)
-    return None if is_day_first == is_month_first else is_day_first
+    if is_day_first == is_month_first:
+        has_points = all(date[2] == "." for date in dates)
+        return True if dates and has_points and not is_month_first else None
+    return is_day_first
 
 
 def _iso(cell: Json, is_day_first: bool) -> Json:

@@ -16,16 +16,16 @@ from kvproxy.settings.journal import LIST_CURRENCY
 from kvproxy.units import letters_of
 
 _SLUG, _USAGE = "slug", "usage"  # The model and its money in the activity of OpenRouter.
-MODELS = (*"model model_name model_id model_version model_permaslug request_model response_model".split(), _SLUG)
-INPUT = "input_tokens", "prompt_tokens", "tokens_prompt", "n_context_tokens_total"
-OUTPUT = "output_tokens", "completion_tokens", "tokens_completion", "n_generated_tokens_total"
+MODELS = (*"model model_name model_id model_version model_permaslug request_model response_model modell".split(), _SLUG)
+INPUT = "input_tokens", "prompt_tokens", "tokens_prompt", "n_context_tokens_total", "eingabe_tokens"
+OUTPUT = "output_tokens", "completion_tokens", "tokens_completion", "n_generated_tokens_total", "ausgabe_tokens"
 _CACHED = "cached_tokens", "input_cached_tokens", "cached_input_tokens", "tokens_cached", "cached_input"
 _HELICONE_READ, _HELICONE_WRITTEN, _TOTAL = "prompt_cache_read_tokens", "prompt_cache_write_tokens", "total_tokens"
 _READ = "cache_read_input_tokens", _HELICONE_READ
 _WRITTEN = "cache_creation_input_tokens", _HELICONE_WRITTEN
 REQUESTS = (
     *"num_model_requests num_requests n_requests requests request_count total_requests api_requests".split(),
-    *"count calls num_calls api_calls".split(),
+    *"count calls num_calls api_calls anfragen".split(),
 )
 _UNITS: dict[str, Unit] = {
     **dict.fromkeys("date day usage_date usage_date_time usage_date_utc charge_period_start datum".split(), "day"),

@@ -173,7 +173,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def first_names(names: Sequence[str], most: int) -> str:
-    """List the first names, and say how many more there are."""
+    """List the first names, and the number of further names."""
     return ", ".join(names[:most]) + (f", and {len(names) - most:,} more" if len(names) > most else "")
 
 

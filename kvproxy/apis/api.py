@@ -106,7 +106,7 @@ class Api:
         return ()
 
     def in_other_format(self, body: JsonMap) -> JsonObject | None:
-        """Return the body of a request with the same response in another format, see `convert`; None if there is none."""
+        """Return the body of a request with the same response in another format, see `convert`; None without one."""
         return None
 
     def convert(self, response: JsonMap, body: JsonMap) -> JsonObject | None:

@@ -132,7 +132,7 @@ def decode(embedding: Json) -> list[Json] | None:
 
 
 def encode(embedding: Json) -> str | None:
-    """Return an embedding in base64; None if its numbers are not those of 32-bit floats in full precision."""
+    """Return an embedding in base64; None if the numbers are no 32-bit floats in full precision."""
     if not isinstance(embedding, list) or not embedding:
         return None
     numbers = [float(number) for number in embedding if isinstance(number, int | float)]
@@ -146,7 +146,7 @@ def encode(embedding: Json) -> str | None:
 
 
 def _are_exact(numbers: Sequence[float], packed: Sequence[float]) -> bool:
-    """Whether numbers are 32-bit floats, or their shortest decimals: `0.1` is that of 0.10000000149011612."""
+    """Whether numbers are 32-bit floats, or their shortest decimals, such as 0.1 for 0.10000000149011612."""
     if numbers == list(packed):
         return True
     digits = [

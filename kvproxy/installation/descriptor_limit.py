@@ -1,4 +1,4 @@
-"""Raises the limit of open files to what the settings require."""
+"""Raises the limit of open files to the number that the settings require."""
 
 import logging
 import resource

@@ -1,4 +1,4 @@
-"""Replaces the upstreams of a running proxy by those of changed settings."""
+"""Replaces the upstreams of a running proxy by the upstreams of changed settings."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ def check_distinct_urls(servers: Sequence[UpstreamServer]) -> None:
 
 
 class PreparedEngines:
-    """The engines of changed settings, by URL: those of `before` that can apply their settings, and new ones.
+    """The engines of changed settings, by URL: new engines, and engines of `before` that can apply their settings.
 
     Reads the API keys. Raises SettingsError.
     """
@@ -42,7 +42,7 @@ class PreparedEngines:
                 _log.info("the upstream %s is %s", url, "added" if replaced is None else "replaced")
 
     def apply(self, settings: Settings) -> None:
-        """Apply the settings to the engines of before."""
+        """Apply the settings to the engines that remain."""
         for server in settings.servers:
             engine = self.engines[server.url]
             if engine is self._before.get(server.url):

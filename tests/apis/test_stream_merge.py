@@ -260,7 +260,7 @@ def test_a_response_may_list_its_items_only_at_the_end() -> None:
 
 
 def test_the_final_event_completes_the_items() -> None:
-    """OpenAI encrypts each event anew, and Copilot changes the ids, which SDKs read in the final event.
+    """OpenAI encrypts each event again, and Copilot changes the ids; SDKs read both in the final event.
 
     OpenAI leaves out the end of hosted tools, and bridges leave out indices.
     """

@@ -221,7 +221,7 @@ def usage_of(usage: PromptUsage, output_tokens: int) -> dict[str, Any]:
 
 def blocks_of(body: Mapping[str, Any]) -> Iterator[Block]:
     """Yield the blocks of a prompt. `cache_control` of the request marks its last block."""
-    # Deferred tools are no part of the prefix: a `tool_reference` shows them where a search has found them.
+    # Deferred tools are no part of the prefix: a `tool_reference` adds them after the search that found them.
     raw = [(tool, "", "") for tool in body.get("tools", []) if not tool.get("defer_loading")]
     raw += [(block, "", "system") for block in _content_blocks(body.get("system", []))]
     # A change of these parameters keeps the cached tools and system prompt only.

@@ -1,6 +1,6 @@
 """Chat completions, completions, and embeddings, whose formats share fields."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
 from kvproxy.apis.api import STREAM_FIELD, Api, ApiName, Question, TokenCounts, content_text, last_turn_question
@@ -171,11 +171,10 @@ class Chat(ChoicesApi):
             numbered: list[Json] = [{"index": place, **as_object(call)} for place, call in enumerate(as_list(calls))]
             deltas.append({"tool_calls": numbered})
         deltas.append({})
-        sent, text = JsonObject(), ""
+        form = facts.get("message")
+        messages = _whole_messages(deltas) if form == "whole" else iter(deltas if form == "delta" else ())
         for number, delta in enumerate(deltas):
-            text += str(delta.get("content") or "")
-            sent = {**sent, **delta, "content": text}
-            repeated = {"delta": delta, "whole": sent}.get(str(facts.get("message")))
+            repeated = next(messages, None)
             yield {
                 "delta": delta,
                 **({} if repeated is None else {"message": repeated}),
@@ -183,6 +182,15 @@ class Chat(ChoicesApi):
                 "logprobs": choice.get("logprobs") if number == 1 else None,
                 "finish_reason": choice.get("finish_reason") if number == len(deltas) - 1 else None,
             }
+
+
+def _whole_messages(deltas: Iterable[JsonObject]) -> Iterator[JsonObject]:
+    """Yield the message until each delta."""
+    sent, text = JsonObject(), ""
+    for delta in deltas:
+        text += str(delta.get("content") or "")
+        sent = {**sent, **delta, "content": text}
+        yield sent
 
 
 def _content_parts(content: Json, *, as_parts: bool) -> Iterator[Json]:

@@ -70,6 +70,7 @@ class ApiRequest:
         conversation: digests of the conversation up to each message, if a step of the rule needs them.
         unmarked_body: `body` without the fields that the proxy added for the provider's cache, which the model does not read;
             None if it added no field.
+        omits_breakpoints: the proxy left out breakpoints, because a block before them changes in each request.
         moved_texts: texts that edits appended to the last message; the client sent them elsewhere.
         route: the upstreams of the model; None if all upstreams serve the same models.
         delivery: the upstream that received the request; all copies of the request share it.
@@ -87,6 +88,7 @@ class ApiRequest:
     path: str = ""
     conversation: Sequence[bytes] = ()
     unmarked_body: JsonObject | None = None
+    omits_breakpoints: bool = False
     moved_texts: tuple[str, ...] = ()
     route: ModelRoute | None = None
     delivery: Delivery = dataclass_field(default_factory=Delivery, compare=False)

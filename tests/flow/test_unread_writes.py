@@ -1,6 +1,7 @@
 """Sessions whose system prompt changes in each request: nothing that they write is read."""
 
 import logging
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from kvproxy.flow.conversation_digests import with_conversation
 from kvproxy.flow.prepare import unread_writes
 from kvproxy.flow.prepare.unread_writes import UnreadWrites
 from kvproxy.http.services import Services
+from kvproxy.journal.reader import JournalReader
+from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.settings.rules import RuleSettings
 from tests.anthropic_upstream import AnthropicUpstream
 from tests.flow.test_keep_warm import LONG, Clock, ask, proxied
@@ -72,6 +75,14 @@ def test_tools_before_the_change_are_still_read(tmp_path: Path) -> None:
     assert len(set(read[1:])) == 1
     assert read[1] > 0
     assert _writes(upstream) == [True, True, False, False, False]
+
+
+def test_a_prompt_without_breakpoints_after_its_change_is_lost_to_the_change(tmp_path: Path) -> None:
+    _run(tmp_path, *(f"Now: {day}. {LONG}" for day in range(5)), tools=TOOLS)
+    with closing(JournalReader(tmp_path / "journal.db")) as reader:
+        later = SessionReader(reader, {}).all_turns()[1:]
+    assert [turn.region for turn in later] == ["system"] * 4
+    assert all(turn.lost["changed"] > 2_400 and turn.lost["new"] < 100 for turn in later)
 
 
 def test_two_alternating_system_prompts_are_written_and_read(tmp_path: Path) -> None:

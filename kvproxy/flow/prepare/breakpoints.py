@@ -6,7 +6,7 @@ breakpoint, so the last block of the previous request gets a breakpoint, too. `p
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvproxy.apis.api_request import BREAKPOINTS_TAG, BYTES_PER_TOKEN, ApiRequest
@@ -66,7 +66,7 @@ def with_breakpoints(
     if unread is not None:
         last_one_hour_message = -1
         if unread.is_worth_no_write:
-            is_continued = False
+            is_continued, request = False, replace(request, omits_breakpoints=True)
             positions = [position for position in positions if _is_before(position, unread.changed)]
     chosen = _choose_breakpoints(request.body, positions, rule, last_one_hour_message, is_continued=is_continued)
     if lifetime != "auto":

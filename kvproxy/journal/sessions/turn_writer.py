@@ -155,7 +155,8 @@ class TurnWriter:
             answer=exchange.facts.answer_digests,
             cached=use.cached_tokens,
             unread=(use.written_5m or 0) + (use.written_1h or 0),
-            marked_regions=marked,
+            # Without the change, the end would have had a breakpoint.
+            marked_regions=(*(marked or ()), len(chain.names)) if exchange.request.omits_breakpoints else marked,
             lacks_mark=missing is not None,
         )
         pause = _pause(record, related)

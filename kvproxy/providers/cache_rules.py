@@ -43,7 +43,8 @@ class CacheRule:
         write_ratios: price of a written token as a multiple of an uncached one, by name of the lifetime.
         mark_field: field on a content block that ends a cached prefix; None if the cache is only automatic.
         max_marks: prefixes that a request may write.
-        lookback: blocks before a mark (Anthropic), or latest breakpoints (OpenAI), where the provider finds a cached prefix.
+        lookback: blocks up to a mark, where a run of tool calls or of their results is one block (Anthropic), or latest
+            breakpoints (OpenAI), where the provider finds a cached prefix.
         fills_cache: a request for no output is accepted, and reads or writes the cache like any other request.
         diagnoses: the provider explains on request why a prefix was not reused.
         step_tokens: cached prefixes are multiples of this number of tokens.

@@ -232,7 +232,8 @@ def blocks_of(body: Mapping[str, Any]) -> Iterator[Block]:
     automatic = body.get("cache_control")
     for place, (block, scope, role) in enumerate(raw):
         mark = block.get("cache_control") or (automatic if place == len(raw) - 1 else None)
-        yield Block(role + _read_text(block), (mark.get("ttl") or "5m") if mark else None, scope=scope)
+        run = block["type"] if block.get("type") in ("tool_use", "tool_result") else ""
+        yield Block(role + _read_text(block), (mark.get("ttl") or "5m") if mark else None, scope=scope, run=run)
 
 
 def conversation_of(body: Mapping[str, Any]) -> Conversation:

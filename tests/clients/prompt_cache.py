@@ -25,8 +25,8 @@ class CacheRules:
         lifetimes: seconds from the last use, by name.
         default: name of the lifetime of a mark without one.
         max_marks: prefixes that a request may write.
-        lookback: number of blocks before a mark (`marks`), or of the latest breakpoints (`breakpoints`), where a cached prefix is
-            found.
+        lookback: number of positions up to a mark (`marks`), or of the latest breakpoints (`breakpoints`), where a cached
+            prefix is found. A run of blocks with the same `run` is one position.
         step: granularity of prefixes in tokens (`steps`).
     """
 
@@ -81,12 +81,14 @@ class Block:
         lifetime: name of the lifetime if the block ends with a mark.
         may_be_implicit: the block ends a message at which a provider may place its implicit breakpoint.
         scope: parameters of the request that change the cached state from this block on.
+        run: `tool_use` or `tool_result`, of which adjacent blocks are one position.
     """
 
     text: str
     lifetime: str | None = None
     may_be_implicit: bool = False
     scope: str = ""
+    run: str = ""
 
     @property
     def tokens(self) -> int:
@@ -151,7 +153,7 @@ class PromptCache:
         prefixes = list(self._prefixes(blocks, scope))
         ends = _running_sums(block.tokens for block in blocks)
         if rules.kind == "marks":
-            read = max((self._longest(rules, prefixes, ends, place) for place, _ in marks), default=0)
+            read = max((self._longest(rules, blocks, prefixes, ends, place) for place, _ in marks), default=0)
         else:
             read = self._longest_boundary(rules, blocks, prefixes, ends, implicit=implicit)
         end, written = read, dict.fromkeys(rules.lifetimes, 0)
@@ -162,9 +164,16 @@ class PromptCache:
                 end = ends[place]
         return PromptUsage((ends[-1] if ends else 0) - end, read, written)
 
-    def _longest(self, rules: CacheRules, prefixes: Sequence[str], ends: Sequence[int], mark: int) -> int:
+    def _longest(
+        self, rules: CacheRules, blocks: Sequence[Block], prefixes: Sequence[str], ends: Sequence[int], mark: int
+    ) -> int:
         """Return the tokens of the longest cached prefix that a mark finds, and refresh its lifetime."""
-        for place in range(mark, max(-1, mark - rules.lookback - 1), -1):
+        positions, later = 0, ""
+        for place in range(mark, -1, -1):
+            positions += not blocks[place].run or blocks[place].run != later
+            later = blocks[place].run
+            if positions > rules.lookback:
+                return 0
             if self._read(prefixes[place]):
                 return ends[place]
         return 0

@@ -72,13 +72,15 @@ def test_the_minimum_depends_on_the_model(cache: PromptCache, model: str, minimu
     assert use(cache, [block("a", minimum, "5m")], model) == [0, 0, minimum, 0]
 
 
-def test_a_mark_looks_back_twenty_blocks(cache: PromptCache) -> None:
+def test_a_mark_finds_a_prefix_within_twenty_positions(cache: PromptCache) -> None:
     prompt = [block("a", 2_000, "5m")]
     use(cache, prompt)
-    near = [block("a", 2_000), *[block("b", 1)] * 19, block("c", 1, "5m")]
-    far = [block("a", 2_000), *[block("d", 1)] * 20, block("c", 1, "5m")]
-    assert use(cache, near) == [0, 2_000, 20, 0]
-    assert use(cache, far) == [0, 0, 2_021, 0]
+    near = [block("a", 2_000), *[block("b", 1)] * 18, block("c", 1, "5m")]
+    far = [block("a", 2_000), *[block("d", 1)] * 19, block("c", 1, "5m")]
+    calls = [block("a", 2_000), *[block("e", 1, run="tool_use")] * 30, *[block("f", 1, run="tool_result")] * 30]
+    assert use(cache, near) == [0, 2_000, 19, 0]
+    assert use(cache, far) == [0, 0, 2_020, 0]
+    assert use(cache, [*calls, block("c", 1, "5m")]) == [0, 2_000, 61, 0]
 
 
 def test_parameters_of_the_request_change_messages_only(cache: PromptCache) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
+from kvproxy.apis.key_fields import MARKER_FIELDS
 from kvproxy.journal.sessions.ledger import WITHOUT_COST
 from kvproxy.journal.sessions.session_reader import Turn
 from kvproxy.providers.cache_rules import cache_rule
@@ -140,6 +141,8 @@ def input_cost(turn: Turn, prices: Mapping[str, PriceSettings], *, cached: bool 
 def _remedy(reuse: Reuse, cause: str, place: str | None, model: str) -> str:
     if cause == "changed" and place is not None:
         return next(remedy for pattern, remedy in _REMEDIES_OF_CHANGES if pattern.match(place))
+    if cause == "unmarked" and place not in (None, *MARKER_FIELDS):
+        return 'mark the end of the previous request, too: the rule field breakpoints = "auto"'
     rule = cache_rule(model)
     if cause == "expired" and rule is not None and rule.mark_field != "cache_control":
         # Rules mark and repeat prefixes for one hour with Anthropic's API only.

@@ -15,7 +15,7 @@ CAUSES = {
     "retokenised": "The engine had other tokens for the same answer.",
     "minimum": "The prefix is shorter than the provider's minimum.",
     "unmarked": "No breakpoint (`cache_control`, `prompt_cache_breakpoint`) ended the prefix in an earlier request, or this"
-    " request had no breakpoint, so the provider did not look for it.",
+    " request had none at the prefix or shortly after it, so the provider did not look for it.",
     "unreported": "The backend did not report its reuse.",
 }
 """Causes why prompt tokens were not reused ("lost"), and their meanings."""
@@ -52,7 +52,7 @@ class ExpectedReuse:
         answer: tokens of the engine's answer that follows the prefix in the new prompt; 0 for a provider.
         answer_changed: the client sent this answer back with changes.
         stored: tokens of the prefix in the provider's cache; None if the provider does not report writes.
-        unmarked: the request had no breakpoint, so the provider looked nothing up.
+        unmarked: the request had no breakpoint at the prefix or shortly after it, so the provider did not look for it.
         moved: the earlier prompt was sent to another upstream.
         expired: the prefix was unused for longer than the provider stores it.
         is_cut: the session's previous prompt and this one are long enough to be stored, and the prefix is shorter because of a
@@ -83,6 +83,11 @@ class ExpectedReuse:
     block: int = 0
     step: int = 1
     ready: int | None = None
+
+    def may_be_out_of_reach(self, reused_tokens: int) -> bool:
+        """Whether a provider may have stored the prefix, but did not look for it."""
+        is_explained = self.expired or self.moved or self.ready is not None
+        return not is_explained and self.tokens - reused_tokens >= BLOCK
 
 
 def lost_tokens(prompt_tokens: int, reused_tokens: int | None, expected: ExpectedReuse) -> dict[str, int]:

@@ -1,14 +1,18 @@
 """Finds the prefixes of a prompt that end at a breakpoint, where a provider stores them."""
 
+from collections.abc import Iterator
+
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, field, objects
 from kvproxy.apis.key_fields import MARKER_FIELDS
 from kvproxy.apis.reported_usage import PrefixReuse
-from kvproxy.journal.sessions.session_matching import PromptChain
-from kvproxy.providers.cache_rules import cache_rule
+from kvproxy.journal.sessions.session_matching import CommonPrefix, PromptChain
+from kvproxy.providers.cache_rules import cache_rule, rule_of_marks
 
 MAX_MARKS = 64
 """Most breakpoints of a prompt that are considered; providers allow four."""
+_ONE_POSITION = ("tool_use", "tool_result")
+"""Types of blocks of which a run is one position for Anthropic's search before a breakpoint."""
 
 
 def marked_regions(request: ApiRequest, chain: PromptChain) -> tuple[int, ...] | None:
@@ -46,6 +50,34 @@ def missing_mark(request: ApiRequest, marked: tuple[int, ...] | None, reuse: Pre
         return None
     rule = cache_rule(request.model)
     return "cache_control" if rule is None else rule.mark_field
+
+
+def nearer_mark(request: ApiRequest, chain: PromptChain, prefix: CommonPrefix) -> str | None:
+    """Return the breakpoint that the request lacks if its breakpoints are too far after the stored prefix to find it."""
+    ends = [count for count in prefix.turn.marked_regions or () if count <= prefix.regions]
+    positions = list(_positions(request.body)) if ends and request.api.name == "messages" else []
+    name = chain.names[max(ends) - 1].partition(" ")[0] if ends else ""
+    of_prefix = [number for number, region, _ in positions if region == name]
+    marks = [number for number, _, is_marked in positions if is_marked]
+    marks += [number for number, *_ in positions[-1:] if _is_marked(request.body)]
+    lookback = rule_of_marks(request.model).lookback
+    if not marks or not of_prefix or any(of_prefix[0] <= mark < of_prefix[-1] + lookback for mark in marks):
+        return None
+    return f"cache_control within {lookback} blocks after the prefix"
+
+
+def _positions(body: JsonObject) -> Iterator[tuple[int, str, bool]]:
+    """Yield the position of each block, its region, and whether it has a breakpoint."""
+    messages = objects(body.get("messages"))
+    holders = [("tools", body.get("tools")), ("system", body.get("system"))]
+    holders += [(f"messages[{index}]", message.get("content")) for index, message in enumerate(messages)]
+    number, before = -1, None
+    for region, content in holders:
+        for block in [{}] if isinstance(content, str) else objects(content):
+            if block.get("defer_loading") is not True:
+                number += block.get("type") != before or before not in _ONE_POSITION
+                before = block.get("type")
+                yield number, region, _has_mark([block])
 
 
 def _has_marked_part(turn: JsonObject) -> bool:

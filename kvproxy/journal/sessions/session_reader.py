@@ -177,7 +177,7 @@ class Turn:
         """Return `region` and `place` for a cause: of `unmarked`, the missing field, which other causes do not have."""
         if cause == "unmarked":
             return self.missing_mark, None
-        return (None, None) if self.region in MARKER_FIELDS else (self.region, self.place)
+        return (None, None) if (self.region or "").partition(" ")[0] in MARKER_FIELDS else (self.region, self.place)
 
     def lost_cost_of(self, cause: str) -> float | None:
         """Return the part of `lost_cost` of one cause."""

@@ -32,7 +32,7 @@ from kvproxy.journal.sessions.ledger import (
     WARMING,
     lost_tokens,
 )
-from kvproxy.journal.sessions.marked_regions import marked_regions, missing_mark
+from kvproxy.journal.sessions.marked_regions import marked_regions, missing_mark, nearer_mark
 from kvproxy.journal.sessions.prompt_change import PromptChange, PromptChanges
 from kvproxy.journal.sessions.related_turns import RelatedTurns, related_turns
 from kvproxy.journal.sessions.session_matching import (
@@ -136,6 +136,11 @@ class TurnWriter:
         expected, answer_region = expected_reuse(
             exchange, record, chain, related, limits, self.contents, unmarked=missing is not None
         )
+        lacks_mark = missing is not None
+        prefix = None if exchange.facts.is_engine or lacks_mark else related.prefix
+        if prefix is not None and expected.may_be_out_of_reach(use.cached_tokens):
+            missing = nearer_mark(exchange.request, chain, prefix)
+            expected = replace(expected, unmarked=missing is not None)
         lost = lost_tokens(record.prompt_tokens or 0, record.reused_tokens, expected)
         turn = KnownTurn(
             number=record.number,
@@ -157,7 +162,7 @@ class TurnWriter:
             unread=(use.written_5m or 0) + (use.written_1h or 0),
             # Without the change, the end would have had a breakpoint.
             marked_regions=(*(marked or ()), len(chain.names)) if exchange.request.omits_breakpoints else marked,
-            lacks_mark=missing is not None,
+            lacks_mark=lacks_mark,
         )
         pause = _pause(record, related)
         diagnosis, change = exchange.facts.diagnosis, related.change

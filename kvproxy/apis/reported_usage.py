@@ -56,6 +56,11 @@ class PrefixReuse(NamedTuple):
     written_1h: int | None = None
     tier_tokens: int = 0
 
+    @property
+    def stored_tokens(self) -> int | None:
+        """Prompt tokens in the provider's cache after the request; None if it reports no writes."""
+        return None if self.written_5m is None else self.cached_tokens + self.written_5m + (self.written_1h or 0)
+
 
 class UsageLimits(NamedTuple):
     """The most tokens of a prompt and of its completion that a true report can have."""

@@ -92,15 +92,20 @@ def pause_quantile(survival: SurvivalFunction, share: float = _LIKELY) -> float:
     return next((bound for bound, left in places if 1.0 - left >= share * returned), HOUR)
 
 
-def keep_warm_requests(survival: SurvivalFunction, prices: PriceSettings, kept_share: float = 0.0) -> int:
+def keep_warm_requests(
+    survival: SurvivalFunction, prices: PriceSettings, kept_share: float = 0.0, uncached_share: float = 0.0
+) -> int:
     """Return the number of keep-warm requests in a pause that minimises the expected price.
 
-    `kept_share` is the fraction of the prefix that the provider keeps for one hour anyway.
+    Args:
+        kept_share: fraction of the cached prefix that the provider keeps for one hour anyway.
+        uncached_share: tokens after the cached prefix, as a fraction of the prefix; each request pays them in full.
     """
     best, chosen, expected, left = 0.0, 0, 0.0, 1.0
     saved = (1.0 - kept_share) * (prices.price_of_5m_write - prices.price_of_reuse)
+    paid = prices.price_of_reuse + uncached_share * prices.input
     for count, ends in enumerate(survival.pause_end_probabilities(), 1):
-        expected += left * (ends * saved - prices.price_of_reuse)
+        expected += left * (ends * saved - paid)
         left *= 1.0 - ends
         if expected > best:
             best, chosen = expected, count

@@ -37,6 +37,8 @@ def test_keep_warm_requests_follow_the_pauses() -> None:
     # One of ten sessions returns: requests for the other sessions cost more than its prefix.
     assert keep_warm_requests(_times(400, *[math.inf] * 11).survival(), ANTHROPIC_PRICES) == 0
     assert keep_warm_requests(_times(10, 400).survival(), ANTHROPIC_PRICES, kept_share=0.95) == 0
+    assert keep_warm_requests(_times(10, 400).survival(), ANTHROPIC_PRICES, uncached_share=0.1) == 1
+    assert keep_warm_requests(_times(10, 400).survival(), ANTHROPIC_PRICES, uncached_share=2.0) == 0
 
 
 def test_only_small_additions_are_written_for_an_hour() -> None:

@@ -214,7 +214,22 @@ def test_a_prefix_that_the_provider_lost_is_not_kept_warm(tmp_path: Path) -> Non
         until(lambda: len(pings(upstream)) == 1)
         clock.now += KEEP_WARM_SECONDS
         time.sleep(0.2)
+        until(lambda: "1 sent: the provider had dropped the prefix" in outcomes(tmp_path))
     assert len(pings(upstream)) == 1
+
+
+def test_a_request_is_not_repeated_to_keep_a_small_part_of_it(tmp_path: Path) -> None:
+    """Each keep-warm request would cost more than it saves: it pays in full for the rest of the prompt."""
+    upstream, clock = AnthropicUpstream(), Clock()
+    tools = [{"name": "read", "description": LONG, "input_schema": {}, "cache_control": {"type": "ephemeral"}}]
+    with proxied(tmp_path, upstream, 900, clock=clock, keep_warm_tokens=10**9) as (client, services):
+        ask(client, "one", system=LONG * 3, tools=tools)
+        until(lambda: sessions(services))
+        clock.now += KEEP_WARM_SECONDS
+        until(lambda: outcomes(tmp_path) not in ([], [None]))
+    (usage,) = upstream.usages
+    written, total = usage["cache_creation_input_tokens"], usage["cache_creation_input_tokens"] + usage["input_tokens"]
+    assert outcomes(tmp_path) == [f"none sent: the provider cached only {written:,} of {total:,} prompt tokens"]
 
 
 def outcomes(data: Path) -> list[str | None]:

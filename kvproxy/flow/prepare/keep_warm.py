@@ -59,6 +59,9 @@ class _Session:
     used: float  # Time of the last request or keep-warm request, in seconds since the epoch.
     ended: float  # End of the last response to the client.
     tokens: int
+    cached_tokens: (
+        int  # Prompt tokens in the provider's cache after the request, read or written; all if it reports no writes.
+    )
     last_one_hour_message: int  # Index of the last message that the provider caches for one hour, or -1.
     one_hour_tokens: int  # Tokens up to the end of this message.
     pin: str
@@ -144,7 +147,7 @@ class KeepWarm:
         tokens = max(session.tokens, len(request.raw) // BYTES_PER_TOKEN)
         is_alive = self._clock() - session.used < self.interval
         kept = session.one_hour_tokens if self._clock() - session.used < HOUR else 0
-        new = tokens - (session.tokens if is_alive else kept)
+        new = tokens - (session.cached_tokens if is_alive else kept)
         pauses, prices = self._pauses(session.is_headless), self._prices_of(request.model)
         survival = pauses.survival(*session.tenant_and_hour)
         if should_cache_for_an_hour(new, tokens - kept, survival, prices):
@@ -183,6 +186,7 @@ class KeepWarm:
             exchange.arrived,
             self._clock(),
             prefix.prompt_tokens,
+            prefix.prompt_tokens if prefix.stored_tokens is None else prefix.stored_tokens,
             until,
             one_hour_tokens if until >= 0 else 0,
             f"session-{request.request_id}" if before is None else before.pin,
@@ -290,9 +294,10 @@ class KeepWarm:
         rule = session.request.control.rule
         if not rule.sends_keep_warm:
             return ""
-        kept = session.one_hour_tokens / session.tokens if session.tokens else 0.0
+        cached = max(1, session.cached_tokens)
+        kept, uncached = min(1.0, session.one_hour_tokens / cached), max(0, session.tokens - cached) / cached
         survival, prices = pauses.survival(*session.tenant_and_hour), self._prices_of(session.model)
-        for _ in range(keep_warm_requests(survival, prices, kept)):
+        for _ in range(keep_warm_requests(survival, prices, kept, uncached)):
             await self._sleep_until(session.used + self.interval)
             if self._clock() >= session.used + self.interval + KEEP_WARM_MARGIN:
                 # After the response or a suspension of the machine, the prefix has expired: a request would write it.
@@ -301,14 +306,15 @@ class KeepWarm:
                 return "the rule's budget was used up"
             if problem := await self._send(session):
                 return problem
-            session.sent += 1
-        if not session.sent and keep_warm_requests(survival, prices, 0.0):
-            if session.one_hour_tokens < session.tokens:
-                return (
-                    "the provider keeps a part of the prefix for an hour, and the rest costs less than these requests"
-                )
-            return "the provider keeps the prefix for an hour"
-        return "the session was too unlikely to continue"
+        if session.sent or not keep_warm_requests(survival, prices):
+            return "the session was too unlikely to continue"
+        if keep_warm_requests(survival, prices, kept):
+            if BREAKPOINT_FIELD.encode() not in session.request.raw:
+                return "the request had no breakpoint"
+            return f"the provider cached only {session.cached_tokens:,} of {session.tokens:,} prompt tokens"
+        if session.one_hour_tokens < session.tokens:
+            return "the provider keeps a part of the prefix for an hour, and the rest costs less than these requests"
+        return "the provider keeps the prefix for an hour"
 
     def _report_end(self, session: _Session, end: str) -> None:
         """Report why no further keep-warm request follows a request, unless it was reported before."""
@@ -338,7 +344,7 @@ class KeepWarm:
             # Prices are per million tokens, so the budget counts millionths.
             is_priced = price is not None and price.has_prices
             units = round(rule.keep_warm_money * MILLION) if is_priced else 0
-            cost = 0.0 if price is None else input_price(price, session.tokens, session.tokens, 0, 0)
+            cost = 0.0 if price is None else input_price(price, session.tokens, session.cached_tokens, 0, 0)
             wanted.append((self._budget(rule.name, "money", units), cost * MILLION))
         if not wanted or any(budget.available_units <= 0 for budget, _ in wanted):
             return False
@@ -358,6 +364,7 @@ class KeepWarm:
         body = await asyncio.to_thread(_keep_warm_body, session.request.raw, session.model, takes_none)
         if isinstance(body, str):
             return body
+        session.sent += 1
         exchange = await self._send_body(session, body)
         if exchange.status == 400 and body["max_tokens"] == 0:
             if len(self._models_with_output) >= MAX_FIXED_MODELS:
@@ -366,10 +373,11 @@ class KeepWarm:
             exchange = await self._send_body(session, {**body, "max_tokens": 1})
         prefix = exchange.facts.prefix
         if exchange.failure == "refused-limit":
+            session.sent -= 1
             return "the client's budget is used up"
         if exchange.failure is not None or exchange.status != 200:
             return f"the provider answered with status {exchange.status or 'unknown'}"
-        is_read = prefix is not None and 2 * prefix.cached_tokens > session.tokens
+        is_read = prefix is not None and 2 * prefix.cached_tokens > session.cached_tokens
         return None if is_read else "the provider had dropped the prefix"
 
     async def _send_body(self, session: _Session, body: JsonObject) -> Exchange:

@@ -154,7 +154,7 @@ class TurnWriter:
             upstream=record.upstream,
             prompt_tokens=record.prompt_tokens or 0,
             completion_tokens=record.completion_tokens or 0,
-            stored=None if use.written_5m is None else use.cached_tokens + use.written_5m + (use.written_1h or 0),
+            stored=use.stored_tokens,
             ttl=_prefix_ttl(use, related.prefix, limits.lifetime),
             used=record.time,
             answer=exchange.facts.answer_digests,

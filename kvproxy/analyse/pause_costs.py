@@ -25,7 +25,7 @@ class SessionStep:
 
     Attributes:
         tokens: number of prompt tokens; 0 for the end.
-        shared: number of tokens in the common prefix with the previous prompt.
+        shared: number of tokens in the common prefix with the previous prompt; of the first request, those that it read.
         pause: seconds since the end of the previous response; None for the first request, infinite for the end.
         price: price of the request, such as of its length; None for the price of the session.
     """
@@ -103,7 +103,7 @@ def tokens_still_cached(step: SessionStep, num_keep_warm: float, one_hour_tokens
         one_hour_tokens: number of tokens that were written for one hour.
     """
     if step.pause is None:
-        return 0
+        return step.shared
     if num_keep_warm >= step.required_keep_warm_requests:
         return step.shared
     return min(one_hour_tokens, step.shared) if step.pause - num_keep_warm * KEEP_WARM_SECONDS <= HOUR else 0

@@ -217,7 +217,13 @@ def _pause_costs(
             continue
         pauses = [None, *(max(0.0, turn.time - last.time - last.seconds) for last, turn in pairwise(turns))]
         steps = [
-            SessionStep(turn.prompt_tokens, _shared_tokens(turn), pause, turn.price(prices))
+            SessionStep(
+                turn.prompt_tokens,
+                # The log may begin within a session, and the first turn of a sub-agent reads the tools of other sessions.
+                (turn.reused_tokens or 0) if pause is None else _shared_tokens(turn),
+                pause,
+                turn.price(prices),
+            )
             for turn, pause in zip(turns, pauses, strict=True)
         ]
         steps.append(SessionStep(0, turns[-1].prompt_tokens, inf))

@@ -184,6 +184,18 @@ def test_the_price_of_pauses_follows_each_branch(tmp_path: Path) -> None:
     assert costs['breakpoints = "1h"'] == pytest.approx((6 * new + 0.3 * read) / 1e6, rel=0.01)
 
 
+def test_a_log_that_begins_within_a_session_begins_with_a_read(tmp_path: Path) -> None:
+    log = Claude()
+    log.user(0, "And now?")
+    log.answer(4, 10, 50_000, 900)
+    log.user(20, "Go on.")
+    log.answer(24, 10, 50_900, 700)
+    log.write(tmp_path / "5e55.jsonl")
+    found = report(tmp_path)
+    assert found.pause_costs['breakpoints = "5m"'] == pytest.approx(found.cost, rel=0.01)
+    assert found.cost < 3.75 * 15_000 / 1e6
+
+
 def test_the_price_of_pauses_follows_the_length_of_each_prompt(tmp_path: Path) -> None:
     """Without a pause, five-minute writes cost as much as the transcript, in which a part of the prompts is long."""
     log = Claude()

@@ -118,6 +118,12 @@ class Database(Protocol):
         A power failure may lose a transaction that is not `durable`.
         """
 
+    def expect_answers(self, max_silence: float) -> None:
+        """Count a server as unreachable if it answers no statement for `max_silence` seconds, and a statement waits.
+
+        Call this only if statements of a few milliseconds are sent more often.
+        """
+
     def in_list(self, column: str, values: Sequence[str | int]) -> tuple[str, Row]:
         """Return the SQL condition that a column has one of the values, and its parameters."""
 

@@ -15,6 +15,7 @@ from kvproxy.index.failure_log import FailureLog
 from kvproxy.index.store.database import Database, Row
 
 HEARTBEAT_SECONDS = 0.5
+_MAX_SILENCE = 1.0  # Seconds without an answer after which the database counts as unreachable.
 QUOTA_SECONDS = 2.0
 """Timeout of `take_units`. After it, a proxy grants its own share of the quota."""
 LEASE_SECONDS = 5.0
@@ -147,6 +148,7 @@ class SharedState:
         await self.on_heartbeat(row["change"])
 
     async def send_heartbeats_periodically(self) -> None:
+        self._database.expect_answers(_MAX_SILENCE)
         while True:
             try:
                 await self.send_heartbeat()

@@ -206,9 +206,7 @@ async def health(request: Request) -> Response:
     """
     app = services(request)
     broken = app.built.worker.failure if app.built.worker is not None else None
-    store = app.cache.store
-    failure = store.database.failure
-    lost = await asyncio.to_thread(failure) if store.remote else failure()
+    lost = app.cache.store.database.failure()
     fleet = app.built.fleet
     tiers = {} if app.built.worker is None else app.built.worker.tier_failures()
     is_working = lost is None and app.journal.failure is None and not tiers

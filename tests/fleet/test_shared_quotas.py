@@ -62,6 +62,7 @@ def test_three_proxies_behind_nginx_grant_one_quota_and_keep_it(
     # On a busy machine, a late answer is no outage, in which each proxy would grant its share.
     monkeypatch.setattr("kvproxy.index.store.postgres.database._POOL_TIMEOUT", 60.0)
     monkeypatch.setattr("kvproxy.clients.shared_state.QUOTA_SECONDS", 60.0)
+    monkeypatch.setattr("kvproxy.clients.shared_state._MAX_SILENCE", 60.0)
     limits, port = client(requests_per_minute=40), free_port()
     with run_plain_upstream() as upstream:
         with (
@@ -205,23 +206,30 @@ def test_without_the_database_each_proxy_grants_its_share(
     assert caplog.text.count("grants 1/2 of each quota") <= 2
 
 
-def test_requests_end_within_their_timeout_if_the_database_hangs(server: PostgresServer, tmp_path: Path) -> None:
-    headers = {"x-kvproxy-timeout": "4", "authorization": "Bearer key"}
+def test_a_frozen_database_holds_no_request(server: PostgresServer, tmp_path: Path) -> None:
+    clients = client(requests_per_minute=600, budget_per_day=1)
+    prices = {"prices": {"m": {"input": 1.0, "output": 1.0}}}
 
-    def ask(proxy: Proxy) -> int:
-        return httpx.post(f"{proxy.url}/v1/chat/completions", json=BODY, headers=headers, timeout=300).status_code
+    def ask(number: int) -> httpx.Response:
+        body = {**BODY, "max_tokens": 1, "messages": [{"role": "user", "content": f"Hi {number % 5}"}]}
+        headers = {"authorization": "Bearer key", "cache-control": "confirm"}
+        return httpx.post(f"{proxy.url}/v1/chat/completions", json=body, headers=headers, timeout=30)
 
     empty(server.url)
     with (
         run_plain_upstream() as upstream,
-        run_proxies(tmp_path, server.url, upstream, count=1, **client(requests_per_minute=600)) as (proxy,),
-        ThreadPoolExecutor(4) as threads,
+        run_proxies(tmp_path, server.url, upstream, count=1, **clients, journal=prices) as (proxy,),
+        ThreadPoolExecutor(8) as threads,
     ):
         # Several connections to the database are open.
-        assert ask_all([proxy], 20) == {200: 20}
+        assert {response.status_code for response in threads.map(ask, range(20))} == {200}
         with server.stopped():
-            assert set(threads.map(ask, [proxy] * 4)) <= {200, 504}
-        until(lambda: "; hit" in proxy.ask("key").headers["cache-status"])
+            responses = list(threads.map(ask, range(40)))
+            assert {response.status_code for response in responses} == {200}
+            assert "; stored" not in responses[-1].headers["cache-status"]
+            assert httpx.get(f"{proxy.url}/ready").status_code == 200
+            assert httpx.get(f"{proxy.url}/health").json()["status"] == "degraded"
+        until(lambda: "; hit" in ask(0).headers["cache-status"])
 
 
 def test_a_debt_is_bounded_and_ends_with_its_client_or_by_a_reset(empty_postgres: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import re
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,17 +17,16 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 from kvproxy.index.errors import CacheStoreError, InvalidValue, StoreDamaged, StoreUnreachable, first_line
 from kvproxy.index.store.database import Row, StoreHealth, Transaction, list_parameter, write_demand
 from kvproxy.index.store.postgres.schema import create_schema
+from kvproxy.index.store.postgres.watched_connection import ServerAnswers, ServerSilent, WatchedConnection
 from kvproxy.index.store_location import location_error
 
 _CONNECT_TIMEOUT = 5  # Seconds.
 _POOL_TIMEOUT = 1.0  # Seconds.
 _RETRY_DELAY = 5.0  # Seconds without another attempt after a failure.
 _MAX_CONNECTIONS = 8
-_SESSION = (
-    "set search_path = kvproxy, public",
-    "set statement_timeout = '10s'",
-    "set hnsw.ef_search = 200",
-)
+_MAX_SILENCE = 15.0  # Seconds: longer than the timeout of a statement.
+_SET_TIMEOUT = b"set statement_timeout = '10s'"
+_SESSION = (b"set search_path = kvproxy, public", _SET_TIMEOUT, b"set hnsw.ef_search = 200")
 # An unreachable server is detected within about 10 seconds.
 TCP_OPTIONS: dict[str, Any] = {
     "tcp_user_timeout": 10_000,
@@ -44,14 +44,17 @@ class PostgresDatabase:
         self.name = display_name(url)
         self.health = StoreHealth(self.name)
         self._failed: tuple[float, str] | None = None
+        self._trying = threading.Lock()
+        self._answers = ServerAnswers(_MAX_SILENCE)
         self._pool = ConnectionPool(
             url,
+            connection_class=WatchedConnection[Row],
             min_size=1,
             max_size=_MAX_CONNECTIONS,
             timeout=_POOL_TIMEOUT,
             reconnect_timeout=_POOL_TIMEOUT,
             kwargs={"autocommit": True, "row_factory": dict_row, "connect_timeout": _CONNECT_TIMEOUT, **TCP_OPTIONS},
-            configure=_configure,
+            configure=self._configure,
             open=False,
         )
         try:
@@ -70,19 +73,17 @@ class PostgresDatabase:
                 " and a user who may create a schema"
             ) from None
 
+    def expect_answers(self, max_silence: float) -> None:
+        self._answers.max_silence = max_silence
+
     @contextlib.contextmanager
-    def connection(self) -> Iterator[psycopg.Connection[Row]]:
+    def connection(self) -> Iterator[WatchedConnection[Row]]:
         """Return a connection of the pool. In the five seconds after a failure, raise a CacheStoreError immediately."""
-        if self._failed is not None and time.monotonic() < self._failed[0]:
-            raise StoreUnreachable(self._failed[1])
         try:
             if self._failed is not None:
-                self._discard_broken_connections()
+                self._try_again()
             with self._pool.connection() as connection:
                 yield connection
-            if self._failed is not None:
-                self._failed = None
-                self.health.is_reachable()
         except (psycopg.Error, PoolTimeout) as error:
             if isinstance(error, psycopg.DataError):
                 raise InvalidValue(
@@ -96,11 +97,45 @@ class PostgresDatabase:
                 raise StoreUnreachable(message) from error
             raise CacheStoreError(message) from error
 
-    def _discard_broken_connections(self) -> None:
-        """Remove the connections that a restart of the server has closed; each would fail a request, and cause a delay."""
+    @contextlib.contextmanager
+    def patient_connection(self) -> Iterator[WatchedConnection[Row]]:
+        """Return a connection for statements that may take hours."""
+        with self.connection() as connection:
+            connection.execute("set statement_timeout = 0")
+            connection.answers = None
+            try:
+                yield connection
+            finally:
+                connection.answers = self._answers
+                connection.execute(_SET_TIMEOUT)
+
+    def _configure(self, connection: WatchedConnection[Row]) -> None:
+        connection.answers = self._answers
+        for setting in _SESSION:
+            connection.execute(setting)
+
+    def _try_again(self) -> None:
+        """Let one thread try a failed server again, after the delay, and raise a StoreUnreachable in all others.
+
+        Remove the connections that a restart of the server has closed; each would fail a request, and cause a delay.
+        """
+        with self._trying:
+            if self._failed is None:
+                return
+            retry_at, message = self._failed
+            if time.monotonic() < retry_at:
+                raise StoreUnreachable(message)
+            self._failed = (time.monotonic() + _RETRY_DELAY, message)
         for _ in range(_MAX_CONNECTIONS):
-            with self._pool.connection() as connection, contextlib.suppress(psycopg.OperationalError):
-                connection.execute("select 1")
+            with self._pool.connection() as connection:
+                try:
+                    connection.execute("select 1")
+                except ServerSilent:
+                    raise
+                except psycopg.OperationalError:
+                    continue
+                self._failed = None
+                self.health.is_reachable()
                 return
 
     @contextlib.contextmanager
@@ -184,11 +219,6 @@ def display_name(url: str) -> str:
         raise CacheStoreError(f"the store is no URL of PostgreSQL ({first_line(error)}): see docs/store.md") from None
     port = f":{parts['port']}" if parts.get("port") else ""
     return f"postgresql://{parts.get('host') or 'localhost'}{port}/{parts.get('dbname') or ''}"
-
-
-def _configure(connection: psycopg.Connection[Any]) -> None:
-    for setting in _SESSION:
-        connection.execute(setting.encode())
 
 
 @functools.lru_cache(maxsize=256)

@@ -88,8 +88,7 @@ class PostgresSearch(VectorSearch):
             return connection.execute(statement.encode(), values | {"embedder": self._embedder}).fetchall()
 
     def maintain(self) -> None:
-        with self._database.connection() as connection, connection.transaction():
-            connection.execute("set local statement_timeout = 0")
+        with self._database.patient_connection() as connection:
             values = {"embedder": self._embedder, "least": self._min_graph // 2, "limit": self._min_graph + 1}
             rows = connection.execute(_COUNTS.encode(), values).fetchall()
         self._drop_graphs({self._index_name(row["namespace"]) for row in rows})
@@ -118,17 +117,15 @@ class PostgresSearch(VectorSearch):
 
     @contextlib.contextmanager
     def _locked_connection(self, name: str) -> Iterator[psycopg.Connection[Row] | None]:
-        with self._database.connection() as connection:
+        with self._database.patient_connection() as connection:
             mine = connection.execute("select pg_try_advisory_lock(hashtext(%s)) as mine", [name]).fetchone()
             if not mine or not mine["mine"]:
                 yield None
                 return
             try:
-                connection.execute("set statement_timeout = 0")
                 yield connection
             finally:
                 connection.execute("reset maintenance_work_mem")
-                connection.execute("set statement_timeout = '10s'")
                 connection.execute("select pg_advisory_unlock(hashtext(%s))", [name])
 
     def _create_graph(self, namespace: str) -> None:

@@ -179,6 +179,8 @@ class SqliteDatabase:
             self.query("select entries from totals")
         return self.health.failure
 
+    def expect_answers(self, max_silence: float) -> None: ...
+
     def vacuum(self) -> None:
         with self._write_lock, self.converting_errors("write"):
             self._writer.execute("vacuum")

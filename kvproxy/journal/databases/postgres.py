@@ -16,6 +16,7 @@ from psycopg.adapt import Loader
 from kvproxy.errors import NotFound, SettingsError
 from kvproxy.index.errors import first_line
 from kvproxy.index.store.postgres.database import TCP_OPTIONS, display_name
+from kvproxy.index.store.postgres.watched_connection import ServerAnswers, WatchedConnection
 from kvproxy.journal.databases.database import InvalidQuery, JournalFailed
 from kvproxy.journal.schema import (
     ADDED_COLUMNS,
@@ -32,11 +33,12 @@ from kvproxy.journal.schema import (
 
 _LOCK = 0x6B766A6F75726E  # "kvjourn" in ASCII. Proxies that start at the same time create the schema one after another.
 _DAY = 86_400
-_Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+_Connection: TypeAlias = WatchedConnection[tuple[Any, ...]]
 _RETRY_SECONDS = 2.0  # Between a failed connection and the next attempt.
 _PRUNE_TIMEOUT = "5min"
 _MAX_NUMBER = 2**62
 _WRITER_TIMEOUT, _READER_TIMEOUT = 5, 2  # Seconds to connect.
+_WRITER_SILENCE, _READER_SILENCE = 305.0, 35.0  # Seconds without an answer: longer than the timeouts of statements.
 _IDLE_SECONDS = 1.0  # Readers check a connection that was idle for longer.
 _SESSION = (
     "set search_path = kvproxy_journal",
@@ -116,7 +118,8 @@ class PostgresJournalDatabase:
         self._next_attempt = time.monotonic() + _RETRY_SECONDS
         with self._errors():
             timeout = _WRITER_TIMEOUT if self._writable else _READER_TIMEOUT
-            connection = psycopg.connect(self._url, autocommit=True, connect_timeout=timeout, **TCP_OPTIONS)
+            connection = WatchedConnection.connect(self._url, autocommit=True, connect_timeout=timeout, **TCP_OPTIONS)
+            connection.answers = ServerAnswers(_WRITER_SILENCE if self._writable else _READER_SILENCE)
             try:
                 _configure_connection(connection)
                 _create_or_check_schema(connection, self.name, create=self._writable)

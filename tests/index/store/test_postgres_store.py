@@ -162,6 +162,19 @@ def test_a_restart_of_the_server_costs_one_delay_for_all_connections(
     assert database.failure() is None
 
 
+def test_a_statement_fails_if_the_server_answers_none(empty_postgres: str, open_file: MakeStore) -> None:
+    store = open_file(empty_postgres)
+    store.database.expect_answers(0.3)
+    with ThreadPoolExecutor(1) as threads:
+        slow = threads.submit(store.database.query, "select pg_sleep(1)")
+        while not slow.done():
+            assert store.count() == 0
+        slow.result()
+    with pytest.raises(CacheStoreError, match=r"the server has not answered for 0\.3 s"):
+        store.database.query("select pg_sleep(9)")
+    assert "has not answered" in (store.database.failure() or "")
+
+
 def test_concurrent_stores_keep_the_capacity(empty_postgres: str, open_file: MakeStore) -> None:
     def work(name: int) -> None:
         store = open_store(empty_postgres, capacity=Capacity(entries=10))

@@ -122,29 +122,31 @@ def estimate(
     it lists the prices of input and output, with the share of cached input and the price of lost reuse. Files of
     resumed sessions repeat requests, which count once. The project of a transcript is its folder.
 
+    Reports of usage and of costs have no prompts, so it lists what was spent, by model unless --by is given.
+
+    Example: kvproxy estimate usage.csv costs.csv
+
     Example: kvproxy estimate ~/.claude/projects
 
     Example: kvproxy estimate ~/.claude/projects --by day
 
     Example: kvproxy estimate ~/.claude/projects --by project --since yesterday --until today
 
-    Example: kvproxy estimate usage.json --sessions --by day,model
-
-    Example: kvproxy estimate usage.json --sessions --by model --as-model gpt-5-mini
+    Example: kvproxy estimate usage.json --by month,model --as-model gpt-5-mini
     """
     import asyncio
 
     from kvproxy.analyse.estimate import estimate as run
     from kvproxy.analyse.estimate import estimate_charts
+    from kvproxy.analyse.log_formats.log_format import WithoutPrompts
     from kvproxy.analyse.log_tokenizer import load_log_tokenizer
+    from kvproxy.analyse.request_log import RequestLog
     from kvproxy.commands.files import check_writable, save_charts
     from kvproxy.journal.period import start_time
 
     check_writable(report, (".html",))
     if column is not None and sessions:
         raise typer.BadParameter("--column is for questions, so --sessions does not apply")
-    if by is None and layout != ListLayout():
-        raise typer.BadParameter("--csv, --jsonl, --columns, and --wide are for the rows of --by: give it, too")
     if by is not None and (report is not None or plot is not None):
         raise typer.BadParameter("--by prints a table: it has no --report and no --plot")
     own_prices = _command_line_prices(price)
@@ -158,26 +160,38 @@ def estimate(
         "--plot": (plot, None),
         "--report": (report, None),
     }
+    settings = with_prices(load_settings(data=data), own_prices)
     with log_files(logs, with_transcripts=format is None and column is None) as files:
-        if by is not None and (sessions or files.transcripts):
-            reject_options(for_requests, OF_SESSIONS)
-            settings = with_prices(load_settings(data=data), own_prices)
-            start = start_time(since, until)
-            bill = read_spending(files, sessions, model, settings, format, by, start, until, as_model)
+
+        def bill(*, has_prompts: bool = True) -> Output:
+            reject_options(for_requests, OF_SESSIONS if has_prompts else "with files without prompts")
+            reads_logs, start = sessions or not has_prompts, start_time(since, until)
+            listed = read_spending(files, reads_logs, model, settings, format, by, start, until, as_model)
+            if not has_prompts:
+                print_note(
+                    f"no prompts to replay, so this is what was spent, by {listed.by} (--by); --column reads questions"
+                )
             return spending_output(
-                bill, layout, NO_BILL if since is None and until is None else "no request in the period"
+                listed, layout, NO_BILL if since is None and until is None else "no request in the period"
             )
+
+        if by is not None and (sessions or files.transcripts):
+            return bill()
+        try:
+            costs = read_session_report(files, sessions, model, settings, format)
+            content = read_requests(files, model, format, tokenizer, column) if costs is None else RequestLog("")
+        except WithoutPrompts:
+            return bill(has_prompts=False)
         if since is not None or until is not None or as_model is not None:
             raise typer.BadParameter(
                 "--since, --until, and --as-model are for the cost of requests: --by, with transcripts or --sessions"
             )
-        costs = read_session_report(files, sessions, model, data, format, own_prices)
+        if by is None and layout != ListLayout():
+            raise typer.BadParameter("--csv, --jsonl, --columns, and --wide are for the rows of --by: give it, too")
         if costs is not None:
             reject_options(for_requests, OF_SESSIONS)
             return Output(asdict(costs), lambda: _print_session_costs(costs, has_own_price=price is not None))
-        settings = with_prices(load_settings(data=data), own_prices)
         loaded, sizes = load_log_tokenizer(tokenizer), parse_sizes(blocks, 2)
-        content = read_requests(files, model, format, tokenizer, column)
     with progress_bar("estimating") as progress:
         estimated = asyncio.run(run(content.requests, settings, loaded, block_size, sizes, progress, draws, by))
     charts = estimate_charts(estimated)

@@ -71,7 +71,8 @@ def lint(
     from kvproxy.commands.files import check_writable, explain_write_errors
 
     with log_files(logs, with_transcripts=format is None) as files:
-        report = read_session_report(files, sessions, model, data, format)
+        settings = load_settings(data=data)
+        report = read_session_report(files, sessions, model, settings, format)
         if report is not None:
             if edits is not None:
                 raise BadParameter("--edits needs a log of whole prompts, which transcripts and --sessions do not read")
@@ -81,7 +82,7 @@ def lint(
             code = _check_reuse(report.reuse, min_reuse)
             return Output(asdict(report) | {"reuse": report.reuse}, lambda: print_losses(report, top), code)
         check_writable(edits)
-        settings, loaded = load_settings(data=data), load_log_tokenizer(tokenizer)
+        loaded = load_log_tokenizer(tokenizer)
         content = read_requests(files, model, format, tokenizer)
     with progress_bar("reading prompts") as progress:
         lint_report = asyncio.run(

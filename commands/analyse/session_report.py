@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
@@ -11,7 +10,6 @@ from kvproxy.commands.analyse.options import print_left_out, read_requests
 from kvproxy.commands.formatting import format_duration, logged_time, money, percent
 from kvproxy.commands.journal.savings import advice_rows, ledger_rows, print_minor_changes
 from kvproxy.commands.journal.spending import session_cost, unpriced_note
-from kvproxy.commands.options import load_settings
 from kvproxy.commands.output import print_note, print_text, progress_bar
 from kvproxy.commands.tables import Column, Row, print_table, text_column
 from kvproxy.journal.sessions.changed_text import change_place
@@ -51,15 +49,15 @@ def read_spending(
     model: str,
     settings: "Settings",
     format: str | None,
-    by: str,
+    by: str | None = None,
     since: float | None = None,
     until: float | None = None,
     as_model: str | None = None,
 ) -> "SpendingReport":
     """Report the cost of the requests in transcripts, and in logs with usage if `sessions`. Raises KvproxyError.
 
-    `since` and `until` select requests by their time in seconds since the epoch. With `as_model`, the report has the cost of the
-    same tokens with this model, too.
+    Without `by`, requests are grouped by model, and reports of costs alone by their items. `since` and `until` select requests
+    by their time in seconds since the epoch. With `as_model`, the report has the cost of the same tokens with this model, too.
     """
     from kvproxy.analyse.bills.logged_spending import report_spending
     from kvproxy.errors import InvalidRequest
@@ -70,6 +68,7 @@ def read_spending(
     with progress_bar("reading sessions") as progress:
         reading, reporting = _halves(progress)
         requests, traces, costs = _read_recorded(files, sessions, model, format, reading, for_bill=True)
+        by = by or ("model" if requests or traces else "line_item")
         return report_spending(requests, traces, by, settings.journal, reporting, costs, since, until, as_model)
 
 
@@ -77,9 +76,8 @@ def read_session_report(
     files: "LogFiles",
     sessions: bool,
     model: str,
-    data: Path | None,
+    settings: "Settings",
     format: str | None = None,
-    prices: "Mapping[str, PriceSettings] | None" = None,
 ) -> "SessionReport | None":
     """Report the sessions in transcripts of agents, and in logs with usage if `sessions`. Raises KvproxyError.
 
@@ -90,11 +88,10 @@ def read_session_report(
 
     if not files.transcripts and not sessions:
         return None
-    settings = with_prices(load_settings(data=data), prices).journal
     with progress_bar("reading sessions") as progress:
         reading, reporting = _halves(progress)
         requests, traces, _ = _read_recorded(files, sessions, model, format, reading)
-        report = replace(report_sessions(requests, traces, settings, reporting), files=len(files.transcripts))
+        report = replace(report_sessions(requests, traces, settings.journal, reporting), files=len(files.transcripts))
     if not report.sessions:
         raise InvalidRequest("the files have no responses with usage, so the reuse of their sessions is unknown")
     return report

@@ -114,6 +114,8 @@ def _notes(report: "SpendingReport") -> Iterator[str]:
             f" {', '.join(report.tiers_without_price)}; {SET_TIERS}"
         )
     yield from count_notes(total.unpriced, total.estimated, total.unreported, is_bound=is_bound)
+    if total.reused_tokens and total.input_cost is not None and total.uncached_cost:
+        yield _cache_note(total.uncached_cost, total.uncached_cost - total.input_cost, report.currency)
     if total.proxy_cost:
         sent = plural(total.proxy_requests, "request")
         yield (
@@ -149,6 +151,14 @@ def _notes(report: "SpendingReport") -> Iterator[str]:
     yield from _reported_note(report)
     if total.incomplete:
         yield f"not in the tokens and the money: the unknown input or output of {_count(total.incomplete, is_bound)}"
+
+
+def _cache_note(uncached: float, saved: float, currency: str) -> str:
+    effect = "saved" if saved >= 0 else "added"
+    return (
+        f"the provider's cache {effect} {amount_text(abs(saved))} {currency}, {percent(abs(saved) / uncached)} of the"
+        f" {amount_text(uncached)} {currency} that the input costs without it"
+    )
 
 
 def _logged_note(logged: float, difference: float | None, currency: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvproxy.analyse.bills.reported_costs import CostReport
 from kvproxy.analyse.log_formats.batch_outputs import BATCH_OUTPUTS, is_output, join_outputs
-from kvproxy.analyse.log_formats.log_format import LoggedRequest
+from kvproxy.analyse.log_formats.log_format import LoggedRequest, WithoutPrompts
 from kvproxy.analyse.log_formats.rows import PLACED_CAUSES
 from kvproxy.analyse.request_log import LineError, RequestLog
 from kvproxy.analyse.simulate.trace_reader import TraceError
@@ -126,20 +126,27 @@ def read_logs(files: LogFiles, read: Callable[[LogFile], RequestLog], *, for_bil
     """Return the requests of all logs, in order of time if each has one. Requests of batches have the responses of its output.
 
     Files of folders without a request are left out. Raises InvalidRequest for another one, and if no log has a request.
-    `for_bill`: an output of a batch without its input counts, too.
+    Raises WithoutPrompts if a bill can be made of such files. `for_bill`: an output of a batch without its input counts, too.
     """
     logs: dict[str, RequestLog] = {}
+    unread: dict[Path, str] = {}
+    has_bill = False
     for file in files.logs:
         try:
             log = read(file)
             if (copied := _copied_report(log, logs)) is not None:
-                files.leave_out(file.name, f"the same report as {copied}")
+                unread[file.name] = f"the same report as {copied}"
                 continue
             logs[str(file.name)] = log
         except (InvalidRequest, NotFound) as error:
             if file.is_given:
                 raise
-            files.leave_out(file.name, _without_name(error.message, file.name))
+            has_bill = has_bill or isinstance(error, WithoutPrompts)
+            unread[file.name] = _without_name(error.message, file.name)
+    if not logs and has_bill:
+        raise WithoutPrompts("no file of the folder has prompts")
+    for name, cause in unread.items():
+        files.leave_out(name, cause)
     if not logs:
         raise InvalidRequest(f"no file of the folder has requests: {'; '.join(files.describe_left_out())}")
     log = next(iter(logs.values())) if len(logs) == 1 else _merge(logs)
@@ -148,7 +155,7 @@ def read_logs(files: LogFiles, read: Callable[[LogFile], RequestLog], *, for_bil
         log.requests = [request for request in log.requests if not is_output(request)]
         log.skipped[BATCH_OUTPUTS] += [request.line for request in outputs]
         if not log.requests:
-            raise InvalidRequest("the files are outputs of batches, which have no prompts: give the input files, too")
+            raise WithoutPrompts("the files are outputs of batches, which have no prompts: give the input files, too")
     return log
 
 

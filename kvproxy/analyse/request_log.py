@@ -24,7 +24,14 @@ from kvproxy.analyse.log_formats.fact_columns import (
     with_plain_counts,
 )
 from kvproxy.analyse.log_formats.json_texts import decoded
-from kvproxy.analyse.log_formats.log_format import LogFormat, LoggedRequest, Row, SkipRow, api_of_response
+from kvproxy.analyse.log_formats.log_format import (
+    LogFormat,
+    LoggedRequest,
+    Row,
+    SkipRow,
+    WithoutPrompts,
+    api_of_response,
+)
 from kvproxy.analyse.log_formats.logged_costs import logged_cost
 from kvproxy.analyse.log_formats.pages import Page, read_page
 from kvproxy.analyse.log_formats.registry import PROMPTS, format_names, log_formats
@@ -69,6 +76,7 @@ class RequestLog:
         shared_days: UTC days of which several files have sums of usage of one model, or costs of one item, and their names.
         pages: those of a list, such as a report of an admin API.
         ignored_fields: fields of rows that are not read: no fields of a request, and no response, time, route, or status.
+        lacks_prompts: rows are malformed only because they have no prompts, which a bill does not need.
     """
 
     format: str
@@ -80,6 +88,7 @@ class RequestLog:
     shared_days: dict[str, list[str]] = dataclass_field(default_factory=dict)
     pages: list[Page] = dataclass_field(default_factory=list)
     costs: list[CostReport] = dataclass_field(default_factory=list)
+    lacks_prompts: bool = False
 
     @cached_property
     def num_conversations(self) -> int:
@@ -160,6 +169,7 @@ def read_log(
 ) -> RequestLog:
     """Parse all requests of a log. Raises InvalidRequest if it has no known format, or no request.
 
+    It is WithoutPrompts for a log that has a bill.
     A log whose requests are all in `known_rows` has none, which is no error.
 
     Args:
@@ -195,7 +205,7 @@ def read_log(
         log = _read_rows(content, chosen, model, others, seen, for_bill=for_bill, with_outputs=with_outputs)
         log.pages = [read_page(str(file), page) for page in content.pages]
     if not log.requests and _REPEATED not in log.skipped:
-        raise InvalidRequest(_no_requests(file, log))
+        raise (WithoutPrompts if log.lacks_prompts else InvalidRequest)(_no_requests(file, log))
     return log
 
 
@@ -221,13 +231,15 @@ def _choose_format(file: Path, content: FileRows, name: str | None, *, for_bill:
         raise InvalidRequest(_describe_empty(file, content))
     if not content.is_table and (costs := read_costs(content.rows)) is not None:
         # Its periods have the fields of a report of usage.
-        raise InvalidRequest(f"{file} is {costs}")
+        raise WithoutPrompts(f"{file} is {costs}")
     first_matches = [_first_match(value, formats) for value in sample]
     counts = [first_matches.count(log_format) for log_format in formats]
     chosen = formats[counts.index(max(counts))]
     # A column of texts may be prompts, questions, or templates.
     is_guess = content.is_table and chosen.name in _PLAIN_FORMATS and not any(map(_has_json_request, sample))
     if not max(counts) or is_guess:
+        if content.is_table and (costs := read_costs(content.rows)) is not None:
+            raise WithoutPrompts(f"{file} is {costs}; if a column has questions, name it with --column")
         raise InvalidRequest(_describe_unknown(file, content, formats, for_bill=for_bill))
     return chosen
 
@@ -256,8 +268,6 @@ def _describe_unknown(file: Path, content: FileRows, formats: Sequence[LogFormat
     number, value = content.rows[0]
     fields = ", ".join(list(value)[:_SHOWN_FIELDS]) + (", ..." if len(value) > _SHOWN_FIELDS else "")
     if content.is_table:
-        if (costs := read_costs(content.rows)) is not None:
-            return f"{file} is {costs}; if a column has questions, name it with --column"
         fix, other = (_RENAME, "") if for_bill else (_NAME_COLUMN, f"; else {_NAME_COLUMN}")
         usage = next(log_format for log_format in formats if log_format.name == USAGE_TABLE)
         lacking = [name.replace(" ", "_") for name in usage.missing(value)]
@@ -311,6 +321,7 @@ def _read_rows(
             log.skipped[str(cause)].append(number)
         except InvalidRequest as error:
             log.errors.append(LineError(number, error.message))
+            log.lacks_prompts |= own.read_usage is not None and not reads_usage
         except (KeyError, TypeError, ValueError) as error:
             missing = own.missing(value)
             lacks = (

@@ -181,7 +181,7 @@ def test_the_outputs_of_batches_have_bills_without_prompts(tmp_path: Path) -> No
     assert (row["name"], row["requests"], row["input_tokens"], row["written_tokens"]) == ("claude-opus-5", 1, 160, 50)
     assert row["cost"] == pytest.approx(0.5 * (10 * 5 + 100 * 0.5 + 50 * 6.25 + 20 * 25) / 1e6)
     # Without prompts, there is nothing to replay.
-    done = kvproxy("estimate", openai)
+    done = kvproxy("lint", openai)
     assert (done.returncode, "the output of a batch, which has no prompts" in done.stderr) == (2, True)
 
 
@@ -202,7 +202,7 @@ def test_the_output_of_a_batch_has_the_responses_of_its_input(tmp_path: Path) ->
     done = kvproxy("estimate", requests, answers, "--sessions", "--by", "day", "--json", "--data", tmp_path)
     total = json.loads(done.stdout)["total"]
     assert (total["requests"], total["unreported"], total["output_tokens"]) == (2, 0, 200)
-    alone = kvproxy("estimate", answers, answers, "--data", tmp_path)
+    alone = kvproxy("lint", answers, answers, "--data", tmp_path)
     assert (alone.returncode, "which has no prompts: give the input file of the batch, too" in alone.stderr) == (
         2,
         True,
@@ -211,7 +211,7 @@ def test_the_output_of_a_batch_has_the_responses_of_its_input(tmp_path: Path) ->
     other.write_text(json.dumps(answer | {"custom_id": "c"}))
     done = kvproxy("estimate", requests, other, "--data", tmp_path)
     assert "1 of outputs of batches without their input" in done.stderr
-    both = kvproxy("estimate", answers, other, "--data", tmp_path)
+    both = kvproxy("lint", answers, other, "--data", tmp_path)
     assert (both.returncode, "outputs of batches, which have no prompts: give the input" in both.stderr) == (2, True)
 
 
@@ -233,7 +233,7 @@ def test_a_report_of_openais_usage_has_a_bill(tmp_path: Path) -> None:
     assert (bills["p2"]["requests"], bills["p2"]["cost"], bills["p2"]["lost_cost"]) == (10, pytest.approx(cost), None)
     tiers = {row["name"]: row["cost"] for row in spending(file, "--sessions", "--by", "service_tier")["rows"]}
     assert tiers == {"standard": bills["p1"]["cost"], "batch": bills["p2"]["cost"]}
-    done = kvproxy("estimate", file)
+    done = kvproxy("lint", file)
     assert (done.returncode, "this is a report of usage, which has no requests" in done.stderr) == (2, True)
 
 
@@ -325,7 +325,7 @@ def test_the_admin_apis_report_bills(tmp_path: Path, form: str) -> None:
     cost = (10 * 5 + 100 * 0.5 + 30 * 6.25 + 20 * 10 + 20 * 25 + 0.5 * 40 * 5) / 1e6
     assert day["cost"] == pytest.approx(pages * cost)
     assert set(bill(ANTHROPIC_BUCKET, "client")) == {"k1", "k2"}
-    done = kvproxy("estimate", tmp_path / "usage.json")
+    done = kvproxy("lint", tmp_path / "usage.json")
     assert (done.returncode, "this is a report of usage, which has no requests" in done.stderr) == (2, True)
 
 
@@ -578,6 +578,49 @@ def test_a_log_without_sessions_has_savings_by_group(tmp_path: Path) -> None:
     assert "Saved USD" in kvproxy("estimate", log, "--by", "team", columns=160).stdout
     piped = kvproxy("estimate", "-", "--by", "team", "--csv", stdin=log.read_bytes())
     assert piped.stdout == done.stdout
+
+
+SUM_OF_A_DAY = "date,model,input_tokens,cached_tokens,output_tokens,requests\n2026-11-20,gpt-5,1000000,400000,0,9\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "by", "options"),
+    [
+        (
+            SUM_OF_A_DAY,
+            "model",
+            (),
+        ),
+        (
+            SUM_OF_A_DAY,
+            "day",
+            ("--by", "day"),
+        ),
+        ("date,line_item,amount,currency\n2026-11-20,gpt-5,0.80,USD\n", "line_item", ("--since", "2026-11-20")),
+    ],
+)
+def test_a_file_without_prompts_has_a_bill(text: str, by: str, options: tuple[str, ...], tmp_path: Path) -> None:
+    file = tmp_path / "export.csv"
+    file.write_text(text)
+    bills = []
+    for given in ((file,), (tmp_path,), (file, "--sessions"), ("-",)):
+        done = kvproxy("estimate", *given, *options, "--json", "--data", tmp_path, stdin=text.encode())
+        assert done.returncode == 0, done
+        assert f"no prompts to replay, so this is what was spent, by {by}" in done.stderr or "--sessions" in given
+        bills.append(json.loads(done.stdout))
+    assert all(bill == bills[0] for bill in bills)
+    (row,) = bills[0]["rows"]
+    assert (bills[0]["by"], row["cost"] or row["reported_cost"]) == (by, pytest.approx(0.8))
+    assert ("the provider's cache saved 0.4500 USD, 36.0% of the 1.2500 USD" in done.stderr) is (
+        row["cost"] is not None
+    )
+
+
+def test_a_file_without_prompts_has_no_replay(tmp_path: Path) -> None:
+    file = tmp_path / "usage.csv"
+    file.write_text("model,input_tokens,output_tokens\ngpt-5,10,0\n")
+    done = kvproxy("estimate", file, "--blocks", "64", "--data", tmp_path)
+    assert (done.returncode, "--blocks cannot be used with files without prompts" in done.stderr) == (2, True)
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:

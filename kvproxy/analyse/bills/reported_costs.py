@@ -57,8 +57,8 @@ class CostReport:
 
     def __str__(self) -> str:
         return (
-            f"a report of costs{self._sum()}, which has no tokens: give the report of usage ({self.usage}), or list its amounts"
-            " with --sessions --by day"
+            f"a report of costs{self._sum()}, which has no prompts: kvproxy estimate lists its amounts, and compares them with a"
+            f" report of usage ({self.usage})"
         )
 
     def _sum(self) -> str:

@@ -26,7 +26,7 @@ def _read_request(row: Row) -> Iterator[LoggedRequest]:
     messages = _messages_body(decoded_object(field(row.value["input"], "inputBodyJson")) or {})
     if messages is None:
         raise InvalidRequest(
-            "the prompt has no text in the form of Anthropic's API or of Converse; estimate --sessions --by reads it for a bill"
+            "the prompt has no text in the form of Anthropic's API or of Converse; kvproxy estimate lists its cost"
         )
     request = request_of(row, messages | {"model": usage.body["model"]}, api=APIS["messages"], time=usage.time)
     yield replace(request, project=usage.project, client=usage.client, team=usage.team, usage=usage.usage)

@@ -85,7 +85,7 @@ def _read_litellm(row: Row) -> Iterator[LoggedRequest]:
     if (body := _litellm_body(value, api)) is None:
         raise InvalidRequest(
             "the log has no prompts: set general_settings.store_prompts_in_spend_logs of LiteLLM to true;"
-            " estimate --sessions --by reads it for a bill"
+            " kvproxy estimate lists its cost"
         )
     # Requests name an alias, `model_group`; the model has the price and the cache.
     if (model := _litellm_model(value)) is not None:

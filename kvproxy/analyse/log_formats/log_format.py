@@ -156,6 +156,10 @@ class SkipRow(Exception):
     """The row has no successful request to a cached API. The text is the cause, such as `failed`."""
 
 
+class WithoutPrompts(InvalidRequest):
+    """A log has usage or costs, of which it has a bill, and no prompt."""
+
+
 ANSWERED_BY_CACHE = "answered by a cache of the gateway"
 """Cause to skip a row: neither a provider nor an engine received its request."""
 _HITS = ("true", "hit", "semantic hit")

@@ -62,14 +62,12 @@ OF_SUMS = "of sums"
 
 
 def _refuse_usage(row: Row) -> Iterator[LoggedRequest]:
-    raise InvalidRequest(
-        "this is a report of usage, which has no requests: estimate --sessions --by reads it for a bill"
-    )
+    raise InvalidRequest("this is a report of usage, which has no requests: kvproxy estimate lists its cost")
 
 
 def _refuse_usage_table(row: Row) -> Iterator[LoggedRequest]:
     raise InvalidRequest(
-        "this is a table of usage without prompts: estimate --sessions --by reads it for a bill; if a column has questions,"
+        "this is a table of usage without prompts: kvproxy estimate lists its cost; if a column has questions,"
         " name it with --column"
     )
 

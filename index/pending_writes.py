@@ -5,6 +5,7 @@ import contextlib
 from dataclasses import dataclass
 
 from kvproxy.index.entry import Entry
+from kvproxy.index.store import AnswerComputation
 
 _MAX_BYTES = 32 * 2**20  # Above this size, a new response ends only after `wait_for_space`.
 
@@ -17,6 +18,7 @@ class PendingWrite:
         namespace: None if no semantic lookup waits for the entry, because it will be embedded later or never.
         redacted: the redacted entry; None if redaction forbids storing it.
         size: estimated bytes of memory.
+        computation: see `NewEntry`.
     """
 
     key: str
@@ -24,6 +26,7 @@ class PendingWrite:
     redacted: "asyncio.Future[Entry | None]"
     task: "asyncio.Task[bool]"
     size: int = 0
+    computation: AnswerComputation | None = None
 
     @property
     def question(self) -> str | None:

@@ -1,6 +1,7 @@
 """Stores responses, and finds them by exact key."""
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import OrderedDict
@@ -9,9 +10,10 @@ from typing import NamedTuple
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.entry_redaction import Redactor, redact_entry
+from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.pending_writes import PendingWrite, PendingWrites
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import NewEntry, Store
+from kvproxy.index.store import AnswerComputation, NewEntry, Store
 from kvproxy.index.store.group_commit import WriteBatcher
 
 _WRITE_OVERHEAD = 12_288  # Bytes of a pending write without its texts; measured.
@@ -108,6 +110,8 @@ class ResponseCache:
         """
         pending = self.pending_writes.get(key)
         entry = await pending.wait_for_entry() if pending is not None else None
+        if pending is not None and await self.is_invalidated(pending.computation):
+            entry = None
         if entry is None and not latest:
             entry = self._recent.get(key)
         if entry is not None:
@@ -118,7 +122,26 @@ class ResponseCache:
             self._recent.add(entry, read)
         return entry
 
-    def start_write(self, entry: Entry, *, deferred: bool = False) -> PendingWrite:
+    async def begin_computation(
+        self, key: str, namespace: str, tags: tuple[str, ...] | None = None
+    ) -> AnswerComputation:
+        """Return the beginning computation of an answer, see `AnswerComputation`. Raises no CacheStoreError."""
+        read, began = self.store.last_invalidation, 0
+        with contextlib.suppress(CacheStoreError):
+            began = await asyncio.to_thread(read) if self.store.remote else read()
+        return AnswerComputation(key, namespace, began, tags)
+
+    async def is_invalidated(self, computation: AnswerComputation | None) -> bool:
+        """Return whether an invalidation is known that covers a computation since it began. Raises no CacheStoreError."""
+        check = self.store.is_invalidated
+        with contextlib.suppress(CacheStoreError):
+            if computation is not None:
+                return await asyncio.to_thread(check, computation) if self.store.remote else check(computation)
+        return False
+
+    def start_write(
+        self, entry: Entry, *, deferred: bool = False, computation: AnswerComputation | None = None
+    ) -> PendingWrite:
         """Start to store an entry, which `find` returns from now on. If `deferred`, embed its question after the commit."""
         stored: asyncio.Future[Entry | None]
         if self._redact is None:
@@ -126,24 +149,26 @@ class ResponseCache:
             stored.set_result(entry)
         else:
             stored = asyncio.create_task(asyncio.to_thread(redact_entry, entry, self._redact))
-        task = asyncio.create_task(self._store(stored, deferred))
+        task = asyncio.create_task(self._store(stored, computation, deferred))
         size = _WRITE_OVERHEAD + len(entry.request) + len(entry.response)
         namespace = entry.namespace if entry.semantic and not deferred else None
-        pending = PendingWrite(entry.key, namespace, stored, task, size)
+        pending = PendingWrite(entry.key, namespace, stored, task, size, computation)
         self.pending_writes.add(pending)
         return pending
 
-    async def _store(self, redacted: "asyncio.Future[Entry | None]", deferred: bool) -> bool:
+    async def _store(
+        self, redacted: "asyncio.Future[Entry | None]", computation: AnswerComputation | None, deferred: bool
+    ) -> bool:
         entry = await redacted
         if entry is None:
             return False
         if self.semantic is None:
-            return await self._writes.put(NewEntry(entry))
-        return await (self.semantic.insert_deferred(entry) if deferred else self.semantic.insert(entry))
+            return await self._writes.put(NewEntry(entry, computation=computation))
+        return await (self.semantic.insert_deferred if deferred else self.semantic.insert)(entry, computation)
 
-    async def insert(self, entry: Entry) -> bool:
-        """Store an entry, and wait for the commit; return False if the capacity or redaction forbids storing it."""
-        return await asyncio.shield(self.start_write(entry).task)
+    async def insert(self, entry: Entry, computation: AnswerComputation | None = None) -> bool:
+        """Store an entry, and wait for the commit; return False if the capacity, redaction, or an invalidation forbids it."""
+        return await asyncio.shield(self.start_write(entry, computation=computation).task)
 
     async def insert_many(self, entries: Sequence[Entry], *, deferred: bool = False) -> int:
         writes = [self.start_write(entry, deferred=deferred).task for entry in entries]

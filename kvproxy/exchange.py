@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kvproxy.backends.protocol import ServingUpstream
     from kvproxy.clients.quotas import Account
     from kvproxy.index.search.lookup_result import Candidate, Lookup
+    from kvproxy.index.store import AnswerComputation
     from kvproxy.settings.access import ClientSettings
 
 _MAX_SIZE_FACTOR = 16  # Of an array with as many inputs or more.
@@ -263,6 +264,7 @@ class Exchange:
         is_shadow_hit: in shadow mode, the response to a similar question would have been served. The request warms no cache.
         lookup_failed: the store or the embedder failed.
         requested_ttl: seconds to store the response; None uses the settings.
+        computation: its start, if this exchange called the backend, and its response is storable.
         equal_requests: this request, and the equal ones in flight; None if the backend was not called for this request.
         is_concurrent: an equal request was in flight before, and could not share its response.
         was_collapsed: the response is shared with an identical request in flight.
@@ -325,6 +327,7 @@ class Exchange:
     # http/routes.py
     unread_delivery: Delivery | None = None
     # JoinOrForward
+    computation: "AnswerComputation | None" = None
     equal_requests: EqualRequests | None = None
     is_concurrent: bool = False
     was_collapsed: bool = False

@@ -29,7 +29,7 @@ from kvproxy.index.search.decider import MAX_REFUSALS, Decider, naming_failures
 from kvproxy.index.search.lookup_queue import LookupQueue, LookupResult, QueueFull, Value
 from kvproxy.index.search.lookup_result import FRESH, Candidate, Lookup, LookupRequest
 from kvproxy.index.search.open_vector_search import open_vector_search
-from kvproxy.index.store import NewEntry, Store, WriteResult
+from kvproxy.index.store import AnswerComputation, NewEntry, Store, WriteResult
 from kvproxy.index.store.group_commit import WriteBatcher
 from kvproxy.index.store.observations import Observations
 
@@ -304,26 +304,26 @@ class SemanticCache:
         with naming_failures(self.policy):
             return self.decider.decide_candidates(request, near, self.policy, with_verdicts=False)
 
-    async def insert(self, entry: Entry) -> bool:
+    async def insert(self, entry: Entry, computation: AnswerComputation | None = None) -> bool:
         if entry.semantic and self.can_read(entry.prompt):
             try:
                 vector = await self.embed(searched_text(entry.prompt))
-                return await self._writes.put(NewEntry(entry, vector, self._embedder.name))
+                return await self._writes.put(NewEntry(entry, vector, self._embedder.name, computation))
             except EmbedderError as error:
-                is_stored = await self._writes.put(NewEntry(entry))
+                is_stored = await self._writes.put(NewEntry(entry, computation=computation))
                 self._postpone_embedding(error)
                 return is_stored
-        return await self._writes.put(NewEntry(replace(entry, semantic=False)))
+        return await self._writes.put(NewEntry(replace(entry, semantic=False), computation=computation))
 
     def _postpone_embedding(self, error: EmbedderError) -> None:
         """Let `maintain` embed the entries without a vector."""
         self._lacks_vectors = True
         self._outage.log_failure("new entries have exact hits only, until they can be embedded: %s", error)
 
-    async def insert_deferred(self, entry: Entry) -> bool:
+    async def insert_deferred(self, entry: Entry, computation: AnswerComputation | None = None) -> bool:
         if not entry.semantic or self._embeddings.get_cached(searched_text(entry.prompt)) is not None:
-            return await self.insert(entry)
-        stored = await self._writes.put(NewEntry(entry))
+            return await self.insert(entry, computation)
+        stored = await self._writes.put(NewEntry(entry, computation=computation))
         self.deferred_embeddings.start()
         return stored
 

@@ -11,6 +11,7 @@ from kvproxy.index.store.sqlite.database import SqliteDatabase
 from kvproxy.index.store.store import Store
 from kvproxy.index.store.store_types import (
     ALL_ENTRIES,
+    AnswerComputation,
     Capacity,
     EntryFilter,
     NewEntry,
@@ -24,6 +25,7 @@ from kvproxy.index.store_location import is_url
 
 __all__ = [
     "ALL_ENTRIES",
+    "AnswerComputation",
     "Capacity",
     "EntryFilter",
     "NewEntry",

@@ -181,6 +181,14 @@ class Store(StoreWriter):
         condition, values = self._where_clause(where)
         return [row["id"] for row in self.database.query(f"select id from responses{condition}", values)]
 
+    def invalidate(self, where: EntryFilter) -> list[str]:
+        """Return the ids of the entries that a filter selects, which the caller removes or expires.
+
+        Answers that the filter would select are not stored if their `AnswerComputation` began before.
+        """
+        self._record_invalidation(where)
+        return self.ids(where)
+
     def _prompt_filter(self, where: EntryFilter) -> Callable[[str], bool] | None:
         if self.codec.cipher is None or (where.prompt is None and where.search is None):
             return None

@@ -92,12 +92,28 @@ class StoreStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerComputation:
+    """The computation of an answer, which is not stored if an invalidation covers the computation after its start.
+
+    Attributes:
+        began: `Store.last_invalidation` at the start; 0 if it is unknown, so that all known invalidations count.
+        tags: None if they are unknown, so that each tag counts.
+    """
+
+    key: str
+    namespace: str
+    began: int
+    tags: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NewEntry:
-    """An entry to store."""
+    """An entry to store. `computation` is None if no earlier invalidation can cover it."""
 
     entry: Entry
     vector: "np.ndarray | None" = None  # Unit vector of the prompt's last turn, `[dim]` float32.
     embedder: str = ""  # Name of the embedder that computed the vector.
+    computation: AnswerComputation | None = None
 
     @property
     def size(self) -> int:

@@ -4,7 +4,7 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kvproxy.index.entry import Entry
@@ -13,7 +13,15 @@ from kvproxy.index.store import eviction
 from kvproxy.index.store.database import Database, Row, Transaction
 from kvproxy.index.store.observations import Observations
 from kvproxy.index.store.rows import EntryCipher, RowCodec, expire_row
-from kvproxy.index.store.store_types import Capacity, NewEntry, RemovalReason, RemovedEntry, WriteResult
+from kvproxy.index.store.store_types import (
+    AnswerComputation,
+    Capacity,
+    EntryFilter,
+    NewEntry,
+    RemovalReason,
+    RemovedEntry,
+    WriteResult,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,6 +57,13 @@ _RESEAL = (
 _COUNT_HITS = (
     "update responses set hits = hits + :count, last_hit = :last,"
     f" priority = {eviction.PRIORITY_AFTER_HITS} where id = :id"
+)
+# In an invalidation, "" is no condition. Beyond the limit, covering ones may have been removed.
+_MAX_INVALIDATIONS = 10_000
+_INVALIDATE = "insert into invalidations (key, namespace, tag) values (:key, :namespace, :tag) returning number"
+_IS_INVALIDATED = (
+    f"select 1 as found from invalidations where number > :began and (number > :began + {_MAX_INVALIDATIONS}"
+    " or substr(:key, 1, length(key)) = key and substr(:namespace, 1, length(namespace)) = namespace{}) limit 1"
 )
 _RESEALED_COLUMNS = ("id", "prompt", "request", "response", "sealed", "checksum")
 _KEY_NAME = re.compile("[0-9a-f]{8}")
@@ -118,6 +133,9 @@ class StoreWriter:
             removed.extend(self._remove(run, ids, reason))
 
         entry, row = new.entry, self.database.storable_row(new.entry.row())
+        if new.computation is not None and run(*self._invalidation_query(new.computation)):
+            removed.append(RemovedEntry(entry.id, entry.namespace))
+            return None
         replaced = run("select id, priority from responses where id = :id or key = :key", row)
         remove([old["id"] for old in replaced], "replaced")
         if not eviction.fits(self._capacity, new):
@@ -128,9 +146,40 @@ class StoreWriter:
         value = eviction.PINNED if is_pinned else eviction.tokens_per_byte(new)
         run(_INSERT, self.codec.encode(row) | {"bytes": new.size, "value": value})
         eviction.advance_age(run, new)
-        for tag in sorted({self.database.storable_row({"tag": tag})["tag"] for tag in entry.tags}):
+        for tag in sorted(set(self._storable_tags(entry.tags))):
             run("insert into tags (tag, id) values (:tag, :id)", {"tag": tag, "id": row["id"]})
         return self._insert_vector(run, new)
+
+    def _storable_tags(self, tags: Iterable[str]) -> list[str]:
+        return [self.database.storable_row({"tag": tag})["tag"] for tag in tags]
+
+    def last_invalidation(self) -> int:
+        """Return the number of the last invalidation; 0 if there is none. Numbers ascend, and are never reused."""
+        return int(self.database.query("select coalesce(max(number), 0) as number from invalidations")[0]["number"])
+
+    def is_invalidated(self, computation: AnswerComputation) -> bool:
+        """Return whether an invalidation covers a computation since it began."""
+        return bool(self.database.query(*self._invalidation_query(computation)))
+
+    def _invalidation_query(self, computation: AnswerComputation) -> tuple[str, Row]:
+        values: Row = {name: getattr(computation, name) for name in ("key", "namespace", "began")}
+        if computation.tags is None:
+            return _IS_INVALIDATED.format(""), values
+        chosen, tags = self.database.in_list("tag", ["", *self._storable_tags(computation.tags)])
+        return _IS_INVALIDATED.format(f" and {chosen}"), values | tags
+
+    def _record_invalidation(self, where: EntryFilter) -> None:
+        """Forbid storing answers that a filter selects, and whose computation has begun.
+
+        Other conditions than those on the key, the namespace, and a tag are ignored, but for a minimum age.
+        """
+        if where.older_than:
+            return
+        values = {name: getattr(where, name) or "" for name in ("key", "namespace", "tag")}
+        # A power failure ends the computations, too.
+        with self.database.transaction(durable=False) as run:
+            number = run(_INVALIDATE, self.database.storable_row(values))[0]["number"]
+            run("delete from invalidations where number <= :oldest", {"oldest": number - _MAX_INVALIDATIONS})
 
     def _insert_vector(self, run: Transaction, new: NewEntry) -> int | None:
         if new.vector is None:

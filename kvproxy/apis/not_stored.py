@@ -47,6 +47,7 @@ class Cause(StrEnum):
     UNMERGEABLE = "unmergeable", "A field of the stream's chunks cannot be merged with certainty."
     REDACTED = "redacted", "The response contains a secret or private data, which redaction would change."
     DUPLICATE = "duplicate", "The response to an equal request in flight was stored first."
+    INVALIDATED = "invalidated", "Responses that include this one were removed or expired while it was computed."
     STORE = "store", "The store failed, or was full."
 
 

@@ -64,6 +64,6 @@ async def remove_responses(cache: ResponseCache, path: str, tenant: str | None) 
     await cache.pending_writes.wait_for_all()
     removed = 0
     for id in filter(None, path.split("/")):
-        entry_ids = await asyncio.to_thread(cache.store.ids, EntryFilter(tag=_tag(id), tenant=tenant))
+        entry_ids = await asyncio.to_thread(cache.store.invalidate, EntryFilter(tag=_tag(id), tenant=tenant))
         removed += await cache.remove(entry_ids) if entry_ids else 0
     return removed

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterab
 
 from kvproxy.apis.api_request import Delivery
 from kvproxy.flow.backend_response import BackendResponse
+from kvproxy.index.store import AnswerComputation
 
 MAX_UNSENT_BYTES = 256 * 1024  # Read from the backend, but not received by a client yet.
 
@@ -22,12 +23,18 @@ class SharedRequest:
         open: sends the request, and returns when the response begins.
         max_bytes: see "Backpressure" above: the size of a response that is small enough to store.
         delivery: names the upstream that received the request.
+        computation: returns that of the response; None before it begins, and if the response is not storable.
     """
 
     def __init__(
-        self, open: Callable[[], Awaitable[BackendResponse]], max_bytes: int, delivery: Delivery | None = None
+        self,
+        open: Callable[[], Awaitable[BackendResponse]],
+        max_bytes: int,
+        delivery: Delivery | None = None,
+        computation: Callable[[], AnswerComputation | None] = lambda: None,
     ) -> None:
         self.delivery = delivery or Delivery()
+        self.computation = computation
         self._open = open
         self._max_bytes = max_bytes
         self._chunks: list[bytes] = []
@@ -187,24 +194,29 @@ class SharedRequests:
 
     def join(self, key: Hashable, make: Callable[[], SharedRequest]) -> tuple[SharedRequest, bool]:
         """Return the request in flight with this key and True, or a new request and False. The caller must `release` it."""
-        shared = self._joinable.get(key)
-        # A request whose last client has just left is being cancelled.
-        joined = shared is not None and shared.is_joinable
-        if shared is None or not joined:
+        shared = self.joinable(key)
+        joined = shared is not None
+        if shared is None:
             shared = self._joinable[key] = make()
             self._in_flight.add(shared)
             shared.task.add_done_callback(lambda task: self._on_ended(key, shared, task))
         shared.num_clients += 1
         return shared, joined
 
-    def is_joinable(self, key: Hashable) -> bool:
+    def joinable(self, key: Hashable) -> SharedRequest | None:
+        """Return the request in flight that `join` would join."""
         shared = self._joinable.get(key)
-        return shared is not None and shared.is_joinable
+        # A request whose last client has just left is being cancelled.
+        return shared if shared is not None and shared.is_joinable else None
+
+    def detach(self, key: Hashable, shared: SharedRequest) -> None:
+        """Let no further client join a request."""
+        if self._joinable.get(key) is shared:
+            del self._joinable[key]
 
     def _on_ended(self, key: Hashable, shared: SharedRequest, task: "asyncio.Task[None]") -> None:
         self._in_flight.discard(shared)
-        if self._joinable.get(key) is shared:
-            del self._joinable[key]
+        self.detach(key, shared)
         # Without this, the cancelled task's traceback keeps the request alive.
         with contextlib.suppress(asyncio.CancelledError):
             task.exception()

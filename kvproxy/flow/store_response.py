@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from os import urandom
 
@@ -29,7 +29,7 @@ from kvproxy.apis.request_directives import (
 )
 from kvproxy.apis.service_tiers import served_tier
 from kvproxy.backends.protocol import Headers
-from kvproxy.exchange import Exchange, ResponseFacts
+from kvproxy.exchange import CacheKey, Exchange, ResponseFacts
 from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.flow.compare_responses import ResponseComparer
 from kvproxy.flow.prepare.history_repair import HistoryRepair
@@ -38,6 +38,7 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.pending_writes import PendingWrite
 from kvproxy.index.response_cache import ResponseCache
+from kvproxy.index.store import AnswerComputation
 from kvproxy.journal.journal import Journal
 from kvproxy.settings import CacheSettings
 
@@ -142,6 +143,12 @@ class ResponseWriter:
             return None
         return entry
 
+    async def begin_computation(self, key: CacheKey) -> AnswerComputation:
+        return await self._cache.begin_computation(key.exact, key.semantic.namespace)
+
+    async def is_invalidated(self, computation: AnswerComputation | None) -> bool:
+        return await self._cache.is_invalidated(computation)
+
     async def wait_until_stored(self, key: str) -> None:
         pending = self._cache.pending_writes.get(key)
         if pending is not None:
@@ -156,13 +163,19 @@ class ResponseWriter:
         is a response that the client demanded with `no-cache`, which replaces it.
         """
         entry, equal = self._build_entry(exchange, facts, body, directives), exchange.equal_requests
+        computation = exchange.computation
+        if computation is not None:
+            computation = replace(computation, key=entry.key, namespace=entry.namespace, tags=entry.tags)
+        if await self.is_invalidated(computation):
+            raise UnstorableResponse(Cause.INVALIDATED)
         if exchange.api_request.control.no_cache:
             # Of two equal entries in one transaction, the store would never contain the first.
             await self._cache.pending_writes.wait_until_stored(entry.key, self.settings.lookup_timeout)
         elif equal is not None and equal.has_stored_since(exchange.started):
             raise UnstorableResponse(Cause.DUPLICATE)
         lookup, is_full = exchange.lookup, self._cache.pending_writes.is_full
-        pending = self._cache.start_write(entry, deferred=lookup is not None and lookup.skip_reason is not None)
+        is_deferred = lookup is not None and lookup.skip_reason is not None
+        pending = self._cache.start_write(entry, deferred=is_deferred, computation=computation)
         facts.write = pending.task
         if equal is not None:
             equal.write = time.perf_counter(), pending.task
@@ -184,7 +197,12 @@ class ResponseWriter:
         tokens = split_tokens(facts.usage[0], [request.body["input"] for request, _ in requests])
         singles = [
             (
-                Exchange(exchange.api, exchange.request_id, exchange.tenant, request=request, key=key),
+                Exchange(
+                    *(exchange.api, exchange.request_id, exchange.tenant),
+                    request=request,
+                    key=key,
+                    computation=exchange.computation,
+                ),
                 # Embeddings have no output.
                 ResponseFacts(usage=(count, None if count is None else 0)),
                 single,

@@ -22,7 +22,7 @@ _REASONS: dict[str, str] = {
     "miss-changed": "An earlier request with the same question differs in its settings, other messages, or passages.",
     "miss-unstored": "An equal request was answered before, but its response was not stored.",
     "miss-inputs": "Several inputs of an array are not stored; `inputs_cached` counts the stored ones.",
-    "miss-concurrent": "An equal request was in flight, and could not share its response: each wants a sample, or another form.",
+    "miss-concurrent": "An equal request in flight could not share its response: it has another sample or form, or was removed.",
     "miss-old": "An equal or similar request is stored, but its response is older than the request's `max-age`.",
     "miss-failed": "The store, the embedder, or the policy failed.",
     "miss-hidden": "The question has invisible characters or mixes alphabets: exact hits only.",

@@ -8,14 +8,14 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from kvproxy.index.entry import LIBRARY_ENDPOINT, Entry, library_digest
 from kvproxy.index.errors import CacheStoreError, EmbedderError, PolicyError
 from kvproxy.index.response_cache import ResponseCache
-from kvproxy.index.store import EntryFilter
+from kvproxy.index.store import AnswerComputation, EntryFilter
 from kvproxy.library.arguments import (
     BATCH,
     Seconds,
@@ -35,20 +35,15 @@ from kvproxy.library.cache_stats import CacheStats, GetStats, collect_stats
 from kvproxy.library.cached_answer import CachedAnswer, answer_of, new_entry
 from kvproxy.library.lookup_explanation import LookupExplanation, explain_lookup
 from kvproxy.library.maintenance import Maintenance
-from kvproxy.library.memoized_function import question_signature, read_question
+from kvproxy.library.memoized_function import memoize_coroutine
 from kvproxy.library.removals import Removals
-from kvproxy.library.running_calls import RunningCalls, counted_call
-from kvproxy.library.single_flight import SingleFlight, returning_computed_answer
+from kvproxy.library.running_calls import CLOSED, FORKED, RunningCalls, counted_call
+from kvproxy.library.single_flight import Flight, SingleFlight, returning_computed_answer
 from kvproxy.settings.cache import CacheSettings
 
 F = TypeVar("F", bound=Callable[[str], Awaitable[str]])
 _log = logging.getLogger("kvproxy")
 _CLOSING_SECONDS = 5.0
-CLOSED = "this cache is closed: open it again"
-_FORKED = (
-    "this cache was opened before the process forked, which leaves its threads and connections behind: open it in each"
-    " worker (gunicorn: in post_fork, or without --preload; multiprocessing: in the initializer)"
-)
 
 
 class AsyncCache:
@@ -76,7 +71,7 @@ class AsyncCache:
         self._lookups = Counter[str]()
         self._removals = Removals()
         cache.store.removal_listeners.append(self._removals.add)
-        self.flights = SingleFlight()
+        self.flights = SingleFlight(cache)
         self.running_calls = RunningCalls()
         self._pid = os.getpid()
         self._is_closed = False
@@ -162,19 +157,26 @@ class AsyncCache:
         ttl, tags = checked_options(ttl, tags)
         key = library_digest(namespace, question)
         while (running := self.flights.join(key)) is not None:
+            if await self.flights.is_invalidated(running):
+                self.flights.detach(key, running)
+                continue
             with self.flights.share():
-                return await asyncio.wrap_future(running)
+                return await asyncio.wrap_future(running.answer)
         with self.flights.lead(key) as flight:
-            hit = await self.get_unless_failed(question, namespace)
+            hit = await self.get_unless_failed(question, namespace, tags, flight)
             answer = await computed_answer(compute, question) if hit is None else hit.answer
             if hit is None:
                 with returning_computed_answer():
-                    await self.set(question, answer, namespace, ttl=ttl, tags=tags)
-            flight.set_result(answer)
+                    await self.store_answer(question, answer, namespace, ttl, tags, flight.computation)
+            flight.answer.set_result(answer)
         return answer
 
-    async def get_unless_failed(self, question: str, namespace: str) -> CachedAnswer | None:
-        """Return what `get` returns; None if it fails, because the answer can be computed."""
+    async def get_unless_failed(
+        self, question: str, namespace: str, tags: tuple[str, ...], flight: Flight
+    ) -> CachedAnswer | None:
+        """Begin a computation, and return what `get` returns; None if it fails, because the answer can be computed."""
+        key, digest = library_digest(namespace, question), library_digest(namespace)
+        flight.computation = await self._cache.begin_computation(key, digest, tags)
         try:
             return await self.get(question, namespace)
         except (CacheStoreError, EmbedderError, RuntimeError) as error:
@@ -186,19 +188,7 @@ class AsyncCache:
         """Return a decorator for a function that computes the answer to a question, see `get_or_set`."""
         check_memoize(namespace)
         ttl, tags = checked_options(ttl, tags)
-
-        def decorate(compute: F) -> F:
-            signature = question_signature(compute)
-
-            @wraps(compute)
-            async def answer(*arguments: Any, **named: Any) -> str:
-                question = read_question(signature, arguments, named)
-                return await self.get_or_set(question, compute, namespace, ttl=ttl, tags=tags)
-
-            answer.__signature__ = signature  # type: ignore[attr-defined]
-            return cast("F", answer)
-
-        return decorate
+        return partial(memoize_coroutine, partial(self.get_or_set, namespace=namespace, ttl=ttl, tags=tags))
 
     @counted_call
     async def contains(self, question: str, namespace: str = "") -> bool:
@@ -216,7 +206,6 @@ class AsyncCache:
             return replace(found, reason="shadow", sentence=f"{found.sentence} It is not served in shadow mode.")
         return found
 
-    @counted_call
     async def set(
         self,
         question: str,
@@ -227,8 +216,21 @@ class AsyncCache:
         tags: Sequence[str] = (),
     ) -> bool:
         """Store an answer durably for `ttl`; return False if the answer is too large, or contains text to redact."""
+        return await self.store_answer(question, answer, namespace, ttl, tags)
+
+    @counted_call
+    async def store_answer(
+        self,
+        question: str,
+        answer: str,
+        namespace: str,
+        ttl: Seconds | None,
+        tags: Sequence[str],
+        computation: AnswerComputation | None = None,
+    ) -> bool:
+        """Store an answer, see `set`, unless an invalidation covers its computation."""
         entry = self._entry(question, answer, namespace, ttl, tags)
-        return self._is_storable(entry) and await self._cache.insert(entry)
+        return self._is_storable(entry) and await self._cache.insert(entry, computation)
 
     async def set_many(
         self,
@@ -273,7 +275,8 @@ class AsyncCache:
         pending = self._cache.pending_writes.get(key)
         if pending is not None:
             await pending.wait_until_stored()
-        return await self._remove(EntryFilter(key=key)) > 0
+        removed = await asyncio.to_thread(self._cache.store.invalidate, EntryFilter(key=key))
+        return await self._cache.remove(removed) > 0
 
     @counted_call
     async def delete_tag(self, tag: str, namespace: str | None = None) -> int:
@@ -388,7 +391,7 @@ class AsyncCache:
         if self._is_closed:
             raise RuntimeError(CLOSED)
         if os.getpid() != self._pid:
-            raise RuntimeError(_FORKED)
+            raise RuntimeError(FORKED)
 
     async def _find_equal(self, question: str, namespace: str) -> Entry | None:
         entry = await self._cache.find(library_digest(namespace, question))
@@ -433,12 +436,11 @@ class AsyncCache:
 
     async def _remove_all(self, where: EntryFilter) -> int:
         """Remove answers, and return their number, without expired ones."""
-        removed = await self._remove(replace(where, expires_after=self._clock()))
-        await self._remove(where)
-        return removed
-
-    async def _remove(self, where: EntryFilter) -> int:
-        return await self._cache.remove(await asyncio.to_thread(self._cache.store.ids, where))
+        store, removed = self._cache.store, await asyncio.to_thread(self._cache.store.invalidate, where)
+        fresh = await asyncio.to_thread(store.ids, replace(where, expires_after=self._clock()))
+        count = await self._cache.remove(fresh)
+        await self._cache.remove(removed)
+        return count
 
 
 def _filter(namespace: str | None) -> EntryFilter:

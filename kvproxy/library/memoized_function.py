@@ -1,14 +1,42 @@
-"""The signature of a memoized function, which takes only a question, by position or by name."""
+"""Memoizes a function, which then takes only a question, by position or by name."""
 
 import contextlib
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
 
+from kvproxy.library.arguments import check_not_async
+
+F = TypeVar("F", bound=Callable[[str], str])
+A = TypeVar("A", bound=Callable[[str], Awaitable[str]])
 _UNKNOWN = inspect.Signature([inspect.Parameter("question", inspect.Parameter.POSITIONAL_ONLY)])
 
 
-def question_signature(compute: Callable[..., Any]) -> inspect.Signature:
+def memoize_function(get_or_set: Callable[[str, F], str], compute: F) -> F:
+    check_not_async(compute)
+    signature = _question_signature(compute)
+
+    @wraps(compute)
+    def answer(*arguments: Any, **named: Any) -> str:
+        return get_or_set(_read_question(signature, arguments, named), compute)
+
+    answer.__signature__ = signature  # type: ignore[attr-defined]
+    return cast("F", answer)
+
+
+def memoize_coroutine(get_or_set: Callable[[str, A], Awaitable[str]], compute: A) -> A:
+    signature = _question_signature(compute)
+
+    @wraps(compute)
+    async def answer(*arguments: Any, **named: Any) -> str:
+        return await get_or_set(_read_question(signature, arguments, named), compute)
+
+    answer.__signature__ = signature  # type: ignore[attr-defined]
+    return cast("A", answer)
+
+
+def _question_signature(compute: Callable[..., Any]) -> inspect.Signature:
     """Return the signature of a function without its optional parameters.
 
     Raises TypeError if the function cannot be called with a question only.
@@ -22,7 +50,7 @@ def question_signature(compute: Callable[..., Any]) -> inspect.Signature:
     return _UNKNOWN
 
 
-def read_question(signature: inspect.Signature, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+def _read_question(signature: inspect.Signature, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Return the question of a call. Raises TypeError for another argument."""
     try:
         (question,) = signature.bind(*arguments, **named).arguments.values()

@@ -1,13 +1,13 @@
 """Opens a cache for threads or for asyncio."""
 
 import asyncio
-import functools
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from kvproxy.index.entry import library_digest
 from kvproxy.index.models.embedder import Embedder
@@ -32,13 +32,14 @@ from kvproxy.library.arguments import (
     pair_batches,
     with_policy,
 )
-from kvproxy.library.async_cache import CLOSED, AsyncCache
+from kvproxy.library.async_cache import AsyncCache
 from kvproxy.library.cache_stats import CacheStats
 from kvproxy.library.cached_answer import CachedAnswer
 from kvproxy.library.configured_cache import open_response_cache
 from kvproxy.library.lookup_explanation import LookupExplanation
 from kvproxy.library.maintenance import Maintenance
-from kvproxy.library.memoized_function import question_signature, read_question
+from kvproxy.library.memoized_function import memoize_function
+from kvproxy.library.running_calls import CLOSED
 from kvproxy.library.single_flight import returning_computed_answer
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
@@ -100,36 +101,26 @@ class Cache:
         ttl, tags = checked_options(ttl, tags)
         key, flights = library_digest(namespace, question), self._cache.flights
         while (running := flights.join(key)) is not None:
+            if self._run(flights.is_invalidated(running)):
+                flights.detach(key, running)
+                continue
             with flights.share():
-                return running.result()
+                return running.answer.result()
         with flights.lead(key) as flight:
-            hit = self._run(self._cache.get_unless_failed(question, namespace))
+            hit = self._run(self._cache.get_unless_failed(question, namespace, tags, flight))
             answer = compute(question) if hit is None else hit.answer
             if hit is None:
                 check_computed(answer)
                 with returning_computed_answer():
-                    self.set(question, answer, namespace, ttl=ttl, tags=tags)
-            flight.set_result(answer)
+                    self._run(self._cache.store_answer(question, answer, namespace, ttl, tags, flight.computation))
+            flight.answer.set_result(answer)
         return answer
 
     def memoize(self, namespace: str = "", *, ttl: Seconds | None = None, tags: Sequence[str] = ()) -> Callable[[F], F]:
         """Return a decorator for a function that computes the answer to a question, see `get_or_set`."""
         check_memoize(namespace)
         ttl, tags = checked_options(ttl, tags)
-
-        def decorate(compute: F) -> F:
-            check_not_async(compute)
-            signature = question_signature(compute)
-
-            @functools.wraps(compute)
-            def answer(*arguments: Any, **named: Any) -> str:
-                question = read_question(signature, arguments, named)
-                return self.get_or_set(question, compute, namespace, ttl=ttl, tags=tags)
-
-            answer.__signature__ = signature  # type: ignore[attr-defined]
-            return cast("F", answer)
-
-        return decorate
+        return partial(memoize_function, partial(self.get_or_set, namespace=namespace, ttl=ttl, tags=tags))
 
     def contains(self, question: str, namespace: str = "") -> bool:
         """Return whether the answer to an equal question is stored, without counting a lookup."""

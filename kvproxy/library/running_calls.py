@@ -6,6 +6,11 @@ import functools
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+CLOSED = "this cache is closed: open it again"
+FORKED = (
+    "this cache was opened before the process forked, which leaves its threads and connections behind: open it in each"
+    " worker (gunicorn: in post_fork, or without --preload; multiprocessing: in the initializer)"
+)
 _OTHER_LOOP = "another event loop uses this cache: open one cache in each event loop, or open_cache for all threads"
 
 

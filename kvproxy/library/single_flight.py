@@ -8,6 +8,8 @@ from concurrent.futures import Future
 from contextvars import ContextVar
 
 from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.response_cache import ResponseCache
+from kvproxy.index.store import AnswerComputation
 
 _log = logging.getLogger("kvproxy")
 
@@ -16,8 +18,21 @@ class Abandoned(Exception):
     """The computation was cancelled, so a caller that waits for it computes itself."""
 
 
+class Flight:
+    """An answer that is being computed.
+
+    Attributes:
+        computation: None until the lookup that precedes it begins.
+    """
+
+    def __init__(self) -> None:
+        self.answer = Future[str]()
+        self.answer.set_running_or_notify_cancel()  # A waiting task that is cancelled must not cancel it.
+        self.computation: AnswerComputation | None = None
+
+
 # The computations around the current call. Tasks of a computation inherit them.
-_computing: ContextVar["frozenset[Future[str]]"] = ContextVar("computing", default=frozenset())
+_computing: ContextVar[frozenset[Flight]] = ContextVar("computing", default=frozenset())
 
 
 @contextlib.contextmanager
@@ -32,10 +47,11 @@ def returning_computed_answer() -> Iterator[None]:
 
 
 class SingleFlight:
-    """The answers that are being computed, by key. Thread-safe."""
+    """The answers that are being computed, by key. Thread-safe, but for `is_invalidated`."""
 
-    def __init__(self) -> None:
-        self._flights: dict[str, Future[str]] = {}
+    def __init__(self, cache: ResponseCache) -> None:
+        self._cache = cache
+        self._flights: dict[str, Flight] = {}
         self._lock = threading.Lock()
         self._num_shared = 0
 
@@ -60,37 +76,42 @@ class SingleFlight:
         with self._lock:
             self._num_shared += 1
 
-    def join(self, key: str) -> "Future[str] | None":
-        """Return the answer of a computation that runs; None if the caller must compute it, within `lead`.
+    def join(self, key: str) -> Flight | None:
+        """Return a computation that runs; None if the caller must compute the answer, within `lead`.
 
         Raises RuntimeError if the computation makes this call itself, because it would wait for its own end.
         """
         with self._lock:
             running = self._flights.get(key)
             if running is None:
-                self._flights[key] = flight = Future[str]()
-                flight.set_running_or_notify_cancel()  # A waiting task that is cancelled must not cancel it.
+                self._flights[key] = Flight()
             elif running in _computing.get():
                 raise RuntimeError(
                     "compute asks the cache for the question that it computes: give it another namespace"
                 )
             return running
 
+    async def is_invalidated(self, flight: Flight) -> bool:
+        """Return whether answers that include this one were deleted since its computation began."""
+        return await self._cache.is_invalidated(flight.computation)
+
     @contextlib.contextmanager
-    def lead(self, key: str) -> "Iterator[Future[str]]":
-        """Yield the future of the answer. An exception becomes that of all callers that wait for it."""
+    def lead(self, key: str) -> Iterator[Flight]:
+        """Yield the computation. An exception becomes that of all callers that wait for it."""
         flight = self._flights[key]
         token = _computing.set(_computing.get() | {flight})
         try:
             yield flight
         except BaseException as error:
-            self._end(key)
-            flight.set_exception(error if isinstance(error, Exception) else Abandoned())
+            self.detach(key, flight)
+            flight.answer.set_exception(error if isinstance(error, Exception) else Abandoned())
             raise
         finally:
             _computing.reset(token)
-        self._end(key)
+        self.detach(key, flight)
 
-    def _end(self, key: str) -> None:
+    def detach(self, key: str, flight: Flight) -> None:
+        """Let no further caller join a computation."""
         with self._lock:
-            del self._flights[key]
+            if self._flights.get(key) is flight:
+                del self._flights[key]

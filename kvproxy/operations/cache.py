@@ -116,7 +116,10 @@ async def show_response(cache: CacheAccess, name: EntryName) -> ShownResponse:
 @async_operation("DELETE", "/cache/{id}")
 async def remove_response(cache: CacheAccess, removal: NamedRemoval) -> ChangedResponses:
     """Remove a response, given its id or the beginning of its id; `soft=true` expires it instead."""
+    from kvproxy.index.store import EntryFilter
+
     entry = await _find_entry(cache, removal.id)
+    await asyncio.to_thread(cache.store.invalidate, EntryFilter(key=entry.key))
     return await _remove(cache, [entry.id], f"id={entry.id}", soft=removal.soft)
 
 
@@ -129,7 +132,7 @@ async def remove_responses(cache: CacheAccess, removal: EntryRemoval) -> Changed
     # A purged response must not appear afterwards.
     await cache.wait_for_writes()
     where = await _filter(cache, removal)
-    ids = await asyncio.to_thread(cache.store.ids, where)
+    ids = await asyncio.to_thread(cache.store.invalidate, where)
     return await _remove(cache, ids, str(where), soft=removal.soft)
 
 

@@ -63,13 +63,14 @@ class Model:
         if request.method != "POST":
             return Response()
         body = await request.json()
-        await asyncio.to_thread(self.go.wait, 20)
         asked = body["messages"][-1]["content"]
         judges = "First answer:" in asked
         (self.judged if judges else self.asked).append(asked)
+        number = len(self.asked)
+        await asyncio.to_thread(self.go.wait, 20)
         if self.status != 200:
             return JSONResponse({"error": {"message": "broken"}}, self.status)
-        text = self.verdict if judges else self.answers.get(asked, self.text.format(len(self.asked)))
+        text = self.verdict if judges else self.answers.get(asked, self.text.format(number))
         message = {"role": "assistant", "content": text}
         whole: JsonObject = {"id": "x", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
         if self.usage is not None:

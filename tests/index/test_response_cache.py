@@ -14,7 +14,7 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.pending_writes import PendingWrite
 from kvproxy.index.response_cache import ResponseCache
-from kvproxy.index.store import Store, open_store
+from kvproxy.index.store import EntryFilter, Store, open_store
 from kvproxy.index.store.group_commit import WriteBatcher
 from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
@@ -46,6 +46,28 @@ async def test_a_pending_entry_is_found_until_it_expires(open_file: MakeStore) -
     assert await inserting
     assert await second
     assert await cache.find(entry.key) == newer
+
+
+async def test_a_pending_entry_is_not_found_after_an_invalidation(open_file: MakeStore) -> None:
+    store = open_file()
+    cache = ResponseCache(store, None)
+    entry, go = make_entry("x", tags=("t",)), threading.Event()
+    put = store.put_many
+
+    def slow(puts: Any) -> Any:
+        assert go.wait(300)
+        return put(puts)
+
+    cache._writes = WriteBatcher(slow)
+    computation = await cache.begin_computation(entry.key, entry.namespace, entry.tags)
+    inserting = asyncio.create_task(cache.insert(entry, computation))
+    await asyncio.sleep(0)
+    assert await cache.find(entry.key) == entry
+    assert store.invalidate(EntryFilter(tag="t")) == []
+    assert await cache.find(entry.key) is None
+    go.set()
+    assert not await inserting
+    assert await cache.find(entry.key) is None
 
 
 async def test_maintenance_removes_expired_entries(tmp_path: Path) -> None:

@@ -88,6 +88,11 @@ _SCHEMA = (
         observed bigint not null, agreed bigint not null, accepted bigint not null, accepted_wrong bigint not null)""",
     "insert into pruned_totals values (0, 0, 0, 0)",
 )
+# Not in the schema, because stores of the same version may lack it.
+_INVALIDATIONS = (
+    "create table if not exists invalidations (number bigserial primary key, key text not null, namespace text not null,"
+    " tag text not null)"
+)
 
 
 def create_schema(connection: psycopg.Connection[Any], database_name: str) -> None:
@@ -103,6 +108,7 @@ def create_schema(connection: psycopg.Connection[Any], database_name: str) -> No
             for statement in _SCHEMA:
                 connection.execute(statement.encode())
             versions = 1, 1
+        connection.execute(_INVALIDATIONS.encode())
         version, compatible_since = versions
         if version == 0 or compatible_since > supported:
             raise SchemaVersionError(database_name, version, supported)

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
-from kvproxy.index.sqlite_files import DatabaseFiles, check_file, connect, create_schema, make_files_private
+from kvproxy.index.sqlite_files import (
+    DatabaseFiles,
+    cannot_change,
+    check_file,
+    connect,
+    create_schema,
+    make_files_private,
+)
 from kvproxy.index.store.database import (
     Operation,
     Row,
@@ -73,6 +80,11 @@ _SCHEMA = (
     " accepted_wrong integer not null)",
     "insert into pruned_totals values (0, 0, 0, 0)",
 )
+# Not in the schema, because stores of the same version may lack it.
+_INVALIDATIONS = (
+    "create table if not exists invalidations (number integer primary key autoincrement, key text not null,"
+    " namespace text not null, tag text not null)"
+)
 _NO_VALUES: Mapping[str, Any] = {}
 
 
@@ -101,6 +113,8 @@ class SqliteDatabase:
                 self._writer = self._connect()
                 opened.callback(self.close)
                 create_schema(self._writer, f"the store {path}", _VERSION, _SCHEMA)
+                if not (accepts_constant and cannot_change(path)):
+                    self._writer.execute(_INVALIDATIONS)
                 with self.reader() as reader:
                     reader.execute("select count(*) from totals").fetchone()
                 self._files = DatabaseFiles(path, self._writer)

@@ -78,7 +78,13 @@ class JoinOrForward(Layer):
             equal, running = EqualRequests(), set()
         exchange.equal_requests = equal
         max_bytes = self._writer.max_bytes * exchange.size_factor
-        shared = SharedRequest(lambda: self._send(exchange), max_bytes, exchange.api_request.delivery)
+
+        async def send() -> BackendResponse:
+            if exchange.storable:
+                exchange.computation = await self._writer.begin_computation(exchange.cache_key)
+            return await self._send(exchange)
+
+        shared = SharedRequest(send, max_bytes, exchange.api_request.delivery, lambda: exchange.computation)
         running.add(shared)
         self._equal_requests[key] = equal, running
         shared.task.add_done_callback(lambda _: self._on_ended(key, running, shared))
@@ -101,6 +107,10 @@ class JoinOrForward(Layer):
         return exchange.cache_key.exact, request.tenant, form, unique
 
     async def answer(self, exchange: Exchange, rest: Rest) -> Answer:
+        key = self._key(exchange)
+        running = self.requests.joinable(key)
+        if running is not None and await self._writer.is_invalidated(running.computation()):
+            self.requests.detach(key, running)
         shared, exchange.was_collapsed = self.join(exchange)
         try:
             return await self._answer_from(exchange, shared)
@@ -144,7 +154,9 @@ class JoinOrForward(Layer):
         return "stale" if exchange.has_stored_response else "uri-miss"
 
     async def predict(self, exchange: Exchange) -> Prediction | None:
-        return Prediction("shared") if self.requests.is_joinable(self._key(exchange)) else None
+        running = self.requests.joinable(self._key(exchange))
+        is_joined = running is not None and not await self._writer.is_invalidated(running.computation())
+        return Prediction("shared") if is_joined else None
 
 
 class Lease:

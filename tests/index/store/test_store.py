@@ -1,11 +1,13 @@
 """Behaviour of all stores: SQLite, encrypted SQLite, and PostgreSQL."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store import EntryFilter, NewEntry
+from kvproxy.index.store import AnswerComputation, EntryFilter, NewEntry, writer
 from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
 
@@ -129,3 +131,62 @@ def test_a_failed_flush_loses_no_hits(make_store: MakeStore, monkeypatch: pytest
     store.record_hit(entry.id)
     store.flush()
     assert store.get(entry.id).hits == 2
+
+
+@pytest.mark.parametrize(
+    ("where", "is_stored"),
+    [
+        (EntryFilter(key="key"), False),
+        (EntryFilter(key="key 1"), True),
+        (EntryFilter(namespace="name", tag="t"), False),
+        (EntryFilter(namespace="other", tag="t"), True),
+        (EntryFilter(tag="other"), True),
+        (EntryFilter(), False),
+        # Conditions on texts and tenants are ignored.
+        (EntryFilter(search="other"), False),
+        # The answer is younger than that.
+        (EntryFilter(older_than=60.0), True),
+    ],
+)
+def test_an_invalidation_covers_earlier_computations(
+    make_store: MakeStore, where: EntryFilter, is_stored: bool
+) -> None:
+    store, entry = make_store(), make_entry(key="key", namespace="namespace", tags=("t", "u"))
+    newer = make_entry(id="newer", key="key", namespace="namespace", tags=("t", "u"))
+    early = AnswerComputation(entry.key, entry.namespace, store.last_invalidation(), entry.tags)
+    assert not store.is_invalidated(early)
+    store.invalidate(where)
+    late = replace(early, began=store.last_invalidation())
+    assert store.is_invalidated(early) == (not is_stored)
+    assert not store.is_invalidated(late)
+    store.put_many([NewEntry(newer, computation=late)])
+    written = store.put_many([NewEntry(entry, computation=early)])
+    assert [removed.id for removed in written.removed] == ["newer" if is_stored else entry.id]
+    assert store.find("key").id == (entry.id if is_stored else "newer")
+
+
+def test_computations_with_unknown_tags_or_an_unknown_start_are_covered(make_store: MakeStore) -> None:
+    store = make_store()
+    computation = AnswerComputation("key", "namespace", store.last_invalidation())
+    store.invalidate(EntryFilter(key="other", tag="t"))
+    assert not store.is_invalidated(computation)
+    store.invalidate(EntryFilter(tag="t"))
+    assert store.is_invalidated(computation)
+    assert store.is_invalidated(replace(computation, began=0))
+
+
+def test_the_last_invalidations_are_remembered(make_store: MakeStore) -> None:
+    store = make_store()
+    computation = AnswerComputation("key", "namespace", store.last_invalidation(), ())
+    last = replace(computation, began=computation.began + writer._MAX_INVALIDATIONS + 2)
+    with store.database.transaction() as run:
+        rows = [{"key": f"other {number}", "namespace": "", "tag": ""} for number in range(writer._MAX_INVALIDATIONS)]
+        run.executemany(writer._INVALIDATE.removesuffix(" returning number"), rows)
+    assert not store.is_invalidated(computation)
+    store.invalidate(EntryFilter(key="another"))
+    assert store.database.query("select count(*) as number from invalidations") == [
+        {"number": writer._MAX_INVALIDATIONS}
+    ]
+    # An earlier one, which is forgotten, may have covered it.
+    assert store.is_invalidated(computation)
+    assert not store.is_invalidated(last)

@@ -94,7 +94,7 @@ def unpriced_note(requests: int, *, is_bound: bool = False) -> str:
 def _notes(report: "SpendingReport") -> Iterator[str]:
     total = report.total
     is_bound = total.requests is None
-    if report.currency != LIST_CURRENCY and total.cost is not None:
+    if report.currency != LIST_CURRENCY and (total.cost, total.reported_cost) != (None, None):
         # In a pipe, the names of the columns do not depend on the currency.
         yield f"money in {report.currency}"
     if report.zone is not None and report.rows:

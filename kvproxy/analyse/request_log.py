@@ -1,5 +1,6 @@
 """Reads the requests of a log in the format that its rows have; `log_formats/` has the formats."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from kvproxy.analyse.bills.cost_reports import read_costs
-from kvproxy.analyse.bills.cost_tables import lacking_columns, money_headings
+from kvproxy.analyse.bills.cost_tables import MONEY_NAMES, PROVIDER_COLUMNS, lacking_columns, money_headings
 from kvproxy.analyse.bills.reported_costs import CostReport
 from kvproxy.analyse.log_formats.amounts import with_decimal_points
 from kvproxy.analyse.log_formats.dates import with_iso_dates
@@ -38,6 +39,7 @@ from kvproxy.analyse.log_formats.registry import PROMPTS, format_names, log_form
 from kvproxy.analyse.log_formats.requests import BODY_FIELDS, OUTPUT_FORMATS, read_fields
 from kvproxy.analyse.log_formats.rows import NO_JSON, NO_OBJECT_ITEM, NO_OBJECT_LINE, PLACED_CAUSES, FileRows, read_rows
 from kvproxy.analyse.log_formats.sum_rows import sum_rows
+from kvproxy.analyse.log_formats.table_shapes import with_currencies, with_periods_in_rows, with_years
 from kvproxy.analyse.log_formats.usage_reports import EXTRA_COLUMNS, OF_SUMS, USAGE_TABLE, with_assumed_sums
 from kvproxy.apis import APIS
 from kvproxy.apis.json import Json, JsonObject, dumps, objects
@@ -49,6 +51,7 @@ _SHOWN_FIELDS = 6
 _LONGEST_NAME = 200
 _REPEATED = "repeated (the same row with the same id)"
 _TRACE_FIELDS = {"hash_ids", "input_length", "block_hashes"}
+_OF_TOKENS_OR_MONEY = re.compile("token|cost|cach|spend|spent|price|charge|kosten|betrag|usd|eur", re.IGNORECASE)
 _IDS = ("id", "request_id", "requestId", "spanId", "span_id", "resourceSpans")
 _RENAME = (
     "rename its headings: a table of usage has date, model, input_tokens, and output_tokens, and one of costs has date, amount,"
@@ -145,6 +148,11 @@ class RequestLog:
         return rows
 
     @property
+    def unread_amounts(self) -> list[str]:
+        """Unread columns of a table of usage whose headings sound like tokens or money."""
+        return sorted(filter(_OF_TOKENS_OR_MONEY.search, self.ignored_fields)) if self.is_usage_report else []
+
+    @property
     def num_without_model(self) -> int:
         return sum(not request.names_model for request in self.requests)
 
@@ -211,6 +219,7 @@ def read_log(
 
 def _with_plain_cells(rows: Sequence[tuple[int, JsonObject]]) -> list[tuple[int, JsonObject]]:
     """Return the rows of a table with dates, counts, and amounts in one form, if other cells of their column show theirs."""
+    rows = with_currencies(with_periods_in_rows(with_years(rows)), MONEY_NAMES, PROVIDER_COLUMNS)
     names = dict.fromkeys(name for _, row in rows for name in row)
     return with_decimal_points(with_plain_counts(with_iso_dates(rows)), money_headings(names))
 

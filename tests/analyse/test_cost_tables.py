@@ -54,7 +54,7 @@ def test_the_cost_of_a_request_states_its_currency(tmp_path: Path) -> None:
     file.write_text("date,model,input tokens,output tokens,cost\n2026-10-01,m,1,1,$3.50\n2026-10-01,m,1,1,4.50\n")
     done = kvproxy("estimate", file, "--sessions", "--by", "model", "--json", "--data", tmp_path)
     assert json.loads(done.stdout)["total"]["logged_cost"] == 3.5
-    assert "no fields of a request, not read: cost" in done.stderr
+    assert "not read: cost; docs/logs.md lists the known headings, and a cost needs its currency" in done.stderr
 
 
 def test_decimal_commas(tmp_path: Path) -> None:
@@ -158,3 +158,44 @@ def test_copies_of_a_report_count_once(tmp_path: Path) -> None:
     assert (total, f"left out {files[1]}: the same report as {files[0]}" in notes) == (11, True)
     total, notes = costs(files[0], files[2])
     assert (total, "costs of one item, on 2026-10-02: they count twice if these reports" in notes) == (23, True)
+
+
+@pytest.mark.parametrize(
+    "heading",
+    ["Cost (EUR)", "Cost [€]", "Cost EUR", "cost_eur", "Total Cost in EUR", "Kosten (EUR)", "Spend (€)", "Amount, EUR"],
+)
+def test_a_heading_has_the_currency(heading: str, tmp_path: Path) -> None:
+    text = f'Date,Service,"{heading}"\n2026-10-01,a,3.10\n2026-10-02,a,4.20\n2026-10-02,b,\n'
+    costs, notes = costs_of(tmp_path, text)
+    assert costs == {"a": 7.3}
+    assert "money in EUR" in notes
+
+
+def test_another_word_in_brackets_is_no_currency(tmp_path: Path) -> None:
+    assert costs_of(tmp_path, "Date,Item,Cost (MTD),Cost (USD)\n2026-10-01,a,9,3.50\n")[0] == {"a": 3.5}
+
+
+def test_of_two_columns_of_money_the_unread_one_is_named(tmp_path: Path) -> None:
+    text = "ChargePeriodStart,ServiceName,BilledCost,EffectiveCost,BillingCurrency\n2026-10-01T00:00:00Z,a,3,2,USD\n"
+    costs, notes = costs_of(tmp_path, text, by="day")
+    assert costs == {"2026-10-01": 3}
+    assert "the amounts are those of BilledCost; other columns of money, not read: EffectiveCost" in notes
+    # The same money in two currencies.
+    notes = costs_of(tmp_path, "date,item,Cost (USD),Cost (EUR)\n2026-10-01,a,3,2\n")[1]
+    assert "the amounts are those of Cost; other columns of money, not read: Cost (EUR)" in notes
+
+
+@pytest.mark.parametrize("total", ["", "Gesamt;16,20 €;18,40 €\n"])
+def test_months_may_be_columns(total: str, tmp_path: Path) -> None:
+    text = f"Model;Sep 2026;Oct 2026\ngpt-5-mini;3,10 €;4,20 €\ngpt-5;13,10 €;14,20 €\n{total}"
+    assert costs_of(tmp_path, text, by="month")[0] == pytest.approx({"2026-09": 16.2, "2026-10": 18.4})
+    assert costs_of(tmp_path, text, by="model")[0] == pytest.approx({"gpt-5": 27.3, "gpt-5-mini": 7.3})
+    days = "Project,Currency,2026-10-01,2026-10-02\nred,USD,1.5,\nblue,USD,2.5,3\n"
+    assert costs_of(tmp_path, days, by="day")[0] == {"2026-10-01": 4, "2026-10-02": 3}
+
+
+def test_months_as_columns_need_a_currency(tmp_path: Path) -> None:
+    file = tmp_path / "pivot.csv"
+    file.write_text("Model,2026-09,2026-10\na,1,2\n")
+    done = kvproxy("estimate", file, "--data", tmp_path)
+    assert (done.returncode, "to be a table of costs, it lacks a column currency" in done.stderr) == (2, True)

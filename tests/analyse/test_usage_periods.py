@@ -134,3 +134,23 @@ def test_a_column_of_cached_input_is_a_part_of_the_input(tmp_path: Path) -> None
     text = "date,model,requests,input_tokens,output_tokens,cached_input\n2026-09-07,gpt-4o,10,100000,1000,60000\n"
     # 40,000 x 2.5 + 60,000 x 1.25 + 1,000 x 10; all input at the full price would be 0.26.
     assert bill(tmp_path, text, "day")[0] == {"2026-09-07": (10, 0.185)}
+
+
+@pytest.mark.parametrize(
+    ("heads", "cells", "name"),
+    [
+        ("Year,Month", "2026,10", "2026-10"),
+        ("Month,Year", "October,2026", "2026-10"),
+        ("Jahr,Monat", "2026,9", "2026-09"),
+        ("year,quarter", "2026,3", "2026-Q3"),
+        ("Year,Quarter", "2026,Q3", "2026-Q3"),
+        ("Year,Week", "2026,36", "2026-W36"),
+        ("Year,Month,Day", "2026,9,7", "2026-09-07"),
+        # The month has its year.
+        ("Year,Month", "2026,2026-09", "2026-09"),
+    ],
+)
+def test_the_year_has_a_column_of_its_own(heads: str, cells: str, name: str, tmp_path: Path) -> None:
+    rows, notes = bill(tmp_path, f"{heads},model,input tokens,output tokens\n{cells},{PRO},1000000,100000\n", "day")
+    assert rows == {name: (None, 2.25)}
+    assert "unreadable" not in notes

@@ -94,7 +94,8 @@ def test_the_activity_of_openrouter_has_a_bill(tmp_path: Path) -> None:
     total, notes = bill(table(tmp_path, text))
     assert (total["requests"], total["input_tokens"], total["output_tokens"]) == (5, 3_000, 1_400)
     assert (total["logged_cost"], total["logged_difference"]) == (0.02, 0)
-    assert "not read: BYOK Usage, Reasoning Tokens" in notes
+    assert "sound like tokens or money, not read: Reasoning Tokens; docs" in notes
+    assert "not read: BYOK Usage" in notes
 
 
 @pytest.mark.parametrize(
@@ -313,6 +314,25 @@ def test_anthropic_counts_the_cache_beside_the_input(tmp_path: Path) -> None:
         50,
         100,
     )
+
+
+@pytest.mark.parametrize(
+    ("names", "total", "expected"),
+    [
+        ("cache_read_tokens,cache_creation_tokens", "", 1_800),
+        ("Cache Read Tokens,Cache Write Tokens", "", 1_800),
+        ("cache_read,cache_creation", "1900", 1_800),
+        # The total shows that the input has the tokens of the cache.
+        ("cache_read_tokens,cache_creation_tokens", "1100", 1_000),
+        ("cache_read_input_tokens,cache_creation_input_tokens", "1100", 1_000),
+    ],
+)
+def test_the_tokens_of_the_cache_are_beside_the_input_or_in_it(
+    names: str, total: str, expected: int, tmp_path: Path
+) -> None:
+    text = f"model,input_tokens,output_tokens,{names},total_tokens\nclaude-opus-4-5,1000,100,500,300,{total}\n"
+    found, _ = bill(table(tmp_path, text))
+    assert (found["input_tokens"], found["reused_tokens"], found["written_tokens"]) == (expected, 500, 300)
 
 
 def test_the_table_of_openai_has_empty_periods_decimals_and_large_sums(tmp_path: Path) -> None:
@@ -706,7 +726,7 @@ def test_a_cost_has_the_currency_of_its_column(tmp_path: Path) -> None:
         done = kvproxy("estimate", file, "--sessions", "--by", "model", *PRICE, "--json", "--data", tmp_path)
         assert json.loads(done.stdout)["total"]["logged_cost"] == pytest.approx(cost)
     without = table(tmp_path, text.replace(",Currency", "").replace(",{}\n", "\n").format("0.004"))
-    assert "no fields of a request, not read: Cost; --by column:NAME" in bill(without)[1]
+    assert "sound like tokens or money, not read: Cost; docs" in bill(without)[1]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Reads tables of costs, which have an amount of money in each row: of providers, of clouds, and of spreadsheets."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ OPENAI_USAGE = "OpenAI's /v1/organization/usage/completions, or the CSV of its a
 ANTHROPIC_USAGE = "Anthropic's /v1/organizations/usage_report/messages, or the CSV of its usage"
 _COMMON_USAGE = "that of the same models"
 _OPENAI = "amount_value"
-_USAGES = {
+PROVIDER_COLUMNS = {
     _OPENAI: OPENAI_USAGE,
     "cost_usd": ANTHROPIC_USAGE,
     "Spend ($)": "LiteLLM's spend logs",
@@ -35,9 +36,15 @@ _USAGES = {
 """The report of usage beside a provider's table of costs, by the column with the amount."""
 _IN_DOLLARS = "cost_usd", "Spend ($)"
 _LISTED = "list_price_usd"
-_AMOUNTS = "costinbillingcurrency", "billedcost", "pretaxcost", "cost", "amount", "kosten", "betrag"
+_AMOUNTS = (
+    *"costinbillingcurrency billedcost pretaxcost lineitemunblendedcost cost amount kosten betrag".split(),
+    *"totalcost totalamount charge charges gesamtkosten".split(),
+)
 """Columns with the amount in other tables, such as exports of Azure and of FOCUS, without punctuation."""
-_CURRENCIES = "billingcurrency", "billingcurrencycode", "amountcurrency", "currency", "währung"
+_CURRENCIES = (
+    *"billingcurrency billingcurrencycode amountcurrency lineitemcurrencycode currency currencycode währung".split(),
+)
+_OF_MONEY = re.compile("cost|amount|spend|charges?$|kosten|betrag|price", re.IGNORECASE)
 _CENT = 0.01
 
 
@@ -79,11 +86,19 @@ class _Columns:
         return _CostRow(number, self.currency_of(row), cost, unreadable)
 
 
+MONEY_NAMES = frozenset((*_AMOUNTS, *map(letters_of, COSTS), "spend"))
+"""Names of columns with money that may have the currency in their heading, without punctuation."""
+
+
 def money_headings(names: Iterable[str]) -> set[str]:
     """Return the headings of columns with money, in tables of costs or of usage."""
     names = list(names)
     of_usage = {name for name, fact in fact_headings((*names, "currency")).items() if fact in COSTS}
-    return {name for name in names if name in of_usage or name in (*_USAGES, _LISTED) or letters_of(name) in _AMOUNTS}
+    return {
+        name
+        for name in names
+        if name in of_usage or name in (*PROVIDER_COLUMNS, _LISTED) or letters_of(name) in _AMOUNTS
+    }
 
 
 def read_cost_table(rows: Sequence[tuple[int, JsonObject]]) -> CostReport | None:
@@ -95,8 +110,15 @@ def read_cost_table(rows: Sequence[tuple[int, JsonObject]]) -> CostReport | None
     for cost in costs:
         for heading in cost.unreadable:
             unreadable[heading].append(cost.number)
-    usage = _USAGES.get(columns.amount, _COMMON_USAGE)
-    return CostReport([(cost.currency, cost.cost) for cost in costs], usage, unreadable)
+    usage = PROVIDER_COLUMNS.get(columns.amount, _COMMON_USAGE)
+    amounts = [(cost.currency, cost.cost) for cost in costs]
+    return CostReport(amounts, usage, unreadable, columns.amount, _other_amounts(rows, columns.amount))
+
+
+def _other_amounts(rows: Sequence[tuple[int, JsonObject]], column: str) -> list[str]:
+    """Return the headings of columns that sound like money, and have amounts, beside that of the amounts."""
+    sounding = {name for _, row in rows for name in row if _OF_MONEY.search(name) and name not in (column, _LISTED)}
+    return sorted(name for name in sounding if any(read_amount(row.get(name)) for _, row in rows))
 
 
 def lacking_columns(rows: Sequence[JsonObject]) -> list[str]:
@@ -119,7 +141,7 @@ def _columns_of(rows: Sequence[JsonObject]) -> _Columns | None:
     if not facts.isdisjoint(INPUT) or not {*names, *headings}.isdisjoint((*PROMPT_FIELDS, *BODY_FIELDS)):
         return None
     currency = next((headings[name] for name in _CURRENCIES if name in headings), "")
-    if (amount := next((name for name in _USAGES if name in names), None)) is not None:
+    if (amount := next((name for name in PROVIDER_COLUMNS if name in names), None)) is not None:
         return _Columns(amount, currency)
     amount = next((headings[name] for name in _AMOUNTS if name in headings), None)
     if amount is None or facts.isdisjoint(DATES):

@@ -49,11 +49,15 @@ class CostReport:
         costs: None for each unreadable amount. The currency is empty if it is unknown.
         usage: name of the report that has the tokens.
         unreadable: numbers of the rows with unreadable cells, by the heading of their column.
+        column: heading of the amounts; empty for the report of an API.
+        other_columns: headings of other amounts.
     """
 
     costs: Sequence[tuple[str, ReportedCost | None]]
     usage: str
     unreadable: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    column: str = ""
+    other_columns: Sequence[str] = ()
 
     def __str__(self) -> str:
         return (

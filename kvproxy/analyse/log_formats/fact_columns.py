@@ -21,14 +21,18 @@ INPUT = "input_tokens", "prompt_tokens", "tokens_prompt", "n_context_tokens_tota
 OUTPUT = "output_tokens", "completion_tokens", "tokens_completion", "n_generated_tokens_total", "ausgabe_tokens"
 _CACHED = "cached_tokens", "input_cached_tokens", "cached_input_tokens", "tokens_cached", "cached_input"
 _HELICONE_READ, _HELICONE_WRITTEN, _TOTAL = "prompt_cache_read_tokens", "prompt_cache_write_tokens", "total_tokens"
-_READ = "cache_read_input_tokens", _HELICONE_READ
-_WRITTEN = "cache_creation_input_tokens", _HELICONE_WRITTEN
+_READ = "cache_read_input_tokens", "cache_read_tokens", "cache_read", _HELICONE_READ
+_WRITTEN = (
+    *"cache_creation_input_tokens cache_creation_tokens cache_creation cache_write_input_tokens cache_write_tokens".split(),
+    *("cache_write", _HELICONE_WRITTEN),
+)
 REQUESTS = (
     *"num_model_requests num_requests n_requests requests request_count total_requests api_requests".split(),
     *"count calls num_calls api_calls anfragen".split(),
 )
 _UNITS: dict[str, Unit] = {
     **dict.fromkeys("date day usage_date usage_date_time usage_date_utc charge_period_start datum".split(), "day"),
+    **dict.fromkeys("usage_start_date line_item_usage_start_date start_date".split(), "day"),
     **dict.fromkeys(("week", "woche"), "week"),
     **dict.fromkeys("month usage_month billing_month invoice_month monat".split(), "month"),
     **dict.fromkeys(("quarter", "quartal"), "quarter"),
@@ -124,19 +128,20 @@ def token_counts(facts: JsonObject) -> TokenCounts:
     prompt, completion, cached, read, written = (
         read_count(first_of(facts, *names)) for names in (INPUT, OUTPUT, _CACHED, _READ, _WRITTEN)
     )
-    if prompt is not None and cached is None and _is_cache_beside_input(facts, prompt, completion):
-        prompt += (read or 0) + (written or 0)
+    of_cache = (read or 0) + (written or 0)
+    if prompt is not None and cached is None and _is_cache_beside_input(facts, prompt, completion, of_cache):
+        prompt += of_cache
     return TokenCounts(prompt, completion, read if cached is None else cached, written)
 
 
-def _is_cache_beside_input(facts: JsonObject, prompt: int, completion: int | None) -> bool:
+def _is_cache_beside_input(facts: JsonObject, prompt: int, completion: int | None, of_cache: int) -> bool:
     """Whether the tokens of the provider's cache are beside the input, as Anthropic and Helicone count them.
 
-    In Helicone's rows, the total shows if they are not.
+    The total shows if they are not.
     """
-    if facts.keys() & {_HELICONE_READ, _HELICONE_WRITTEN}:
-        return read_count(facts.get(_TOTAL)) != prompt + (completion or 0)
-    return "input_tokens" in facts
+    is_of_helicone = bool(facts.keys() & {_HELICONE_READ, _HELICONE_WRITTEN})
+    is_total = read_count(facts.get(_TOTAL)) == prompt + (completion or 0) and (is_of_helicone or of_cache <= prompt)
+    return not is_total and (is_of_helicone or "input_tokens" in facts)
 
 
 def currency_of(facts: JsonObject) -> str:

@@ -74,7 +74,9 @@ class Column:
 class Layout:
     """Options that select the columns of a table; by default, all columns that fit the terminal."""
 
-    wide: Annotated[bool, Option("--wide", help="Show all columns, also if they do not fit the terminal.")] = False
+    wide: Annotated[
+        bool, Option("--wide", help="Show all columns with a value, also if they do not fit the terminal.")
+    ] = False
     columns: Annotated[
         str | None, Parameter("Names of columns, or of fields of --json, to show, separated by commas.", is_list=True)
     ] = None
@@ -149,7 +151,7 @@ def print_table(
         typer.echo(empty, err=True)
         return
     if layout.columns is None and console is not None:
-        columns, cells = _hide_empty(columns, cells)
+        columns, cells = _hide_empty(columns, cells, is_wide=layout.wide)
     chosen, cells = _select_columns(columns, cells, layout, records, raw=console is None)
     if title is not None:
         typer.echo(title)
@@ -284,8 +286,14 @@ def _parse_name(name: str) -> Column:
     return Column(kept.removesuffix("#"), is_number=kept.endswith("#"), is_optional=name.endswith("?"))
 
 
-def _hide_empty(columns: list[Column], cells: Cells) -> tuple[list[Column], Cells]:
-    shown = [index for index, column in enumerate(columns) if not column.hides_empty or _has_value(cells, index)]
+def _hide_empty(columns: list[Column], cells: Cells, *, is_wide: bool = False) -> tuple[list[Column], Cells]:
+    """Return the columns without those that hide if they are empty: in a wide table, also numbers and optional ones."""
+    shown = [
+        index
+        for index, column in enumerate(columns)
+        if not (column.hides_empty or (is_wide and (column.is_optional or column.is_number)))
+        or _has_value(cells, index)
+    ]
     return [columns[index] for index in shown], [[row[index] for index in shown] for row in cells]
 
 

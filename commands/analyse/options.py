@@ -122,8 +122,8 @@ def describe_rows(log: "RequestLog") -> list[str]:
         lines.append(f"skipped {plural(without, 'row')} without a request: {causes}")
     if amounts := log.unread_amounts:
         lines.append(
-            f"columns that sound like tokens or money, not read: {', '.join(amounts)}; docs/logs.md lists the known headings, and a"
-            " cost needs its currency"
+            f"columns that sound like tokens or money, not read: {', '.join(amounts)}; docs/logs.md lists the known headings, and"
+            " a cost needs its currency"
         )
     if others := log.ignored_fields - set(amounts):
         hint = "; --by column:NAME groups by one" if log.is_usage_report else ""
@@ -133,11 +133,11 @@ def describe_rows(log: "RequestLog") -> list[str]:
             f"{plural(len(numbers), 'row')} with unreadable {heading} ({format_line_numbers(numbers)}): it counts as unknown;"
             " write 1200, 12.50, or 2026-11-21"
         )
-    for report in log.costs:
-        if report.other_columns:
-            lines.append(
-                f"the amounts are those of {report.column}; other columns of money, not read: {', '.join(report.other_columns)}"
-            )
+    lines += [
+        f"the amounts are those of {report.column}; other columns of money, not read: {', '.join(report.other_columns)}"
+        for report in log.costs
+        if report.other_columns
+    ]
     if log.shared_days:
         day, files = next(iter(log.shared_days.items()))
         more = f" and {plural(len(log.shared_days) - 1, 'more day')}" if len(log.shared_days) > 1 else ""

@@ -256,13 +256,13 @@ def _spending_row(row: "Spending", report: "SpendingReport") -> Row:
     cause = main_cause(row.lost, row.reused_tokens)
     return {
         **group_cells(row.name, row.groups, report.by),
-        "Requests#": row.requests,
-        number_column("Input", "input_tokens"): row.input_tokens,
-        number_column("Cached", "cached_share"): percent(row.reused_tokens / row.input_tokens)
+        number_column("Requests", "requests", hides_empty=True): row.requests,
+        number_column("Input", "input_tokens", hides_empty=True): row.input_tokens,
+        number_column("Cached", "cached_share", hides_empty=True): percent(row.reused_tokens / row.input_tokens)
         if row.input_tokens and row.reused_tokens is not None
         else None,
         number_column("Written", "written_tokens", optional=True): row.written_tokens,
-        number_column("Output", "output_tokens"): row.output_tokens,
+        number_column("Output", "output_tokens", hides_empty=True): row.output_tokens,
         number_column(f"Input {report.currency}", "input_cost", optional=True): money(row.input_cost),
         number_column(f"Uncached {report.currency}", "uncached_cost", optional=True): money(row.uncached_cost),
         number_column(f"Output {report.currency}", "output_cost", optional=True): money(row.output_cost),

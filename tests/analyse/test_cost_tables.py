@@ -199,3 +199,11 @@ def test_months_as_columns_need_a_currency(tmp_path: Path) -> None:
     file.write_text("Model,2026-09,2026-10\na,1,2\n")
     done = kvproxy("estimate", file, "--data", tmp_path)
     assert (done.returncode, "to be a table of costs, it lacks a column currency" in done.stderr) == (2, True)
+
+
+def test_a_terminal_shows_no_empty_columns_of_tokens(tmp_path: Path) -> None:
+    file = tmp_path / "costs.csv"
+    file.write_text("date,line_item,amount,currency\n2026-10-01,a,2.50,USD\n")
+    for options, is_shown in (((), True), (("--wide",), False)):
+        shown = kvproxy("estimate", file, *options, "--data", tmp_path, columns=160).stdout
+        assert ("Requests" in shown, "Lost USD" in shown, "Reported USD" in shown) == (False, is_shown, True)

@@ -10,7 +10,7 @@ from kvproxy.commands.tables import Column, ListLayout, Row, digest_column, numb
 from kvproxy.journal.groups import COLUMN
 from kvproxy.journal.sessions.ledger import main_cause
 from kvproxy.settings.journal import LIST_CURRENCY
-from kvproxy.units import plural
+from kvproxy.units import first_names, plural
 
 if TYPE_CHECKING:
     from kvproxy.journal.sessions.session_reader import Session
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SET_TIERS = 'set service_tiers in [journal.prices."MODEL"]'
 SPENDING = ("kvproxy.commands.journal.spending:spending_fields",)
+_SHOWN_MODELS = 3
 NO_BILL = "no paid requests yet"
 
 
@@ -140,8 +141,10 @@ def _notes(report: "SpendingReport") -> Iterator[str]:
     if report.as_model is not None:
         yield f"as {report.as_model}: the same tokens with the same share of cached input, at today's prices"
     if report.web_searches:
-        searches = f"{report.web_searches:,} web search{'' if report.web_searches == 1 else 'es'}"
-        yield f"not in the money: {searches} (web_search_requests), for which Anthropic's list price is 10 USD per 1,000"
+        yield (
+            f"not in the money: {_web_searches(report)} (web_search_requests), for which Anthropic's list price is 10 USD per"
+            " 1,000"
+        )
     if total.logged_cost is not None:
         yield _logged_note(total.logged_cost, total.logged_difference, report.currency)
     if report.other_currencies:
@@ -159,6 +162,10 @@ def _cache_note(uncached: float, saved: float, currency: str) -> str:
         f"the provider's cache {effect} {amount_text(abs(saved))} {currency}, {percent(abs(saved) / uncached)} of the"
         f" {amount_text(uncached)} {currency} that the input costs without it"
     )
+
+
+def _web_searches(report: "SpendingReport") -> str:
+    return f"{report.web_searches:,} web search{'' if report.web_searches == 1 else 'es'}"
 
 
 def _logged_note(logged: float, difference: float | None, currency: str) -> str:
@@ -196,7 +203,9 @@ def _reported_note(report: "SpendingReport") -> Iterator[str]:
     unpriced, is_bound = costs.rest_unpriced, report.total.requests is None
     # Requests without a price only add to the report, and those of known models are a part of their own.
     is_of_unpriced = unpriced and costs.rest > 0 and not costs.unpriced
-    rest = f", probably of {_count(unpriced, is_bound)} of models without a price" if is_of_unpriced else ""
+    models = first_names(costs.unpriced_models, _SHOWN_MODELS)
+    rest = f", probably of {_count(unpriced, is_bound)} of models without a price ({models})" if is_of_unpriced else ""
+    place = _largest(costs.rest_by_model, "of") + _largest(costs.rest_by_day, "on")
     parts = {
         **{f"for {name}": amount for name, amount in costs.services.items()},
         "of discounts": costs.discount,
@@ -207,7 +216,8 @@ def _reported_note(report: "SpendingReport") -> Iterator[str]:
         "of models without a price here": costs.unpriced,
         "on days without usage here": costs.without_usage,
         "on days without costs there": costs.without_costs,
-        f"not explained{_largest_day(costs.rest_by_day)}{rest}; compare prices and tiers (kvproxy prices show)": costs.rest,
+        f"for {_web_searches(report)} at Anthropic's list price": costs.web_searches,
+        f"not explained{place}{rest}; compare prices and tiers (kvproxy prices show)": costs.rest,
     }
     reasons = [
         f"{'-' if amount < 0 else '+'}{amount_text(abs(amount))} {name}" for name, amount in parts.items() if amount
@@ -232,9 +242,9 @@ def _left_out_amounts(report: "SpendingReport") -> Iterator[str]:
         yield f"{plural(count, 'amount')} {rate if name else 'without a currency'}"
 
 
-def _largest_day(rests: Mapping[str, float]) -> str:
-    """Return the day with the largest difference, of several days."""
-    return f", most on {next(iter(rests))}" if len(rests) > 1 else ""
+def _largest(rests: Mapping[str, float], preposition: str) -> str:
+    """Return the model or the day with the largest difference, of several ones."""
+    return f", most {preposition} {next(iter(rests))}" if len(rests) > 1 else ""
 
 
 def count_notes(unpriced: int, estimated: int, unreported: int, *, is_bound: bool = False) -> Iterator[str]:

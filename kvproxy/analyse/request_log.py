@@ -51,7 +51,10 @@ _SHOWN_FIELDS = 6
 _LONGEST_NAME = 200
 _REPEATED = "repeated (the same row with the same id)"
 _TRACE_FIELDS = {"hash_ids", "input_length", "block_hashes"}
-_OF_TOKENS_OR_MONEY = re.compile("token|cost|cach|spend|spent|price|charge|kosten|betrag|usd|eur", re.IGNORECASE)
+_OF_TOKENS_OR_MONEY = re.compile(
+    r"token|cost(?!.?(?:cent|object|type|category))|cach|spend|price|charge|kosten(?!stelle)|betrag|usd|eur",
+    re.IGNORECASE,
+)
 _IDS = ("id", "request_id", "requestId", "spanId", "span_id", "resourceSpans")
 _RENAME = (
     "rename its headings: a table of usage has date, model, input_tokens, and output_tokens, and one of costs has date, amount,"

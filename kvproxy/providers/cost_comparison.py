@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isclose
 
 _HALF_CENT = 0.005
@@ -58,7 +58,10 @@ class CostComparison:
             only the usage has; the latter is negative.
         rest: what has none of these causes; 0 within the rounding of the amounts.
         rest_by_day: this rest by UTC day, the largest first; empty if the days are unknown.
+        rest_by_model: this rest by model, the largest first; empty if the models of amounts are unknown.
         rest_unpriced: number of requests without a price on the days of this rest; a bound if the usage states no number.
+        unpriced_models: their models.
+        web_searches: list price of the web searches in the usage, if the report has no service for them.
         left_out: number of amounts that are unreadable, or in a currency without a rate.
         left_out_currencies: the latter by currency, which is empty if it is unknown.
         undated: number of amounts without a date, which a period leaves out.
@@ -74,7 +77,10 @@ class CostComparison:
     without_costs: float = 0.0
     rest: float = 0.0
     rest_by_day: dict[str, float] = field(default_factory=dict)
+    rest_by_model: dict[str, float] = field(default_factory=dict)
     rest_unpriced: int = 0
+    unpriced_models: list[str] = field(default_factory=list)
+    web_searches: float = 0.0
     left_out: int = 0
     left_out_currencies: dict[str, int] = field(default_factory=dict)
     undated: int = 0
@@ -117,8 +123,27 @@ def compare_costs(costs: Sequence[ReportedCost], computed: Mapping[tuple[str, st
         without_usage=without_usage,
         without_costs=without_costs,
         rest=rest,
-        rest_by_day=dict(sorted(rests.items(), key=lambda item: -abs(item[1]))),
+        rest_by_day=by_size(rests),
     )
+
+
+def by_size(amounts: Mapping[str, float]) -> dict[str, float]:
+    """Return amounts by name, the largest first."""
+    return dict(sorted(amounts.items(), key=lambda item: -abs(item[1])))
+
+
+def with_web_searches(comparison: CostComparison, fee: float, costs: Sequence[ReportedCost]) -> CostComparison:
+    """Return the comparison with the list price of web searches as a part of its own, if the rest has room for it."""
+    has_service = any("search" in name.lower() for name in comparison.services)
+    rounding = _rounding(costs) + _EXACT * abs(comparison.reported or 0.0)
+    if not fee or has_service or comparison.rest + rounding < fee:
+        return comparison
+    rest = comparison.rest - fee
+    if abs(rest) <= rounding:
+        return replace(
+            comparison, web_searches=comparison.rest, rest=0.0, rest_by_day={}, rest_by_model={}, rest_unpriced=0
+        )
+    return replace(comparison, web_searches=fee, rest=rest)
 
 
 def unrounded_difference(costs: Sequence[ReportedCost], computed: float) -> float:

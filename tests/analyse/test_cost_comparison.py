@@ -217,10 +217,54 @@ def test_the_days_of_costs_are_those_of_their_provider(tmp_path: Path) -> None:
     assert (found["without_costs"], found["rest"]) == (pytest.approx(-5), 0)
 
 
+@pytest.mark.parametrize(
+    ("costs", "parts"),
+    [
+        # 640 searches at 10 USD per 1,000.
+        (
+            "2026-11-01,,x,7.50,token\n2026-11-02,,x,11.40,token\n",
+            "+6.4000 for 640 web searches at Anthropic's list price",
+        ),
+        (
+            "2026-11-01,,x,7.50,token\n2026-11-02,,x,15.00,token\n",
+            "+6.4000 for 640 web searches at Anthropic's list price, +3.6000 not explained",
+        ),
+        ("2026-11-01,,x,7.50,token\n2026-11-02,,x,8.00,token\n", "+3.0000 not explained"),
+        (
+            "2026-11-01,,x,7.50,token\n2026-11-02,,x,5.00,token\n2026-11-02,,,6.40,web_search\n",
+            "+6.4000 for web_search",
+        ),
+    ],
+)
+def test_web_searches_explain_money(costs: str, parts: str, tmp_path: Path) -> None:
+    usage = (
+        "usage_date_utc,model_version,usage_input_tokens_no_cache,usage_output_tokens,web_search_count\n"
+        "2026-11-01,claude-opus-4-5,1000000,100000,10\n2026-11-02,claude-opus-4-5,1000000,0,630\n"
+    )
+    head = "usage_date_utc,model,token_type,cost_usd,cost_type\n"
+    reported, notes = compared(tmp_path, usage, head + costs)
+    assert f"more than the prices here: {parts}" in notes
+    assert ("for 640 web searches" in notes) is (reported["reported"]["web_searches"] > 0)
+
+
+def test_an_unexplained_difference_names_its_model(tmp_path: Path) -> None:
+    usage = (
+        "date,model,input tokens,output tokens\n2026-11-01,claude-opus-4-5-20251101,1000000,0\n"
+        "2026-11-01,claude-haiku-4-5,1000000,0\n"
+    )
+    head = "usage_date_utc,model,token_type,cost_usd,cost_type\n"
+    costs = "2026-11-01,Claude Opus 4.5,x,5.01,token\n2026-11-01,Claude Haiku 4.5,x,2.00,token\n"
+    reported, notes = compared(tmp_path, usage, head + costs)
+    assert reported["reported"]["rest_by_model"] == pytest.approx(
+        {"claude-haiku-4-5": 1, "claude-opus-4-5-20251101": 0.01}
+    )
+    assert "+1.0100 not explained, most of claude-haiku-4-5; compare prices" in notes
+
+
 @pytest.mark.parametrize(("day", "is_named"), [("2026-11-01", True), ("2026-11-02", False)])
 def test_requests_without_a_price_explain_only_their_own_day(day: str, is_named: bool, tmp_path: Path) -> None:
     usage = f"date,model,input tokens,output tokens\n2026-11-01,gpt-5,1000000,0\n{day},gpt-99,1000000,0\n"
     costs = "usage_date_utc,model,token_type,cost_usd,cost_type\n2026-11-01,gpt-5,x,3.00,token\n"
     notes = compared(tmp_path, usage, costs)[1]
     assert "+1.7500 not explained" in notes
-    assert ("probably of at least 1 request of models without a price" in notes) == is_named
+    assert ("probably of at least 1 request of models without a price (gpt-99)" in notes) == is_named

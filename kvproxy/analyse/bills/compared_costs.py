@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -14,16 +14,20 @@ from kvproxy.journal.spending import PaidRequest, Spending
 from kvproxy.providers.cost_comparison import (
     CostComparison,
     ReportedCost,
+    by_size,
     compare_costs,
     rounding_error,
     unrounded_difference,
+    with_web_searches,
 )
 from kvproxy.providers.prices import is_dated
 from kvproxy.providers.published_prices import provider_of
-from kvproxy.settings.journal import JournalSettings, PriceSettings
+from kvproxy.settings.journal import LIST_CURRENCY, JournalSettings, PriceSettings
 from kvproxy.units import letters_of, period_of_sum
 
 _DAY = 86_400.0
+_WEB_SEARCH = 0.01
+"""List price of a web search of Anthropic in US dollars."""
 _Amount = tuple[str, ReportedCost | None]
 _DATE = re.compile(r"-\d{4}-?\d{2}-?\d{2}$")
 
@@ -47,8 +51,9 @@ def compare_reports(
     foreign = Counter(name for name, cost in amounts if cost is not None and settings.exchange_rate(name) is None)
     costs = [cost for cost in converted if is_between(cost.time, *period)]
     undated = 0 if period == (None, None) else sum(cost.time is None for cost in converted)
+    fee = bill.web_searches * _WEB_SEARCH * (settings.exchange_rate(LIST_CURRENCY) or 0.0)
     compared = replace(
-        _compare(costs, paid, prices),
+        with_web_searches(_compare(costs, paid, prices), fee, costs),
         left_out=len(amounts) - len(converted),
         left_out_currencies=dict(foreign),
         undated=undated,
@@ -114,8 +119,30 @@ def _compare_by_day(
     comparison = compare_costs(named, money)
     days = comparison.rest_by_day
     unpriced = [request for request, _ in paid if request.price(prices) is None]
+    is_only_rest = comparison.rest and not comparison.without_usage and not comparison.without_costs
     of_rest = [request for request in unpriced if not days or days.get(_day_of(request), 0.0) > 0]
-    return replace(comparison, rest_unpriced=sum(request.least_count for request in of_rest))
+    return replace(
+        comparison,
+        rest_by_model=_rest_by_model(costs, [request for request, _ in paid], prices) if is_only_rest else {},
+        rest_unpriced=sum(request.least_count for request in of_rest),
+        unpriced_models=sorted({request.model for request in of_rest}),
+    )
+
+
+def _rest_by_model(
+    costs: Sequence[ReportedCost], paid: Sequence[PaidRequest], prices: Mapping[str, PriceSettings]
+) -> dict[str, float]:
+    """Return the difference of the costs of tokens from the money here by model; empty if a cost has no model of the usage."""
+    models = {request.model for request in paid}
+    of_tokens = [(_model_of_usage(cost.model, models), cost) for cost in costs if not cost.service]
+    if not all(model in models for model, _ in of_tokens):
+        return {}
+    rests: defaultdict[str, float] = defaultdict(float)
+    for model, cost in of_tokens:
+        rests[model] += cost.amount if cost.list_amount is None else cost.list_amount
+    for model, money in _sum_money(paid, prices, lambda request: request.model).items():
+        rests[model] -= money
+    return by_size(rests)
 
 
 def _one_sided_providers(costs: Iterable[ReportedCost], of_usage: Set[str | None]) -> set[str]:
@@ -238,11 +265,17 @@ def _converted(currency: str, cost: ReportedCost, settings: JournalSettings) -> 
 
 def _money_by_day(paid: Iterable[PaidRequest], prices: Mapping[str, PriceSettings]) -> dict[str, float]:
     """Return money by UTC day; that of requests without a day, and of longer periods, has an empty name."""
-    days: dict[str, Spending] = {}
+    return _sum_money(paid, prices, _day_of)
+
+
+def _sum_money(
+    paid: Iterable[PaidRequest], prices: Mapping[str, PriceSettings], name_of: Callable[[PaidRequest], str]
+) -> dict[str, float]:
+    sums: dict[str, Spending] = {}
     for request in paid:
-        day = _day_of(request)
-        days.setdefault(day, Spending(day)).add(request, request.price(prices))
-    return {day: spending.cost or 0.0 for day, spending in days.items()}
+        name = name_of(request)
+        sums.setdefault(name, Spending(name)).add(request, request.price(prices))
+    return {name: spending.cost or 0.0 for name, spending in sums.items()}
 
 
 def _day_of(request: PaidRequest) -> str:

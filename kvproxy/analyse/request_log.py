@@ -39,7 +39,12 @@ from kvproxy.analyse.log_formats.registry import PROMPTS, format_names, log_form
 from kvproxy.analyse.log_formats.requests import BODY_FIELDS, OUTPUT_FORMATS, read_fields
 from kvproxy.analyse.log_formats.rows import NO_JSON, NO_OBJECT_ITEM, NO_OBJECT_LINE, PLACED_CAUSES, FileRows, read_rows
 from kvproxy.analyse.log_formats.sum_rows import sum_rows
-from kvproxy.analyse.log_formats.table_shapes import with_currencies, with_periods_in_rows, with_years
+from kvproxy.analyse.log_formats.table_shapes import (
+    with_currencies,
+    with_items_in_rows,
+    with_periods_in_rows,
+    with_years,
+)
 from kvproxy.analyse.log_formats.usage_reports import EXTRA_COLUMNS, OF_SUMS, USAGE_TABLE, with_assumed_sums
 from kvproxy.apis import APIS
 from kvproxy.apis.json import Json, JsonObject, dumps, objects
@@ -222,7 +227,7 @@ def read_log(
 
 def _with_plain_cells(rows: Sequence[tuple[int, JsonObject]]) -> list[tuple[int, JsonObject]]:
     """Return the rows of a table with dates, counts, and amounts in one form, if other cells of their column show theirs."""
-    rows = with_currencies(with_periods_in_rows(with_years(rows)), MONEY_NAMES, PROVIDER_COLUMNS)
+    rows = with_currencies(with_periods_in_rows(with_items_in_rows(with_years(rows))), MONEY_NAMES, PROVIDER_COLUMNS)
     names = dict.fromkeys(name for _, row in rows for name in row)
     return with_decimal_points(with_plain_counts(with_iso_dates(rows)), money_headings(names))
 

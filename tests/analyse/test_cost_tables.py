@@ -201,6 +201,31 @@ def test_months_as_columns_need_a_currency(tmp_path: Path) -> None:
     assert (done.returncode, "to be a table of costs, it lacks a column currency" in done.stderr) == (2, True)
 
 
+def test_a_report_of_aws(tmp_path: Path) -> None:
+    text = (
+        "lineItem/ProductCode,lineItem/UsageType,lineItem/UsageStartDate,lineItem/UnblendedCost,lineItem/CurrencyCode\n"
+        "AmazonBedrock,Claude-input-tokens,2026-10-01T00:00:00Z,1.50,USD\nAmazonEC2,BoxUsage,2026-10-01T00:00:00Z,2.50,USD\n"
+    )
+    costs, notes = costs_of(tmp_path, text)
+    assert costs == {"Claude-input-tokens": 1.5, "BoxUsage": 2.5}
+    assert "other costs than those of tokens: 2.5000 for AmazonEC2" in notes
+    head = "Service,Amazon Bedrock($),EC2($),Total costs($)"
+    explorer = f"{head}\nService total,3.5,2.5,6\n2026-10-01,1.5,1,2.5\n2026-10-02,2,1.5,3.5\n"
+    assert costs_of(tmp_path, explorer)[0] == {"Amazon Bedrock": 3.5, "EC2": 2.5}
+    assert costs_of(tmp_path, explorer, by="day")[0] == {"2026-10-01": 2.5, "2026-10-02": 3.5}
+
+
+def test_a_report_of_google_cloud(tmp_path: Path) -> None:
+    text = (
+        "Service description,SKU description,Cost type,Usage start date,Usage amount,Cost ($)\n"
+        "Vertex AI,Gemini 2.5 Pro Text Input,Usage,2026-10-01,1000,1.25\nCompute Engine,E2,Usage,2026-10-01,9,4.25\n"
+    )
+    costs, notes = costs_of(tmp_path, text)
+    assert costs == {"Gemini 2.5 Pro Text Input": 1.25, "E2": 4.25}
+    assert "other costs than those of tokens: 4.2500 for Compute Engine" in notes
+    assert "other columns of money" not in notes
+
+
 def test_a_terminal_shows_no_empty_columns_of_tokens(tmp_path: Path) -> None:
     file = tmp_path / "costs.csv"
     file.write_text("date,line_item,amount,currency\n2026-10-01,a,2.50,USD\n")

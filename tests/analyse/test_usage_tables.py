@@ -335,6 +335,35 @@ def test_the_tokens_of_the_cache_are_beside_the_input_or_in_it(
     assert (found["input_tokens"], found["reused_tokens"], found["written_tokens"]) == (expected, 500, 300)
 
 
+def test_the_usage_export_of_opencode(tmp_path: Path) -> None:
+    text = (
+        "day,user_type,user_id,user_name,provider,model,requests,input_tokens,output_tokens,cache_read_tokens,"
+        "cache_write_5m_tokens,cache_write_1h_tokens,cost_micro_cents,cost_usd\n"
+        "2026-11-24,member,user_1,ada,opencode,claude-opus-4-5,10,1000,0,5000,300,200,1300000,0.013\n"
+    )
+    total, notes = bill(table(tmp_path, text))
+    assert (total["input_tokens"], total["reused_tokens"], total["written_tokens"]) == (6_500, 5_000, 500)
+    assert total["cost"] == pytest.approx((1_000 * 2 + 5_000 * 1 + 300 * 3 + 200 * 4) / 1e6)
+    assert "sound like tokens or money" not in notes
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        # The writes are beside the other input, or the total shows that they include it.
+        ("1200,300,4500,850,6850", (6_000, 4_500, 1_200)),
+        ("1200,1000,5000,300,6500", (6_200, 5_000, 200)),
+        ("0,150,0,90,240", (150, 0, 0)),
+        ("1200,1000,5000,300,9999", (None, 5_000, None)),
+    ],
+)
+def test_the_usage_events_of_cursor(counts: str, expected: tuple[int | None, ...], tmp_path: Path) -> None:
+    head = "Date,Kind,Model,Max Mode,Input (w/ Cache Write),Input (w/o Cache Write),Cache Read,Output Tokens,Total Tokens,Cost"
+    total, _ = bill(table(tmp_path, f"{head}\n2026-10-01T10:00:00.000Z,Included,m,No,{counts},$0.42\n"))
+    assert (total["input_tokens"], total["reused_tokens"], total["written_tokens"]) == expected
+    assert (total["requests"], total["logged_cost"]) == (1, 0.42)
+
+
 def test_the_table_of_openai_has_empty_periods_decimals_and_large_sums(tmp_path: Path) -> None:
     head = "start_time,end_time,model,num_model_requests,input_tokens,input_cached_tokens,output_tokens\n"
     rows = "1773446400,1773532800,,,,,\n1773532800,1773619200,gpt-4o,25.0,90000000.0,1280.0,5640.0\n"

@@ -44,7 +44,7 @@ _AMOUNTS = (
 _CURRENCIES = (
     *"billingcurrency billingcurrencycode amountcurrency lineitemcurrencycode currency currencycode währung".split(),
 )
-_OF_MONEY = re.compile("cost|amount|spend|charges?$|kosten|betrag|price", re.IGNORECASE)
+_OF_MONEY = re.compile("cost|(?<!usage)(?<!usage.)amount|total|spend|charges?$|kosten|betrag|price", re.IGNORECASE)
 _CENT = 0.01
 
 

@@ -17,7 +17,7 @@ from kvproxy.units import letters_of
 
 _ITEMS = (
     *"lineitem metername meter chargedescription item service servicename description".split(),
-    *"vendor supplier product sku model".split(),
+    *"vendor supplier product sku model lineitemusagetype skudescription".split(),
 )
 """Columns with a name of an amount, without punctuation; the first one with a text counts."""
 _DAY = 86_400.0
@@ -34,7 +34,10 @@ _PROVIDERS = {
 _USED = "", "usage", "purchase"
 """Kinds of charges that may be for tokens, in exports of FOCUS."""
 _OF_AZURE = {"costinbillingcurrency", "pretaxcost"}
-_TOKEN_TYPES = ("", "token", "tokens")
+_OF_AWS = {"lineitemunblendedcost"}
+_OF_MODELS = re.compile("bedrock|vertex|gemini|generative|claude|anthropic|openai|sagemaker|marketplace", re.IGNORECASE)
+"""Names of services that may bill tokens of models."""
+_TOKEN_TYPES = ("", "token", "tokens", "Usage")
 # Items of OpenAI's bill without a model's tokens, such as `web search tool calls` or `vector store storage`.
 _SERVICE = re.compile(
     r"(?!.*, (?:cached )?(?:input|output)).*(?:search|interpreter|execution|storage|container|session)", re.IGNORECASE
@@ -133,6 +136,9 @@ def _cloud_service(cells: JsonMap) -> str:
     """Return the service in a category without models, or a kind of charge such as Tax; empty if it may be for models."""
     if letters_of(charge := _text(cells, "chargecategory")) not in _USED:
         return charge
+    # Reports of AWS and of Google Cloud have no categories.
+    if letters_of(service := _text(cells, "productproductname", "lineitemproductcode", "servicedescription")):
+        return "" if _OF_MODELS.search(service) else service
     category = _text(cells, "servicecategory", "servicefamily")
     name = _text(cells, "servicename", "metercategory") or category
     may_have_models = letters_of(category).startswith(("ai", "other")) or "bedrock" in name.lower()
@@ -142,7 +148,8 @@ def _cloud_service(cells: JsonMap) -> str:
 def _provider(cells: JsonMap) -> str:
     """Return the provider that bills an amount; empty if it is unknown."""
     name = letters_of(_text(cells, "providername", "serviceprovidername"))
-    return _PROVIDERS.get(name, name) or ("azure" if not _OF_AZURE.isdisjoint(cells) else "")
+    of_cloud = "azure" if not _OF_AZURE.isdisjoint(cells) else "aws" if not _OF_AWS.isdisjoint(cells) else ""
+    return _PROVIDERS.get(name, name) or of_cloud
 
 
 def _tier(name: str) -> str:

@@ -17,15 +17,18 @@ from kvproxy.units import letters_of
 
 _SLUG, _USAGE = "slug", "usage"  # The model and its money in the activity of OpenRouter.
 MODELS = (*"model model_name model_id model_version model_permaslug request_model response_model modell".split(), _SLUG)
-INPUT = "input_tokens", "prompt_tokens", "tokens_prompt", "n_context_tokens_total", "eingabe_tokens"
+_UNWRITTEN, _CURSOR_WRITTEN = "input_w_o_cache_write", "input_w_cache_write"  # In the usage of Cursor.
+INPUT = "input_tokens", "prompt_tokens", "tokens_prompt", "n_context_tokens_total", "eingabe_tokens", _UNWRITTEN
 OUTPUT = "output_tokens", "completion_tokens", "tokens_completion", "n_generated_tokens_total", "ausgabe_tokens"
 _CACHED = "cached_tokens", "input_cached_tokens", "cached_input_tokens", "tokens_cached", "cached_input"
 _HELICONE_READ, _HELICONE_WRITTEN, _TOTAL = "prompt_cache_read_tokens", "prompt_cache_write_tokens", "total_tokens"
 _READ = "cache_read_input_tokens", "cache_read_tokens", "cache_read", _HELICONE_READ
 _WRITTEN = (
     *"cache_creation_input_tokens cache_creation_tokens cache_creation cache_write_input_tokens cache_write_tokens".split(),
-    *("cache_write", _HELICONE_WRITTEN),
+    *("cache_write", "cache_write_5m_tokens", "cache_creation_5m_tokens", "ephemeral_5m_input_tokens"),
+    *(_HELICONE_WRITTEN, _CURSOR_WRITTEN),
 )
+_WRITTEN_1H = "cache_write_1h_tokens", "cache_creation_1h_tokens", "ephemeral_1h_input_tokens"
 REQUESTS = (
     *"num_model_requests num_requests n_requests requests request_count total_requests api_requests".split(),
     *"count calls num_calls api_calls anfragen".split(),
@@ -45,7 +48,7 @@ COSTS = "cost_total", "cost_usd", "total_cost_usd", "spend", "response_cost", "c
 CURRENCY = "currency"
 _OF_CURRENCY = "cost", "total_cost"
 """Money only if a column or the cell has its currency."""
-_COUNTS = (*INPUT, *OUTPUT, *_CACHED, *_READ, *_WRITTEN, _TOTAL, *REQUESTS)
+_COUNTS = (*INPUT, *OUTPUT, *_CACHED, *_READ, *_WRITTEN, *_WRITTEN_1H, _TOTAL, *REQUESTS)
 _FACTS = (*MODELS, *_COUNTS, *COSTS, CURRENCY, *TIME_FIELDS, *DATES, *LABEL_FIELDS)
 _THOUSANDS = re.compile(r"\d{1,3}(?:\.\d{3})+")
 _POINTS = re.compile(r"\d{1,3}(?:\.\d{3}){2,}")
@@ -53,12 +56,13 @@ _POINTS = re.compile(r"\d{1,3}(?:\.\d{3}){2,}")
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Tokens of a row; None if unknown. `prompt` includes `cached` and `written`, those of the provider's cache."""
+    """Tokens of a row; None if unknown. `prompt` includes those of the provider's cache: `cached`, `written`, `written_1h`."""
 
     prompt: int | None
     completion: int | None
     cached: int | None = None
     written: int | None = None
+    written_1h: int | None = None
 
 
 def fact_headings(names: Iterable[str]) -> dict[str, str]:
@@ -125,13 +129,27 @@ def _is_unreadable(fact: str, cell: Json) -> bool:
 
 
 def token_counts(facts: JsonObject) -> TokenCounts:
-    prompt, completion, cached, read, written = (
-        read_count(first_of(facts, *names)) for names in (INPUT, OUTPUT, _CACHED, _READ, _WRITTEN)
+    prompt, completion, cached, read, written, hour = (
+        read_count(first_of(facts, *names)) for names in (INPUT, OUTPUT, _CACHED, _READ, _WRITTEN, _WRITTEN_1H)
     )
-    of_cache = (read or 0) + (written or 0)
+    if _CURSOR_WRITTEN in facts and None not in (prompt, written):
+        written = _written_at_cursor(facts, prompt or 0, written or 0, (read or 0) + (completion or 0))
+        prompt = prompt if written is not None else None
+    of_cache = (read or 0) + (written or 0) + (hour or 0)
     if prompt is not None and cached is None and _is_cache_beside_input(facts, prompt, completion, of_cache):
         prompt += of_cache
-    return TokenCounts(prompt, completion, read if cached is None else cached, written)
+    return TokenCounts(prompt, completion, read if cached is None else cached, written, hour)
+
+
+def _written_at_cursor(facts: JsonObject, without: int, with_writes: int, others: int) -> int | None:
+    """Return the tokens that were written to the cache: the total shows whether they are beside the other input or include it.
+
+    None if it shows neither.
+    """
+    total = read_count(facts.get(_TOTAL))
+    if with_writes == 0 or total == with_writes + without + others:
+        return with_writes
+    return with_writes - without if total == with_writes + others and with_writes >= without else None
 
 
 def _is_cache_beside_input(facts: JsonObject, prompt: int, completion: int | None, of_cache: int) -> bool:
@@ -141,7 +159,7 @@ def _is_cache_beside_input(facts: JsonObject, prompt: int, completion: int | Non
     """
     is_of_helicone = bool(facts.keys() & {_HELICONE_READ, _HELICONE_WRITTEN})
     is_total = read_count(facts.get(_TOTAL)) == prompt + (completion or 0) and (is_of_helicone or of_cache <= prompt)
-    return not is_total and (is_of_helicone or "input_tokens" in facts)
+    return not is_total and (is_of_helicone or not facts.keys().isdisjoint(("input_tokens", _UNWRITTEN)))
 
 
 def currency_of(facts: JsonObject) -> str:

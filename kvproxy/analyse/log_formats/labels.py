@@ -10,7 +10,7 @@ from kvproxy.apis.request_directives import project_of
 
 _TEAMS = "user_api_key_team_alias team_alias team_name team user_api_key_team_id team_id teamId".split()
 _CLIENTS = (
-    "user_api_key_alias key_alias api_key_alias virtual_key_name api_key_name client user_email user_id userId"
+    "user_api_key_alias key_alias api_key_alias virtual_key_name api_key_name client user_email user_name user_id userId"
     " request_user_id user.id enduser.id _user user user_api_key_user_id end_user virtual_key_id api_key_id"
 ).split()
 _PROJECTS = "project project_name service.name workspace_slug project_id projectId app_name".split()

@@ -26,6 +26,7 @@ _PARTS: dict[str, tuple[Unit, str]] = {
 }
 """Columns with a period without its year: its unit, and the letter before its number."""
 _DAY = "day"
+_IN_DOLLARS = "($)"
 _CENT = 0.01
 
 
@@ -80,6 +81,23 @@ def _with_year(row: JsonObject, year: str, column: str, letter: str, day: str | 
     if day is not None and not letter and (day_number := read_count(row.get(day))) is not None:
         return others | {day: f"{period}-{day_number:02}"}
     return others | {column: period}
+
+
+def with_items_in_rows(rows: _Rows) -> _Rows:
+    """Return the rows of a table with an amount for each item, if its columns are items, such as `Amazon Bedrock($)`.
+
+    AWS Cost Explorer exports such tables, with the days in the first column, and sums in a first row and in a last column.
+    """
+    names = list(dict.fromkeys(name for _, row in rows for name in row))
+    items = [name for name in names if name.endswith(_IN_DOLLARS) and not name.startswith("Total ")]
+    if not items or any(not name.endswith(_IN_DOLLARS) for name in names[1:]):
+        return rows
+    return [
+        (number, {"date": row[names[0]], "item": item.removesuffix(_IN_DOLLARS), "cost": f"{row[item]} USD"})
+        for number, row in rows
+        for item in items
+        if read_period(row.get(names[0])) is not None and row.get(item) not in (None, "")
+    ]
 
 
 def with_periods_in_rows(rows: _Rows) -> _Rows:

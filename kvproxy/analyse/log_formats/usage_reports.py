@@ -47,7 +47,7 @@ MODALITIES = {
     f"{kind}_{modality}_tokens": (kind, modality) for kind in ("input", "output") for modality in ("audio", "image")
 }
 """Columns of audio and image tokens, as OpenAI names them, with their kinds and modalities."""
-EXTRA_COLUMNS = {"end_time", "service_tier", "batch", "variant", *MODALITIES}
+EXTRA_COLUMNS = {"end_time", "service_tier", "batch", "variant", "cost_micro_cents", *MODALITIES}
 """Columns of a usage table beside those of `fact_columns.py`."""
 _LONG_CONTEXT = 200_001
 """A prompt with the price of Anthropic's long context."""
@@ -276,6 +276,7 @@ def _read_table_row(row: Row) -> Iterator[LoggedRequest]:
             0 if is_embedding else tokens.completion,
             tokens.cached,
             tokens.written,
+            tokens.written_1h,
             seconds=seconds_between(time, parse_time(value.get("end_time"))) if period is None else period.seconds,
             priced_length=0 if has_unknown_length else None,
             modalities=_modalities(value, tokens.prompt, tokens.cached, tokens.completion),

@@ -19,6 +19,7 @@ from kvproxy.commands.analyse.options import (
     FormatOption,
     LogModel,
     Logs,
+    StrictOption,
     Tokenizer,
     describe_log,
     format_pool_size,
@@ -26,6 +27,7 @@ from kvproxy.commands.analyse.options import (
     log_files,
     parse_sizes,
     read_requests,
+    reject_incomplete,
     reject_options,
     report_source,
     report_table,
@@ -44,6 +46,7 @@ from kvproxy.commands.journal.spending import (
     SPENDING,
     group_cells,
     group_record,
+    left_out_of_bill,
     record_fields,
     spending_output,
 )
@@ -100,6 +103,7 @@ def estimate(
     layout: Annotated[
         ListLayout, RowFields("kvproxy.commands.analyse.estimate:savings_fields", *SPENDING, sessions=SPENDING)
     ] = ListLayout(),
+    strict: StrictOption = False,
     format: FormatOption = None,
     column: Column = None,
     data: Data = None,
@@ -166,7 +170,11 @@ def estimate(
         def bill(*, has_prompts: bool = True) -> Output:
             reject_options(for_requests, OF_SESSIONS if has_prompts else "with files without prompts")
             reads_logs, start = sessions or not has_prompts, start_time(since, until)
-            listed = read_spending(files, reads_logs, model, settings, format, by, start, until, as_model)
+            listed = read_spending(
+                files, reads_logs, model, settings, format, by, start, until, as_model, strict=strict
+            )
+            if strict:
+                reject_incomplete(list(left_out_of_bill(listed)))
             if not has_prompts:
                 print_note(
                     f"no prompts to replay, so this is what was spent, by {listed.by} (--by); --column reads questions"
@@ -178,8 +186,10 @@ def estimate(
         if by is not None and (sessions or files.transcripts):
             return bill()
         try:
-            costs = read_session_report(files, sessions, model, settings, format)
-            content = read_requests(files, model, format, tokenizer, column) if costs is None else RequestLog("")
+            costs = read_session_report(files, sessions, model, settings, format, strict=strict)
+            content = RequestLog("")
+            if costs is None:
+                content = read_requests(files, model, format, tokenizer, column, strict=strict)
         except WithoutPrompts:
             return bill(has_prompts=False)
         if since is not None or until is not None or as_model is not None:

@@ -38,6 +38,9 @@ FormatOption = Annotated[
     str | None, Option("--format", help="Format of the file, such as litellm; prompts: one prompt per line.")
 ]
 Column = Annotated[str | None, Option("--column", help="Column or field with a question; each one becomes a request.")]
+StrictOption = Annotated[
+    bool, Option("--strict", help="Fail if a row, a cell, a column of money, or a file is left out.")
+]
 LogModel = Annotated[str, Option("--model", help="Model of requests without a model.")]
 
 
@@ -61,11 +64,12 @@ def read_requests(
     *,
     reads_usage: bool = False,
     for_bill: bool = False,
+    strict: bool = False,
 ) -> "RequestLog":
     """Read the logs, and report on stderr their formats and skipped rows. Raises KvproxyError.
 
-    With `reads_usage`, the tokens are those of the responses, and no tokenizer counts them. With `for_bill`, read usage without
-    prompts, too.
+    With `strict`, it is raised for what is left out, too. With `reads_usage`, the tokens are those of the responses, and no
+    tokenizer counts them. With `for_bill`, read usage without prompts, too.
     """
     from kvproxy.analyse.log_files import LogFile, read_logs
     from kvproxy.analyse.request_log import RequestLog, read_log
@@ -91,7 +95,33 @@ def read_requests(
     for line in describe_rows(log) if reads_usage else describe_log(log, tokenizer):
         print_note(line)
     print_left_out(files)
+    if strict:
+        reject_incomplete([*_lost_parts(log), *files.describe_left_out()])
     return log
+
+
+def reject_incomplete(parts: Sequence[str]) -> None:
+    """Raise InvalidRequest, for `--strict`, if a part of the input is left out."""
+    from kvproxy.errors import InvalidRequest
+
+    if parts:
+        raise InvalidRequest(f"--strict: {'; '.join(parts)}: correct the input or the prices, or leave out --strict")
+
+
+def _lost_parts(log: "RequestLog") -> Iterator[str]:
+    """Yield what is left out of a log, without the rows that no bill and no replay needs, such as failed requests."""
+    from kvproxy.analyse.log_formats.pages import unfinished_pages
+    from kvproxy.analyse.log_formats.rows import LOST_CAUSES
+
+    lost = len(log.errors) + sum(len(rows) for cause, rows in log.skipped.items() if cause.startswith(LOST_CAUSES))
+    if lost:
+        yield f"{plural(lost, 'row')} unread"
+    if cells := sum(map(len, log.unreadable.values())):
+        yield f"{plural(cells, 'cell')} unread"
+    if log.unread_amounts:
+        yield f"columns unread: {', '.join(log.unread_amounts)}"
+    for page in unfinished_pages(log.pages):
+        yield f"no further pages of {page.file}"
 
 
 def print_left_out(files: "LogFiles") -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from kvproxy.commands.analyse.options import print_left_out, read_requests
+from kvproxy.commands.analyse.options import print_left_out, read_requests, reject_incomplete
 from kvproxy.commands.formatting import format_duration, logged_time, money, percent
 from kvproxy.commands.journal.savings import advice_rows, ledger_rows, print_minor_changes
 from kvproxy.commands.journal.spending import session_cost, unpriced_note
@@ -53,6 +53,8 @@ def read_spending(
     since: float | None = None,
     until: float | None = None,
     as_model: str | None = None,
+    *,
+    strict: bool = False,
 ) -> "SpendingReport":
     """Report the cost of the requests in transcripts, and in logs with usage if `sessions`. Raises KvproxyError.
 
@@ -67,7 +69,7 @@ def read_spending(
         raise InvalidRequest(f"--by sums the usage in transcripts of agents; {name} is a log: give --sessions, too")
     with progress_bar("reading sessions") as progress:
         reading, reporting = _halves(progress)
-        requests, traces, costs = _read_recorded(files, sessions, model, format, reading, for_bill=True)
+        requests, traces, costs = _read_recorded(files, sessions, model, format, reading, for_bill=True, strict=strict)
         by = by or ("model" if requests or traces else "line_item")
         return report_spending(requests, traces, by, settings.journal, reporting, costs, since, until, as_model)
 
@@ -78,6 +80,8 @@ def read_session_report(
     model: str,
     settings: "Settings",
     format: str | None = None,
+    *,
+    strict: bool = False,
 ) -> "SessionReport | None":
     """Report the sessions in transcripts of agents, and in logs with usage if `sessions`. Raises KvproxyError.
 
@@ -90,7 +94,7 @@ def read_session_report(
         return None
     with progress_bar("reading sessions") as progress:
         reading, reporting = _halves(progress)
-        requests, traces, _ = _read_recorded(files, sessions, model, format, reading)
+        requests, traces, _ = _read_recorded(files, sessions, model, format, reading, strict=strict)
         report = replace(report_sessions(requests, traces, settings.journal, reporting), files=len(files.transcripts))
     if not report.sessions:
         raise InvalidRequest("the files have no responses with usage, so the reuse of their sessions is unknown")
@@ -105,6 +109,7 @@ def _read_recorded(
     progress: Callable[[float], None],
     *,
     for_bill: bool = False,
+    strict: bool = False,
 ) -> "tuple[list[LoggedRequest], list[TraceSession], list[CostReport]]":
     """Return the requests in order of time, the agent traces, and reports of costs. Notes name unread files and lines."""
     from kvproxy.analyse.transcripts import read_transcripts
@@ -114,13 +119,17 @@ def _read_recorded(
         print_note(f"not JSON, and left out: {format_line_numbers(lines)} of {file}")
     if len(found.damaged) > _SHOWN_FILES:
         print_note(f"{len(found.damaged) - _SHOWN_FILES:,} more files have lines that are not JSON")
+    if strict:
+        reject_incomplete([f"unread lines of {file}" for file in found.damaged])
     if files.logs and sessions:
-        logged = read_requests(files, model, format, reads_usage=True, for_bill=for_bill)
+        logged = read_requests(files, model, format, reads_usage=True, for_bill=for_bill, strict=strict)
         requests = sorted([*found.requests, *logged.requests], key=lambda request: request.time or 0.0)
         return requests, found.traces, logged.costs
     for log in files.logs:
         files.leave_out(log.name, "no transcript; --sessions counts the usage in logs, too")
     print_left_out(files)
+    if strict:
+        reject_incomplete(list(files.describe_left_out()))
     return found.requests, found.traces, []
 
 

@@ -231,6 +231,20 @@ def _reported_note(report: "SpendingReport") -> Iterator[str]:
     yield f"{stated}, {difference}: {', '.join(reasons)}{left_out}"
 
 
+def left_out_of_bill(report: "SpendingReport") -> Iterator[str]:
+    """Yield what the money of a bill excludes."""
+    total, is_bound = report.total, report.total.requests is None
+    if without := total.unpriced + total.unreported + total.incomplete:
+        yield f"{_count(without, is_bound)} without money"
+    if report.undated != 0:
+        yield "requests without a date"
+    if report.other_currencies:
+        yield f"money in {', '.join(report.other_currencies)}"
+    if report.reported is not None and report.reported.undated:
+        yield f"{plural(report.reported.undated, 'amount')} without a date"
+    yield from _left_out_amounts(report)
+
+
 def _left_out_amounts(report: "SpendingReport") -> Iterator[str]:
     """Yield the numbers of amounts that the report of costs has, and the bill leaves out, by cause."""
     if (costs := report.reported) is None:

@@ -623,6 +623,34 @@ def test_a_file_without_prompts_has_no_replay(tmp_path: Path) -> None:
     assert (done.returncode, "--blocks cannot be used with files without prompts" in done.stderr) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("usage.csv", SUM_OF_A_DAY, None),
+        ("usage.csv", SUM_OF_A_DAY.replace("400000", "n/a"), "1 cell unread"),
+        ("usage.csv", SUM_OF_A_DAY + "2026-11-21,gpt-5,1,9,0,1\n", "1 row unread"),
+        ("usage.csv", SUM_OF_A_DAY.replace("date", "audio cost,date").replace("2026", "3,2026"), "unread: audio cost"),
+        ("usage.csv", SUM_OF_A_DAY.replace("gpt-5", "gpt-99"), "9 requests without money"),
+        ("costs.csv", "date,amount,currency\n2026-11-20,0.80,USD\n2026-11-20,1.80,EUR\n", "1 amount in EUR"),
+        ("costs.csv", "date,amount,currency\n2026-11-20,0.80,USD\n2026-11-20,n/a,USD\n", "1 cell unread"),
+        ("log.jsonl", '{"model": "gpt-5", "messages": [{"role": "user", "content": "Hi."}]}\n{"a":\n', "1 row unread"),
+    ],
+)
+def test_strict_fails_if_something_is_left_out(name: str, text: str, says: str | None, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    assert kvproxy("estimate", tmp_path / name, "--data", tmp_path).returncode == 0
+    done = kvproxy("estimate", tmp_path / name, "--strict", "--data", tmp_path)
+    assert (done.returncode, bool(done.stdout)) == ((2, False) if says else (0, True)), done
+    assert (says or "") in done.stderr
+
+
+def test_strict_fails_if_a_file_of_a_folder_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "usage.csv").write_text(SUM_OF_A_DAY)
+    (tmp_path / "notes.csv").write_text("a,b\n1,2\n")
+    done = kvproxy("estimate", tmp_path, "--strict", "--data", tmp_path / "data")
+    assert (done.returncode, "--strict: left out notes.csv" in done.stderr) == (2, True), done
+
+
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     done = kvproxy("estimate", tmp_path / "projects", "--by", "day")
     assert (done.returncode, f"no file {tmp_path / 'projects'}" in done.stderr) == (3, True), done

@@ -41,6 +41,8 @@ NO_OBJECT_LINE = "not a JSON object"
 NO_OBJECT_ITEM = "not an object"
 PLACED_CAUSES = NO_JSON, NO_OBJECT_LINE
 """Beginnings of the causes of skipped lines whose numbers are named."""
+LOST_CAUSES = *PLACED_CAUSES, NO_OBJECT_ITEM, "damaged", "no request"
+"""Beginnings of the causes of skipped rows that may have had a request."""
 _Line = tuple[int, str]
 
 

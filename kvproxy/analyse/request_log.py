@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from kvproxy.analyse.bills.cost_reports import read_costs
-from kvproxy.analyse.bills.cost_tables import MONEY_NAMES, PROVIDER_COLUMNS, lacking_columns, money_headings
+from kvproxy.analyse.bills.cost_tables import MONEY_NAMES, PROVIDER_COLUMNS, money_headings
 from kvproxy.analyse.bills.reported_costs import CostReport
 from kvproxy.analyse.log_formats.amounts import with_decimal_points
 from kvproxy.analyse.log_formats.dates import with_iso_dates
@@ -37,7 +37,7 @@ from kvproxy.analyse.log_formats.logged_costs import logged_cost
 from kvproxy.analyse.log_formats.pages import Page, read_page
 from kvproxy.analyse.log_formats.registry import PROMPTS, format_names, log_formats
 from kvproxy.analyse.log_formats.requests import BODY_FIELDS, OUTPUT_FORMATS, read_fields
-from kvproxy.analyse.log_formats.rows import NO_JSON, NO_OBJECT_ITEM, NO_OBJECT_LINE, PLACED_CAUSES, FileRows, read_rows
+from kvproxy.analyse.log_formats.rows import PLACED_CAUSES, FileRows, read_rows
 from kvproxy.analyse.log_formats.sum_rows import sum_rows
 from kvproxy.analyse.log_formats.table_shapes import (
     with_currencies,
@@ -46,26 +46,20 @@ from kvproxy.analyse.log_formats.table_shapes import (
     with_years,
 )
 from kvproxy.analyse.log_formats.usage_reports import EXTRA_COLUMNS, OF_SUMS, USAGE_TABLE, with_assumed_sums
+from kvproxy.analyse.unread_logs import describe_empty, describe_unknown
 from kvproxy.apis import APIS
 from kvproxy.apis.json import Json, JsonObject, dumps, objects
 from kvproxy.errors import InvalidRequest, describe_cause
 from kvproxy.units import format_line_numbers, letters_of, plural
 
 _SAMPLE = 1_000
-_SHOWN_FIELDS = 6
 _LONGEST_NAME = 200
 _REPEATED = "repeated (the same row with the same id)"
-_TRACE_FIELDS = {"hash_ids", "input_length", "block_hashes"}
 _OF_TOKENS_OR_MONEY = re.compile(
     r"token|cost(?!.?(?:cent|object|type|category))|cach|spend|price|charge|kosten(?!stelle)|betrag|usd|eur",
     re.IGNORECASE,
 )
 _IDS = ("id", "request_id", "requestId", "spanId", "span_id", "resourceSpans")
-_RENAME = (
-    "rename its headings: a table of usage has date, model, input_tokens, and output_tokens, and one of costs has date, amount,"
-    " and currency"
-)
-_NAME_COLUMN = "name the column of questions with --column, or convert its rows to JSON lines with model and messages"
 _PLAIN_FORMATS = ("requests", "completions", "openpipe")
 
 
@@ -245,7 +239,7 @@ def _choose_format(file: Path, content: FileRows, name: str | None, *, for_bill:
         return next(log_format for log_format in formats if log_format.name == name)
     sample = [value for _, value in content.rows[:_SAMPLE]]
     if not sample:
-        raise InvalidRequest(_describe_empty(file, content))
+        raise InvalidRequest(describe_empty(file, content))
     if not content.is_table and (costs := read_costs(content.rows)) is not None:
         # Its periods have the fields of a report of usage.
         raise WithoutPrompts(f"{file} is {costs}")
@@ -257,7 +251,7 @@ def _choose_format(file: Path, content: FileRows, name: str | None, *, for_bill:
     if not max(counts) or is_guess:
         if content.is_table and (costs := read_costs(content.rows)) is not None:
             raise WithoutPrompts(f"{file} is {costs}; if a column has questions, name it with --column")
-        raise InvalidRequest(_describe_unknown(file, content, formats, for_bill=for_bill))
+        raise InvalidRequest(describe_unknown(file, content, formats, for_bill=for_bill))
     return chosen
 
 
@@ -268,49 +262,6 @@ def _first_match(value: JsonObject, formats: Sequence[LogFormat]) -> LogFormat |
 def _has_json_request(value: JsonObject) -> bool:
     names = (*BODY_FIELDS, "messages", "input")
     return any(isinstance(decoded(value.get(name)), dict | list) for name in names)
-
-
-def _describe_empty(file: Path, content: FileRows) -> str:
-    if content.invalid:
-        number, error = next(iter(content.invalid.items()))
-        return f"{file}, line {number}: {error}"
-    if NO_JSON in content.skipped:
-        return f"{file} is not JSON: add --format prompts if each line is a prompt"
-    if places := content.skipped.get(NO_OBJECT_ITEM) or content.skipped.get(NO_OBJECT_LINE):
-        return f"{file} has {len(places):,} values, and none is a JSON object: give requests as objects"
-    return f"{file} is empty: it contains no requests"
-
-
-def _describe_unknown(file: Path, content: FileRows, formats: Sequence[LogFormat], *, for_bill: bool) -> str:
-    number, value = content.rows[0]
-    fields = ", ".join(list(value)[:_SHOWN_FIELDS]) + (", ..." if len(value) > _SHOWN_FIELDS else "")
-    if content.is_table:
-        fix, other = (_RENAME, "") if for_bill else (_NAME_COLUMN, f"; else {_NAME_COLUMN}")
-        usage = next(log_format for log_format in formats if log_format.name == USAGE_TABLE)
-        lacking = [name.replace(" ", "_") for name in usage.missing(value)]
-        if of_costs := lacking_columns([value for _, value in content.rows]):
-            fix = f"to be a table of costs, it lacks a column {' and '.join(of_costs)}{other}"
-        elif len(lacking) < len(usage.signature):
-            fix = f"to be a table of usage, it lacks a column {' and '.join(lacking)}: rename it in the heading{other}"
-        return f"{file} is a table with the columns {fields}: {fix}"
-    if _TRACE_FIELDS & set(value):
-        return f"{file} is a trace, its fields are {fields}: kvproxy simulate reads traces"
-    nearest = min(
-        (log_format for log_format in formats if log_format.has_requests),
-        key=lambda log_format: _distance(log_format, value),
-    )
-    missing = " and ".join(name.replace("|", " or ") for name in nearest.missing(value))
-    return (
-        f"{file}, line {number}: unknown format, its fields are {fields or 'none'};"
-        f" the nearest format, {nearest.title}, needs {missing}"
-    )
-
-
-def _distance(format: LogFormat, value: JsonObject) -> tuple[float, int]:
-    missing = len(format.missing(value))
-    # Plain requests are the nearest format of rows that resemble no export: one common field is no resemblance.
-    is_similar = format.name == "requests" or len(format.signature) - missing > 1
-    return missing / len(format.signature) if is_similar else 2.0, 0 if format.name == "requests" else 1
 
 
 def _read_rows(
@@ -414,7 +365,7 @@ def _read_columns(
     content, columns = read_rows(file, text), [question] if answer is None else [question, answer]
     names = dict.fromkeys(name for _, value in content.rows for name in value)
     if not names:
-        raise InvalidRequest(_describe_empty(file, content))
+        raise InvalidRequest(describe_empty(file, content))
     for column in columns:
         if column not in names:
             raise InvalidRequest(f"{file} has no column {column!r}: it has {', '.join(names)}")

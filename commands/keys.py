@@ -197,6 +197,8 @@ def ls(
 
     listed = place.open().perform(list_keys, query)
     clients = listed.clients
+    if listed.outage is not None:
+        print_note(f"the clients and their money are those in the memory of the proxy: {listed.outage}")
     if listed.problem is not None:
         print_note(f"the usage is unknown: {listed.problem}")
     if place.prices_may_differ:
@@ -289,13 +291,14 @@ def disable(client: ClientName, place: KeysPlace) -> Output:
     """Reject the requests of a client, until it is enabled again.
 
     Its requests get 403, and streams in flight end with an error. Its key, counts, and stored responses stay. Running proxies
-    apply this within two seconds.
+    apply this within two seconds. While PostgreSQL fails or the disk is full, --url changes a running proxy, which stores the
+    change later.
 
     Example: kvproxy keys disable search-team
     """
     from kvproxy.operations.keys import disable_client
 
-    place.open().perform(disable_client, client)
+    _print_notes(place.open().perform(disable_client, client).notes)
     return text_output({"disabled": client.name}, f"disabled {client.name}: kvproxy keys enable {client.name}")
 
 
@@ -309,7 +312,7 @@ def enable(client: ClientName, place: KeysPlace) -> Output:
     """
     from kvproxy.operations.keys import enable_client
 
-    place.open().perform(enable_client, client)
+    _print_notes(place.open().perform(enable_client, client).notes)
     return text_output({"enabled": client.name}, f"enabled {client.name}")
 
 

@@ -177,6 +177,13 @@ class SpentMoney:
                 reserved[reservation.client] = reserved.get(reservation.client, 0.0) + reservation.money
         return spent, reserved
 
+    def known(self, clients: Iterable[str]) -> SpentAndReserved:
+        """Return the money of clients by the last reading of the tables, and the charges of this proxy since. Thread-safe."""
+        now, reserved = self._clock(), dict[str, float]()
+        for reservation in [*self._in_flight.values()]:
+            reserved[reservation.client] = reserved.get(reservation.client, 0.0) + reservation.money
+        return {client: self._known(client, now) for client in clients}, reserved
+
     async def renew_periodically(self) -> None:
         """Renew the reservations of requests in flight, and write the charges that the tables did not accept before."""
         while True:

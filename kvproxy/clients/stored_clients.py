@@ -33,6 +33,12 @@ def stored_clients(settings: Settings) -> list[ClientSettings]:
         return [*_read_clients(settings.data), *(() if shared is None else _parse(shared.client_settings()))]
 
 
+def check_stored(settings: Settings, name: str) -> None:
+    """Raise InvalidRequest if kvproxy.toml defines the client."""
+    if any(configured.name == name for configured in settings.clients):
+        raise InvalidRequest(f"the client {name!r} is in kvproxy.toml: change it there")
+
+
 class StoredClients:
     """The clients of `kvproxy keys`, locked for a change.
 
@@ -70,8 +76,7 @@ class StoredClients:
 
     def check_not_configured(self, name: str) -> None:
         """Raise InvalidRequest if kvproxy.toml defines the client."""
-        if any(configured.name == name for configured in self._settings.clients):
-            raise InvalidRequest(f"the client {name!r} is in kvproxy.toml: change it there")
+        check_stored(self._settings, name)
 
     def add(self, added: Sequence[ClientSettings], changes: Sequence[str]) -> None:
         """Store new clients; if that fails, store no client."""

@@ -3,21 +3,24 @@
 import logging
 import time
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvproxy.clients.client_keys import all_clients, check_budgets, key_digest, requires_client_key
+from kvproxy.clients.client_keys import all_clients, check_budgets, key_digest, requires_client_key, set_disabled
 from kvproxy.clients.quotas import Quotas
-from kvproxy.clients.stored_clients import clients_file
+from kvproxy.clients.stored_clients import check_stored, clients_file
 from kvproxy.errors import (
+    InvalidRequest,
     KeyDisabled,
     KeyDisabledInFlight,
     KeyRemovedInFlight,
     KvproxyError,
     MissingKey,
+    NotFound,
     SettingsError,
     StoreUnavailable,
     TooManyRequests,
@@ -36,6 +39,14 @@ _CHECK_SECONDS = 1.0
 _log = logging.getLogger("kvproxy")
 
 
+@dataclass(frozen=True, slots=True)
+class _Switch:
+    """The state of a client that an operator set, and that is not stored yet."""
+
+    disabled: bool
+    operator: str
+
+
 class Clients:
     """The clients of the settings and of `kvproxy keys`, whose changes take effect without a restart."""
 
@@ -48,6 +59,7 @@ class Clients:
         check_budgets(settings, clients)
         self._known = _index_by_digest(clients)
         self._teams = _index_teams(clients)
+        self._switches: dict[str, _Switch] = {}
         self._closed = bool(self._known) or requires_client_key(settings)
 
     @property
@@ -68,6 +80,9 @@ class Clients:
             clients = all_clients(self._settings)
             self._known, self._teams = _index_by_digest(clients), _index_teams(clients)
             self._changed = stamp
+            for client in clients:
+                if client.name in self._switches and self._switches[client.name].disabled == client.disabled:
+                    self.end_switch(client.name)
             if self._closed and not self._known:
                 _log.warning(
                     "there are no clients any more, so all requests are rejected: add one with kvproxy keys add NAME"
@@ -89,6 +104,40 @@ class Clients:
             self._settings, self._changed = prepared, (-1, 0, 0)
             self._checked = 0.0
 
+    def switch(self, name: str, operator: str, *, disabled: bool) -> ClientSettings:
+        """Disable or enable a client now, until `store_switches` has stored that, and return it.
+
+        Raises NotFound, or InvalidRequest if kvproxy.toml defines it, or if nothing would change.
+        """
+        client = next((client for client in self.all if client.name == name), None)
+        if client is None:
+            raise NotFound(f"no client {name!r}: kvproxy keys ls lists them")
+        check_stored(self._settings, name)
+        if client.disabled == disabled:
+            raise InvalidRequest(f"the client {name!r} is {'dis' if disabled else 'en'}abled already")
+        self._switches[name] = _Switch(disabled, operator)
+        return self.switched(client)
+
+    def end_switch(self, name: str) -> bool:
+        """Use the stored state of a client; return whether it was switched."""
+        return self._switches.pop(name, None) is not None
+
+    def switched(self, client: ClientSettings) -> ClientSettings:
+        switch = self._switches.get(client.name)
+        return client if switch is None else client.model_copy(update={"disabled": switch.disabled})
+
+    def store_switches(self) -> None:
+        """Store the switched states. A `reload` then ends the switches."""
+        for name, switch in [*self._switches.items()]:
+            try:
+                set_disabled(self._settings, name, disabled=switch.disabled, operator=switch.operator)
+            except InvalidRequest:
+                continue  # It is stored already.
+            except NotFound:
+                self.end_switch(name)
+            except (SettingsError, StoreUnavailable):
+                return
+
     def _clients_file_version(self) -> tuple[int, int]:
         try:
             status = clients_file(self._settings.data).stat()
@@ -108,6 +157,11 @@ class Clients:
         """Return the client of an expired key in the headers."""
         given = (key_digest(_without_bearer(value)) for name, value in headers if name in KEY_HEADERS)
         return next((self._known[digest] for digest in given if digest in self._known), None)
+
+    @property
+    def all(self) -> list[ClientSettings]:
+        """All clients, as operators switched them."""
+        return [self.switched(client) for client in {client.name: client for client in self._known.values()}.values()]
 
     @property
     def names(self) -> set[str]:
@@ -134,7 +188,9 @@ class Clients:
 
     def find_disabled(self, client: ClientSettings) -> ClientSettings | None:
         """Return the client or its team, if an operator has disabled it."""
-        return next((each for each in (client, self.team_of(client)) if each is not None and each.disabled), None)
+        return next(
+            (each for each in (client, self.team_of(client)) if each is not None and self.switched(each).disabled), None
+        )
 
     def knows(self, header: str) -> bool:
         """Whether the value of a header is the key of a client, also an expired one."""

@@ -103,6 +103,7 @@ class Services:
         """Paths of which `routes` has logged that they are not cached."""
         self._tasks: list[asyncio.Task[None]] = []
         self._applied_drains: int | None = None
+        self._unwritten_drains: dict[str, tuple[str, bool]] = {}
         self._reloading = asyncio.Lock()
 
     async def forecasts(self, token_bytes: float | None = None, tier_bytes: float | None = None) -> list[PoolForecast]:
@@ -162,6 +163,7 @@ class Services:
     async def _maintain_periodically(self) -> None:
         while True:
             await asyncio.sleep(_MAINTENANCE_SECONDS)
+            await asyncio.to_thread(self.clients.store_switches)
             try:
                 # Pending writes may have hits already.
                 await self.cache.pending_writes.wait_for_all()
@@ -173,6 +175,8 @@ class Services:
                 _log.error("housekeeping failed, and is tried again: %s", error)
 
     async def _apply_heartbeat(self, change: int) -> None:
+        await self._write_drains()
+        await asyncio.to_thread(self.clients.store_switches)
         await asyncio.to_thread(self.clients.reload, change)
         await asyncio.to_thread(self.spent.write_pending_charges)
         await self.quotas.charge_debts()
@@ -183,8 +187,20 @@ class Services:
         fleet = self.built.fleet
         if fleet is None or self.shared is None or change == self._applied_drains:
             return
-        fleet.set_drained(await asyncio.to_thread(self.shared.drained_upstreams))
+        drained = await asyncio.to_thread(self.shared.drained_upstreams)
+        unwritten = self._unwritten_drains.items()
+        fleet.set_drained((drained - {url for url, _ in unwritten}) | {url for url, (_, on) in unwritten if on})
         self._applied_drains = change
+
+    async def _write_drains(self) -> None:
+        """Tell all proxies the drains that operators made or ended while PostgreSQL failed."""
+        for url, change in [*self._unwritten_drains.items()]:
+            operator, drained = change
+            with suppress(CacheStoreError):
+                assert self.shared is not None
+                await asyncio.to_thread(self.shared.set_drained, url, operator, drained=drained)
+                if self._unwritten_drains.get(url) is change:
+                    del self._unwritten_drains[url]
 
     async def set_drained(self, request: Request, url: str, *, drained: bool) -> str | None:
         """Drain an upstream, or end that, on all proxies of one PostgreSQL; return why other proxies do not."""
@@ -196,8 +212,10 @@ class Services:
         try:
             if self.shared is not None:
                 await asyncio.to_thread(self.shared.set_drained, url, operator, drained=drained)
+                self._unwritten_drains.pop(url, None)
         except CacheStoreError as error:
-            problem = f"only this proxy was changed: {error}; repeat the command when the store works"
+            problem = f"only this proxy was changed: {error}; the other proxies follow as soon as the store works"
+            self._unwritten_drains[url] = operator, drained
         # A reload may have removed it meanwhile.
         if url in fleet.engines:
             fleet.engines[url].health.draining = drained

@@ -4,14 +4,15 @@ import csv
 import io
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from kvproxy.clients import client_keys
+from kvproxy.clients.running_clients import RunningClients
 from kvproxy.clients.spending_tables import Spent, SpentAndReserved, add_spent, budgets_of
-from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
+from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, SettingsError, StoreUnavailable
 from kvproxy.journal.reader import CACHES, JournalReader
 from kvproxy.journal.record import client_name
 from kvproxy.journal.saving_groups import grouped_totals
@@ -41,12 +42,12 @@ _COUNTS = ("requests", "refused", "unpriced", "estimated", "unreported", "tokens
 class KeysAccess:
     """The clients of a proxy with these settings, and the name of the operator who changes them.
 
-    `unwritten` returns the spent and reserved money that a running proxy could not write to its table yet.
+    `running` is None without a running proxy.
     """
 
     settings: Settings
     operator: str
-    unwritten: Callable[[], SpentAndReserved] = lambda: ({}, {})
+    running: RunningClients | None = None
 
 
 class KeysClient(Protocol):
@@ -105,8 +106,8 @@ class ListedClient(LimitedClient):
         disabled: whether its requests get 403.
         previous_key_expires: end of its previous key's validity in seconds since the epoch; None after it.
         spent_today, left_today, spent_this_month, left_this_month: what counts for its budget in this UTC day or month, and what
-            is left, in `journal.currency`; None without such a budget.
-        reserved: the most that its requests in flight may cost, which its budgets do not have left either; None without a budget.
+            is left for further requests, in `journal.currency`; None without such a budget.
+        reserved: the most that its requests in flight may cost, which is not left; None without a budget.
         requests: number of its requests, also of those that a cache answered, and of `refused` ones, without those that warmed
             the cache. A team has the requests, tokens, and money of clients while they had the team, too.
         tokens: tokens that quotas count: of prompts, also reused ones, and of responses; estimated if not reported.
@@ -139,12 +140,14 @@ class ClientList:
 
     Attributes:
         problem: why their usage is unknown; None if it is known.
+        outage: why the clients and their money are those in the memory of the proxy; None if they are those of the store.
         closed: why the proxy rejects all requests; None if it has clients, or requires no key.
     """
 
     clients: list[ListedClient]
     currency: str
     problem: str | None = None
+    outage: str | None = None
     closed: str | None = None
 
 
@@ -210,16 +213,18 @@ def _read_clients(file: bytes) -> list[NewClient]:
     return clients
 
 
-def list_clients(
-    settings: Settings,
-    query: ClientUsageQuery = ClientUsageQuery(),
-    unwritten: Callable[[], SpentAndReserved] = lambda: ({}, {}),
-) -> list[ListedClient]:
+def list_clients(settings: Settings, query: ClientUsageQuery = ClientUsageQuery()) -> list[ListedClient]:
     """List the clients with their usage.
 
     Without a journal there was no request. If the journal cannot be read, their usage is unknown, see `usage_problem`.
     Raises InvalidRequest for a period in the future.
     """
+    return _list(settings, query, client_keys.all_clients(settings), client_keys.spent_and_reserved(settings))
+
+
+def _list(
+    settings: Settings, query: ClientUsageQuery, clients: Sequence[ClientSettings], money: SpentAndReserved
+) -> list[ListedClient]:
     usage: dict[str, dict[str, Any]] | None
     selection = sums_filter(query.since)
     try:
@@ -228,15 +233,12 @@ def list_clients(
         usage = {}
     except KvproxyError:
         usage = None
-    spent, reserved = client_keys.spent_and_reserved(settings)
-    more_spent, more_reserved = unwritten()
-    spent = add_spent(spent, more_spent)
-    clients, none = client_keys.all_clients(settings), dict.fromkeys(_COUNTS, 0)
+    (spent, reserved), none = money, dict.fromkeys(_COUNTS, 0)
     return [
         _listed(
             client,
             spent.get(client.name, Spent()),
-            reserved.get(client.name, 0.0) + more_reserved.get(client.name, 0.0),
+            reserved.get(client.name, 0.0),
             {} if usage is None else usage.get(client.name, none),
         )
         for client in clients
@@ -245,19 +247,40 @@ def list_clients(
 
 @operation("GET", "/keys")
 def list_keys(access: KeysAccess, query: ClientUsageQuery) -> ClientList:
-    """List the clients with their usage, budgets, and limits, without keys or digests."""
-    settings = access.settings
-    clients = list_clients(settings, query, access.unwritten)
-    is_unknown = bool(clients) and clients[0].requests is None
+    """List the clients with their usage, budgets, and limits, without keys or digests.
+
+    While PostgreSQL fails, a running proxy lists the clients and the money that it knows.
+    """
+    settings, running = access.settings, access.running
+    outage = closed = None
+    try:
+        clients, money = client_keys.all_clients(settings), client_keys.spent_and_reserved(settings)
+        closed = client_keys.why_closed(settings)
+        if running is not None:
+            clients = tuple(map(running.switched, clients))
+            money = _add_money(money, running.unwritten_money())
+    except StoreUnavailable as error:
+        if running is None:
+            raise
+        clients, money, outage = tuple(running.known_clients()), running.known_money(), error.message
+    listed = _list(settings, query, clients, money)
+    is_unknown = bool(listed) and listed[0].requests is None
     problem = usage_problem(settings) if is_unknown else None
-    return ClientList(clients, settings.journal.currency, problem, client_keys.why_closed(settings))
+    return ClientList(listed, settings.journal.currency, problem, outage, closed)
+
+
+def _add_money(money: SpentAndReserved, more: SpentAndReserved) -> SpentAndReserved:
+    (spent, reserved), (more_spent, more_reserved) = money, more
+    names = {*reserved, *more_reserved}
+    return add_spent(spent, more_spent), {name: reserved.get(name, 0) + more_reserved.get(name, 0) for name in names}
 
 
 def _listed(client: ClientSettings, spent: Spent, reserved: float, usage: Mapping[str, Any]) -> ListedClient:
     budgets: dict[str, Any] = {"reserved": reserved if client.has_budget else None}
     for budget in budgets_of(client, spent):
         period = {"day": "today", "month": "this_month"}[budget.period]
-        budgets |= {f"spent_{period}": budget.spent, f"left_{period}": budget.remaining}
+        left = max(0.0, budget.remaining - reserved)
+        budgets |= {f"spent_{period}": budget.spent, f"left_{period}": left}
     expires = client.previous_key_expires
     is_valid = expires is not None and time.time() < expires
     state: dict[str, Any] = {"disabled": client.disabled, "previous_key_expires": expires if is_valid else None}
@@ -361,8 +384,21 @@ def enable_client(access: KeysAccess, client: ClientName) -> ChangedClient:
 
 
 def _set_disabled(access: KeysAccess, name: str, *, disabled: bool) -> ChangedClient:
-    changed = client_keys.set_disabled(access.settings, name, disabled=disabled, operator=access.operator)
-    return _changed(access, changed)
+    running, notes = access.running, []
+    try:
+        client = client_keys.set_disabled(access.settings, name, disabled=disabled, operator=access.operator)
+    except (StoreUnavailable, SettingsError) as error:
+        if running is None:
+            error.message += "; a running proxy changes it in its memory with --url, which needs no store"
+            raise
+        client = running.switch(name, access.operator, disabled=disabled)
+        notes = [f"only this proxy was changed, in its memory: {error.message}; it stores the change as soon as it can"]
+    except InvalidRequest:
+        # The stored client is so already, but the proxy may not use that state.
+        if running is None or not running.end_switch(name):
+            raise
+        client = next(each for each in client_keys.all_clients(access.settings) if each.name == name)
+    return ChangedClient(name=name, **_limits(client), disabled=client.disabled, notes=notes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Clients, removals, and pins are effective on all proxies, and their changes are recorded."""
 
+import json
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tests.commands.run import kvproxy, result
 from tests.fleet.proxies import Proxy, run_proxies
 from tests.plain_upstream import run_plain_upstream
 from tests.polling import until
+from tests.postgres_server import run_postgres
 
 
 def statuses(proxies: list[Proxy], key: str) -> list[int]:
@@ -83,7 +85,43 @@ def test_a_drain_without_the_database_says_so(
         monkeypatch.setattr(proxy.services.shared, "set_drained", fail)
         answer = httpx.post(f"{proxy.url}/admin/upstreams/drain", params={"name": "1"}).json()
         assert answer["state"] == "draining"
-        assert answer["notes"][0].startswith("only this proxy was changed: the store failed; repeat the command")
+        assert answer["notes"][0].startswith("only this proxy was changed: the store failed; the other proxies follow")
+
+
+def test_changes_without_the_database_reach_all_proxies_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvproxy.index.store.postgres.database._RETRY_DELAY", 0.2)
+    prices = {"prices": {"m": {"input": 0.0, "output": 0.0}}}
+    with run_postgres() as server, run_plain_upstream() as one, run_plain_upstream() as two:
+        operator = load_settings(data=tmp_path / "operator", store=server.url)
+        key, other = add_client(operator, "one", budget_per_day=5.0), add_client(operator, "two")
+        with run_proxies(tmp_path, server.url, [one, two], count=2, journal=prices) as proxies:
+            assert statuses(proxies, key) == [200] * 2
+            server.kill()
+            at_first = ("--url", proxies[0].url)
+            direct = kvproxy("keys", "disable", "one", "--store", server.url)
+            assert (direct.returncode, "changes it in its memory with --url" in direct.stderr) == (1, True)
+            disabled = kvproxy("keys", "disable", "one", *at_first)
+            assert (disabled.returncode, "only this proxy was changed, in its memory" in disabled.stderr) == (0, True)
+            assert (statuses(proxies, key), statuses(proxies, other)) == ([403, 200], [200, 200])
+            assert kvproxy("keys", "disable", "one", *at_first).returncode == 2
+            assert kvproxy("keys", "disable", "nobody", *at_first).returncode == 3
+            kvproxy("keys", "disable", "two", *at_first)
+            assert kvproxy("keys", "enable", "two", *at_first).returncode == 0
+            listed = kvproxy("keys", "ls", "--json", *at_first)
+            assert "those in the memory of the proxy" in listed.stderr
+            clients = {client["name"]: client for client in json.loads(listed.stdout)}
+            assert (clients["one"]["disabled"], clients["two"]["disabled"]) == (True, False)
+            assert (clients["one"]["left_today"], clients["one"]["requests"]) == (5.0, None)
+            drained = result("upstreams", "drain", one, url=proxies[1].url)[0]
+            assert "only this proxy was changed" in drained["notes"][0]
+            server.restart()
+            until(lambda: statuses(proxies, key) == [403, 403])
+            until(lambda: [result("upstreams", url=each.url)[0]["state"] for each in proxies] == ["draining"] * 2)
+            assert statuses(proxies, other) == [200, 200]
+            assert kvproxy("keys", "enable", "one", *at_first).returncode == 0
+            until(lambda: statuses(proxies, key) == [200, 200])
+            changes = [each["change"] for each in result("keys", "history", *at_first)]
+            assert sorted(changes[:3]) == ["disable client one", f"drain upstream {one}", "enable client one"]
 
 
 def test_a_team_has_one_quota_on_all_proxies(empty_postgres: str, tmp_path: Path) -> None:

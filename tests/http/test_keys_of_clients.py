@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import json
 import sqlite3
 import stat
@@ -36,7 +37,7 @@ from kvproxy.journal.schema import TABLES, view_sql
 from kvproxy.operations.keys import list_clients
 from kvproxy.operations.keys_parameters import ClientUsageQuery
 from kvproxy.settings import Settings, load_settings
-from tests.commands.run import kvproxy
+from tests.commands.run import kvproxy, result
 from tests.http.conftest import Recorder
 from tests.polling import until
 from tests.requests import chat, post
@@ -362,6 +363,34 @@ def test_a_client_is_disabled_and_enabled(tmp_path: Path, recorder: Recorder, mo
     assert kvproxy("keys", "disable", "nobody", "--data", tmp_path).returncode == 3
     changes = json.loads(kvproxy("keys", "history", "--json", "--data", tmp_path).stdout)
     assert [each["change"] for each in changes][:2] == ["enable client one", "disable client one"]
+
+
+def test_a_client_is_disabled_on_a_full_disk(
+    tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_authentication, "_CHECK_SECONDS", 0.0)
+    found = settings(tmp_path, recorder.url)
+    key = add_client(found, "one")
+
+    def fail(*given: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with run_proxy(found) as (url, services):
+        with monkeypatch.context() as full:
+            full.setattr("kvproxy.clients.stored_clients.private_replacement", fail)
+            for disabled, status in ((True, 403), (False, 200), (True, 403)):
+                done = kvproxy("keys", "disable" if disabled else "enable", "one", "--url", url)
+                assert done.returncode == 0
+                assert ("only this proxy was changed" in done.stderr) == disabled
+                assert post(url, x_api_key=key).status_code == status
+            services.clients.store_switches()
+            assert not all_clients(found)[0].disabled
+            assert result("keys", "ls", "--url", url)[0]["disabled"]
+        services.clients.store_switches()
+        assert all_clients(found)[0].disabled
+        assert post(url, x_api_key=key).status_code == 403
+        assert kvproxy("keys", "enable", "one", "--url", url).returncode == 0
+        assert post(url, x_api_key=key).status_code == 200
 
 
 def test_keys_of_many_clients_their_usage_and_their_history(tmp_path: Path, recorder: Recorder) -> None:

@@ -100,6 +100,8 @@ clients/spent_money: _last _last_period _owed _being_written
 engine/backend: _warned
 engine/models/lora: _slices by_name
 http/metrics: _values descriptions
+http/client_authentication: _switches
+http/services: _unwritten_drains
 upstreams/fleet_engine: _problems
 upstreams/client: _refuse_usage
 backends/protocol: _functions

@@ -21,7 +21,10 @@ from kvproxy.telemetry.printable_text import escape_bytes
 
 _SINGLE = "single"
 """Attribute of a command's function: the parameters that may be given once, by name."""
-_SYNONYMS = {"delete": "rm", "remove": "rm", "list": "ls", "help": "--help", "stats": "cache stats"}
+_SYNONYMS = {
+    **{"create": "add", "new": "add", "delete": "rm", "remove": "rm", "revoke": "rm", "list": "ls"},
+    **{"help": "--help", "stats": "cache stats"},
+}
 CommandFunction: TypeAlias = Callable[..., Output | None]
 
 

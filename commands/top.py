@@ -24,7 +24,6 @@ from kvproxy.commands.statistics_text import policy_sentences
 from kvproxy.commands.tables import Column, Row, build_table, number_column, print_table, text_column
 from kvproxy.errors import ProxyUnreachable
 from kvproxy.operations.client import ProxyClient
-from kvproxy.operations.operation import NoParameters
 from kvproxy.telemetry.printable_text import escape_controls
 from kvproxy.units import plural
 
@@ -38,6 +37,7 @@ _REQUESTS = 10
 _MODELS = Column("Models", hides_empty=True)
 _TIMEOUT = 5.0
 _NOT_COUNTED = "without an upstream's statuses below 500: see kvproxy log --reason error-upstream"
+_OF_FIRST = "{}; what they learned, and their prefix caches, are those of the first one"
 _BAR_WIDTH = 40
 _MAIN_LAYERS = ("exact", "semantic", "forward")
 
@@ -68,13 +68,12 @@ def top(
 
 
 def _print_update(clients: Sequence[ProxyClient], interval: float, as_json: bool) -> None:
-    from kvproxy.operations.proxy_statistics import perform_optional, rates_between, take_snapshot
-    from kvproxy.operations.upstreams import list_upstreams
+    from kvproxy.operations.proxy_statistics import rates_between, take_snapshot, take_upstreams
 
     before = take_snapshot(*clients)
     time.sleep(interval)
     traffic = rates_between(before, take_snapshot(*clients))
-    upstreams = perform_optional(clients[0], list_upstreams, NoParameters()) or []
+    upstreams = take_upstreams(*clients)
     if as_json:
         names = ("url", "state", "requests", "sent", "errors", "error")
         rows = [{name: getattr(upstream, name) for name in names} for upstream in upstreams]
@@ -107,9 +106,8 @@ def _show_live(clients: Sequence[ProxyClient], interval: float) -> None:
     from rich.live import Live
 
     from kvproxy.operations.journal import list_records
-    from kvproxy.operations.proxy_statistics import perform_optional, rates_between, take_snapshot
+    from kvproxy.operations.proxy_statistics import perform_optional, rates_between, take_snapshot, take_upstreams
     from kvproxy.operations.record_query import RecordQuery
-    from kvproxy.operations.upstreams import list_upstreams
 
     console = Console()
     before = take_snapshot(*clients)
@@ -118,7 +116,7 @@ def _show_live(clients: Sequence[ProxyClient], interval: float) -> None:
             page: RenderableType
             try:
                 now = take_snapshot(*clients)
-                upstreams = perform_optional(clients[0], list_upstreams, NoParameters()) or []
+                upstreams = take_upstreams(*clients)
                 requests = perform_optional(clients[0], list_records, RecordQuery(limit=_REQUESTS)) or []
                 page = live_page(rates_between(before, now), upstreams, requests, console.width)
                 before = now
@@ -212,6 +210,7 @@ def _summary_facts(traffic: "TrafficStatistics") -> list[tuple[str, str]]:
         *_money_facts(totals.saved),
         ("Forward", "includes reused prefixes, shared responses, and clients that left during a response"),
         *(("" if index else "Learned", sentence) for index, sentence in enumerate(learned)),
+        *([("Proxies", _OF_FIRST.format(totals.proxies))] if totals.proxies > 1 else []),
     ]
 
 

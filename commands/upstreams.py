@@ -1,7 +1,6 @@
 """`kvproxy upstreams`: lists and drains upstreams."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
@@ -16,6 +15,7 @@ from kvproxy.errors import KvproxyError
 from kvproxy.operations.client import ProxyClient
 from kvproxy.operations.operation import AsyncOperation, NoParameters, fields_of
 from kvproxy.operations.upstreams import UpstreamName, UpstreamsAccess, drain_upstream, list_upstreams, undrain_upstream
+from kvproxy.units import plural
 
 if TYPE_CHECKING:
     from kvproxy.upstreams.status import EngineStatus
@@ -36,7 +36,7 @@ def ls(
     `sent` is the number of clients' requests that an upstream received since the proxy's start, also of uncached routes such as
     `GET /v1/models`. `errors` is the number of requests that failed there. Probes and the proxy's own requests do not count.
     """
-    return _upstreams_output(proxy.client().perform(list_upstreams, NoParameters()), layout, numbered=True)
+    return _upstreams_output(proxy.client().perform(list_upstreams, NoParameters()), layout)
 
 
 @app.subcommand
@@ -73,22 +73,31 @@ def _perform(
                 raise
             print_note(f"{client.url}: {error.message}")
             exit_code = exit_code or error.exit_code
-    return replace(_upstreams_output(statuses), exit_code=exit_code)
+
+    def show() -> None:
+        for status in statuses:
+            print_text(f"{status.url} is {status.state}: {plural(status.requests, 'request')} in flight")
+            _print_notes(status.url, [status.error, *status.notes])
+
+    return Output(statuses, show, exit_code=exit_code)
 
 
-def _upstreams_output(
-    upstreams: "Sequence[EngineStatus]", layout: ListLayout = ListLayout(), *, numbered: bool = False
-) -> Output:
+def _print_notes(url: str, notes: Iterable[str | None]) -> None:
+    for note in notes:
+        if note:
+            print_text(note if url in note else f"{url}: {note}")
+
+
+def _upstreams_output(upstreams: "Sequence[EngineStatus]", layout: ListLayout) -> Output:
     def show() -> None:
         number: dict[Column | str, list[Any]] = {Column("#", is_number=True): list(range(1, len(upstreams) + 1))}
-        columns = (number if numbered else {}) | _upstream_columns(upstreams)
+        columns = number | _upstream_columns(upstreams)
         rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
         records = [fields_of(upstream) for upstream in upstreams]
         print_table(rows, empty="there is no upstream", layout=layout, records=records)
         for upstream in upstreams:
-            for note in [upstream.error, *upstream.notes, *upstream.advice, *_reuse_and_prediction_lines(upstream)]:
-                if note:
-                    print_text(note if upstream.url in note else f"{upstream.url}: {note}")
+            lines = _reuse_and_prediction_lines(upstream)
+            _print_notes(upstream.url, [upstream.error, *upstream.notes, *upstream.advice, *lines])
 
     return Output(upstreams, show)
 

@@ -31,9 +31,15 @@ def is_accessible_to_others(path: Path) -> bool:
         return False
 
 
-def restrict_to_owner(path: Path) -> None:
-    """Remove the permissions of other users, unless the path belongs to another user or has the sticky bit (such as /tmp)."""
+def can_restrict(path: Path) -> bool:
+    """Whether the path belongs to this user, and has no sticky bit (such as /tmp)."""
     status = path.stat()
-    if status.st_mode & _OTHERS and status.st_uid == os.geteuid() and not status.st_mode & stat.S_ISVTX:
+    return status.st_uid == os.geteuid() and not status.st_mode & stat.S_ISVTX
+
+
+def restrict_to_owner(path: Path) -> None:
+    """Remove the permissions of other users, if `can_restrict`."""
+    mode = path.stat().st_mode
+    if mode & _OTHERS and can_restrict(path):
         with contextlib.suppress(OSError):
-            path.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS)
+            path.chmod(stat.S_IMODE(mode) & ~_OTHERS)

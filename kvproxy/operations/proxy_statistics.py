@@ -3,7 +3,7 @@
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvproxy.backends.reports import PrefixCacheStats
@@ -11,7 +11,9 @@ from kvproxy.errors import NoPrefixCache, NotFound
 from kvproxy.operations.blocks import block_statistics, list_tiers
 from kvproxy.operations.client import ProxyClient
 from kvproxy.operations.operation import DeclaredOperation, NoParameters, Parameters, Result, fields_of
+from kvproxy.operations.upstreams import list_upstreams
 from kvproxy.tiers.chunk_store import TierStats
+from kvproxy.upstreams.status import EngineStatus
 
 LAYERS = ("exact", "semantic", "plugin", "forward", "bypass", "refused", "disconnected", "error")
 _LEARNED, _SAVINGS = "kvproxy_learned_policy_", "kvproxy_savings_"
@@ -37,6 +39,7 @@ class Totals:
         learned: statistics of the learned policy; empty without it.
         saved: savings by layer.
         blocks: None without a prefix cache that the proxy can inspect.
+        proxies: number of proxies; with several, `learned`, `blocks`, and `tiers` are those of the first one.
     """
 
     entries: int | None = None
@@ -50,6 +53,7 @@ class Totals:
     saved: dict[str, dict[str, float]] = field(default_factory=dict)
     blocks: PrefixCacheStats | None = None
     tiers: list[TierStats] = field(default_factory=list)
+    proxies: int = 1
 
 
 @dataclass(slots=True)
@@ -81,6 +85,7 @@ class Snapshot:
             if getattr(other.totals, name) is False:
                 setattr(self.totals, name, False)
         self.totals.lost_records += other.totals.lost_records
+        self.totals.proxies += other.totals.proxies
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +159,28 @@ def take_snapshot(client: ProxyClient, *others: ProxyClient) -> Snapshot:
     for other in others:
         snapshot.add_proxy(take_snapshot(other))
     return snapshot
+
+
+def take_upstreams(*clients: ProxyClient) -> list[EngineStatus]:
+    """Return the upstreams of proxies; an upstream of several proxies has the sums of its requests."""
+    upstreams: dict[str, EngineStatus] = {}
+    for client in clients:
+        for status in perform_optional(client, list_upstreams, NoParameters()) or []:
+            known = upstreams.get(status.url)
+            upstreams[status.url] = status if known is None else _add_requests(known, status)
+    return list(upstreams.values())
+
+
+def _add_requests(upstream: EngineStatus, other: EngineStatus) -> EngineStatus:
+    states = dict.fromkeys([*upstream.state.split(", "), other.state])
+    return replace(
+        upstream,
+        state=", ".join(states),
+        requests=upstream.requests + other.requests,
+        sent=upstream.sent + other.sent,
+        errors=upstream.errors + other.errors,
+        error=upstream.error or other.error,
+    )
 
 
 def perform_optional(

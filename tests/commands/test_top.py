@@ -164,6 +164,10 @@ def test_top_sums_the_requests_of_several_proxies(tmp_path: Path) -> None:
         proxies = result("top", "--also", other, "--interval", 0.1, url=one)
         assert (proxies["requests"]["exact"], proxies["requests"]["forward"]) == (4, 4)
         assert proxies["entries"] == 2
+        ((url, sent),) = [(each["url"], each["sent"]) for each in proxies["upstreams"]]
+        assert (url, sent) == (upstream, 4)
+        page = kvproxy("top", "--once", "--also", other, "--interval", 0.1, url=one).stdout
+        assert "\nProxies\t2; what they learned, and their prefix caches, are those of the first one" in page
 
 
 class Terminal:

@@ -246,6 +246,8 @@ def test_one_command_drains_an_upstream_at_all_proxies_of_a_fleet(two: Two, tmp_
         name = two.targets[1]
         drained = result("upstreams", "drain", name, "--also", other, url=two.url)
         assert [(row["url"], row["state"]) for row in drained] == 2 * [(name, "draining")]
+        shown = kvproxy("upstreams", "drain", name, "--also", other, url=two.url).stdout
+        assert shown == 2 * f"{name} is draining: 0 requests in flight\n"
         done = kvproxy("upstreams", "undrain", name, "--also", NOWHERE, "--also", other, url=two.url)
         assert (done.returncode, done.stderr.startswith(f"{NOWHERE}: ")) == (4, True)
         for url in (two.url, other):

@@ -143,6 +143,23 @@ def test_torch_is_required_by_a_model_of_the_user_only(tmp_path: Path, monkeypat
             checks["torch"]()
 
 
+def test_doctor_warns_of_an_open_folder_that_serve_makes_private(tmp_path: Path) -> None:
+    check = dict(all_checks(load_settings(data=tmp_path), "http://127.0.0.1:1"))["data"]
+    tmp_path.chmod(0o755)
+    with pytest.raises(CheckWarning, match="kvproxy serve makes it private, or chmod go= it now"):
+        check()
+    (tmp_path / "responses.db").touch()
+    (tmp_path / "responses.db").chmod(0o644)
+    with pytest.raises(KvproxyError, match=r"can read .*responses\.db, which contains prompts: chmod go="):
+        check()
+    tmp_path.chmod(0o1777)
+    (tmp_path / "responses.db").unlink()
+    with pytest.raises(KvproxyError, match="other users can read"):
+        check()
+    tmp_path.chmod(0o700)
+    assert check() == f"{tmp_path}, private"
+
+
 def test_doctor_finds_a_changed_embedder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check = dict(all_checks(load_settings(data=tmp_path), "http://127.0.0.1:1"))["embedder"]
     monkeypatch.setattr("kvproxy.index.models.embedder.load_embedder", lambda *arguments: HashEmbedder(32))

@@ -8,7 +8,7 @@ from tempfile import TemporaryFile
 
 from kvproxy.clients.client_keys import all_clients, check_budgets, why_closed
 from kvproxy.errors import KvproxyError, SettingsError, StoreUnavailable
-from kvproxy.index.private_files import is_accessible_to_others
+from kvproxy.index.private_files import can_restrict, is_accessible_to_others
 from kvproxy.installation.checks.access import check_access
 from kvproxy.installation.checks.configured_store import open_configured_store, store_exists
 from kvproxy.installation.checks.model_routes import check_model_routes
@@ -135,9 +135,12 @@ def _check_data_folder(settings: Settings) -> str:
             pass
     except OSError as error:
         raise KvproxyError(f"cannot write to {settings.data} ({error.strerror}): choose another with --data") from None
-    for path in (settings.data, *settings.data.glob("*")):
-        if is_accessible_to_others(path) and (path == settings.data or is_accessible_to_others(settings.data)):
-            raise KvproxyError(f"other users can read {path}, which contains prompts: chmod go= {path}")
+    if is_accessible_to_others(settings.data):
+        exposed = next(filter(is_accessible_to_others, settings.data.glob("*")), None)
+        if exposed is not None or not can_restrict(settings.data):
+            path = exposed or settings.data
+            raise KvproxyError(f"other users can read {path}, which contains prompts: chmod go= {settings.data}")
+        raise CheckWarning(f"other users can list {settings.data}: kvproxy serve makes it private, or chmod go= it now")
     if (note := unread_settings(settings.data)) is not None:
         raise CheckWarning(note)
     return f"{settings.data}, private"

@@ -158,7 +158,8 @@ def _bill_output(report: "Bill", selection: "SumsFilter", layout: ListLayout, em
 def advice_rows(advice: "Sequence[Advice]", currency: str) -> list[Row]:
     return [
         {
-            number_column(f"Saves at most {currency}", "lost_cost"): money(row.lost_cost),
+            number_column(f"Saves at most {currency}", "saved"): money(row.saved),
+            number_column(f"Lost {currency}", "lost_cost"): money(row.lost_cost),
             "Tokens#": row.tokens,
             "Turns#": row.turns,
             Column("Reuse", field="reuse"): row.reuse,

@@ -9,7 +9,6 @@ from statistics import mean, median
 
 from kvproxy.analyse.log_formats.log_format import LoggedRequest
 from kvproxy.analyse.logged_turns import FIRST_TRACE_NUMBER, turns_of_requests
-from kvproxy.analyse.pause_costs import InputPrice, LongWrite, SessionStep, provider_policy_input, session_price
 from kvproxy.analyse.simulate.trace_reader import TraceSession
 from kvproxy.analyse.trace_turns import trace_turns
 from kvproxy.analyse.turn_losses import TurnLoss, turn_losses
@@ -22,6 +21,7 @@ from kvproxy.journal.sessions.session_reader import (
 )
 from kvproxy.providers.cache_policy import PauseTimes
 from kvproxy.providers.cache_rules import cache_rule
+from kvproxy.providers.pause_costs import InputPrice, LongWrite, SessionStep, provider_policy_input, session_price
 from kvproxy.providers.prices import ModelPrices, RelativePrices
 from kvproxy.settings.journal import (
     MILLION,

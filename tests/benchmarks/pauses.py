@@ -13,7 +13,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from kvproxy.analyse.pause_costs import (
+from kvproxy.analyse.transcripts import read_transcripts
+from kvproxy.blocks.divergence import common_prefix_length
+from kvproxy.providers.cache_policy import PauseTimes, SurvivalFunction, keep_warm_requests
+from kvproxy.providers.pause_costs import (
     KeepWarmCount,
     LongWrite,
     Session,
@@ -22,9 +25,6 @@ from kvproxy.analyse.pause_costs import (
     session_price,
     tokens_still_cached,
 )
-from kvproxy.analyse.transcripts import read_transcripts
-from kvproxy.blocks.divergence import common_prefix_length
-from kvproxy.providers.cache_policy import PauseTimes, SurvivalFunction, keep_warm_requests
 from kvproxy.providers.prices import relative_prices
 from kvproxy.settings.journal import PriceSettings
 from tests.benchmarks.options import read_options

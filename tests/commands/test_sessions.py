@@ -138,9 +138,11 @@ def test_advice_ranks_what_to_change_first(tmp_path: Path) -> None:
     )
     sessions.close()
     report = result("savings", "--advice", "--data", tmp_path)
-    expired, changed = report["rows"]
+    changed, expired = report["rows"]
     assert (expired["cause"], expired["turns"], expired["place"]) == ("expired", 1, None)
     assert expired["lost_cost"] == pytest.approx(expired["tokens"] * 5.7 / 1e6)
+    # The rule keeps no prefix for over an hour.
+    assert expired["saved"] < 0.2 * expired["lost_cost"]
     assert (changed["cause"], changed["place"], changed["lost_cost"] > 0) == ("changed", "messages[0] system", True)
     assert ("breakpoints" in expired["remedy"], "kvproxy lint" in changed["remedy"]) == (True, True)
     ledger = {row["result"]: row["cost"] for row in result("savings", "--ledger", "--data", tmp_path)["rows"]}

@@ -1,13 +1,15 @@
-"""Ranks changes that avoid lost reuse by the money that they would have saved."""
+"""Ranks changes that avoid lost reuse by the money that they would have saved, less their own cost."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
 from kvproxy.apis.key_fields import MARKER_FIELDS
 from kvproxy.journal.sessions.ledger import WITHOUT_COST
+from kvproxy.journal.sessions.remedy_costs import RemedyCosts
 from kvproxy.journal.sessions.session_reader import Turn
 from kvproxy.providers.cache_rules import cache_rule
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price
@@ -71,6 +73,8 @@ class Advice:
             unknown. Messages after the first one have the index `[n]`.
         turns, tokens: number of turns, and of their prompt tokens lost to the cause.
         lost_cost: money that their reuse would have saved; None without a price.
+        saved: `lost_cost` without the cost of the remedy: of more writes at breakpoints, of writes for one hour, and of
+            keep-warm requests.
         remedy: what avoids the loss.
     """
 
@@ -82,11 +86,12 @@ class Advice:
     turns: int = 0
     tokens: int = 0
     lost_cost: float | None = None
+    saved: float | None = None
 
 
 @dataclass(slots=True)
 class AdviceReport:
-    """Advice, the most expensive first.
+    """Advice, the one that saves most first.
 
     Attributes:
         one_hour_cost: what writing tokens for one hour cost beyond writing them for five minutes.
@@ -104,7 +109,7 @@ class AdviceReport:
 def advise(turns: Iterable[Turn], prices: Mapping[str, PriceSettings], currency: str) -> AdviceReport:
     """Sum the losses of turns, which are in order of time."""
     report, rows = AdviceReport(currency), dict[tuple[str, str, str | None, str, str], Advice]()
-    long_sessions, ends, cost = set[int](), dict[int, str](), 0.0
+    long_sessions, ends, cost, remedies = set[int](), dict[int, str](), 0.0, RemedyCosts(prices)
     for turn in turns:
         if turn.keep_warm is not None:
             ends[turn.number] = turn.keep_warm.partition(": ")[2]
@@ -112,6 +117,7 @@ def advise(turns: Iterable[Turn], prices: Mapping[str, PriceSettings], currency:
         if turn.is_warming:
             continue
         cost += input_cost(turn, prices)
+        remedies.add(turn)
         is_first = turn.turn == 1 or turn.number == turn.session
         reuse: Reuse = "between sessions" if is_first else "within sessions"
         for cause, tokens in turn.lost.items():
@@ -123,10 +129,33 @@ def advise(turns: Iterable[Turn], prices: Mapping[str, PriceSettings], currency:
                 row = Advice(reuse, cause, place, turn.model, remedy)
                 row = rows.setdefault((reuse, cause, place, turn.model, remedy), row)
                 _add(row, tokens, turn.lost_cost_of(cause))
-    worth = [row for row in rows.values() if row.lost_cost is None or row.lost_cost >= LEAST_SAVED * cost]
-    report.rows = sorted(worth, key=lambda row: (-(row.lost_cost or 0.0), -row.tokens))
+    _subtract_costs(list(rows.values()), remedies)
+    worth = [row for row in rows.values() if row.saved is None or row.saved >= LEAST_SAVED * cost]
+    report.rows = sorted(worth, key=lambda row: (-(row.saved or 0.0), -row.tokens))
     report.left_out = len(rows) - len(worth)
     return report
+
+
+def _subtract_costs(rows: Sequence[Advice], remedies: RemedyCosts) -> None:
+    lost: defaultdict[tuple[str, str, Reuse | None], float] = defaultdict(float)
+    for row in rows:
+        lost[_remedied(row)] += row.lost_cost or 0.0
+    for row in rows:
+        whole, row.saved = lost[_remedied(row)], row.lost_cost
+        if row.lost_cost is None or "breakpoints = " not in row.remedy:
+            continue
+        if row.cause == "unmarked":
+            saved = whole - remedies.of_marks[row.model]
+        elif row.reuse == "between sessions":
+            saved = whole - remedies.of_one_hour[row.model]
+        else:
+            saved = min(whole, remedies.saved_by_policy(row.model))
+        row.saved = saved * row.lost_cost / whole if whole else 0.0
+
+
+def _remedied(row: Advice) -> tuple[str, str, Reuse | None]:
+    """Return what rows have in common whose loss one remedy avoids: breakpoints within sessions are those between sessions."""
+    return row.cause, row.model, None if row.cause == "unmarked" else row.reuse
 
 
 def input_cost(turn: Turn, prices: Mapping[str, PriceSettings], *, cached: bool = True) -> float:

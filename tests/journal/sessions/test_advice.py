@@ -106,3 +106,50 @@ def test_a_loss_of_nearly_nothing_is_counted_but_not_advised(sessions: Sessions,
     )
     report = advise((turn.with_cost(prices) for turn in sessions.reader().all_turns()), prices, "USD")
     assert (report.left_out, len(report.rows)) == (left_out, 1 - left_out)
+
+
+PRICES = {"m": PriceSettings(input=1, cached=0.1, write_5m=1.25, write_1h=2)}
+SYSTEM_ONLY: dict[str, Any] = {"body": {"cache_control": {"type": "ephemeral"}}, "api": "messages", **provider()}
+
+
+def priced_advice(sessions: Sessions) -> dict[tuple[str, str], Advice]:
+    rows = advise((turn.with_cost(PRICES) for turn in sessions.reader().all_turns()), PRICES, "USD").rows
+    return {(row.cause, row.reuse): row for row in rows}
+
+
+def _conversation(count: int) -> list[JsonObject]:
+    texts = [f"{number} " + "How does a cache work? " * 600 for number in range(2 * count - 1)]
+    return [assistant(text) if number % 2 else user(text) for number, text in enumerate(texts)]
+
+
+def test_the_price_of_more_writes_is_subtracted_from_the_saving_of_breakpoints(sessions: Sessions) -> None:
+    for number in range(2):
+        body: dict[str, Any] = {"api": "messages", "written": (0, 0), **provider()}
+        sessions.add(request(_conversation(number + 1), 4_000 * (2 * number + 1), 0, 9 * number, **body))
+    row = priced_advice(sessions)["unmarked", "within sessions"]
+    assert row.lost_cost == pytest.approx(4_000 * 0.9 / 1e6)
+    # The first prompt and the rest of the second one.
+    assert row.saved == pytest.approx(row.lost_cost - 12_000 * 0.25 / 1e6)
+
+
+def test_breakpoints_that_cost_more_than_they_save_are_not_advised(sessions: Sessions) -> None:
+    """Each session writes much more than the system prompt that it could read from others."""
+    for number in range(3):
+        messages = [{**SYSTEM, "content": str(SYSTEM["content"]) * 40}, user(f"{number} " + "Read this file. " * 9_000)]
+        body: dict[str, Any] = {"headers": {"x-session-id": f"{number}"}, "written": (60_000, 0), **provider()}
+        sessions.add(request(messages, 60_000, 0, 900 * number, **body))
+    assert advice(sessions)[0].cause == "expired"
+    assert priced_advice(sessions) == {}
+
+
+def test_the_price_of_keep_warm_requests_is_subtracted_from_the_saving(sessions: Sessions) -> None:
+    at, reused = 0, 0
+    for number, pause in enumerate((9, 9, 9, 400, 9, 9, 9)):
+        tokens = 40_000 + 400 * number
+        body: dict[str, Any] = {"written": (tokens - reused, 0), "headers": {"x-session-id": "s"}, **provider()}
+        sessions.add(request(_conversation(number + 1), tokens, reused, at, **body))
+        at, reused = at + pause, 0 if pause == 400 else tokens
+    (row,) = priced_advice(sessions).values()
+    assert (row.cause, row.lost_cost) == ("expired", pytest.approx(41_200 * 1.15 / 1e6))
+    assert row.saved is not None
+    assert 0 < row.saved < row.lost_cost

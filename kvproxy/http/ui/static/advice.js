@@ -17,9 +17,9 @@ export function advice(api, signal) {
     const found = await api.get("savings/advice", { since: 86_400 * DAYS }, signal);
     rows = found.rows;
     panel.hidden = !rows.length;
-    const columns = [["lost to", ""], ["reuse", ""], ["first change", ""], ["model", ""], ["turns", "number"], ["lost tokens", "number"], [`lost ${found.currency}`, "number"], ["remedy", ""]];
+    const columns = [["lost to", ""], ["reuse", ""], ["first change", ""], ["model", ""], ["turns", "number"], ["lost tokens", "number"], [`saves at most ${found.currency}`, "number"], ["remedy", ""]];
     fill(place, table("What to change first", columns, rows.slice(0, MOST).map((row) => [
-      row.cause, row.reuse, row.place ?? "–", row.model, count(row.turns), count(row.tokens), money(row.lost_cost), row.remedy,
+      row.cause, row.reuse, row.place ?? "–", row.model, count(row.turns), count(row.tokens), money(row.saved), row.remedy,
     ])));
   };
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.analyse.pause_costs import Session, SessionStep, input_price, provider_policy_price, session_price
 from kvproxy.providers.cache_policy import (
     HOUR,
     KEEP_WARM_SECONDS,
@@ -16,6 +15,7 @@ from kvproxy.providers.cache_policy import (
     keep_warm_requests,
     should_cache_for_an_hour,
 )
+from kvproxy.providers.pause_costs import Session, SessionStep, input_price, provider_policy_price, session_price
 from kvproxy.providers.prices import relative_prices
 from tests.benchmarks.pauses import compare_policies, learn, lowest_price, read_sessions, warm_price
 

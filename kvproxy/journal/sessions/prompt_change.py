@@ -87,9 +87,15 @@ class PromptChanges:
             return PromptChange(is_known=False)
         sent, path, place, region, beginning = set(digests[shared:]), "", None, chain.names[shared], 0.0
         later = [index for index in texts if index >= max(shared, known)]
+        before_sizes = [regions.sizes[index] for index in before_shape.order] if regions.sizes else []
+        excess = 0
         if earlier is chain.history:
-            sent.add(chain.digests[chain.names.index(HISTORY)])
-        repeated: float = sum(chain.sizes[index] for index in later if chain.digests[index] in sent)
+            sent.add(chain.digests[history := chain.names.index(HISTORY)])
+            # Its tools and instructions are not in the history.
+            excess = (
+                max(0, chain.sizes[history] - sum(before_sizes[before_shape.num_head :])) if history in later else 0
+            )
+        repeated: float = sum(chain.sizes[index] for index in later if chain.digests[index] in sent) - excess
         before = dict(zip(names, digests, strict=True))
         repeated += sum(
             self._repeated_share(before.get(chain.names[index]), chain.digests[index]) * chain.sizes[index]
@@ -114,7 +120,6 @@ class PromptChanges:
             # The provider stored no prefix that ends in the repeated text.
             repeated = beginning = 0.0
         # The bytes of a transcript lack tools and system prompt, so a whole repeated prompt has the tokens that it had before.
-        before_sizes = [regions.sizes[index] for index in before_shape.order] if regions.sizes else []
         tokens = earlier.prompt_tokens if before_sizes else prompt_tokens
         whole = before_shape.text_bytes(before_sizes) if before_sizes else chain.shape.text_bytes(chain.sizes)
         hidden = 0

@@ -193,6 +193,20 @@ def test_the_history_at_the_provider_is_lost_to_changed_instructions(sessions: S
     assert turn.lost["changed"] == pytest.approx(5_000, rel=0.05)
 
 
+def test_the_instructions_of_the_earlier_request_are_not_in_the_history(sessions: Sessions) -> None:
+    """The third request has the instructions of the first one, and the history after those of the second one."""
+    for text, previous, instructions, tokens in (
+        (LONG_TASK, None, "Be brief. ", 5_000),
+        ("Continue.", "resp_1", "Be verbose. ", 5_200),
+        ("Continue.", "resp_2", "Be brief. ", 5_300),
+    ):
+        at = tokens - 5_000
+        response = f"resp_{len(sessions.journal.latest(9)) + 1}"
+        _continued(sessions, text, response, previous, at / 10, (tokens, 0), instructions=instructions)
+    # OpenAI caches 40 blocks of 128 tokens of the second prompt.
+    assert sessions.last().lost == {"changed": 5_120, "new": 180}
+
+
 def test_equal_messages_after_other_responses_share_no_prefix(sessions: Sessions) -> None:
     """The history of the second request was never sent through the proxy."""
     _continued(sessions, LONG_TASK, "resp_1", None, 0, (5_000, 0))

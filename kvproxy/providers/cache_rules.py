@@ -73,6 +73,13 @@ class CacheRule:
         return next(iter(self.lifetimes.values()))
 
     @property
+    def lifetime_field(self) -> str | None:
+        """OpenAI's field by which a request chooses one of the lifetimes; None without a choice."""
+        if self.provider != "openai" or len(self.lifetimes) < 2:
+            return None
+        return "prompt_cache_retention" if self.mark_field is None else "prompt_cache_options.ttl"
+
+    @property
     def default_write_ratio(self) -> float | None:
         return next(iter(self.write_ratios.values()), None)
 
@@ -144,9 +151,14 @@ def _openai_with_breakpoints(models: str, read_ratio: float = 0.1) -> CacheRule:
     )
 
 
-def _openai(models: str) -> CacheRule:
-    # In memory, OpenAI keeps prefixes for 5 to 60 minutes.
-    lifetimes = MappingProxyType({"in_memory": 5 * _MINUTE, "24h": 24 * _HOUR})
+_OPENAI_LIFETIMES: Mapping[str, float] = MappingProxyType({"in_memory": 5 * _MINUTE, "24h": 24 * _HOUR})
+"""In memory, OpenAI keeps prefixes for 5 to 60 minutes."""
+
+_EXTENDED = ("gpt-5.4", "gpt-5.2", "gpt-5.1", "gpt-5", "gpt-4.1")
+
+
+def _openai(models: str, *names: str) -> CacheRule:
+    lifetimes = MappingProxyType({name: _OPENAI_LIFETIMES[name] for name in names or ("in_memory",)})
     # The minimum depends on the request; an earlier version of the guide gives 1,024.
     writes: Mapping[str, float] = MappingProxyType({})
     return CacheRule(
@@ -180,7 +192,10 @@ CACHE_RULES: Sequence[CacheRule] = (
     *_ANTHROPIC_MODELS,
     _openai_with_breakpoints("gpt-6.1-*", 0.05),
     *map(_openai_with_breakpoints, ("gpt-5.[6-9]*", "gpt-5-[6-9]*", "gpt-[6-9]*")),
-    *map(_openai, ("gpt-3.5*", "gpt-4*", "gpt-5", "gpt-5-*", "gpt-5.*", "chatgpt-*", "o[134]", "o[134]-*", "codex-*")),
+    *(_openai(models, "24h") for models in ("gpt-5.5", "gpt-5.5-*")),
+    *(_openai(models, "in_memory", "24h") for name in _EXTENDED for models in (name, f"{name}-20*", f"{name}-codex*")),
+    _openai("gpt-5.1-chat*", "in_memory", "24h"),
+    *map(_openai, ("gpt-3.5*", "gpt-4*", "gpt-5-*", "gpt-5.*", "chatgpt-*", "o[134]", "o[134]-*", "codex-*")),
     _automatic("google", "gemini-2.5-*", _GEMINI_USAGE, GEMINI_DOCS, _GEMINI_DATE, minimum=2_048),
     _automatic("google", "gemini-*", _GEMINI_USAGE, GEMINI_DOCS, _GEMINI_DATE, minimum=4_096),
     *(

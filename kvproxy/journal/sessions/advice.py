@@ -175,6 +175,8 @@ def _remedy(reuse: Reuse, cause: str, place: str | None, model: str) -> str:
     rule = cache_rule(model)
     if cause == "expired" and rule is not None and rule.mark_field != "cache_control":
         # Rules mark and repeat prefixes for one hour with Anthropic's API only.
+        if rule.lifetime_field is not None:
+            return f'ask for a longer lifetime: {rule.lifetime_field} = "{list(rule.lifetimes)[-1]}"'
         pauses = "" if reuse == "between sessions" else "shorten the pauses, or "
         return f"{pauses}ask the provider for a longer lifetime"
     if cause == "evicted" and rule is not None:

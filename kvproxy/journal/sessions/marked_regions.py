@@ -52,6 +52,16 @@ def missing_mark(request: ApiRequest, marked: tuple[int, ...] | None, reuse: Pre
     return "cache_control" if rule is None else rule.mark_field
 
 
+def requested_lifetime(request: ApiRequest) -> float | None:
+    """Return the seconds for which the request asks the provider to store its prefix; None without such a field."""
+    rule = cache_rule(request.model)
+    if rule is None or rule.lifetime_field is None:
+        return None
+    name, _, inner = rule.lifetime_field.partition(".")
+    value = request.body.get(name)
+    return rule.lifetimes.get(str(field(value, inner) if inner else value))
+
+
 def nearer_mark(request: ApiRequest, chain: PromptChain, prefix: CommonPrefix) -> str | None:
     """Return the breakpoint that the request lacks if its breakpoints are too far after the stored prefix to find it."""
     ends = [count for count in prefix.turn.marked_regions or () if count <= prefix.regions]

@@ -32,7 +32,7 @@ from kvproxy.journal.sessions.ledger import (
     WARMING,
     lost_tokens,
 )
-from kvproxy.journal.sessions.marked_regions import marked_regions, missing_mark, nearer_mark
+from kvproxy.journal.sessions.marked_regions import marked_regions, missing_mark, nearer_mark, requested_lifetime
 from kvproxy.journal.sessions.prompt_change import PromptChange, PromptChanges
 from kvproxy.journal.sessions.related_turns import RelatedTurns, related_turns
 from kvproxy.journal.sessions.session_matching import (
@@ -155,7 +155,7 @@ class TurnWriter:
             prompt_tokens=record.prompt_tokens or 0,
             completion_tokens=record.completion_tokens or 0,
             stored=use.stored_tokens,
-            ttl=_prefix_ttl(use, related.prefix, limits.lifetime),
+            ttl=_prefix_ttl(use, related.prefix, requested_lifetime(exchange.request) or limits.lifetime),
             used=record.time,
             answer=exchange.facts.answer_digests,
             cached=use.cached_tokens,

@@ -73,6 +73,26 @@ def test_a_changed_answer_is_repaired_by_the_rule(sessions: Sessions) -> None:
     assert (row.place, "repair_history" in row.remedy) == ("messages[n] assistant", True)
 
 
+@pytest.mark.parametrize(
+    ("model", "sent", "cause", "remedy"),
+    [
+        ("gpt-5.1-codex", {}, "expired", 'prompt_cache_retention = "24h"'),
+        ("gpt-5.1-codex", {"prompt_cache_retention": "24h"}, "evicted", "prompt_cache_key"),
+        ("gpt-5.5", {}, "evicted", "prompt_cache_key"),
+        ("gpt-5.6", {}, "expired", 'prompt_cache_options.ttl = "12h"'),
+        ("gpt-5.6", {"prompt_cache_options": {"ttl": "12h"}}, "evicted", "prompt_cache_key"),
+        ("gpt-4o", {}, "expired", "shorten the pauses"),
+    ],
+)
+def test_openai_stores_a_prefix_for_the_lifetime_that_the_request_names(
+    sessions: Sessions, model: str, sent: JsonObject, cause: str, remedy: str
+) -> None:
+    for at, messages in ((0, FIRST), (7_000, LATER)):
+        sessions.add(request(messages, 9_000 + at // 100, 0, at, body={"model": model, **sent}, **provider()))
+    (row,) = advice(sessions)
+    assert (row.cause, remedy in row.remedy) == (cause, True), row
+
+
 def test_advice_separates_reuse_between_sessions_from_reuse_within_sessions(sessions: Sessions) -> None:
     system: JsonObject = {**SYSTEM, "content": str(SYSTEM["content"]) * 200}
     first, later, other = ([system, *messages[1:]] for messages in (FIRST, LATER, [SYSTEM, user("What is a token?")]))

@@ -188,7 +188,10 @@ def api_key_of(setup: ClientSetup) -> str | None:
 
 
 def try_prompt_cache(client: ProxyClient, setup: ClientSetup, model: str, api_key: str | None) -> list[CachedTokens]:
-    """Send two requests with one prefix past the response cache; the second should read the first one's prefix from the cache."""
+    """Send two requests with one prefix past the response cache; the second should read the first one's prefix from the cache.
+
+    They are no requests of a client, so they count in no session and are not kept warm.
+    """
     from kvproxy.apis import APIS
     from kvproxy.apis.json import as_object
     from kvproxy.apis.reported_usage import reported_reuse
@@ -196,7 +199,7 @@ def try_prompt_cache(client: ProxyClient, setup: ClientSetup, model: str, api_ke
 
     minimum = cache_rule_or_assumption(model).minimum_tokens or 1_024
     text = _SENTENCE * ((minimum + _SPARE_TOKENS) // _TOKENS_OF_SENTENCE)
-    headers = credential_headers(setup.api, api_key) | {"cache-control": "no-cache, no-store"}
+    headers = credential_headers(setup.api, api_key) | {"cache-control": "no-cache, no-store, warming"}
     results = []
     for number in (1, 2):
         body = _probe(setup.api, model, text, f"Answer with the number {number}.")

@@ -31,6 +31,7 @@ def test_the_second_request_reads_what_the_first_one_wrote(tmp_path: Path, name:
         # Earlier models report no writes.
         assert name == "aider" or first["written_tokens"] >= second["cached_tokens"]
         text = kvproxy(*options).stdout
+        assert result("sessions", "--by", "model", url=url)["total"]["requests"] == 0
     keys = {each.headers.get("x-api-key") or each.headers.get("authorization") for each in upstream.exchanges}
     assert keys <= {"sk-1", "Bearer sk-1"} | {None}
     assert not upstream.errors

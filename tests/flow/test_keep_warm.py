@@ -232,6 +232,14 @@ def test_a_request_is_not_repeated_to_keep_a_small_part_of_it(tmp_path: Path) ->
     assert outcomes(tmp_path) == [f"none sent: the provider cached only {written:,} of {total:,} prompt tokens"]
 
 
+def test_a_request_that_warms_the_cache_begins_no_session(tmp_path: Path) -> None:
+    with proxied(tmp_path, AnthropicUpstream(), 900, breakpoints="5m", keep_warm_tokens=10**9) as (client, services):
+        client.headers["cache-control"] = "no-cache, no-store, warming"
+        ask(client, "one")
+        until(lambda: len(services.journal.latest(1)) == 1)
+        assert sessions(services) == []
+
+
 def outcomes(data: Path) -> list[str | None]:
     with contextlib.closing(JournalReader(data / "journal.db")) as reader:
         return [turn.keep_warm for turn in SessionReader(reader, {}).all_turns()]

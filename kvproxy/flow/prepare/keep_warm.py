@@ -221,8 +221,8 @@ class KeepWarm:
         is_pinned = rule.pin_sessions and self._pin is not None
         if not is_pinned and not (request.api.name == "messages" and rule.keeps_provider_prefixes):
             return False
-        # The provider accepts some of the other requests only once.
-        return request.api.is_cacheable(request.body)
+        # The provider accepts some of the other requests only once. No client continues a request that warms the cache.
+        return not request.control.warming and request.api.is_cacheable(request.body)
 
     def _untracked_reason(self, request: ApiRequest) -> str | None:
         """Return why no keep-warm requests follow this request; None if they may, or if its rule has no keep-warm."""

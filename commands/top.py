@@ -30,7 +30,7 @@ from kvproxy.units import plural
 if TYPE_CHECKING:
     from kvproxy.backends.reports import PrefixCacheStats
     from kvproxy.journal.record import RecordWithQuestions
-    from kvproxy.operations.proxy_statistics import Totals, TrafficStatistics
+    from kvproxy.operations.proxy_statistics import Snapshot, Totals, TrafficStatistics
     from kvproxy.upstreams.status import EngineStatus
 
 _REQUESTS = 10
@@ -94,9 +94,10 @@ def _print_update(clients: Sequence[ProxyClient], interval: float, as_json: bool
 
 def _layer_rows(traffic: "TrafficStatistics") -> Iterator[Row]:
     for layer, total in traffic.requests.items():
+        rate = traffic.per_second[layer]
         yield {
             "Layer": layer,
-            number_column("Requests/s", "per_second"): decimal(traffic.per_second[layer], 1),
+            number_column("Requests/s", "per_second"): None if rate is None else decimal(rate, 1),
             number_column("First byte, ms", "first_byte_ms"): milliseconds(traffic.first_byte_ms[layer]),
             number_column("Total", "requests"): total,
         }
@@ -105,24 +106,29 @@ def _layer_rows(traffic: "TrafficStatistics") -> Iterator[Row]:
 def _show_live(clients: Sequence[ProxyClient], interval: float) -> None:
     from rich.live import Live
 
+    console = Console()
+    page: RenderableType
+    page, before = _read_page(clients, None, console)
+    first = fit_screen(page, console)
+    with key_presses() as wait_for_keys, Live(first, console=console, screen=True, auto_refresh=False) as live:
+        while not {"q", "Q"} & set(wait_for_keys(interval)):
+            try:
+                page, before = _read_page(clients, before, console)
+            except ProxyUnreachable as error:
+                page = error.message
+            live.update(fit_screen(page, console), refresh=True)
+
+
+def _read_page(clients: Sequence[ProxyClient], before: "Snapshot | None", console: Console) -> tuple[Group, "Snapshot"]:
+    """Return the page on the time since a snapshot, without rates if there is none, and the new snapshot."""
     from kvproxy.operations.journal import list_records
     from kvproxy.operations.proxy_statistics import perform_optional, rates_between, take_snapshot, take_upstreams
     from kvproxy.operations.record_query import RecordQuery
 
-    console = Console()
-    before = take_snapshot(*clients)
-    with key_presses() as wait_for_keys, Live(console=console, screen=True, auto_refresh=False) as live:
-        while not {"q", "Q"} & set(wait_for_keys(interval)):
-            page: RenderableType
-            try:
-                now = take_snapshot(*clients)
-                upstreams = take_upstreams(*clients)
-                requests = perform_optional(clients[0], list_records, RecordQuery(limit=_REQUESTS)) or []
-                page = live_page(rates_between(before, now), upstreams, requests, console.width)
-                before = now
-            except ProxyUnreachable as error:
-                page = error.message
-            live.update(fit_screen(page, console), refresh=True)
+    now = take_snapshot(*clients)
+    upstreams = take_upstreams(*clients)
+    requests = perform_optional(clients[0], list_records, RecordQuery(limit=_REQUESTS)) or []
+    return live_page(rates_between(before or now, now), upstreams, requests, console.width), now
 
 
 def fit_screen(page: RenderableType, console: Console) -> RenderableType:
@@ -186,7 +192,7 @@ def _layer_table(traffic: "TrafficStatistics") -> Table:
         if not total and layer not in _MAIN_LAYERS:
             continue
         rate, first_byte = traffic.per_second[layer], traffic.first_byte_ms[layer]
-        table.add_row(layer, f"{rate:,.1f}", milliseconds(first_byte), f"{total:,}")
+        table.add_row(layer, "-" if rate is None else f"{rate:,.1f}", milliseconds(first_byte), f"{total:,}")
     share = traffic.from_cache
     entries = traffic.totals.entries
     stored = "the store fails" if entries is None else f"{entries:,} stored"
@@ -208,7 +214,6 @@ def _summary_facts(traffic: "TrafficStatistics") -> list[tuple[str, str]]:
         ),
         *_format_counts("Limited", totals.limited),
         *_money_facts(totals.saved),
-        ("Forward", "includes reused prefixes, shared responses, and clients that left during a response"),
         *(("" if index else "Learned", sentence) for index, sentence in enumerate(learned)),
         *([("Proxies", _OF_FIRST.format(totals.proxies))] if totals.proxies > 1 else []),
     ]
@@ -225,9 +230,9 @@ def _error_facts(traffic: "TrafficStatistics") -> list[tuple[str, str]]:
     """Return the failed requests. Those with an error of the upstream are in the layer `forward`."""
     if not traffic.errors:
         return []
-    rate = "no requests" if traffic.error_rate is None else f"{percent(traffic.error_rate)} of the requests"
+    rate = "" if traffic.error_rate is None else f"{percent(traffic.error_rate)} of the requests now; "
     total = ", ".join(f"{count:,} with status {status}" for status, count in traffic.errors.items())
-    return [("Failed", f"{rate} now; since the start {total} ({_NOT_COUNTED})")]
+    return [("Failed", f"{rate}since the start {total} ({_NOT_COUNTED})")]
 
 
 def _storage_facts(totals: "Totals") -> list[tuple[str, str]]:

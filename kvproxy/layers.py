@@ -10,3 +10,5 @@ Layer = Literal["exact", "semantic", "forward", "bypass", "refused", "disconnect
 the proxy or the backend failed. `revalidated`: the backend, for a background request that renews a stale response. `plugin`:
 a layer of a plugin.
 """
+CACHES = ("exact", "semantic", "shared")
+"""Layers of a journal record or metric whose responses required no request of the backend."""

@@ -15,6 +15,7 @@ from kvproxy.blocks.row_types import PoolStats
 from kvproxy.clients.spending_tables import Spent, budgets_of
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange, ResponseFacts
+from kvproxy.journal.exchange_record import layer_of, reason_of
 from kvproxy.journal.pool_forecast import PoolForecast
 from kvproxy.settings.access import ClientSettings
 from kvproxy.telemetry.initial_series import CLIENT_STATUSES, LIMITS, STATUSES, request_labels
@@ -36,9 +37,9 @@ class Metrics:
         requests = self._counter(
             "requests",
             "Requests to the cached APIs (`endpoint`), also refused ones. Requests to other routes, such as `/v1/models`, are"
-            " only in kvproxy_client_requests_total. The layer `forward` includes the journal's `prefix` and `shared`, the"
-            " upstream's errors (see `status`), and responses that the client interrupted; `error` includes responses that"
-            " broke off after status 200.",
+            " only in kvproxy_client_requests_total. The layers are those of the journal: `forward` includes the"
+            " upstream's errors (see `status`), `disconnected` responses that the client interrupted, and `error` responses"
+            " that broke off after status 200.",
             "endpoint",
             "layer",
             "status",
@@ -318,8 +319,7 @@ class Metrics:
     def count_exchange(self, exchange: Exchange) -> None:
         if exchange.api is None or exchange.layer == "revalidated" or exchange.is_warming:
             return
-        is_failed = exchange.failure is not None and exchange.failure.startswith("error")
-        layer = "error" if is_failed else exchange.layer
+        layer = layer_of(exchange, reason_of(exchange))
         self._requests(exchange.api, layer, exchange.status).inc()
         self._duration(layer).observe((exchange.ended or exchange.first_byte) - exchange.started)
         if exchange.inputs is not None:

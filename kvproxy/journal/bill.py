@@ -3,11 +3,12 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from kvproxy.journal.reader import CACHES, JournalReader
+from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.saving_groups import bill_name, grouped_totals, split_bill_name
 from kvproxy.journal.savings import savings
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.journal.sums_filter import SumsFilter
+from kvproxy.layers import CACHES
 from kvproxy.settings.journal import PriceSettings
 
 

@@ -18,6 +18,7 @@ from kvproxy.journal.record import CLIENT_OR_TENANT, BackendPrompt, Record, Reco
 from kvproxy.journal.request_regions import Regions
 from kvproxy.journal.schema import StringIds, short_key
 from kvproxy.journal.sums_filter import SumsFilter
+from kvproxy.layers import CACHES
 
 
 class RecordFilter(Protocol):
@@ -40,8 +41,6 @@ class RecordFilter(Protocol):
 
 
 _MAX_SAMPLED = 5_000
-CACHES = ("exact", "semantic", "shared")
-"""Values of `Record.layer` for responses that required no backend request."""
 BACKEND = ("prefix", "forward", "bypass", "revalidated")
 """Values of `Record.layer` for responses of the backend."""
 _BEGUN = "layer in ('disconnected', 'error') and status = 200 and reused_tokens is not null"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from kvproxy.journal.groups import SavingsGroup, SavingsKey
 from kvproxy.journal.prefill_time import PrefillCost, prefill_costs
 from kvproxy.journal.priced_requests import PricedRequest, requests_with_other_prices
-from kvproxy.journal.reader import CACHES, OF_PROXY, JournalReader, TotalRow
+from kvproxy.journal.reader import OF_PROXY, JournalReader, TotalRow
 from kvproxy.journal.saving_groups import bill_name, client_of, grouped_totals, groups_of
 from kvproxy.journal.sessions.cached_shares import cached_share_bounds
 from kvproxy.journal.sessions.session_reader import SessionReader
@@ -20,6 +20,7 @@ from kvproxy.journal.wrong_hits import (
     recorded_wrong_hits,
     wrong_hit_interval,
 )
+from kvproxy.layers import CACHES
 from kvproxy.providers.prices import ModelPrices, price_on
 from kvproxy.settings.journal import MILLION, JournalSettings, PriceSettings, hit_price, storage_price
 from kvproxy.units import utc_day

@@ -11,7 +11,6 @@ from kvproxy.apis.modalities import without_region
 from kvproxy.apis.request_directives import project_of
 from kvproxy.journal.groups import COLUMN, STANDARD_TIER, Group, RequestGroup
 from kvproxy.journal.reader import (
-    CACHES,
     OF_PROXY,
     PAID,
     PAID_COMPLETION,
@@ -22,6 +21,7 @@ from kvproxy.journal.reader import (
 from kvproxy.journal.record import OF_TAG, OF_TENANT, Record
 from kvproxy.journal.saving_groups import counted_tags, is_counted
 from kvproxy.journal.sessions.ledger import CAUSES, losses_with_cost
+from kvproxy.layers import CACHES
 from kvproxy.providers.prices import is_dated, price_at
 from kvproxy.providers.regional_prices import has_regions
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_lost_per_token, storage_price

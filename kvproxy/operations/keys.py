@@ -13,11 +13,12 @@ from kvproxy.clients import client_keys
 from kvproxy.clients.running_clients import RunningClients
 from kvproxy.clients.spending_tables import Spent, SpentAndReserved, add_spent, budgets_of
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, SettingsError, StoreUnavailable
-from kvproxy.journal.reader import CACHES, JournalReader
+from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.record import client_name
 from kvproxy.journal.saving_groups import grouped_totals
 from kvproxy.journal.savings import savings
 from kvproxy.journal.sums_filter import SumsFilter, sums_filter
+from kvproxy.layers import CACHES
 from kvproxy.operations.keys_parameters import (
     LIMITS,
     ChangesPage,

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvproxy.backends.reports import PrefixCacheStats
 from kvproxy.errors import NoPrefixCache, NotFound
+from kvproxy.layers import CACHES
 from kvproxy.operations.blocks import block_statistics, list_tiers
 from kvproxy.operations.client import ProxyClient
 from kvproxy.operations.operation import DeclaredOperation, NoParameters, Parameters, Result, fields_of
@@ -15,7 +16,7 @@ from kvproxy.operations.upstreams import list_upstreams
 from kvproxy.tiers.chunk_store import TierStats
 from kvproxy.upstreams.status import EngineStatus
 
-LAYERS = ("exact", "semantic", "plugin", "forward", "bypass", "refused", "disconnected", "error")
+LAYERS = (*CACHES, "plugin", "prefix", "forward", "bypass", "refused", "disconnected", "error")
 _LEARNED, _SAVINGS = "kvproxy_learned_policy_", "kvproxy_savings_"
 # By metric: its field in `Totals`, and the label that groups its counts.
 _COUNTS = {
@@ -93,13 +94,14 @@ class TrafficStatistics:
     """Rates between two snapshots, and the totals of the later one.
 
     Attributes:
-        per_second, first_byte_ms, requests: by layer, the rate, the mean time (None without a request), and the total.
+        per_second, first_byte_ms, requests: by layer, the rate (None if both are one snapshot), the mean time (None without a
+            request), and the total.
         from_cache: share of the answered requests, 0 to 1; None without one.
         error_rate: share of the requests that failed, 0 to 1; None without one.
         errors: total number of failed requests, by status.
     """
 
-    per_second: Mapping[str, float]
+    per_second: Mapping[str, float | None]
     first_byte_ms: Mapping[str, float | None]
     from_cache: float | None
     error_rate: float | None
@@ -199,12 +201,13 @@ def rates_between(before: Snapshot, now: Snapshot) -> TrafficStatistics:
         before = Snapshot(before.at)
     new = {layer: now.requests[layer] - before.requests[layer] for layer in LAYERS}
     seconds = {layer: now.first_byte_seconds[layer] - before.first_byte_seconds[layer] for layer in LAYERS}
+    elapsed = now.at - before.at
     answered = sum(new.values()) - new["disconnected"]
     failed = now.errors.total() - before.errors.total()
     return TrafficStatistics(
-        {layer: round(new[layer] / (now.at - before.at), 2) for layer in LAYERS},
+        {layer: round(new[layer] / elapsed, 2) if elapsed else None for layer in LAYERS},
         {layer: round(1000 * seconds[layer] / new[layer], 2) if new[layer] else None for layer in LAYERS},
-        round((new["exact"] + new["semantic"]) / answered, 4) if answered else None,
+        round(sum(new[layer] for layer in CACHES) / answered, 4) if answered else None,
         round(failed / sum(new.values()), 4) if sum(new.values()) else None,
         {layer: now.requests[layer] for layer in LAYERS},
         dict(sorted(now.errors.items())),

@@ -9,6 +9,8 @@ from kvproxy.settings.limits import LimitSettings
 STATUSES: Mapping[str, tuple[int, ...]] = {
     "exact": (200,),
     "semantic": (200,),
+    "shared": (200,),
+    "prefix": (200,),
     "forward": (200, 400, 401, 404, 429, 500, 502, 503, 504, 529),
     "bypass": (200,),
     "refused": (400, 401, 403, 404, 413, 429, 503, 504),

@@ -27,7 +27,10 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     async def answer(request: Request) -> Response:
         if b"slow" in await request.body():
             await asyncio.sleep(30)
-        return JSONResponse(WHOLE | {"usage": {"prompt_tokens": 9, "completion_tokens": 7, "total_tokens": 16}})
+        usage = {"prompt_tokens": 9, "completion_tokens": 7, "total_tokens": 16}
+        if b"reused" in await request.body():
+            usage |= {"prompt_tokens_details": {"cached_tokens": 4}}
+        return JSONResponse(WHOLE | {"usage": usage})
 
     data: Path = tmp_path_factory.mktemp("metrics")
     with run_upstream(answer) as upstream, run_front(data, upstream) as (proxy, _):
@@ -89,6 +92,12 @@ def test_response_tokens_and_durations_are_counted_by_layer(url: str) -> None:
     assert 'kvproxy_request_seconds_count{layer="exact"} 1.0' in lines()
     (seconds,) = (line for line in lines() if line.startswith('kvproxy_request_seconds_sum{layer="exact"}'))
     assert 0 < float(seconds.split()[1]) < 300
+
+
+def test_the_layers_are_those_of_the_journal(url: str) -> None:
+    before = counted(url).get(("prefix", "200"), 0)
+    assert httpx.post(f"{url}/v1/chat/completions", json=chat("reused"), timeout=300).status_code == 200
+    until(lambda: counted(url).get(("prefix", "200"), 0) == before + 1)
 
 
 def test_a_broken_engine_is_told(demo: tuple[str, Services], monkeypatch: pytest.MonkeyPatch) -> None:

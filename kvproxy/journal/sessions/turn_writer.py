@@ -17,7 +17,6 @@ from kvproxy.journal.cache_history import CacheHistory
 from kvproxy.journal.daily_sums import DailySumsWithTeams
 from kvproxy.journal.databases.database import JournalDatabase
 from kvproxy.journal.exchange_record import KEEP_WARM_TAG
-from kvproxy.journal.reader import CACHES
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import Regions, digest_of_region
 from kvproxy.journal.schema import StringIds
@@ -42,6 +41,7 @@ from kvproxy.journal.sessions.session_matching import (
     RegionContents,
     SessionIndex,
 )
+from kvproxy.layers import CACHES
 from kvproxy.providers.cache_rules import cache_rule
 from kvproxy.providers.prices import CacheLimits, cache_limits, shortest_cached_prefix
 from kvproxy.settings.journal import PriceSettings

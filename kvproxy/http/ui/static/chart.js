@@ -103,12 +103,14 @@ export class TimeChart {
     this.#tell();
   }
 
-  /** Write the values under the cursor, or the last ones. */
+  /** Write the values under the cursor, or the last known ones. */
   #tell() {
-    const place = this.#place < 0 || this.#place >= this.spans ? this.spans - 1 : this.#place;
-    const known = this.series.map((each, index) => [each.name, this.#columns[index][place]]).filter(([, value]) => value !== null && (value || !this.stacked));
+    const known = (place) => this.series.map((each, index) => [each.name, this.#columns[index][place]]).filter(([, value]) => value !== null && (value || !this.stacked));
+    const last = this.spans - 1;
+    const lastKnown = Array.from({ length: this.spans }, (_, back) => last - back).find((place) => known(place).length) ?? last;
+    const place = this.#place < 0 || this.#place > last ? lastKnown : this.#place;
     const when = clock(this.#start + place * this.#step, this.#step < 60);
-    const text = `${when}: ${known.map(([name, value]) => `${name} ${this.kind.write(value)}`).join(", ") || "no requests"}`;
+    const text = `${when}: ${known(place).map(([name, value]) => `${name} ${this.kind.write(value)}`).join(", ") || "no requests"}`;
     this.hint.textContent = text;
     this.box.setAttribute("aria-valuenow", place + 1);
     this.box.setAttribute("aria-valuetext", text);

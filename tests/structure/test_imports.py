@@ -44,7 +44,7 @@ analyse: apis backends blocks demo doors errors exchange flow index journal libr
 http: apis backends blocks clients engine errors exchange flow index installation journal library operations
     optional_packages privacy providers settings telemetry tiers units upstreams
 # Access to a proxy for its operator: over HTTP, or through its files.
-operations: analyse apis backends blocks clients errors flow index installation journal privacy providers
+operations: analyse apis backends blocks clients errors flow index installation journal layers privacy providers
     settings tiers units upstreams
 commands: analyse apis backends blocks clients demo doors errors flow http index installation journal operations
     optional_packages settings telemetry tiers units upstreams

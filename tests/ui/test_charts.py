@@ -245,6 +245,7 @@ def test_the_smallest_time_with_requests_is_chosen_and_plugins_are_no_backend(pa
             page.open(url)
             page.until(lambda: page.text(chosen) == "24 h" and shown_requests(page) == 1)
             assert page.text("[data-figure=requests] + small") == "in the last 24 h"
+            assert page.text(".chart + .hint").endswith(": forward 1")
             ask(url, "alice", "two", **{"x-kvproxy-tags": "new"})
             services.journal.latest(1)
             page.open(url)

@@ -106,9 +106,8 @@ export class TimeChart {
   /** Write the values under the cursor, or the last known ones. */
   #tell() {
     const known = (place) => this.series.map((each, index) => [each.name, this.#columns[index][place]]).filter(([, value]) => value !== null && (value || !this.stacked));
-    const last = this.spans - 1;
-    const lastKnown = Array.from({ length: this.spans }, (_, back) => last - back).find((place) => known(place).length) ?? last;
-    const place = this.#place < 0 || this.#place > last ? lastKnown : this.#place;
+    const last = Array.from({ length: this.spans }, (_, each) => known(each).length > 0).lastIndexOf(true);
+    const place = this.#place >= 0 && this.#place < this.spans ? this.#place : last < 0 ? this.spans - 1 : last;
     const when = clock(this.#start + place * this.#step, this.#step < 60);
     const text = `${when}: ${known(place).map(([name, value]) => `${name} ${this.kind.write(value)}`).join(", ") || "no requests"}`;
     this.hint.textContent = text;

@@ -275,8 +275,10 @@ def _print_savings(report: "SavingsReport", by: str, selection: "SumsFilter", la
             text_column(by.capitalize(), field="name"): _group_name(row, by),
             "Requests#": row.requests,
             number_column("Hits", "answered"): row.answered,
-            "Prompt tokens#?": row.prompt_tokens,
-            number_column("Response tokens", "completion_tokens", optional=True): row.completion_tokens,
+            "Prompt tokens#?": row.prompt_tokens if row.hits else None,
+            number_column("Response tokens", "completion_tokens", optional=True): (
+                row.completion_tokens if row.hits else None
+            ),
             number_column("Reused tokens", "reused_tokens", optional=has_price): row.reused_tokens,
             number_column("Seconds", "seconds", optional=has_price): _seconds_text(row),
             number_column(f"Spent {report.currency}", "spent", hides_empty=True): _spent_text(row),

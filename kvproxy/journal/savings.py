@@ -88,6 +88,11 @@ class Saving:
     unpriced_reused_tokens: int = 0
     wrong_hits: int = 0
 
+    @property
+    def hits(self) -> int:
+        """Number of requests whose tokens are counted: a cache answered them, or some of their inputs."""
+        return self.answered + self.partial_hits
+
     def add_tokens(self, prompt: int, completion: int) -> None:
         self.prompt_tokens = (self.prompt_tokens or 0) + prompt
         self.completion_tokens = (self.completion_tokens or 0) + completion
@@ -100,7 +105,7 @@ class Saving:
 
     def remove_unknown(self) -> None:
         """Replace sums of which no part is known by None."""
-        hits = self.answered + self.partial_hits
+        hits = self.hits
         if hits and self.unreported_hits == hits:
             self.prompt_tokens = self.completion_tokens = None
         # Imported responses and the inputs of an array have no duration, so their hits save an unknown time.

@@ -244,7 +244,7 @@ def _find_rule(model: str) -> CacheRule | None:
 
 
 # Names come from clients: long ones would fill the memory.
-_short_name_rule = lru_cache(maxsize=1_024)(_find_rule)
+_short_name_rule = lru_cache(maxsize=4_096)(_find_rule)
 
 
 def cache_rule_or_assumption(model: str) -> CacheRule:

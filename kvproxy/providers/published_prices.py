@@ -1,7 +1,7 @@
 """The providers' published prices of models, from the package `genai-prices`, in US dollars."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime, time, timedelta, timezone
 from functools import lru_cache
@@ -313,7 +313,12 @@ def _listed_model(model: str, provider: str, price_list: Path | None) -> "ModelI
     """Return a model of the price list; None if it is unknown."""
     snapshot = _snapshot(price_list)
     for listing, name in _listed_names(model, provider):
+        models = _models_by_name(listing, price_list)
         for spelling in spellings(name):
+            if (named := models.get(spelling.lower())) is not None:
+                return named
+            if models and _without_revision(spelling) not in models:
+                continue
             try:
                 _, listed_model = snapshot.find_provider_model(spelling, None, listing, None)
             except LookupError:
@@ -323,6 +328,36 @@ def _listed_model(model: str, provider: str, price_list: Path | None) -> "ModelI
             if _without_revision(spelling) in {_without_revision(name) for name in names}:
                 return listed_model
     return None
+
+
+@lru_cache(maxsize=256)
+def _models_by_name(provider: str, price_list: Path | None) -> "Mapping[str, ModelInfo | None]":
+    """Return the models that a provider's list names in full, and None for the other names that a search may find.
+
+    The package's search compares a name with all names of the list.
+    """
+    providers = {each.id: each for each in _snapshot(price_list).providers}
+    if (own := providers.get(provider)) is None:
+        return {}
+    models: dict[str, ModelInfo | None] = {}
+    for listed_model in own.models:
+        for name in _full_names(listed_model.match):
+            models.setdefault(name, listed_model)
+    for name in (own.id, *(own.fallback_model_providers or ())):
+        for listed_model in providers[name].models if name in providers else ():
+            for other in (listed_model.id, *_names(listed_model.match)):
+                models.setdefault(_without_revision(other), None)
+    return models
+
+
+def _full_names(clause: object) -> Iterator[str]:
+    from genai_prices.types import ClauseEquals, ClauseOr
+
+    if isinstance(clause, ClauseEquals):
+        yield clause.equals.lower()
+    elif isinstance(clause, ClauseOr):
+        for subclause in clause.or_:
+            yield from _full_names(subclause)
 
 
 def _names(clause: object) -> Iterator[str]:

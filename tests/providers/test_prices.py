@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from genai_prices import Usage, calc_price
+from genai_prices.data_snapshot import DataSnapshot, get_snapshot
 
-from kvproxy.providers import prices
+from kvproxy.providers import prices, published_prices
 from kvproxy.providers.prices import ModelPrices, cache_limits, has_tier_price, price_at
 from kvproxy.providers.published_prices import list_price
 from kvproxy.settings.journal import (
@@ -323,6 +324,33 @@ def test_missing_prices_of_the_settings_have_the_published_ratios() -> None:
     assert (claude.cached, claude.write_5m, claude.write_1h) == (pytest.approx(0.3), 3.75, 5)
     assert (gpt.cached, gpt.write_5m) == (pytest.approx(0.3), 3.75)
     assert (local.cached, local.write_5m) == (None, None)
+
+
+def test_the_whole_list_is_found_with_few_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[str] = []
+    search = DataSnapshot.find_provider_model
+
+    def count(snapshot: DataSnapshot, model: str, *others: Any) -> Any:
+        searched.append(model)
+        return search(snapshot, model, *others)
+
+    monkeypatch.setattr(DataSnapshot, "find_provider_model", count)
+    published_prices._listed_model.cache_clear()
+    names = list(published_prices.listed_models())
+    assert len(names) > 1_000
+    assert len(searched) < len(names) / 3, searched
+    # The search finds the same model by its full name.
+    for name in names[::50]:
+        provider = published_prices.provider_of(name)
+        assert provider is not None
+        listing, spelling = next(
+            (listing, spelling)
+            for listing, spelling in published_prices._listed_names(name, provider)
+            if published_prices._models_by_name(listing, None).get(spelling.lower())
+        )
+        assert search(get_snapshot(), spelling, None, listing, None)[1] is published_prices._listed_model(
+            name, provider, None
+        )
 
 
 def test_a_price_of_the_list_is_found_at_once_until_the_next_half_hour() -> None:

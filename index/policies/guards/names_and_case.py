@@ -7,6 +7,7 @@ from kvproxy.index.policies.guards.noun_kinds import are_synonyms
 from kvproxy.index.policies.guards.words import (
     FUNCTION_WORDS,
     SINGULAR_TIMES,
+    TIMES,
     UNITS,
     WORD,
     cached_by_text,
@@ -68,6 +69,12 @@ def possession_differs(question: str, cached_question: str) -> bool:
     """Whether the owners differ: `my brother's friend`, `my friend's brother`; `the landlord's share`, `the tenant's share`."""
     (ours, our_owners), (theirs, their_owners) = _words_and_owners(question), _words_and_owners(cached_question)
     if ours == theirs:
+        if len(times := ours & TIMES) == 1:
+            # `this month's invoice` is `my invoice this month`: the only time owns nothing.
+            our_owners, their_owners = (
+                Counter({owner: count for owner, count in owners.items() if owner not in times})
+                for owners in (our_owners, their_owners)
+            )
         return our_owners != their_owners and "of" not in (*words(question), *words(cached_question))
     one, other = our_owners - their_owners, their_owners - our_owners
     if len(one) != 1 or len(other) != 1 or ours - one.keys() != theirs - other.keys():

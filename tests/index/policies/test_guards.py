@@ -22,7 +22,8 @@ DIFFER = read(r"""
 case: a 5 mW laser ~ a 5 MW laser; send 100Mb ~ send 100MB; match \d here ~ match \D here; what is %m ~ what is %M;
     chmod a+x ~ chmod a+X; apply polish ~ apply Polish; what about us ~ what about US;
     a table from Apple in Rome ~ a table from apple in Rome
-possession: my boss's car ~ my boss's boss's car; my brother's friend ~ my friend's brother
+possession: my boss's car ~ my boss's boss's car; my brother's friend ~ my friend's brother;
+    compare today's menu with yesterday ~ compare yesterday's menu with today
 numbers: Use port 80 ~ Use port 8080; Add two eggs ~ Add three eggs; Pay 30k ~ Pay 40,000;
     Which one is it? ~ Which two is it?; World War II ~ World War III; Python 3.11 ~ Python 3.12; 2 of 3 ~ 3 of 4;
     the first half ~ the second half;
@@ -80,7 +81,8 @@ ALIKE = read(r"""
 case: What is the capital of France? ~ what is the capital of france; HOW DO I RESET IT? ~ How do I reset it?;
     How To Reset A Password ~ How to reset a password; enable 2FA here ~ enable 2fa here;
     Open it. Close it ~ Open it. close it; i use SQL ~ I use sql
-possession: my dog's bowl ~ the bowl of my dog; what's my name ~ what is my name; my dog's bowl ~ my dog's new bowl
+possession: my dog's bowl ~ the bowl of my dog; what's my name ~ what is my name; my dog's bowl ~ my dog's new bowl;
+    Why is this month's invoice higher? ~ Why is my invoice higher this month?
 numbers: Pay 30k ~ Pay 30,000; Add two eggs ~ Add 2 eggs; Which one is it? ~ Which is it?; Use port 80 ~ Use the port;
     World War II ~ World War 2; 1,5 litres ~ 1,5 litres please
 units: run 10 km ~ run 10 kilometres; 15% ~ 15 percent; run 10 miles ~ run 10; pay $5 ~ pay 5 dollars

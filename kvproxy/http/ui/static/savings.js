@@ -12,8 +12,11 @@ const COLUMNS = [
 ];
 const MOST = 30;
 
+/** The tokens of hits; without a hit there are none to count. */
+const ofHits = (row, tokens) => count(row.answered + row.partial_hits ? tokens : null);
+
 const cells = (row) => [
-  count(row.requests), count(row.answered), count(row.prompt_tokens), count(row.completion_tokens), count(row.reused_tokens),
+  count(row.requests), count(row.answered), ofHits(row, row.prompt_tokens), ofHits(row, row.completion_tokens), count(row.reused_tokens),
   time(row), spent(row), price(row), money(row.least_money),
 ];
 

@@ -101,7 +101,7 @@ def write_chunks(file: Path, chunks: Iterable[bytes]) -> None:
 
 def _is_device(file: Path) -> bool:
     # /dev/stdout may be a regular file to which a shell continues to write.
-    return str(file.absolute()).startswith(("/dev/", "/proc/")) or (file.exists() and not file.is_file())
+    return str(file.absolute()).startswith(("/dev/std", "/dev/fd/", "/proc/")) or (file.exists() and not file.is_file())
 
 
 def check_is_new(*files: Path | None) -> None:

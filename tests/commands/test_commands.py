@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvproxy.clients.client_keys import add_client
-from kvproxy.commands.files import check_writable, checked_plot, explain_write_errors
+from kvproxy.commands.files import check_is_new, check_writable, checked_plot, explain_write_errors, write_chunks
 from kvproxy.errors import InvalidRequest, KvproxyError, SettingsError
 from kvproxy.index.store import NewEntry, open_store
 from kvproxy.journal.journal import open_stored_journal
@@ -440,6 +441,17 @@ def test_an_export_into_a_closed_pipe_has_no_message(name: str) -> None:
     done = subprocess.run([sys.executable, "-c", script, name], stdout=writing, stderr=subprocess.PIPE, cwd=ROOT)
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="/dev/shm is missing")
+def test_a_file_in_memory_is_no_device() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        file = Path(folder) / "file"
+        write_chunks(file, [b"the first content"])
+        write_chunks(file, [b"the second"])
+        assert file.read_bytes() == b"the second"
+        with pytest.raises(InvalidRequest, match="exists"):
+            check_is_new(file)
 
 
 def test_a_closed_pipe_ends_a_command_as_sigpipe_does(tmp_path: Path) -> None:

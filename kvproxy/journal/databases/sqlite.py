@@ -144,23 +144,24 @@ def open_file(path: Path) -> SqliteJournalDatabase:
 
 
 def _add_columns(connection: sqlite3.Connection) -> None:
-    missing = [(table, column) for table, column in ADDED_COLUMNS if not _has_column(connection, table, column)]
-    if not missing:
+    if not _missing_columns(connection):
         return
     with connection:
         connection.execute("begin immediate")
-        for table, column in missing:
-            if not _has_column(connection, table, column):
-                connection.execute(f"alter table {table} add column {column}")
+        for table, column in _missing_columns(connection):
+            connection.execute(f"alter table {table} add column {column}")
         for statement in TABLES_OF_TEAMS:
             connection.execute(statement)
         connection.execute("drop view requests")
         connection.execute(view_sql())
 
 
-def _has_column(connection: sqlite3.Connection, table: str, column: str) -> bool:
-    name = column.partition(" ")[0]
-    return name in {row[1] for row in connection.execute(f"pragma table_info({table})")}
+def _missing_columns(connection: sqlite3.Connection) -> list[tuple[str, str]]:
+    """Return each of `ADDED_COLUMNS` that the journal lacks."""
+    tables = "(select name from sqlite_master where type = 'table')"
+    sql = f"select found.name, info.name from {tables} as found join pragma_table_info(found.name) as info"
+    present = set(connection.execute(sql))
+    return [(table, column) for table, column in ADDED_COLUMNS if (table, column.partition(" ")[0]) not in present]
 
 
 def open_or_replace(path: Path, clock: Callable[[], float]) -> SqliteJournalDatabase:
@@ -189,7 +190,7 @@ def open_to_read(path: Path) -> SqliteJournalDatabase:
         opened.callback(connection.close)
         connection.execute("pragma query_only=on")
         connection.execute("select 1 from requests limit 1").fetchone()
-        if not all(_has_column(connection, table, column) for table, column in ADDED_COLUMNS):
+        if _missing_columns(connection):
             raise KvproxyError(
                 f"an older version wrote the journal {path}: start kvproxy serve once to add its new columns"
             )

@@ -30,8 +30,8 @@ from tests.servers import run_app
 
 DATA = Path(__file__).parent.parent / "index" / "data" / "answer_wordings.jsonl"
 # Frames and phrases that are combined into questions; the phrases of an intent are lines, in the order of DATA.
-_FRAMES = ("", "Hi, ", "Please tell me: ", "Quick question: ", "I'd like to know, ", "Hello! ")
-_ENDS = ("?", "? Thanks!", " please?")
+FRAMES = ("", "Hi, ", "Please tell me: ", "Quick question: ", "I'd like to know, ", "Hello! ")
+ENDS = ("?", "? Thanks!", " please?")
 _PHRASES = """\
 how long does a transfer to another bank take
 how many days until a transfer reaches another bank
@@ -97,7 +97,7 @@ def questions(count: int, seed: int) -> list[tuple[int, str]]:
     for intent, phrases in enumerate(group.splitlines() for group in _PHRASES.split("\n\n")):
         texts = {
             (frame + phrase + end)[0].upper() + (frame + phrase + end)[1:]
-            for frame, phrase, end in itertools.product(_FRAMES, phrases, _ENDS)
+            for frame, phrase, end in itertools.product(FRAMES, phrases, ENDS)
         }
         found += [(intent, text) for text in sorted(texts)]
     chance.shuffle(found)

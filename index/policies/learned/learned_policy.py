@@ -128,7 +128,7 @@ class LearnedPolicy:
             return PolicyResult(decisions, estimate.index, share, record)
         error = learner.checked_error
         # If the error is within the limit, `checked` must not overrule. Otherwise, stricter limits could allow more hits.
-        decided = learner.is_within_limits(estimate)
+        decided = learner.decides and learner.is_within_limits(estimate)
         if self.checked is None or decided or not learner.may_serve_checked or not error <= _max_error(limits):
             return PolicyResult(decisions, None, 0.0, record)
         return self._decide_by_checked(
@@ -181,10 +181,11 @@ class LearnedPolicy:
         if vetoes and error > _LIFTED_ERROR * self.max_error:
             # The guard is irrelevant to this class, but the question may need another class.
             return Decision("vetoed", vetoes[0], error=error)
-        # In a new namespace, estimated errors are unproven: `checked` must agree, or the words must be known.
+        # In a new namespace, estimated errors are unproven: `checked` decides, or the words must be known.
         has_known_words = words_are_known and error <= self.max_error
-        is_proven = learner.decides or self.checked is None or has_known_words
-        if is_proven and not estimate.is_only_member and limits.min_probability is None:
+        if not (learner.decides or self.checked is None or has_known_words):
+            return Decision("uncertain", error=error)
+        if not estimate.is_only_member and limits.min_probability is None:
             return Decision("accepted", error=error)
         if self.checked is None:
             return Decision("uncertain", error=error)

@@ -26,8 +26,6 @@ from kvproxy.index.store.observations import Observation
 _VERSION = 10
 MIN_EXPECTED_ERRORS = 8.0
 """The policy decides without `checked` once the sum of the estimated errors of compared answers reaches this number."""
-_EARLY_COMPARED, _EARLY_LIMIT = 25, 0.25
-"""After this number of comparisons, it decides beside `checked` if its limit is at least this share of `max_error`."""
 _EXPLORED = 0.2
 _LEAST_EXPLORED = 0.01
 _KNOWN_ERRORS = 50.0
@@ -149,17 +147,11 @@ class Learner:
         return is_recent and estimate.score_error + estimate.risk_of_changes <= self.level.error_limit
 
     @property
-    def decides_without_checked(self) -> bool:
+    def decides(self) -> bool:
+        """Whether enough is known that the estimates decide without `checked`."""
         level = self.level
         is_known = level.expected >= MIN_EXPECTED_ERRORS or level.num_compared >= MIN_COMPARED
         return level.error_limit > 0 and is_known
-
-    @property
-    def decides(self) -> bool:
-        """Whether the estimates decide, with or without `checked`."""
-        level = self.level
-        is_early = level.num_compared >= _EARLY_COMPARED and level.error_limit >= _EARLY_LIMIT * level.max_error
-        return is_early or self.decides_without_checked
 
     @property
     def knows_classes(self) -> bool:
@@ -211,16 +203,14 @@ class Learner:
     def may_serve_checked(self) -> bool:
         """Whether answers that the policy `checked` accepts may be served.
 
-        `checked_error` must be within `max_error`. Once the policy `decides_without_checked`, it must be within half of
+        `checked_error` must be within `max_error`. Once the policy `decides`, it must be within half of
         `max_error`, and enough answers of `checked` must have been compared. If the `answers_vary`, nothing is learned, so
         `checked` decides as in a new namespace.
         """
         within = self.checked_error <= self.level.max_error
         if self.answers_vary:
             return within
-        if self.decides_without_checked and not (
-            self.num_checked >= _MIN_CHECKED and self.checked_error <= self.level.max_error / 2
-        ):
+        if self.decides and not (self.num_checked >= _MIN_CHECKED and self.checked_error <= self.level.max_error / 2):
             return False
         return within and (self.num_comparisons < _MIN_COMPARISONS or self.level.bound_allows(self.checked_error))
 

@@ -187,11 +187,15 @@ class Refusing:
         return PolicyResult([Decision("low probability", score=0.1) for _ in neighbours], None)
 
 
+def things_in_stock() -> list[Neighbour]:
+    """Return neighbours for which the shipped weights estimate a small error."""
+    near = [Neighbour(f"Is the {thing} in stock?", 0.65, "a") for thing in ("helmet", "saddle", "pedal")]
+    return [*near, Neighbour("What is the capital of France?", 0.05, "b")]
+
+
 def test_in_a_new_namespace_checked_must_agree() -> None:
     policy = LearnedPolicy(MemoryObservations(), Refusing(), 0.02, 0.5)  # type: ignore[arg-type]
-    near = [Neighbour(f"Is the {thing} in stock?", 0.65, "a") for thing in ("helmet", "saddle", "pedal")]
-    near.append(Neighbour("What is the capital of France?", 0.05, "b"))
-    learner = policy.learner("n")
+    learner, near = policy.learner("n"), things_in_stock()
     learner.level.error_limit, learner.level.error_factor = 0.02, 1.0
     estimate = learner.estimate("Is the lamp in stock?", near)
     assert estimate is not None
@@ -200,23 +204,23 @@ def test_in_a_new_namespace_checked_must_agree() -> None:
     learner.level.expected = 10.0
     assert policy.decide("Is the lamp in stock?", near, namespace="n").chosen == 0
     # Easy traffic has small errors, whose sum rises slowly.
-    learner.level.expected = 1.0
-    assert policy.decide("Is the lamp in stock?", near, namespace="n").chosen is None
-    learner.level.num_compared = 25.0
-    assert policy.decide("Is the lamp in stock?", near, namespace="n").chosen == 0
-    learner.level.error_limit = 0.004  # Few comparisons must allow useful errors.
+    learner.level.expected, learner.level.num_compared = 1.0, 99.0
     assert policy.decide("Is the lamp in stock?", near, namespace="n").chosen is None
     learner.level.num_compared = 100.0
     assert policy.decide("Is the lamp in stock?", near, namespace="n").chosen == 0
 
 
-def test_checked_may_serve_beside_the_estimates_of_few_comparisons() -> None:
-    learner = LearnedPolicy(MemoryObservations(), Accepting(), 0.02, 0.5).learner("n")  # type: ignore[arg-type]
-    learner.level.num_compared, learner.level.error_limit, learner.level.expected = 25.0, 0.01, 3.0
-    assert learner.decides
-    assert learner.may_serve_checked
-    learner.level.num_compared = 100.0
-    assert not learner.may_serve_checked, "few of its own answers were compared"
+def test_in_a_new_namespace_a_hit_has_the_error_of_checked() -> None:
+    policy = LearnedPolicy(MemoryObservations(), Accepting(), 0.02, 0.5)  # type: ignore[arg-type]
+    learner, near = policy.learner("n"), things_in_stock()
+    learner.level.error_limit, learner.level.error_factor = 0.02, 1.0
+    estimate = learner.estimate("Is the lamp in stock?", near)
+    assert estimate is not None
+    assert estimate.error < 0.002
+    record = policy.decide("Is the lamp in stock?", near, namespace="n").record
+    assert record is not None
+    assert (record.checked, record.risk) == (True, learner.checked_error)
+    assert record.risk > 0.009
 
 
 class Accepting(Refusing):

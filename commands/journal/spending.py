@@ -138,6 +138,12 @@ def _notes(report: "SpendingReport") -> Iterator[str]:
         )
     if report.cut_sums:
         yield f"partly in the period: {plural(report.cut_sums, 'sum')}; the start of each decides whether it counts"
+    if (forecast := report.forecast) is not None:
+        yield (
+            f"forecast of {forecast.month}: {amount_text(forecast.cost)} {report.currency}, which are"
+            f" {amount_text(forecast.spent)} until now, and {amount_text(forecast.per_day)} for each further day, the mean of the"
+            f" last {forecast.days} whole days"
+        )
     if report.as_model is not None:
         yield f"as {report.as_model}: the same tokens with the same share of cached input, at today's prices"
     if report.web_searches:

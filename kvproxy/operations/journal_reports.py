@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
 
 from kvproxy.errors import InvalidRequest
 from kvproxy.journal.bill import BillRow, bill, sum_bill
@@ -152,7 +153,9 @@ def report_spending(journal: JournalAccess, query: SpendingQuery) -> SpendingRep
     start = start_time(query.since, query.until)
     settings = journal.settings
     requests = recorded_requests(journal.reader, start, query.until, query.tenant, query.model, query.team, query.tag)
-    report = spending_report(requests, query.by, ModelPrices(settings), settings.currency)
+    # A part of the records has no pace.
+    now = datetime.now(UTC).astimezone() if start is None and query.until is None else None
+    report = spending_report(requests, query.by, ModelPrices(settings), settings.currency, now=now)
     oldest = complete_since(journal.reader)
     return replace(report, complete_since=oldest) if oldest is not None and (start or 0.0) < oldest else report
 

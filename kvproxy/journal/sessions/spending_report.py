@@ -3,9 +3,11 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import date, datetime
 
 from kvproxy.apis.modalities import region_of
 from kvproxy.journal.groups import group_fields, has_period, in_order, joined_names
+from kvproxy.journal.month_forecast import MonthForecast, forecast_month
 from kvproxy.journal.spending import PaidRequest, Spending
 from kvproxy.providers.cost_comparison import CostComparison
 from kvproxy.providers.prices import has_tier_price
@@ -33,6 +35,7 @@ class SpendingReport:
         assumed_short: number of sums with the price of short prompts because the number of their requests is unknown, of models
             whose long prompts cost more.
         cut_sums: number of sums of a time that is only partly in the period; their start decides.
+        forecast: the cost of the running month; None for other groups than months, and without enough days.
         other_currencies: those of money that logs state, without an exchange rate, so that it is left out.
     """
 
@@ -54,6 +57,7 @@ class SpendingReport:
     assumed_short: int = 0
     cut_sums: int = 0
     other_currencies: list[str] = field(default_factory=list)
+    forecast: MonthForecast | None = None
 
 
 def spending_report(
@@ -62,8 +66,12 @@ def spending_report(
     prices: Mapping[str, PriceSettings],
     currency: str,
     as_model: str | None = None,
+    now: datetime | None = None,
 ) -> SpendingReport:
-    """Sum the requests by group, each at the price of its time and length. See `SpendingReport` for `by` and `as_model`."""
+    """Sum the requests by group, each at the price of its time and length. See `SpendingReport` for `by` and `as_model`.
+
+    With `now`, a bill by month has the forecast of its month.
+    """
     fields = group_fields(by)
     rows: dict[tuple[str, ...], Spending] = {}
     total = Spending("all")
@@ -71,7 +79,7 @@ def spending_report(
     zones: dict[str | None, None] = {}
     has_utc_days = has_local_days = False
     regional = 0
-    rounding = defaultdict[int, float](float)
+    rounding, costs = defaultdict[int, float](float), defaultdict[date, float](float)
     for request in requests:
         groups: dict[str, str] = {name: request.group_name(name) for name in fields}
         price = request.price(prices)
@@ -85,6 +93,8 @@ def spending_report(
             has_local_days = has_local_days or request.is_of_local_day
             has_utc_days = has_utc_days or (request.is_of_utc_day and not request.is_of_local_day)
             zones[None if request.is_of_utc_day or (at := request.moment) is None else at.tzname()] = None
+        if now is not None and price is not None and (moment := request.moment) is not None:
+            costs[moment.date()] += request.cost_at(price) or 0.0
         for row in (group_row(rows, groups), total):
             row.add(request, price)
             rounding[id(row)] += request.logged_rounding
@@ -104,6 +114,7 @@ def spending_report(
         has_local_days=has_local_days,
         regional=regional,
         as_model=as_model,
+        forecast=None if now is None or "month" not in fields else forecast_month(costs, now),
     )
 
 

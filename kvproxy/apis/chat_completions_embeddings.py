@@ -73,7 +73,7 @@ class ChoicesApi(Api):
                 return NotStored(Cause.INVALID)
             reason = choice.get("finish_reason")
             if not (reason in _COMPLETE or (reason == "length" and has_limit)):
-                return NotStored(Cause.INCOMPLETE, str(reason or ""))
+                return NotStored(Cause.INCOMPLETE, str(reason or "no finish reason"))
             if not self.has_output(choice):
                 return NotStored(Cause.EMPTY)
         return None if choices else NotStored(Cause.EMPTY)

@@ -32,7 +32,7 @@ def chunk(delta: Any, reason: str | None = None) -> bytes:
 HELLO = [chunk({"role": "assistant", "content": "Hello "}), chunk({"content": "there"}), chunk({}, "stop")]
 DONE = encode_event(b"[DONE]")
 STREAMS = {
-    "incomplete": [HELLO[0], DONE],
+    "incomplete no finish reason": [HELLO[0], DONE],
     "no-done": HELLO[:2],
     "unmergeable field images": [chunk({"images": [{"a": 1}]}), chunk({"images": [{"a": 2}]}), HELLO[2], DONE],
     "error": [HELLO[0], encode_event({"error": {"message": "overloaded"}})],

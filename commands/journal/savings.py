@@ -24,7 +24,8 @@ from kvproxy.units import plural, tenant_name
 
 if TYPE_CHECKING:
     from kvproxy.journal.bill import BillRow
-    from kvproxy.journal.savings import Saving, SavingsReport
+    from kvproxy.journal.saving import Saving
+    from kvproxy.journal.savings import SavingsReport
     from kvproxy.journal.sessions.advice import Advice, AdviceReport
     from kvproxy.journal.sessions.ledger_report import LedgerReport
     from kvproxy.journal.sums_filter import SumsFilter

@@ -7,7 +7,8 @@ import pytest
 
 from kvproxy.analyse.charts import Chart, ChartLine, draw
 from kvproxy.commands.journal.savings import _savings_charts
-from kvproxy.journal.savings import Saving, SavingsReport
+from kvproxy.journal.saving import Saving
+from kvproxy.journal.savings import SavingsReport
 from kvproxy.settings import load_settings
 from tests.commands.run import ask, kvproxy
 from tests.plain_upstream import run_plain_upstream

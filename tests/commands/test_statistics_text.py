@@ -4,7 +4,8 @@ import pytest
 
 from kvproxy.commands.journal.savings import _print_notes, _seconds_text
 from kvproxy.commands.statistics_text import label_statistics, policy_sentences
-from kvproxy.journal.savings import Saving, SavingsReport
+from kvproxy.journal.saving import Saving
+from kvproxy.journal.savings import SavingsReport
 
 
 def test_comparisons_include_verdicts_of_people() -> None:

@@ -27,7 +27,8 @@ from kvproxy.journal.completeness import complete_since
 from kvproxy.journal.databases.sqlite import open_file, open_to_read
 from kvproxy.journal.groups import SavingsGroup
 from kvproxy.journal.journal import StoredJournal, open_stored_journal
-from kvproxy.journal.savings import Saving, SavingsReport, savings, savings_report
+from kvproxy.journal.saving import Saving
+from kvproxy.journal.savings import SavingsReport, savings, savings_report
 from kvproxy.journal.schema import ADDED_COLUMNS, FILE
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.journal.sessions.spending_report import spending_report

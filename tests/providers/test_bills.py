@@ -22,7 +22,8 @@ from kvproxy.http.serve import make_server
 from kvproxy.http.services import build_services
 from kvproxy.journal.groups import SavingsGroup
 from kvproxy.journal.journal import StoredJournal
-from kvproxy.journal.savings import Saving, savings
+from kvproxy.journal.saving import Saving
+from kvproxy.journal.savings import savings
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.journal.sessions.spending_report import spending_report
 from kvproxy.journal.spending import recorded_requests, with_costs

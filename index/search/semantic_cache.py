@@ -414,7 +414,8 @@ class SemanticCache:
         self._vector_search.remove(self._store.unindex(ids))
 
     def maintain(self) -> None:
-        if self._lacks_vectors:
+        # Another process without semantic matching may have stored entries. A server counts its rows slowly.
+        if self._lacks_vectors or not self._store.remote:
             self._embed_missing()
         if self.learning is not None:
             self.learning.flush()

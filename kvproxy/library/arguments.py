@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import itertools
 import math
+import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -170,20 +171,22 @@ def checked_lifetimes(ttls: Mapping[str, Seconds]) -> dict[str, float]:
     return {name: positive_seconds(f"namespace_ttls[{name!r}]", ttl) for name, ttl in ttls.items()}
 
 
-def check_location(where: object) -> None:
+def checked_location(where: object) -> str | Path:
+    """Return the URL or the path of a store, in which `~` is expanded."""
     check_type("where", where, (str, Path))
     text = str(where)
     if (error := location_error(text)) is not None:
         raise SettingsError(error)
     if is_url(text):
-        return
-    path = Path(text)
+        return text
+    path = Path(os.path.expanduser(text))
     if path == Path():
         raise SettingsError("a store needs a name: give a path, for example answers.db")
     if not path.parent.is_dir():
         raise SettingsError(f"there is no folder {path.parent}: create it, or name another file")
     if path.is_dir():
         raise SettingsError(f"{text} is a folder: give the path of a file in it, for example {path / 'answers.db'}")
+    return path
 
 
 def check_settings(settings: CacheSettings) -> None:

@@ -2,8 +2,9 @@
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +19,6 @@ from kvproxy.library.arguments import (
     Seconds,
     check_computed,
     check_limit,
-    check_location,
     check_memoize,
     check_not_async,
     check_question,
@@ -27,6 +27,7 @@ from kvproxy.library.arguments import (
     checked_embedder,
     checked_guards,
     checked_lifetimes,
+    checked_location,
     checked_options,
     checked_tags,
     pair_batches,
@@ -64,8 +65,10 @@ class Cache:
         self._starting = threading.Lock()
         self._is_closed = False
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="kvproxy-cache", daemon=True)
+        self._thread = threading.Thread(target=_run_until_stopped, args=[self._loop], name="kvproxy-cache", daemon=True)
         self._thread.start()
+        # At the exit of the process, `Maintenance` stores the counts.
+        weakref.finalize(self, _close_unused, cache, self._loop, self._thread).atexit = False
 
     def get(self, question: str, namespace: str = "") -> CachedAnswer | None:
         """Return the stored answer to an equal question, or else to a similar question; None without one.
@@ -216,20 +219,9 @@ class Cache:
             with self._starting:
                 self._is_closed = True
             try:
-                asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+                _start_closing(self._cache, self._loop).result()
             finally:
-                self._loop.call_soon_threadsafe(self._loop.stop)
                 self._thread.join()
-                self._loop.close()
-
-    async def _close(self) -> None:
-        try:
-            await self._cache.close()
-        finally:
-            unfinished = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in unfinished:
-                task.cancel()
-            await asyncio.gather(*unfinished, return_exceptions=True)
 
     def __enter__(self) -> "Cache":
         self._cache.check_usable()
@@ -274,6 +266,34 @@ class Cache:
             raise
 
 
+def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
+
+
+def _start_closing(cache: AsyncCache, loop: asyncio.AbstractEventLoop) -> "Future[None]":
+    """Close a cache, cancel its unfinished calls, and stop its event loop."""
+    closing = asyncio.run_coroutine_threadsafe(_close(cache), loop)
+    closing.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
+    return closing
+
+
+async def _close(cache: AsyncCache) -> None:
+    try:
+        await cache.close()
+    finally:
+        unfinished = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in unfinished:
+            task.cancel()
+        await asyncio.gather(*unfinished, return_exceptions=True)
+
+
+def _close_unused(cache: AsyncCache, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    """Close a cache that nothing refers to, without waiting. After a fork, only the parent has the thread."""
+    if thread.is_alive() and not loop.is_closed():
+        _start_closing(cache, loop)
+
+
 def open_async_cache(
     where: str | Path,
     settings: CacheSettings | None = None,
@@ -308,7 +328,7 @@ def open_async_cache(
         SettingsError: the keys, the store, the embedder or the verifier cannot be used, or a setting has no effect here.
         TypeError, ValueError: an argument has the wrong type or value.
     """
-    check_location(where)
+    where = checked_location(where)
     for name, value, expected in (
         ("settings", settings, CacheSettings),
         ("encryption", encryption, EncryptionSettings),

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy import CacheSettings, open_async_cache, open_cache
+from kvproxy import CacheSettings, CacheStoreError, open_async_cache, open_cache
 from kvproxy.index.store import open_store
 from kvproxy.library import maintenance
+from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 from tests.polling import until, until_async
 
 EXACT = CacheSettings(semantic=False)
+LOOSE = CacheSettings(policy="threshold", min_similarity=0.5, guards=False)
 
 
 def test_other_processes_see_hits_and_no_expired_answer_of_an_open_cache(
@@ -60,6 +62,33 @@ async def test_a_forgotten_cache_leaves_no_thread(tmp_path: Path) -> None:
     assert collected() is None
     await until_async(lambda: not maintenance_threads() - before)
     database.close()
+
+
+def test_an_unused_cache_for_threads_is_closed(tmp_path: Path) -> None:
+    cache = open_cache(tmp_path / "r.db", EXACT)
+    cache.set("q", "a")
+    assert cache.get("q")
+    thread, database, collected = cache._thread, cache._cache._cache.store.database, weakref.ref(cache)
+    del cache
+    gc.collect()
+    assert collected() is None
+    until(lambda: not thread.is_alive())
+    with pytest.raises(CacheStoreError, match="is closed"):
+        database.query("select 1")
+    with open_cache(tmp_path / "r.db", EXACT) as again:
+        assert again.stats()["hits"] == 1
+
+
+def test_answers_of_a_cache_without_semantic_matching_get_similar_hits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "INTERVAL", 0.01)
+    with (
+        open_cache(tmp_path / "r.db", LOOSE, embedder=HashEmbedder()) as cache,
+        open_cache(tmp_path / "r.db", EXACT) as other,
+    ):
+        other.set("what is a free block", "a")
+        until(lambda: cache.get("what is a free block please") is not None)
 
 
 def test_an_expired_answer_can_be_deleted(tmp_path: Path) -> None:

@@ -12,14 +12,18 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from fastapi.testclient import TestClient
 from langchain_core.globals import get_llm_cache, set_llm_cache
 from langchain_core.language_models import FakeListChatModel, FakeListLLM
+from starlette.requests import Request
+from starlette.responses import JSONResponse
 
 import kvproxy
 from kvproxy.errors import SettingsError
 from kvproxy.index.policies.policy import Verdict, verdict_token
 from tests.library.page import PAGE, blocks
 from tests.polling import until
+from tests.servers import run_upstream
 
 
 def test_the_code_on_the_page_prints_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,12 +42,39 @@ def test_the_code_on_the_page_prints_its_output(tmp_path: Path, monkeypatch: pyt
         printed = output.getvalue()
 
 
+def run_block(package: str) -> dict[str, Any]:
+    """Run the block of the page that needs a package, and return its names."""
+    (block,) = (text for _, text in blocks("py") if package in text)
+    space: dict[str, Any] = {"__name__": "page"}
+    exec(compile(block, str(PAGE), "exec"), space)
+    return space
+
+
+def test_the_server_with_fastapi_asks_the_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, reasons = list[str](), {"cut": "length"}
+
+    async def answer(request: Request) -> JSONResponse:
+        system, user = [message["content"] for message in (await request.json())["messages"]]
+        asked.append(user)
+        message = {"role": "assistant", "content": f"{system} {len(asked)}"}
+        choice = {"index": 0, "message": message, "finish_reason": reasons.get(user, "stop")}
+        return JSONResponse({"id": "x", "object": "chat.completion", "choices": [choice]})
+
+    monkeypatch.chdir(tmp_path)
+    with run_upstream(answer) as url:
+        monkeypatch.setenv("OPENAI_BASE_URL", url)
+        monkeypatch.setenv("OPENAI_API_KEY", "k")
+        with TestClient(run_block("fastapi")["app"]) as client:
+            replies = [client.get("/ask", params={"question": text}) for text in ("open?", "open?", "cut", "cut", " ")]
+    assert [reply.status_code for reply in replies] == [200, 200, 502, 502, 422]
+    assert replies[0].json() == replies[1].json() == {"answer": "Answer questions about our shop. 1"}
+    assert asked == ["open?", "cut", "cut"]
+
+
 @pytest.mark.filterwarnings("ignore:The function `loads` is in beta")
 def test_the_cache_for_langchain_serves_its_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    ((_, block),) = blocks("py")
-    space: dict[str, Any] = {"__name__": "page"}
-    exec(compile(block, str(PAGE), "exec"), space)
+    space = run_block("langchain")
     with contextlib.closing(space["answers"]) as answers:
         try:
             answers.set("q", "of another program")
@@ -116,6 +147,15 @@ def test_a_missing_folder_and_other_types_are_refused(open_any: Callable[..., ob
     for name, type_name in [("settings", "Cache"), ("encryption", "Encryption"), ("redaction", "Redaction")]:
         with pytest.raises(TypeError, match=f"{name} must be of the type {type_name}Settings, not dict"):
             open_any(tmp_path / "r.db", **{name: {"ttll": 5}})
+
+
+@pytest.mark.parametrize("location", ["~/r.db", Path("~/r.db")])
+def test_a_store_in_the_home_folder_is_opened(
+    location: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    kvproxy.open_cache(location, kvproxy.CacheSettings(semantic=False)).close()
+    assert (tmp_path / "r.db").is_file()
 
 
 def test_the_page_lists_the_reasons_of_explain() -> None:

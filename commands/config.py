@@ -237,7 +237,7 @@ def _print_cached_tokens(tried: Sequence[CachedTokens]) -> None:
 
 
 def reload(proxy: ProxyOptions) -> Output:
-    """Reload rules, clients, and upstreams of a running proxy.
+    """Reload rules, clients, prices, and upstreams of a proxy.
 
     Requests in flight stay on their upstreams. SIGHUP does the same. If the file has an error, nothing changes.
     """
@@ -247,8 +247,8 @@ def reload(proxy: ProxyOptions) -> Output:
         done = proxy.client().perform(reload_settings, NoParameters())
     except Unauthorized as error:
         error.message += (
-            ". The file may have another admin token than the running proxy, which takes a new one at its start:"
-            " restart the proxy"
+            ". The file may have another admin token than the running proxy: give the former one with --token, or send SIGHUP"
+            " (systemctl reload kvproxy)"
         )
         raise
     lines = [f"loaded {plural(done.rules, 'rule')} and {plural(len(done.upstreams), 'upstream')}", *done.notes]

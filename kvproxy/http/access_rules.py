@@ -53,6 +53,13 @@ class AccessRules:
         """Sessions of the dashboard; None without an admin token."""
         return None if self._settings.admin_token is None else AdminSessions(self._settings.admin_token)
 
+    def use_tokens(self, settings: Settings) -> None:
+        """Use the tokens of changed settings. A changed admin token ends the sessions of the dashboard."""
+        tokens = {"admin_token": settings.admin_token, "metrics_token": settings.metrics_token}
+        if settings.admin_token != self._settings.admin_token:
+            self.__dict__.pop("sessions", None)
+        self._settings = self._settings.model_copy(update=tokens)
+
     def check_page(self, request: Request, headers: Mapping[str, str]) -> KvproxyError | None:
         """Reject requests by web pages of other origins, and requests to a public host name that `access.hosts` does not list.
 

@@ -92,15 +92,16 @@ class Clients:
             _log.error("the clients were not reloaded: %s", error)
 
     def prepare(self, settings: Settings) -> Settings:
-        """Return the settings in use with the clients of changed settings. Raises SettingsError or StoreUnavailable."""
-        changed = self._settings.model_copy(update={"clients": settings.clients})
-        if settings.clients != self._settings.clients:
+        """Return the used settings with the clients and prices of changed settings. Raises SettingsError or StoreUnavailable."""
+        journal = self._settings.journal.model_copy(update={"prices": settings.journal.prices})
+        changed = self._settings.model_copy(update={"clients": settings.clients, "journal": journal})
+        if changed != self._settings:
             check_budgets(changed, all_clients(changed))
         return changed
 
     def replace(self, prepared: Settings) -> None:
         """Use settings that `prepare` returned, from the next request, or with PostgreSQL from the next heartbeat."""
-        if prepared.clients != self._settings.clients:
+        if prepared != self._settings:
             self._settings, self._changed = prepared, (-1, 0, 0)
             self._checked = 0.0
 

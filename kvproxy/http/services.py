@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from statistics import mean
@@ -42,6 +42,7 @@ from kvproxy.optional_packages import install_command
 from kvproxy.privacy.pattern_redaction import load_redactor
 from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings import Settings
+from kvproxy.settings.journal import PriceSettings
 from kvproxy.settings.telemetry import TelemetrySettings
 from kvproxy.tiers.chunk_store import TierStats
 
@@ -56,6 +57,7 @@ RELOADED = {
     *("forward.request_usage", "forward.retries"),
 }
 """Settings for upstreams that a reload applies."""
+_RELOADED_ALWAYS = ("admin_token", "clients", "edits", "journal.prices", "metrics_token", "rules")
 _log = logging.getLogger("kvproxy")
 
 
@@ -222,13 +224,13 @@ class Services:
         return problem
 
     async def reload(self) -> ReloadedSettings:
-        """Apply changed rules, edits, clients, and upstreams of the settings to new requests.
+        """Apply changed rules, edits, clients, tokens, prices, and upstreams of the settings to new requests.
 
         Raises SettingsError or StoreUnavailable, and then changes nothing.
         """
         async with self._reloading:
             settings = await asyncio.to_thread(self.settings.reloaded)
-            fleet, applied, notes = self.built.fleet, {"clients", "edits", "rules"}, []
+            fleet, applied, notes = self.built.fleet, {*_RELOADED_ALWAYS}, []
             clients = await asyncio.to_thread(self.clients.prepare, settings)
             if fleet is not None and settings.servers:
                 raise_descriptor_limit(settings)
@@ -241,8 +243,18 @@ class Services:
                 applied |= RELOADED
             self.clients.replace(clients)
             self.rules.replace(settings)
+            self.access.use_tokens(settings)
+            self._use_prices(settings.journal.prices)
             restart = [name for name in self.settings.changed_names(settings) if name not in applied]
             return ReloadedSettings(len(self.rules), [] if fleet is None else [*fleet.engines], restart, notes)
+
+    def _use_prices(self, prices: Mapping[str, PriceSettings]) -> None:
+        if prices != self.settings.journal.prices:
+            journal = self.settings.journal.model_copy(update={"prices": prices})
+            self.settings = self.settings.model_copy(update={"journal": journal})
+            self.spent.prices = ModelPrices(journal)
+            self.path.keep_warm.prices = prices
+            self.journal.use_prices(prices)
 
     async def _drained_upstreams(self) -> set[str]:
         """Return the upstreams that operators drain at any proxy. If PostgreSQL fails, a later heartbeat drains them."""

@@ -6,7 +6,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,7 +32,7 @@ from kvproxy.journal.databases.sqlite import open_or_replace
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.record import Record
 from kvproxy.journal.record_writer import RecordWriter
-from kvproxy.settings.journal import JournalSettings
+from kvproxy.settings.journal import JournalSettings, PriceSettings
 
 _INTERVAL = 0.5  # Seconds.
 _BATCH = 256
@@ -150,6 +150,9 @@ class Journal:
             return default
         raise NotFound("no journal is kept here: set journal.enabled = true to see what became of requests")
 
+    def use_prices(self, prices: Mapping[str, PriceSettings]) -> None:
+        """Use changed prices by model for further records."""
+
     def reuse_curves(self) -> dict[str, LiveHitCurve]:
         """Return the estimated prefix reuse by pool size, for each upstream's URL; the embedded engine's key is empty."""
         return {}
@@ -249,6 +252,9 @@ class StoredJournal(Journal):
                 self._idle_readers.append(reader)
             else:
                 reader.close()
+
+    def use_prices(self, prices: Mapping[str, PriceSettings]) -> None:
+        self._writer.use_prices(prices)
 
     def reuse_curves(self) -> dict[str, LiveHitCurve]:
         return dict(self._writer.reuse_curves)

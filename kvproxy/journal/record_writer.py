@@ -41,7 +41,7 @@ from kvproxy.journal.request_regions import (
 from kvproxy.journal.saving_groups import counted_tags
 from kvproxy.journal.schema import StringIds, record_row, short_key, stored_column
 from kvproxy.journal.sessions.turn_writer import TurnWriter
-from kvproxy.settings.journal import JournalSettings
+from kvproxy.settings.journal import JournalSettings, PriceSettings
 
 _MAX_CACHED_PROMPTS = 20_000
 _MAX_STORED_RESPONSES = 4_096
@@ -90,6 +90,9 @@ class RecordWriter:
         """By key, the last stored response, and the removal of the response before it, until its request is recorded."""
         self._without_entry: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._verdicts = LateVerdicts()
+
+    def use_prices(self, prices: Mapping[str, PriceSettings]) -> None:
+        self._turns.use_prices(prices)
 
     def write(self, events: Sequence[Event]) -> None:
         """Write a record for each exchange, and the changes of the response store, in one transaction.

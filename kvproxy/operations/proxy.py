@@ -84,7 +84,7 @@ async def store_answer(proxy: ProxyAccess, nothing: NoParameters, read: RequestR
 
 @async_operation("POST", "/reload")
 async def reload_settings(proxy: ProxyAccess, nothing: NoParameters) -> ReloadedSettings:
-    """Reload rules, edits, clients, and upstreams of kvproxy.toml. An invalid file changes nothing."""
+    """Reload rules, edits, clients, tokens, prices, and upstreams of kvproxy.toml. An invalid file changes nothing."""
     try:
         return await proxy.reload()
     except SettingsError as error:

@@ -148,12 +148,12 @@ def test_commands_work_without_an_invalid_file(tmp_path: Path) -> None:
     assert "KVPROXY_CONFIG=/dev/null" not in kvproxy("serve", **folder).stderr
 
 
-def test_a_reload_with_another_admin_token_says_that_a_restart_is_needed(tmp_path: Path) -> None:
+def test_a_reload_with_another_admin_token_names_the_fix(tmp_path: Path) -> None:
     settings = load_settings(data=tmp_path, upstream=NOWHERE, admin_token="running-token", cache={"semantic": False})
     with run_proxy(settings) as (url, _):
         refused = kvproxy("reload", "--token", "edited-token", url=url)
     assert (refused.returncode, "another admin token than the running proxy" in refused.stderr) == (1, True)
-    assert "restart the proxy" in refused.stderr
+    assert "give the former one with --token, or send SIGHUP" in refused.stderr
 
 
 def test_commands_take_the_admin_token_from_the_settings_of_the_proxy_only(tmp_path: Path) -> None:

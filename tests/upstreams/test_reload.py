@@ -251,6 +251,40 @@ def test_a_reload_changes_the_clients_of_the_settings(tmp_path: Path) -> None:
             assert [post(url, **SERVED, **headers).status_code for _ in range(2)] == [200, 429]
 
 
+def test_a_reload_changes_the_tokens_and_the_prices(tmp_path: Path) -> None:
+    def settings(token: str, price: str) -> None:
+        write(tmp_path, f'admin_token = "{token}"\nmetrics_token = "metrics-of-{token}"\n', table(one), price)
+
+    def statuses(url: str) -> list[int]:
+        return [
+            httpx.get(f"{url}/metrics", headers={"authorization": f"Bearer {token}"}).status_code
+            for token in ("first-token", "metrics-of-first-token", "second-token", "metrics-of-second-token")
+        ]
+
+    with run_upstreams() as ((one, _), _):
+        settings("first-token", "")
+        with (
+            run_proxy(load_settings(data=tmp_path)) as (url, services),
+            httpx.Client(base_url=url, headers={"origin": url}) as session,
+        ):
+            entered = session.post("/admin/session", headers={"x-kvproxy-admin-token": "first-token"})
+            proof = {"x-kvproxy-session": entered.json()["session"]}
+            assert session.get("/admin/upstreams", headers=proof).status_code == 200
+            assert statuses(url) == [200, 200, 401, 401]
+            assert services.spent.prices.get("m") is None
+            settings("second-token", '[journal.prices."m"]\ninput = 2.0\noutput = 4.0\n')
+            done = result("reload", "--token", "first-token", url=url)
+            assert done["restart"] == []
+            assert statuses(url) == [401, 401, 200, 200]
+            assert session.get("/admin/upstreams", headers=proof).status_code == 401
+            assert services.spent.prices["m"].output == services.settings.journal.prices["m"].output == 4.0
+            # A budget needs a price.
+            headers = {"authorization": "Bearer second-token"}
+            key = httpx.post(f"{url}/admin/keys", params={"name": "a", "budget_per_day": 1}, headers=headers).json()
+            answer = post(url, **SERVED, authorization=f"Bearer {key['key']}")
+            assert answer.status_code == 200
+
+
 def test_all_upstreams_cannot_be_removed_without_a_restart(tmp_path: Path) -> None:
     with run_upstreams() as ((one, _), _):
         write(tmp_path, table(one))

@@ -100,7 +100,7 @@ class KeepWarm:
     ) -> None:
         self._background = background
         self._clock = background.clock
-        self._model_prices = prices
+        self.prices = prices
         self.interval = KEEP_WARM_SECONDS
         self.pauses, self.headless_pauses = PauseTimes(), PauseTimes(HEADLESS_PAUSES)
         self._pin = pin
@@ -211,7 +211,7 @@ class KeepWarm:
 
     def _prices_of(self, model: str) -> PriceSettings:
         """Return the model's prices of the settings, or its provider's price ratios if one of the cache's prices is missing."""
-        price = price_of(model, self._model_prices)
+        price = price_of(model, self.prices)
         if price is None or None in (price.cached, price.write_5m, price.write_1h):
             return relative_prices(model)
         return price
@@ -336,7 +336,7 @@ class KeepWarm:
             await self._pin(session.pin, seconds, replace(session.request, body=body))
 
     def _charge_budgets(self, session: _Session) -> bool:
-        rule, price = session.request.control.rule, price_of(session.model, self._model_prices)
+        rule, price = session.request.control.rule, price_of(session.model, self.prices)
         wanted: list[tuple[TokenBucket, float]] = []
         if rule.keep_warm_tokens is not None:
             wanted.append((self._budget(rule.name, "tokens", rule.keep_warm_tokens), session.tokens))

@@ -254,11 +254,15 @@ class TurnWriter:
         self._add_tokens(record, {REUSABLE + record.layer: reusable})
 
     def _limits_of(self, model: str) -> CacheLimits:
-        if model not in self._limits:
+        limits = self._limits.get(model)
+        if limits is None:
             if len(self._limits) >= _MAX_MODELS:
                 self._limits.clear()
-            self._limits[model] = cache_limits(model, self._prices)
-        return self._limits[model]
+            limits = self._limits[model] = cache_limits(model, self._prices)
+        return limits
+
+    def use_prices(self, prices: Mapping[str, PriceSettings]) -> None:
+        self._prices, self._limits = prices, {}
 
     def _add_to_curve(
         self, chain: PromptChain, upstream: str | None, tokens: int, reused: int | None, block_tokens: int = 0

@@ -117,7 +117,9 @@ def explain_miss(
     if against is None and equal is None and _is_new(record):
         against, similarity = _reworded_prompt_number(reader, record.prompt, own, earlier, load_similarities)
     if against is None and equal is None and record.reason not in _OF_EQUAL:
-        against = _closest_prompt_number(own, earlier)
+        against = (
+            _closest_prompt_number(own, earlier) if record.near is None else _nearest_number(reader, record, earlier)
+        )
     differences: tuple[RegionDifference, ...] = ()
     known = None if against is None else reader.regions(against)
     if against is not None and known is not None:
@@ -151,6 +153,12 @@ def _closest_prompt_number(own: Regions, earlier: list[tuple[int, Regions]]) -> 
     counts = [(len(own.differing_regions(regions)), number, regions) for number, regions in earlier]
     alike = [(count, number) for count, number, regions in counts if count <= 1 or prompt & set(regions.digests)]
     return min(alike, key=lambda pair: pair[0])[1] if alike else None
+
+
+def _nearest_number(reader: JournalReader, record: Record, earlier: list[tuple[int, Regions]]) -> int | None:
+    """Return the prompt whose stored response is the nearest one."""
+    entries = reader.entry_ids([number for number, _ in earlier])
+    return next((number for number, entry in entries.items() if entry == record.near), None)
 
 
 def _is_new(record: Record) -> bool:

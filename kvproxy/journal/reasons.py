@@ -27,7 +27,7 @@ _REASONS: dict[str, str] = {
     "miss-failed": "The store, the embedder, or the policy failed.",
     "miss-hidden": "The question has invisible characters or mixes alphabets: exact hits only.",
     "low-similarity": "The cosine of the nearest question is below `cache.min_similarity`, or too low for the verifier.",
-    "low-probability": "The verifier's probability for the nearest question is below `cache.min_probability`.",
+    "low-probability": "The verifier doubts that one answer fits both: its probability is below `cache.min_probability`.",
     "uncertain": "The policy has too few observations to serve the nearest response.",
     "explored": "The policy forwarded the request in order to learn; a stored response would have been served.",
     "rejected": "An operator rejected the nearest response.",

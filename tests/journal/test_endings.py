@@ -316,6 +316,18 @@ def test_an_answer_that_was_not_kept_is_the_reason_though_a_question_is_near(dem
     assert record.reason == "miss-unstored"
 
 
+def test_a_vetoed_question_is_compared_with_the_nearest_one(demo: tuple[str, Services]) -> None:
+    url, services = demo
+    for id, question in (("chain", "What is a chain?"), ("later", "How large is the pool?")):
+        assert post(url, id, {**ask(question), "model": "demo"}).status_code == 200
+        until_stored(services)
+    assert post(url, "vetoed", {**ask("What isn't a chain?"), "model": "demo"}).status_code == 200
+    assert last(services, "vetoed").reason == "veto-negation"
+    found = kvproxy("explain", "--url", url, "--request", "vetoed").stdout
+    assert "The earlier request most like it is chain, " in found
+    assert "'is' became \"isn't\"" in found
+
+
 def test_an_equal_request_explains_a_miss_before_another_model(tmp_path: Path) -> None:
     async def answer_unstored(request: Request) -> Response:
         return JSONResponse(answer(), headers={"cache-control": "no-store"})

@@ -67,9 +67,9 @@ test-clients: $(VENV)/.dev
 
 # What stands beside the proxy, tried for real: Prometheus, PostgreSQL, nginx and systemd. On Debian they are in the packages
 # prometheus, postgresql, nginx and systemd; podman (with runc) or docker builds the image, from a base that debootstrap makes
-# where no registry can be reached.
+# where no registry can be reached; it has device files, which a file system in memory often refuses.
 test-deploy: $(VENV)/.dev $(VENV)/.deploy
-	PATH="$(CURDIR)/$(VENV)/deploy/bin:$$PATH" KVPROXY_DEPLOY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/deploy
+	PATH="$(CURDIR)/$(VENV)/deploy/bin:$$PATH" TMPDIR="$${TMPDIR:-/tmp}" KVPROXY_DEPLOY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/deploy
 
 $(VENV)/.deploy: Makefile | $(VENV)/bin/python
 	$(BIN)/python -m venv $(VENV)/deploy

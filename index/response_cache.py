@@ -182,12 +182,13 @@ class ResponseCache:
         self._recent.clear()
         return changed
 
-    def maintain(self) -> None:
+    def maintain(self, *, embeds_all: bool = False) -> None:
+        """Store counts of hits, remove expired entries, and embed entries, see `SemanticCache.maintain`."""
         self.store.flush()
         while self.store.remove_expired():
             pass
         if self.semantic is not None:
-            self.semantic.maintain()
+            self.semantic.maintain(embeds_all=embeds_all)
 
     def close(self) -> None:
         if self.semantic is not None:

@@ -413,9 +413,9 @@ class SemanticCache:
     def _unindex(self, ids: Sequence[str]) -> None:
         self._vector_search.remove(self._store.unindex(ids))
 
-    def maintain(self) -> None:
-        # Another process without semantic matching may have stored entries. A server counts its rows slowly.
-        if self._lacks_vectors or not self._store.remote:
+    def maintain(self, *, embeds_all: bool = False) -> None:
+        """Embed entries after a failure of the embedder, and with `embeds_all` also those that other processes stored."""
+        if self._lacks_vectors or embeds_all:
             self._embed_missing()
         if self.learning is not None:
             self.learning.flush()

@@ -16,7 +16,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class Maintenance:
-    """Stores counts of hits and removes expired answers every 30 seconds, on a thread, until `stop`.
+    """Stores counts of hits, removes expired answers, and embeds new ones every 30 seconds, on a thread, until `stop`.
 
     It also stores counts at the exit of the process. It does not keep the cache alive, and does nothing in a forked process.
     """
@@ -49,7 +49,8 @@ class Maintenance:
         if cache is None:
             return
         try:
-            cache.maintain()
+            # A server counts entries slowly.
+            cache.maintain(embeds_all=not cache.store.remote)
         except CacheStoreError:
             pass  # The store logs its failure.
         except Exception as error:

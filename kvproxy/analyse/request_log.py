@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from kvproxy.analyse.bills.cost_reports import read_costs
-from kvproxy.analyse.bills.cost_tables import MONEY_NAMES, PROVIDER_COLUMNS, money_headings
+from kvproxy.analyse.bills.cost_tables import MONEY_NAMES, OF_MONEY, PROVIDER_COLUMNS, money_headings
 from kvproxy.analyse.bills.reported_costs import CostReport
 from kvproxy.analyse.log_formats.amounts import with_decimal_points
 from kvproxy.analyse.log_formats.dates import with_iso_dates
@@ -55,10 +55,7 @@ from kvproxy.units import format_line_numbers, letters_of, plural
 _SAMPLE = 1_000
 _LONGEST_NAME = 200
 _REPEATED = "repeated (the same row with the same id)"
-_OF_TOKENS_OR_MONEY = re.compile(
-    r"token|cost(?!.?(?:cent|object|type|category))|cach|spend|price|charge|kosten(?!stelle)|betrag|usd|eur",
-    re.IGNORECASE,
-)
+_OF_TOKENS = re.compile("token|cach|usd|eur|charge", re.IGNORECASE)
 _IDS = ("id", "request_id", "requestId", "spanId", "span_id", "resourceSpans")
 _PLAIN_FORMATS = ("requests", "completions", "openpipe")
 
@@ -152,7 +149,8 @@ class RequestLog:
     @property
     def unread_amounts(self) -> list[str]:
         """Unread columns of a table of usage whose headings sound like tokens or money."""
-        return sorted(filter(_OF_TOKENS_OR_MONEY.search, self.ignored_fields)) if self.is_usage_report else []
+        names = self.ignored_fields if self.is_usage_report else ()
+        return sorted(name for name in names if _OF_TOKENS.search(name) or OF_MONEY.search(name))
 
     @property
     def num_without_model(self) -> int:

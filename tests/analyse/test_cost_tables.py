@@ -201,6 +201,12 @@ def test_months_as_columns_need_a_currency(tmp_path: Path) -> None:
     assert (done.returncode, "to be a table of costs, it lacks a column currency" in done.stderr) == (2, True)
 
 
+def test_a_cost_center_is_no_money(tmp_path: Path) -> None:
+    text = "Date,MeterName,CostInBillingCurrency,BillingCurrencyCode,CostCenter\n11/21/2026,gpt-5 input,0.10,EUR,4711\n"
+    costs, notes = costs_of(tmp_path, text)
+    assert (costs, "other columns of money" in notes) == ({"gpt-5 input": 0.1}, False)
+
+
 def test_a_report_of_aws(tmp_path: Path) -> None:
     text = (
         "lineItem/ProductCode,lineItem/UsageType,lineItem/UsageStartDate,lineItem/UnblendedCost,lineItem/CurrencyCode\n"

@@ -44,7 +44,11 @@ _AMOUNTS = (
 _CURRENCIES = (
     *"billingcurrency billingcurrencycode amountcurrency lineitemcurrencycode currency currencycode währung".split(),
 )
-_OF_MONEY = re.compile("cost|(?<!usage)(?<!usage.)amount|total|spend|charges?$|kosten|betrag|price", re.IGNORECASE)
+OF_MONEY = re.compile(
+    r"cost(?!.?(?:cent|object|type|category))|(?<!usage)(?<!usage.)amount|total|spend|charges?$|kosten(?!stelle)|betrag|price",
+    re.IGNORECASE,
+)
+"""Headings that sound like money."""
 _CENT = 0.01
 
 
@@ -117,7 +121,7 @@ def read_cost_table(rows: Sequence[tuple[int, JsonObject]]) -> CostReport | None
 
 def _other_amounts(rows: Sequence[tuple[int, JsonObject]], column: str) -> list[str]:
     """Return the headings of columns that sound like money, and have amounts, beside that of the amounts."""
-    sounding = {name for _, row in rows for name in row if _OF_MONEY.search(name) and name not in (column, _LISTED)}
+    sounding = {name for _, row in rows for name in row if OF_MONEY.search(name) and name not in (column, _LISTED)}
     return sorted(name for name in sounding if any(read_amount(row.get(name)) for _, row in rows))
 
 

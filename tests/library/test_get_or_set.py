@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from kvproxy import Cache, CacheSettings, CacheStoreError, EmbedderError, open_async_cache, open_cache
 from kvproxy.library import AsyncCache
+from kvproxy.library.single_flight import Flight
 from tests.index.doubles import Held
 from tests.polling import until_async
 
@@ -348,7 +349,7 @@ def test_threads_that_share_an_exception_are_counted(tmp_path: Path, monkeypatch
         assert is_running.wait(60)
         join = cache._cache.flights.join
 
-        def join_and_fail(key: str) -> "Future[str] | None":
+        def join_and_fail(key: str) -> "Flight | None":
             running = join(key)
             may_fail.set()
             return running

@@ -48,7 +48,7 @@ COMMAND_PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "prices": ("kvproxy.commands.prices:app", "List, show, or update the prices of paid APIs."),
         "backup": ("kvproxy.commands.backup:backup", "Save responses, journal, clients and settings to a file."),
         "restore": ("kvproxy.commands.backup:restore", "Restore a backup to a data folder that no proxy uses."),
-        "reload": ("kvproxy.commands.config:reload", "Reload rules, clients, and upstreams of a running proxy."),
+        "reload": ("kvproxy.commands.config:reload", "Reload rules, clients, prices, and upstreams of a proxy."),
     },
 }
 """Place and summary of each command. The summary is the first line of its help, which `--help` prints without imports."""

@@ -107,8 +107,8 @@ class ListedClient(LimitedClient):
         disabled: whether its requests get 403.
         previous_key_expires: end of its previous key's validity in seconds since the epoch; None after it.
         spent_today, left_today, spent_this_month, left_this_month: what counts for its budget in this UTC day or month, and what
-            is left for further requests, in `journal.currency`; None without such a budget.
-        reserved: the most that its requests in flight may cost, which is not left; None without a budget.
+            is left, in `journal.currency`; None without such a budget.
+        reserved: the most that its requests in flight may cost, which its budgets do not have left either; None without a budget.
         requests: number of its requests, also of those that a cache answered, and of `refused` ones, without those that warmed
             the cache. A team has the requests, tokens, and money of clients while they had the team, too.
         tokens: tokens that quotas count: of prompts, also reused ones, and of responses; estimated if not reported.
@@ -280,8 +280,7 @@ def _listed(client: ClientSettings, spent: Spent, reserved: float, usage: Mappin
     budgets: dict[str, Any] = {"reserved": reserved if client.has_budget else None}
     for budget in budgets_of(client, spent):
         period = {"day": "today", "month": "this_month"}[budget.period]
-        left = max(0.0, budget.remaining - reserved)
-        budgets |= {f"spent_{period}": budget.spent, f"left_{period}": left}
+        budgets |= {f"spent_{period}": budget.spent, f"left_{period}": budget.remaining}
     expires = client.previous_key_expires
     is_valid = expires is not None and time.time() < expires
     state: dict[str, Any] = {"disabled": client.disabled, "previous_key_expires": expires if is_valid else None}

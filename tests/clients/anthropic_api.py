@@ -225,7 +225,7 @@ def blocks_of(body: Mapping[str, Any]) -> Iterator[Block]:
     raw = [(tool, "", "") for tool in body.get("tools", []) if not tool.get("defer_loading")]
     raw += [(block, "", "system") for block in _content_blocks(body.get("system", []))]
     # A change of these parameters keeps the cached tools and system prompt only.
-    scope = json.dumps([body.get("thinking"), body.get("tool_choice")])
+    scope = json.dumps([body.get("thinking"), body.get("tool_choice"), body.get("output_config")])
     raw += [
         (block, scope, message["role"]) for message in body["messages"] for block in _content_blocks(message["content"])
     ]

@@ -9,7 +9,7 @@ from typing import Literal
 
 from kvproxy.apis.key_fields import MARKER_FIELDS
 from kvproxy.journal.sessions.ledger import WITHOUT_COST
-from kvproxy.journal.sessions.remedy_costs import RemedyCosts
+from kvproxy.journal.sessions.remedy_costs import RemedyCosts, is_first_turn
 from kvproxy.journal.sessions.session_reader import Turn
 from kvproxy.providers.cache_rules import cache_rule
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price
@@ -49,6 +49,10 @@ _REMEDIES_OF_CHANGES = tuple(
         (r"tools$", "send the same tools in each turn: if a request has none, kvproxy lint writes the edit add-tools"),
         (r"tools", "keep the definitions of the tools: a date, an id, or a counter belongs into the last message"),
         (r"(system|instructions|prompt|input$|(messages|input)\[\d+\] (system|developer))", _KEEP_TEXT),
+        (
+            r"(messages|input)\[(\d+|n)\].*\((added|removed)\)$",
+            "send each message with the same parts in all turns, also images: a new or dropped part changes all after it",
+        ),
         (r"(messages|input)\[(\d+|n)\] assistant", "return answers as they were: the rule field repair_history"),
         (r"(messages|input)\[0\]", _KEEP_TEXT),
         (r"(messages|input)\[", "append to the history: an edited or dropped message changes everything after it"),
@@ -118,8 +122,7 @@ def advise(turns: Iterable[Turn], prices: Mapping[str, PriceSettings], currency:
             continue
         cost += input_cost(turn, prices)
         remedies.add(turn)
-        is_first = turn.turn == 1 or turn.number == turn.session
-        reuse: Reuse = "between sessions" if is_first else "within sessions"
+        reuse: Reuse = "between sessions" if is_first_turn(turn) else "within sessions"
         for cause, tokens in turn.lost.items():
             if cause not in WITHOUT_COST:
                 place = _place(turn, cause) if cause in ("changed", "unmarked") else None
@@ -147,7 +150,7 @@ def _subtract_costs(rows: Sequence[Advice], remedies: RemedyCosts) -> None:
         if row.cause == "unmarked":
             saved = whole - remedies.of_marks[row.model]
         elif row.reuse == "between sessions":
-            saved = whole - remedies.of_one_hour[row.model]
+            saved = whole - remedies.lost_for_hours[row.model] - remedies.of_one_hour[row.model]
         else:
             saved = min(whole, remedies.saved_by_policy(row.model))
         row.saved = saved * row.lost_cost / whole if whole else 0.0

@@ -32,10 +32,12 @@ def find_changed_text(before: Json, after: Json) -> ChangedText:
     while True:
         if isinstance(before, dict) and isinstance(after, dict) and before != after:
             name = next(name for name in sorted({*before, *after}) if before.get(name) != after.get(name))
-            path += _step(name, path, after.get(name))
-            if name not in before or name not in after:
-                return ChangedText(_shorten(path) + (" (added)" if name in after else " (removed)"))
-            before, after = before[name], after[name]
+            old, new = before.get(name), after.get(name)
+            is_added, is_removed = name not in before, name not in after
+            before, after = _as_parts(old, new), _as_parts(new, old)
+            path += _step(name, path, after)
+            if is_added or is_removed:
+                return ChangedText(_shorten(path) + (" (added)" if is_added else " (removed)"))
         elif isinstance(before, list) and isinstance(after, list) and before != after:
             index = common_prefix_length(before, after)
             if (note := _changed_items(before, after, index)) is not None:
@@ -44,6 +46,14 @@ def find_changed_text(before: Json, after: Json) -> ChangedText:
             before, after = before[index], after[index]
         else:
             return ChangedText(_shorten(path), text_of_region(before), text_of_region(after))
+
+
+def _as_parts(value: Json, other: Json) -> Json:
+    """Return a text as the first part of a message if its other version has several parts, such as an image."""
+    if not isinstance(value, str) or not isinstance(other, list) or len(other) < 2:
+        return value
+    first = other[0]
+    return [{**first, "text": value}] if isinstance(first, dict) and "text" in first else value
 
 
 def change_place(region: str | None, place: int | None) -> str | None:

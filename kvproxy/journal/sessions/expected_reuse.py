@@ -5,7 +5,7 @@ from kvproxy.exchange import Exchange
 from kvproxy.journal.record import Record
 from kvproxy.journal.sessions.ledger import ExpectedReuse
 from kvproxy.journal.sessions.related_turns import RelatedTurns
-from kvproxy.journal.sessions.session_matching import CommonPrefix, PromptChain, RegionContents
+from kvproxy.journal.sessions.session_matching import MESSAGE_SETTINGS, CommonPrefix, PromptChain, RegionContents
 from kvproxy.providers.prices import CacheLimits
 
 
@@ -56,6 +56,8 @@ def expected_reuse(
         and change.region is not None
         and min(parent.prompt_tokens, record.prompt_tokens or 0) >= minimum,
         diverges=not is_engine and turn.stored is not None and not is_whole_turn,
+        setting_changed=chain.names[prefix.regions : prefix.regions + 1] == (change.region,)
+        and change.region in MESSAGE_SETTINGS,
         minimum=minimum,
         block=exchange.facts.block_size,
         step=limits.step_tokens,

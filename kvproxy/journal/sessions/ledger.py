@@ -59,6 +59,7 @@ class ExpectedReuse:
             change.
         diverges: the earlier prompt's first `cache_control` breakpoint after the common prefix is after the change, so the
             provider stored no prefix that ends at the change.
+        setting_changed: a setting after the prefix changed, such as `thinking`, which some models read before the prefix.
         minimum: tokens of the shortest prefix that the provider stores; 0 for an engine.
         repeated: tokens after the first difference whose text is also in the earlier prompt.
         beginning: tokens before the first difference, in the region that differs.
@@ -83,6 +84,7 @@ class ExpectedReuse:
     block: int = 0
     step: int = 1
     ready: int | None = None
+    setting_changed: bool = False
 
     def may_be_out_of_reach(self, reused_tokens: int) -> bool:
         """Whether a provider may have stored the prefix, but did not look for it."""
@@ -143,7 +145,7 @@ def _cached_tokens(prefix_tokens: int, prompt_tokens: int, reused_tokens: int, e
 
 def _lost_prefix(reused_tokens: int, prefix_tokens: int, tolerance: int, expected: ExpectedReuse) -> dict[str, int]:
     cause = "expired" if expected.expired else "moved" if expected.moved else "evicted"
-    if cause == "evicted" and expected.diverges and reused_tokens:
+    if cause == "evicted" and expected.diverges and (reused_tokens or expected.setting_changed):
         cause = "changed"
     if _is_below_minimum(reused_tokens, prefix_tokens, expected):
         return {"changed" if expected.is_cut else "minimum": prefix_tokens}

@@ -6,7 +6,7 @@ from functools import partial
 from math import inf
 
 from kvproxy.journal.sessions.session_reader import Turn
-from kvproxy.providers.cache_policy import PauseTimes
+from kvproxy.providers.cache_policy import HOUR, PauseTimes
 from kvproxy.providers.cache_rules import cache_rule
 from kvproxy.providers.pause_costs import Session, SessionStep, provider_policy_price, session_price
 from kvproxy.settings.journal import MILLION, PriceSettings
@@ -18,12 +18,15 @@ class RemedyCosts:
     Attributes:
         of_marks: price of writing the tokens that were neither read nor written, beyond their price as uncached input.
         of_one_hour: price of writing for one hour all tokens that were written for five minutes and not lost to a pause.
+        lost_for_hours: price of the tokens that first turns lost because no request to the model arrived for an hour.
     """
 
     def __init__(self, prices: Mapping[str, PriceSettings]) -> None:
         self.of_marks: defaultdict[str, float] = defaultdict(float)
         self.of_one_hour: defaultdict[str, float] = defaultdict(float)
+        self.lost_for_hours: defaultdict[str, float] = defaultdict(float)
         self._prices = prices
+        self._arrivals: dict[tuple[str, str], float] = {}  # Of the last turn, by tenant and model.
         self._sessions: defaultdict[str, list[tuple[Session, list[bool]]]] = defaultdict(list)
         self._open: dict[int, tuple[Session, list[bool]]] = {}  # By the number of the last turn.
 
@@ -36,12 +39,16 @@ class RemedyCosts:
         self.of_marks[turn.model] += max(0, plain) * (price.price_of_5m_write - price.input) / MILLION
         more = price.price_of_1h_write - price.price_of_5m_write
         self.of_one_hour[turn.model] += max(0, short - turn.lost.get("expired", 0)) * more / MILLION
+        before = self._arrivals.get((turn.tenant, turn.model), turn.time)
+        self._arrivals[turn.tenant, turn.model] = turn.time
+        if is_first_turn(turn) and turn.time - before > HOUR:
+            self.lost_for_hours[turn.model] += turn.lost_cost_of("expired") or 0.0
         rule = cache_rule(turn.model)
         if rule is None or rule.mark_field == "cache_control":
             self._add_step(turn, price, reused, is_long=long > 0)
 
     def _add_step(self, turn: Turn, price: PriceSettings, reused: int, *, is_long: bool) -> None:
-        known = self._open.pop(turn.parent or 0, None) if turn.session != turn.number else None
+        known = self._open.pop(turn.parent or 0, None) if turn.number != turn.session else None
         steps, lifetimes = known or ([], [])
         if known is None:
             self._sessions[turn.model].append((steps, lifetimes))
@@ -61,6 +68,11 @@ class RemedyCosts:
                 totals[1] += session_price(session, _never_keep_warm, partial(_next, is_long), price)
                 totals[2] += provider_policy_price(session, survival, price)
         return (min(totals[:2]) - totals[2]) / MILLION
+
+
+def is_first_turn(turn: Turn) -> bool:
+    """Whether a turn can reuse only the beginning of other sessions."""
+    return turn.turn == 1 or turn.number == turn.session
 
 
 def _never_keep_warm(tokens: int, kept: int) -> float:

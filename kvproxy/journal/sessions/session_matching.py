@@ -19,9 +19,11 @@ _CONTENT_OVERHEAD = 200  # Bytes of memory for each content.
 _MAX_CONTENT = 256 * 1024
 SETTINGS = ("reasoning", "reasoning_effort", "text", "verbosity")
 """Fields before the first text: with some upstreams, their change changes the whole prefix."""
+MESSAGE_SETTINGS = ("tool_choice", "thinking", "output_config")
+"""Fields whose change changes the messages, and with some models, the tools and instructions before them, too."""
 HEAD = (
     *("model", "cache_salt", *SETTINGS),
-    *("tools", "system", "instructions", "tool_choice", "thinking", HISTORY),
+    *("tools", "speed", "system", "instructions", *MESSAGE_SETTINGS, HISTORY),
 )
 """Regions that precede the messages in the chain, because a change of one of them changes the whole prefix."""
 _INSTRUCTIONS = ("system", "developer")

@@ -65,6 +65,20 @@ def test_the_remedy_of_a_change_follows_its_kind(
     assert (row.place, remedy in row.remedy) == (place, True), row
 
 
+def test_a_dropped_image_has_no_remedy_for_texts(sessions: Sessions) -> None:
+    image: Json = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "A" * 8_000}}
+    parts: list[Json] = [{"type": "text", "text": "See this. " * 400}, image]
+    answer = [assistant("A cat."), user("And now? " * 400)]
+    named: dict[str, Any] = {"api": "messages", "headers": {"x-session-id": "s"}}
+    sessions.add(
+        request([{"role": "user", "content": parts}, *answer], 4_000, 0, 0, **named),
+        request([{"role": "user", "content": parts[:1]}, *answer, *answer], 4_000, 0, 9, **named),
+    )
+    (row,) = advice(sessions)
+    assert (row.cause, row.place) == ("changed", "messages[0] user content[1] (removed)")
+    assert "also images" in row.remedy
+
+
 def test_a_changed_answer_is_repaired_by_the_rule(sessions: Sessions) -> None:
     changed = [*LATER[:2], assistant("It keeps " * 200), *LATER[3:], assistant("A part."), user("So?")]
     long = [*LATER[:2], assistant("It keeps answers. " * 100), *LATER[3:]]
@@ -173,3 +187,14 @@ def test_the_price_of_keep_warm_requests_is_subtracted_from_the_saving(sessions:
     assert (row.cause, row.lost_cost) == ("expired", pytest.approx(41_200 * 1.15 / 1e6))
     assert row.saved is not None
     assert 0 < row.saved < row.lost_cost
+
+
+def test_no_lifetime_is_advised_for_sessions_that_are_hours_apart(sessions: Sessions) -> None:
+    system: JsonObject = {**SYSTEM, "content": str(SYSTEM["content"]) * 80}
+    for number, at in enumerate((0, 900, 20_000)):
+        body: dict[str, Any] = {"headers": {"x-session-id": f"{number}"}, "written": (9_000, 0), **provider()}
+        sessions.add(request([system, user(f"Question {number}")], 9_000, 0, at, **body))
+    row = priced_advice(sessions)["expired", "between sessions"]
+    lost = sessions.last().lost["expired"]
+    assert row.tokens == 2 * lost
+    assert row.saved == pytest.approx((lost * 1.15 - (3 * 9_000 - 2 * lost) * 0.75) / 1e6)

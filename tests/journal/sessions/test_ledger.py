@@ -755,6 +755,27 @@ def test_a_request_without_a_breakpoint_names_its_change_and_the_missing_field(s
     assert losses == {"unmarked": ("cache_control", None)}
 
 
+@pytest.mark.parametrize("reused", [0, 3_000, 7_000])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("thinking", {"type": "adaptive"}), ("tool_choice", {"type": "none"}), ("output_config", {"effort": "high"})],
+)
+def test_a_changed_setting_loses_the_messages_and_with_some_models_all(
+    sessions: Sessions, field: str, value: Json, reused: int
+) -> None:
+    system: list[Json] = [{"type": "text", "text": "Be careful. " * 400, "cache_control": {"type": "ephemeral"}}]
+    first = _messages(TALK[:1], marked=True, system=system)
+    second = _messages(TALK[:3], marked=True, system=system, **{field: value})
+    sessions.add(
+        request([], 7_000, 0, 0, written=(7_000, 0), **first),
+        request([], 8_000, reused, 9, written=(8_000 - reused, 0), **second),
+    )
+    lost = sessions.last().lost
+    assert set(lost) == ({"new"} if reused == 7_000 else {"changed", "new"})
+    assert lost.get("changed", 0) >= 6_000 - reused
+    assert sessions.last().region == (None if reused == 7_000 else field)
+
+
 def test_a_change_of_an_earlier_version_has_no_missing_field_as_its_place(sessions: Sessions) -> None:
     sessions.add(
         request([], 7_045, 0, 0, written=(7_045, 0), **_messages(TALK[:1], marked=True)),

@@ -70,6 +70,8 @@ flow/compare_responses: _texts
 flow/single_flight: _chunks _read
 upstreams/mirror/prompt_hashes: tokens _hashes _contents engine_hashes
 upstreams/engine_metrics: values vllm_configs
+# One report on the rows of the journal, which settings limit.
+journal/sessions/remedy_costs: of_marks of_one_hour lost_for_hours _sessions _open _arrivals
 # Names of limits.
 backends/overload_log: _next_lines
 # Requests in flight, which settings limit.

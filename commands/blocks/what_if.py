@@ -11,7 +11,7 @@ from kvproxy.operations.blocks_parameters import ForecastQuery
 from kvproxy.units import format_bytes, plural
 
 if TYPE_CHECKING:
-    from kvproxy.journal.pool_forecast import PoolForecast
+    from kvproxy.blocks.pool_forecast import PoolForecast
 
 _NAMES = {"half": "half the pool", "double": "twice the pool", "quadruple": "four times the pool"}
 

@@ -11,12 +11,12 @@ from kvproxy.apis.codecs.generation import Delta
 from kvproxy.apis.json import as_token_count
 from kvproxy.apis.not_stored import Cause
 from kvproxy.apis.reported_usage import PrefixReuse
+from kvproxy.blocks.pool_forecast import PoolForecast
 from kvproxy.blocks.row_types import PoolStats
 from kvproxy.clients.spending_tables import Spent, budgets_of
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.journal.exchange_record import layer_of, reason_of
-from kvproxy.journal.pool_forecast import PoolForecast
 from kvproxy.settings.access import ClientSettings
 from kvproxy.telemetry.initial_series import CLIENT_STATUSES, LIMITS, STATUSES, request_labels
 from kvproxy.telemetry.metric_groups import MetricDescription, MetricGroup

@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from kvproxy.apis.reported_usage import UsageLog
 from kvproxy.backends.prefix_cache import PrefixCache
+from kvproxy.blocks.pool_forecast import PoolForecast, forecast_hit_rates
 from kvproxy.clients.change_log import record_change
 from kvproxy.clients.quotas import Quotas
 from kvproxy.clients.shared_state import SharedState
@@ -33,7 +34,6 @@ from kvproxy.http.request_bodies import BodyBudget
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.installation.descriptor_limit import raise_descriptor_limit
 from kvproxy.journal.journal import open_journal
-from kvproxy.journal.pool_forecast import PoolForecast, forecast_hit_rates
 from kvproxy.journal.prefill_time import prefill_costs
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.library.configured_cache import open_response_cache

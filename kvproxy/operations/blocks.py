@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvproxy.backends.reports import PrefixCacheStats, ResetReport
+from kvproxy.blocks.pool_forecast import PoolForecast
 from kvproxy.blocks.pool_rows import TreeBranch
 from kvproxy.blocks.row_types import BlockRow, BlockState, ChainRow, PinRow, PoolMap
 from kvproxy.errors import InvalidRequest, NotFound
-from kvproxy.journal.pool_forecast import PoolForecast
 from kvproxy.operations.blocks_parameters import BlockName, BranchPage, ForecastQuery, NewPin, PinName, TierName
 from kvproxy.operations.operation import CountedRows, NoParameters, RequestReader, async_operation, fields_of
 from kvproxy.tiers.chunk_store import TierStats

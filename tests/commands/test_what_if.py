@@ -9,9 +9,9 @@ from typing import cast
 import httpx
 import pytest
 
+from kvproxy.blocks.pool_forecast import ForecastPoint, PoolForecast
 from kvproxy.commands.blocks.what_if import what_if
 from kvproxy.commands.options import ProxyOptions
-from kvproxy.journal.pool_forecast import ForecastPoint, PoolForecast
 from kvproxy.operations.blocks_parameters import ForecastQuery
 from kvproxy.settings import load_settings
 from tests.commands.run import kvproxy, result

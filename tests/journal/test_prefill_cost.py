@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from kvproxy.blocks.pool_forecast import forecast_hit_rates
 from kvproxy.blocks.reuse_distance import LiveHitCurve
-from kvproxy.journal.pool_forecast import forecast_hit_rates
 from kvproxy.journal.prefill_time import prefill_cost
 from tests.benchmarks.live_curve import LONG, replay
 

@@ -7,7 +7,7 @@ from datetime import date, datetime
 
 from kvproxy.apis.modalities import region_of
 from kvproxy.journal.groups import group_fields, has_period, in_order, joined_names
-from kvproxy.journal.month_forecast import MonthForecast, forecast_month
+from kvproxy.journal.sessions.month_forecast import MonthForecast, forecast_month
 from kvproxy.journal.spending import PaidRequest, Spending
 from kvproxy.providers.cost_comparison import CostComparison
 from kvproxy.providers.prices import has_tier_price

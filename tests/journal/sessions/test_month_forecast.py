@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.journal.month_forecast import MonthForecast, forecast_month
+from kvproxy.journal.sessions.month_forecast import MonthForecast, forecast_month
 from kvproxy.journal.sessions.spending_report import spending_report
 from kvproxy.journal.spending import PaidRequest
 from kvproxy.settings.journal import PriceSettings

@@ -61,6 +61,7 @@ _COUNT_HITS = (
 # In an invalidation, "" is no condition. Beyond the limit, covering ones may have been removed.
 _MAX_INVALIDATIONS = 10_000
 _INVALIDATE = "insert into invalidations (key, namespace, tag) values (:key, :namespace, :tag) returning number"
+_HAS_INVALIDATION = "select 1 as found from invalidations where number > :began limit 1"
 _IS_INVALIDATED = (
     f"select 1 as found from invalidations where number > :began and (number > :began + {_MAX_INVALIDATIONS}"
     " or substr(:key, 1, length(key)) = key and substr(:namespace, 1, length(namespace)) = namespace{}) limit 1"
@@ -133,7 +134,7 @@ class StoreWriter:
             removed.extend(self._remove(run, ids, reason))
 
         entry, row = new.entry, self.database.storable_row(new.entry.row())
-        if new.computation is not None and run(*self._invalidation_query(new.computation)):
+        if new.computation is not None and self._is_invalidated(run, new.computation):
             removed.append(RemovedEntry(entry.id, entry.namespace))
             return None
         replaced = run("select id, priority from responses where id = :id or key = :key", row)
@@ -159,14 +160,17 @@ class StoreWriter:
 
     def is_invalidated(self, computation: AnswerComputation) -> bool:
         """Return whether an invalidation covers a computation since it began."""
-        return bool(self.database.query(*self._invalidation_query(computation)))
+        return self._is_invalidated(self.database.query, computation)
 
-    def _invalidation_query(self, computation: AnswerComputation) -> tuple[str, Row]:
-        values: Row = {name: getattr(computation, name) for name in ("key", "namespace", "began")}
+    def _is_invalidated(self, query: Callable[[str, Row], list[Row]], computation: AnswerComputation) -> bool:
+        values: Row = {"key": computation.key, "namespace": computation.namespace, "began": computation.began}
+        if not query(_HAS_INVALIDATION, values):
+            # As for most computations.
+            return False
         if computation.tags is None:
-            return _IS_INVALIDATED.format(""), values
+            return bool(query(_IS_INVALIDATED.format(""), values))
         chosen, tags = self.database.in_list("tag", ["", *self._storable_tags(computation.tags)])
-        return _IS_INVALIDATED.format(f" and {chosen}"), values | tags
+        return bool(query(_IS_INVALIDATED.format(f" and {chosen}"), values | tags))
 
     def _record_invalidation(self, where: EntryFilter) -> None:
         """Forbid storing answers that a filter selects, and whose computation has begun.

@@ -45,8 +45,9 @@ def reported_modalities(response: JsonMap) -> str | None:
     counts = {
         (kind, modality): count
         for kind, names in _DETAILS.items()
+        if (reports := [report for name in names if (report := field(usage, name))])
         for modality in MODALITIES
-        if (count := max(_reported(field(usage, name), modality) for name in names))
+        if (count := max(_reported(report, modality) for report in reports))
     }
     used = tokens_used(response) if counts else None
     if used is None:

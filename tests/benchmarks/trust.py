@@ -46,6 +46,8 @@ def main() -> None:
         "rewordings with *I* and *you*": [pair for pair in read_pairs("persons") if pair["same"]],
         "modifiers exchanged": [pair for pair in read_pairs("common_heads") if not pair["same"]],
         "rewordings with a common noun": [pair for pair in read_pairs("common_heads") if pair["same"]],
+        "done by and to the user": [pair for pair in read_pairs("voices") if not pair["same"]],
+        "rewordings with either voice": [pair for pair in read_pairs("voices") if pair["same"]],
         "user and third person exchanged": [pair for pair in read_pairs("receivers") if not pair["same"]],
         "rewordings with a third person": [pair for pair in read_pairs("receivers") if pair["same"]],
         "near-misses in free wordings": free_near_misses(),

@@ -28,6 +28,7 @@ from kvproxy.index.policies.guards.question_and_format import (
     question_words_differ,
     time_differs,
 )
+from kvproxy.index.policies.guards.voices import voices_differ
 from kvproxy.index.policies.guards.word_order import has_exchanged_words, roles_differ
 
 
@@ -92,6 +93,13 @@ GUARDS = (
         "subject and object exchanged",
         roles_differ,
         "who beat Brazil and who did Brazil beat; replace butter with oil and substitute butter for oil",
+    ),
+    Guard(
+        "voice",
+        "done by the user, and done to the user",
+        voices_differ,
+        "how do I pay and how do I get paid; what do drivers pay and what do drivers earn, but not *how do I register* and"
+        " *how do I get registered*",
     ),
     Guard(
         "persons",

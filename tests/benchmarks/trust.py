@@ -44,6 +44,10 @@ def main() -> None:
         "rewordings in their style": read_pairs("blind_rewordings"),
         "*I* and *you* exchanged": [pair for pair in read_pairs("persons") if not pair["same"]],
         "rewordings with *I* and *you*": [pair for pair in read_pairs("persons") if pair["same"]],
+        "*I* and *you* exchanged in a subordinate clause": [
+            pair for pair in read_pairs("subordinate_persons") if not pair["same"]
+        ],
+        "rewordings with such clauses": [pair for pair in read_pairs("subordinate_persons") if pair["same"]],
         "modifiers exchanged": [pair for pair in read_pairs("common_heads") if not pair["same"]],
         "rewordings with a common noun": [pair for pair in read_pairs("common_heads") if pair["same"]],
         "done by and to the user": [pair for pair in read_pairs("voices") if not pair["same"]],

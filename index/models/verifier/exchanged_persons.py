@@ -1,7 +1,7 @@
 """Finds an exchange of the user and the addressee in eight languages: `meine Adresse` and `Ihre Adresse`."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -35,6 +35,22 @@ _FRAMES = re.compile(
     r"|(?:你们?|您)?(?:能不能|可不可以|能否|可以|能)?(?:告诉|帮|教|帮助)我们?"
 )
 _IMPERSONAL = re.compile(r"\bse (?=puede|pode\b)|\bsi (?=può)|\b(?:puede|pode)(?=-se\b)")
+# Words before the subject of a subordinate clause, with relative pronouns: `wenn ich`, `das Paket, das Sie`.
+_CONJUNCTIONS = {
+    "de": "wenn falls sobald solange bevor ehe nachdem während weil da bis ob dass sofern sollte das die den",
+    "fr": "si quand lorsque lorsqu puisque",
+    "es": "si cuando mientras porque aunque",
+    "it": "se quando mentre perché",
+    "pt": "se quando enquanto porque",
+    "nl": "als indien wanneer zodra voordat nadat terwijl omdat totdat of dat die",
+    "zh": "果 当 是 若 旦",
+}
+# Verbs without a subject: `si cancelo`, `si cancela`.
+_ENDINGS = {
+    "es": r"(?P<user>\w{3,}(?:o|mos))|(?P<addressee>\w{3,}(?:an?|en?))",
+    "it": r"(?P<user>\w{3,}(?:o|mo))|(?P<addressee>\w{3,}(?:a|e))",
+    "pt": r"(?P<user>\w{3,}(?:o|mos))|(?P<addressee>\w{3,}(?:am?|em?))",
+}
 _WORD = re.compile(r"[^\W\d_]+")
 _CHINESE = re.compile(r"(?:我们?|你们?|您)的?|[^\W\d_]")
 _BEFORE_OBJECTS = "给帮问找让把向跟和与对"
@@ -45,11 +61,15 @@ _ADDRESSEES = {"addressee", "addressee as object"}
 
 @dataclass(frozen=True, slots=True)
 class _Persons:
-    """The roles in a text, whether it asks what something is, the first subject, and the owner of each owned thing."""
+    """The roles in a text, whether it asks what something is, its subjects, and the owner of each owned thing.
+
+    `clauses` has the subjects of subordinate clauses.
+    """
 
     roles: frozenset[str]
     states: bool
     subject: str
+    clauses: frozenset[str]
     owners: Mapping[str, str]
 
 
@@ -65,6 +85,8 @@ def persons_are_exchanged(question: str, other: str) -> bool:
         return True
     if ours.subject and theirs.subject and ours.subject != theirs.subject:
         return True
+    if ours.clauses and theirs.clauses and ours.clauses.isdisjoint(theirs.clauses):
+        return True  # `Zahle ich, wenn ich storniere?` and `Zahle ich, wenn Sie stornieren?`
     return all(_ADDRESSEES & each.roles for each in (ours, theirs)) and any(
         "user" in one.roles - other.roles and "user as object" in other.roles - one.roles
         for one, other in ((ours, theirs), (theirs, ours))
@@ -81,7 +103,19 @@ def _persons(text: str) -> _Persons:
     roles = [roles_by_word.get(token, "") for token in tokens]
     owners = {later[:_STEM]: role for role, later in zip(roles, [*tokens[1:], ""], strict=True) if role.endswith("'s")}
     subject = next((role for role in roles if role in ("user", "addressee")), "")
-    return _Persons(frozenset(roles) - {""}, not _STATES.isdisjoint(tokens), subject, owners)
+    clauses = _clause_subjects(tokens, roles, language)
+    return _Persons(frozenset(roles) - {""}, not _STATES.isdisjoint(tokens), subject, clauses, owners)
+
+
+def _clause_subjects(tokens: Sequence[str], roles: Sequence[str], language: str) -> frozenset[str]:
+    """Return the roles after conjunctions, of pronouns or of verbs without them."""
+    conjunctions, ending = _CONJUNCTIONS.get(language, "").split(), _ENDINGS.get(language)
+    subjects = set[str]()
+    for before, word, role in zip(tokens, tokens[1:], roles[1:], strict=False):
+        if before in conjunctions:
+            verb = re.fullmatch(ending, word) if ending and not role else None
+            subjects.add((verb.lastgroup or "") if verb else role.removesuffix("'s"))
+    return frozenset(subjects & {"user", "addressee"})
 
 
 def _chinese_words(text: str) -> list[str]:

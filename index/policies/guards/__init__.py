@@ -61,6 +61,10 @@ def _differ(differs: Callable[[str, str], bool], question: str, cached_question:
     return differs(question, cached_question)
 
 
+def _roles_differ(question: str, cached_question: str) -> bool:
+    return roles_differ(question, cached_question) or voices_differ(question, cached_question)
+
+
 GUARDS = (
     Guard("numbers", "other numbers", numbers_differ, "World War II and World War III"),
     Guard("units", "other units", units_differ, "10 miles and 10 kilometres"),
@@ -91,21 +95,16 @@ GUARDS = (
     Guard(
         "roles",
         "subject and object exchanged",
-        roles_differ,
-        "who beat Brazil and who did Brazil beat; replace butter with oil and substitute butter for oil",
-    ),
-    Guard(
-        "voice",
-        "done by the user, and done to the user",
-        voices_differ,
-        "how do I pay and how do I get paid; what do drivers pay and what do drivers earn, but not *how do I register* and"
-        " *how do I get registered*",
+        _roles_differ,
+        "who beat Brazil and who did Brazil beat; replace butter with oil and substitute butter for oil; how do I pay and how"
+        " do I get paid, but not *how do I register* and *how do I get registered*",
     ),
     Guard(
         "persons",
         "the user exchanged with the addressee or a third person",
         persons_differ,
-        "can I pay the vet and can you pay the vet, but not *how do I boil an egg* and *how do you boil an egg*;"
+        "can I pay the vet and can you pay the vet, or .. if I cancel and .. if you cancel, but not *how do I boil an egg*"
+        " and *how do you boil an egg*;"
         " can the driver lend me a pump and can I lend the driver a pump",
     ),
     Guard("time", "other times", time_differs, "open on Monday and open on Sunday; today, and no time"),

@@ -6,6 +6,7 @@ In `how do you boil an egg`, *you* is anybody, and the question equals `how do I
 import re
 from dataclasses import dataclass
 
+from kvproxy.index.policies.guards.clause_persons import AUXILIARIES, DEFINITE, FIRST, clause_persons_differ
 from kvproxy.index.policies.guards.words import FUNCTION_WORDS, base_forms, cached_by_text, words
 
 _FRAME = re.compile(
@@ -13,14 +14,13 @@ _FRAME = re.compile(
     r"(?:tell|explain|show|help|teach|advise|remind|inform)(?: to)? (?:me|us)"
     r"|do you (?:know|think|have (?:any|an) idea)|(?:i|we)(?: would|'d) like to know|(?:i|we) (?:want|need) to know)\b"
 )
-_AUXILIARIES = r"(?:can|could|do|does|did|will|would|should|shall|must|may|might|am|are|was|were|have|had)"
 _ASKING = "how (?:long|often|soon|quickly|fast|much|many)|how|where|why|what|which|who|when"
 _ADVERBS = (
     "(?: (?:not|also|still|already|just|even|ever|really|actually|usually|normally|typically|always|personally))*"
 )
 _SUBJECT = re.compile(
     rf"(?:\b(?P<asking>{_ASKING})\b(?! (?:if|to)\b)[^.;!?]*?)?"
-    rf"\b(?P<auxiliary>{_AUXILIARIES})(?:n?'t| not)? (?P<subject>i|we|you){_ADVERBS} (?P<verb>[\w']+)(?P<rest>.*)"
+    rf"\b(?P<auxiliary>{AUXILIARIES})(?:n?'t| not)? (?P<subject>i|we|you){_ADVERBS} (?P<verb>[\w']+)(?P<rest>.*)"
     rf"|\b(?P<infinitive>how to) (?P<its_verb>[\w']+)(?P<its_rest>.*)"
 )
 _SHORT_SUBJECT = r"(?:(?:the|a|an|my|our|your) )?[\w'-]+"
@@ -28,16 +28,14 @@ _AUXILIARY_PHRASES = (
     (re.compile(rf"\b(?:am|are|is) ({_SHORT_SUBJECT}) able to\b"), r"can \1"),
     (re.compile(rf"\b(?:am|are|is) ({_SHORT_SUBJECT}) going to (?=\w)"), r"will \1 "),
 )
-_FIRST = re.compile(r"\b(?:i|we|me|(?<!\bthe )us|my|mine|our|ours|myself|ourselves)\b")
 _OBJECT = re.compile(r"\b(?:me|(?<!\bthe )us|myself|ourselves)\b")
-_THIRD_CLAUSE = re.compile(rf"\b(?:{_AUXILIARIES}|is|has) (?!(?:i|we|you)\b)(?P<clause>[^,.;!?]+)")
+_THIRD_CLAUSE = re.compile(rf"\b(?:{AUXILIARIES}|is|has) (?!(?:i|we|you)\b)(?P<clause>[^,.;!?]+)")
 _SECOND = re.compile(r"^[^.;!?]*\b(?:(?<!\bthank )(?<!\blove )you|your|yours|yourself|yourselves)\b")
 # With these, `you` is the addressee: `will you ship it`. `Are you allowed to` asks for a rule.
 _ADDRESSING = frozenset("did will have had are were was may shall".split())
 _RULE = re.compile(r"(?:allowed|required|obliged|supposed|able|permitted|entitled|expected|meant)$")
 _BE = frozenset("am are was were".split())
 _NECESSITY = frozenset("need have want".split())
-_DEFINITE = re.compile(r"^(?: (?:to \w+|for|up|out|off|down|back|over))* the \w+(?! of\b)")
 # `how will you know that it is ripe`, `where can you buy stamps`
 _ADVICE = frozenset("how where why which who".split())
 # With these, `you` is the business: `can you send a technician`, `which documents do you send`, `how much do you pay`.
@@ -75,6 +73,8 @@ def persons_differ(question: str, cached_question: str) -> bool:
         return True
     if _does_to_user(question, cached_question) or _does_to_user(cached_question, question):
         return True
+    if clause_persons_differ(_plain(question), _plain(cached_question)):
+        return True
     ours, theirs = _main_clause(question), _main_clause(cached_question)
     if ours is None or theirs is None or base_forms(ours.verb).isdisjoint(base_forms(theirs.verb)):
         return False
@@ -89,7 +89,7 @@ def persons_differ(question: str, cached_question: str) -> bool:
 def _is_about_named_user(own: str, other: str) -> bool:
     """Whether only one text is the user's own: `I am Ann Lee, what is my limit?`, `What is the limit of Ann Lee?`"""
     match = _INTRODUCTION.search(own)
-    if match is None or _FIRST.search(other.lower()):
+    if match is None or FIRST.search(other.lower()):
         return False
     name = " ".join(words(match["name"] or match["given"] or match["typed"]))
     known = " ".join(word.removesuffix("'s") for word in words(other))
@@ -107,7 +107,7 @@ def _does_to_user(other: str, own: str) -> bool:
     place = next((place for place, word in enumerate(theirs) if base_forms(word) & base_forms(ours.verb)), 0)
     subject, rest = theirs[:place], " ".join(theirs[place + 1 :])
     named = {word.removesuffix("'s") for word in re.findall(r"[\w'-]+", ours.rest)}
-    return bool(subject) and subject[-1] in named - FUNCTION_WORDS and _FIRST.search(rest) is not None
+    return bool(subject) and subject[-1] in named - FUNCTION_WORDS and FIRST.search(rest) is not None
 
 
 def _plain(text: str) -> str:
@@ -135,7 +135,7 @@ def _is_requirement(clause: _Clause) -> bool:
 
 def _may_be_anybody(clause: _Clause) -> bool:
     """Whether `you` may stand for anybody, as in `can you freeze rice`."""
-    if _FIRST.search(clause.text) or _DEALINGS.search(clause.rest):
+    if FIRST.search(clause.text) or _DEALINGS.search(clause.rest):
         return False
     if clause.auxiliary in _ADDRESSING and not (clause.auxiliary == "will" and clause.asking == "how"):
         return clause.auxiliary == "are" and _RULE.match(clause.verb) is not None
@@ -145,4 +145,4 @@ def _may_be_anybody(clause: _Clause) -> bool:
         return True
     if clause.auxiliary == "do" and clause.verb not in _NECESSITY and not clause.asking:
         return False
-    return _DEFINITE.search(clause.rest) is None
+    return DEFINITE.search(clause.rest) is None

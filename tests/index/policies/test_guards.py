@@ -72,7 +72,7 @@ signs: Is it 👍 ~ Is it 👎; schön ~ schon; a & b ~ a | b; what is a*b ~ wha
 nouns: Who tunes the violin ~ Who tunes the guitar; a gallon of paint ~ a litre of paint; do otters bite ~ do beavers bite
 grammar: Is it open ~ was it open; my limit ~ your limit; must I park here ~ may I park here; before it ends ~ after it ends;
     do all dogs bite ~ do some dogs bite; can she read my text ~ can I read her text; is it being done ~ has it been done
-voice: How do I pay faster? ~ How do I get paid faster?; what do tutors pay ~ what do tutors earn; Am I called ~ Do I call;
+roles: How do I pay faster? ~ How do I get paid faster?; what do tutors pay ~ what do tutors earn; Am I called ~ Do I call;
 persons: Can I pay the vet? ~ Can you pay the vet?; How do I pay claims? ~ How do you pay claims?;
     How long can I keep my data? ~ How long do you keep my data?; Why can't I see it? ~ Why can't you see it, I paid?;
     Can I visit you? ~ Can you visit me?; When will I ship it? ~ When will you ship it?;
@@ -119,7 +119,7 @@ signs: Is it 👍 ~ Is it so; schön ~ scho\u0308n; a & b ~ a and b; schön ~ gu
 nouns: Who tunes the violin ~ Who tunes violins; is the car new ~ is the automobile new; buy a flute ~ play a flute
 grammar: How can I park ~ How should I park; How do you park ~ How do I park; is the shop open ~ was a bank near;
     may I park ~ can I park; do I have to park ~ must I park; is there any bread ~ is there some bread
-voice: How do I register? ~ How do I get registered?; Do I pay a fee? ~ Am I charged a fee?; I get paid ~ I am paid;
+roles: How do I register? ~ How do I get registered?; Do I pay a fee? ~ Am I charged a fee?; I get paid ~ I am paid;
 persons: How do I boil an egg? ~ How do you boil an egg?; Can I freeze rice? ~ Can you freeze rice?;
     Can I use my phone on board? ~ Can you use your phone on board?; Are you allowed to swim? ~ Am I allowed to swim?;
     Can you tell me how I pay? ~ How do I pay?; What do you need for my claim? ~ What do I need for my claim?;

@@ -12,13 +12,24 @@ from functools import lru_cache
 import numpy as np
 
 from kvproxy.index.policies.guards.fillers import without_fillers
+from kvproxy.index.policies.guards.words import FUNCTION_WORDS, NEGATION, REQUEST_VERBS, words
 from kvproxy.index.policies.policy import Limits, Neighbour, Policy
 from kvproxy.index.policies.wording import are_equal_wordings
-from kvproxy.index.search.earlier_statements import has_content, is_question, statements_of, states_facts
+from kvproxy.index.search.earlier_statements import (
+    SMALL_TALK,
+    has_content,
+    is_question,
+    statements_of,
+    states_facts,
+)
 from kvproxy.index.search.statement_roles import exchange_order
 
 _UNIT_END = re.compile(r"(?<=[.?!;:。？！：])[\"'”’)\]}]*,?\s+|\n+|(?<=>)(?=\w)|(?=</)|(?<=\",) ")
 _LABEL = re.compile(r"\W*[\w ]{1,20}:\s")
+# Words of an opening such as `Please tell me:`. `Explain:` and `List:` ask for other answers.
+_OPENING_WORDS = ((FUNCTION_WORDS | SMALL_TALK) - REQUEST_VERBS - NEGATION) | frozenset(
+    "tell help answer query following want need i'd".split()
+)
 _MIN_SHARED_BYTES = 40
 _MAX_DECISIONS = 3
 
@@ -100,6 +111,10 @@ def _statements(message: str) -> str:
 
 @lru_cache(maxsize=512)
 def _units(message: str) -> tuple[str, ...]:
-    """Return the sentences, lines, and labels of a message, without small talk."""
+    """Return the sentences, lines, and labels of a message, without small talk and openings."""
     found = (" ".join(unit.split()) for unit in _UNIT_END.split(without_fillers(message)))
-    return tuple(unit for unit in found if unit and has_content(unit)) or (message,)
+    return tuple(unit for unit in found if unit and has_content(unit) and not _is_opening(unit)) or (message,)
+
+
+def _is_opening(unit: str) -> bool:
+    return unit.endswith(":") and _OPENING_WORDS.issuperset(words(unit)) and not any(map(str.isdigit, unit))

@@ -16,6 +16,7 @@ _OPENING = re.compile(
     r"|(?:(?:on )?(?:an?|one|another)? ?(?:(?:more|other|last|final|different|separate|unrelated|new) )+"
     r"(?:question|thing|topic|subject|note)|another (?:question|thing)|(?:totally |completely )?(?:unrelated|off[- ]topic)"
     r"|before i (?:go|forget)|while i(?:'m here|'m at it|'ve got you))(?=\s*[,.:;!–—-])"
+    r"|(?:(?:(?:can|could|would) you )?(?:please )?(?:help me with|answer) (?:this|the following)(?: question)?|query)(?=\s*:)"
     r"|(?:i(?: am|'m| was) )?just (?:wondering|curious)"
     r"|i(?: am|'m| was) (?:wondering|curious)|(?:just )?(?:wondering|curious|checking|asking)|btw|by the way|please|pls|plz)"
     + r"(?:(?=[\s,.!:;?–—-]))" + _BREAK,

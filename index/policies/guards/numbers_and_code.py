@@ -26,21 +26,35 @@ def _has_number_one(text: str, other: str) -> bool:
 
 
 _NUMBER_WORD = re.compile(rf"\b(?:{'|'.join(sorted(NUMBER_WORDS, key=len, reverse=True))})\b", re.IGNORECASE)
-_WEEKS = re.compile(r"\b(\d{1,18})([ -])weeks?\b", re.IGNORECASE)
+_ONES = {word: number for number, word in enumerate("one two three four five six seven eight nine".split(), 1)}
+_TENS = re.compile(
+    rf"\b(twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety)[ -]({'|'.join(_ONES)})\b", re.IGNORECASE
+)
+_ORDINALS = {"1st": "first", "2nd": "second", "3rd": "third", "4th": "fourth", "5th": "fifth"}
+_ORDINAL = re.compile(rf"\b(?:{'|'.join(_ORDINALS)})\b", re.IGNORECASE)
+_ONE_PERIOD = re.compile(r"\bone(?=[ -](?:hour|day|week|month|year)\b)", re.IGNORECASE)
+_PERIOD = re.compile(r"(?<![.,])\b(\d{1,18})([ -])(hour|week|month)s?\b", re.IGNORECASE)
+_PERIODS = {"hour": ("days", 1, 24), "week": ("days", 7, 1), "month": ("years", 1, 12)}
 
 
 @cached_by_text
-def _with_days(text: str) -> str:
-    """Return a text with weeks as days: `14 days` for `two weeks`."""
-    if "week" not in text.lower():
-        return text
-    digits = _NUMBER_WORD.sub(lambda word: NUMBER_WORDS[word[0].lower()], text)
-    return _WEEKS.sub(lambda weeks: f"{7 * int(weeks[1])}{weeks[2]}days", digits) if _WEEKS.search(digits) else text
+def with_plain_numbers(text: str) -> str:
+    """Return a text with digits for number words, days for weeks and for 24 hours, and years for 12 months."""
+    text = _TENS.sub(lambda match: str(int(NUMBER_WORDS[match[1].lower()]) + _ONES[match[2].lower()]), text)
+    text = _ORDINAL.sub(lambda ordinal: _ORDINALS[ordinal[0].lower()], text)
+    text = _ONE_PERIOD.sub("1", text)
+    return _PERIOD.sub(_plain_period, _NUMBER_WORD.sub(lambda word: NUMBER_WORDS[word[0].lower()], text))
+
+
+def _plain_period(period: re.Match[str]) -> str:
+    unit, factor, divisor = _PERIODS[period[3].lower()]
+    number, rest = divmod(factor * int(period[1]), divisor)
+    return period[0] if rest else f"{number}{period[2]}{unit}"
 
 
 @cached_by_text
 def _numbers(text: str) -> Counter[str]:
-    text = _with_days(text)
+    text = with_plain_numbers(text)
     numbers = Counter(map(normalize_number, NUMBER.findall(text)))
     numbers += Counter(ROMAN[word] for word in WORD.findall(text) if word in ROMAN)
     return numbers + Counter(NUMBER_WORDS[word] for word in words(text) if word in NUMBER_WORDS)
@@ -66,7 +80,7 @@ def _percents(text: str) -> set[str]:
 
 @cached_by_text
 def _units(text: str) -> set[str]:
-    units = (after or before for after, before in _MEASURE.findall(_with_days(text).lower()))
+    units = (after or before for after, before in _MEASURE.findall(with_plain_numbers(text).lower()))
     return {UNITS[unit] for unit in units if unit in UNITS}
 
 

@@ -70,9 +70,9 @@ FUNCTION_WORDS = REQUEST_VERBS | frozenset(
 )
 NUMBER_WORDS = {word: str(number) for number, word in enumerate(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen"
-    " nineteen twenty".split()) if word != "one"} | {"thirty": "30", "forty": "40", "fifty": "50", "hundred": "100",
-    "thousand": "1000", "million": "1000000"} | {word: word for word in
-    "first second third fourth fifth half double twice".split()}  # fmt: skip
+    " nineteen twenty".split()) if word != "one"} | {"thirty": "30", "forty": "40", "fifty": "50", "sixty": "60",
+    "seventy": "70", "eighty": "80", "ninety": "90", "hundred": "100", "thousand": "1000", "million": "1000000"} | {
+    word: word for word in "first second third fourth fifth half double twice".split()}  # fmt: skip
 ROMAN = {"II": "2", "III": "3", "IV": "4", "VI": "6", "VII": "7", "VIII": "8", "IX": "9"}
 NEGATION = frozenset(
     "not no never none nothing nobody nowhere without cannot neither nor hardly except unless isn't aren't wasn't weren't don't"

@@ -5,6 +5,7 @@ True (equal), False (different), or None (undecided).
 """
 
 import re
+import string
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
@@ -12,7 +13,7 @@ from kvproxy.index.models.verifier.multilingual import is_surely_english
 from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.guards.negation_and_opposites import opposite_words
 from kvproxy.index.policies.guards.noun_kinds import are_of_one_kind, meanings
-from kvproxy.index.policies.guards.numbers_and_code import code_tokens, normalize_number
+from kvproxy.index.policies.guards.numbers_and_code import code_tokens, normalize_number, with_plain_numbers
 from kvproxy.index.policies.guards.relations import roles_are_exchanged
 from kvproxy.index.policies.guards.words import (
     FUNCTION_WORDS,
@@ -28,15 +29,19 @@ from kvproxy.index.policies.learned.answer_classes import a_few_words_differ
 from kvproxy.index.policies.learned.polite_phrases import without_polite_phrases
 
 MIN_EQUAL_COSINE, _MAX_DIFFERENT_COSINE = 0.65, 0.4
-_MIN_EQUAL_OVERLAP, _MAX_DIFFERENT_OVERLAP = 0.4, 0.3
+_MIN_EQUAL_OVERLAP = 0.4
 _MIN_EQUAL_COSINE_OF_OTHER_LANGUAGES, _MAX_DIFFERENT_COSINE_OF_OTHER_LANGUAGES = 0.9, 0.6
 _MAX_UNRELATED_OVERLAP, _MIN_SIMILAR_OVERLAP = 0.1, 0.8  # The cosine is then low or high.
 _MAX_EMBEDDED = 400  # Characters.
-_COPY_RATIO = 0.75
+_COPY_RATIO, _PART_RATIO = 0.75, 0.65
 _MAX_SHORT = 6  # Content words.
 _MAX_COMPARED = 2000  # Characters.
 _RANGE = re.compile(r"(\d)\s*[-–]\s*(?=\d)")
 _FENCE = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
+_SIGN = re.compile(r"[%$€£₹]")
+_NO_CENTS = re.compile(r"\.00$")
+_NO_UNITS = FUNCTION_WORDS | set(string.ascii_lowercase)
+_ADDRESS = re.compile(r"https?://\S+|[\w.+-]{1,64}@\S+|\b\w{1,63}(?:\.\w{1,63})+")
 _ATOM = re.compile(r"[\w~-]*\w")
 _CONDITIONS = {
     word: group.split()[0]
@@ -68,9 +73,9 @@ class AnswerFacts:
 def answer_facts(text: str) -> AnswerFacts:
     plain = _RANGE.sub(r"\1 ", text.replace("’", "'"))
     tokens = words(plain)
-    numbers = set(map(normalize_number, NUMBER.findall(plain)))
+    numbers = {_NO_CENTS.sub("", normalize_number(number)) for number in NUMBER.findall(plain)}
     numbers |= {NUMBER_WORDS[word] for word in tokens if word in NUMBER_WORDS}
-    units = {UNITS[word] for word in tokens if word in UNITS and len(word) > 1}
+    units = {UNITS[word] for word in (*tokens, *_SIGN.findall(plain)) if word in UNITS and word not in _NO_UNITS}
     conditions = {_CONDITIONS[word] for word in tokens if word in _CONDITIONS}
     content = {word.removesuffix("'s") for word in tokens} - FUNCTION_WORDS - NEGATION - NUMBER_WORDS.keys()
     code = {atom for span in code_tokens(text) | set(_FENCE.findall(text)) for atom in _ATOM.findall(span)}
@@ -81,7 +86,7 @@ def answer_facts(text: str) -> AnswerFacts:
         frozenset(code),
         frozenset(content - UNITS.keys()),
         frozenset(conditions),
-        bool(NEGATION & set(tokens)),
+        bool((NEGATION - _CONDITIONS.keys()) & set(tokens)),
         "" if polarity is None else polarity[1].lower(),
     )
 
@@ -124,11 +129,12 @@ def embedded_part(answer: str) -> str:
 def compare_words(one: str, other: str, min_cosine: float = MIN_EQUAL_COSINE) -> WordVerdicts:
     """Return the verdicts of `answers_equal` for all cosines."""
     one, other = without_polite_phrases(one), without_polite_phrases(other)
-    if not (is_surely_english(one) and is_surely_english(other)):
+    if not all(is_surely_english(_ADDRESS.sub("", answer)) for answer in (one, other)):
         least = max(min_cosine, _MIN_EQUAL_COSINE_OF_OTHER_LANGUAGES)
         equal = not a_few_words_differ(one, other)
-        low = None if _has_equal_numbers(answer_facts(one), answer_facts(other)) else False
+        low = None if _share_numbers(answer_facts(one), answer_facts(other)) else False
         return WordVerdicts(low, None, equal, _MAX_DIFFERENT_COSINE_OF_OTHER_LANGUAGES, least)
+    one, other = with_plain_numbers(one), with_plain_numbers(other)
     if _contradict(one, other):
         return WordVerdicts(False, False, False)
     ours, theirs = answer_facts(one), answer_facts(other)
@@ -136,22 +142,34 @@ def compare_words(one: str, other: str, min_cosine: float = MIN_EQUAL_COSINE) ->
     shared = 1 - len(alone) / max(1, len(ours.content)), 1 - len(also_alone) / max(1, len(theirs.content))
     # A short answer may have only the fact of a longer one: *14 days.*
     may_be_part = (
-        _has_equal_numbers(ours, theirs) or _is_part(ours, theirs, alone) or _is_part(theirs, ours, also_alone)
+        _share_numbers(ours, theirs) or _is_part(ours, theirs, alone) or _is_part(theirs, ours, also_alone)
     )
-    if max(shared) < _MAX_UNRELATED_OVERLAP and not may_be_part:
-        return WordVerdicts(False, False, False)
     is_short = max(len(ours.content), len(theirs.content)) <= _MAX_SHORT
+    if is_short and _state_other_quantity(ours, theirs):
+        return WordVerdicts(False, False, False)
+    # Short answers may share no word: *It works offline*, *You need no connection*.
+    if max(shared) < _MAX_UNRELATED_OVERLAP and not (may_be_part or is_short):
+        return WordVerdicts(False, False, False)
     equal_facts = _facts_equal(one, other, alone, also_alone, is_short=is_short)
     high = None if equal_facts and min(shared) < _MIN_EQUAL_OVERLAP else equal_facts
     if equal_facts is False or (min(shared) >= _MIN_SIMILAR_OVERLAP and not is_short):
         return WordVerdicts(high, high, high)
     low = None if may_be_part else False
-    medium = low if max(shared) < _MAX_DIFFERENT_OVERLAP else None
-    return WordVerdicts(low, medium, high, _MAX_DIFFERENT_COSINE, min_cosine)
+    return WordVerdicts(low, None, high, _MAX_DIFFERENT_COSINE, min_cosine)
 
 
-def _has_equal_numbers(ours: AnswerFacts, theirs: AnswerFacts) -> bool:
-    return bool(ours.numbers) and (ours.numbers, ours.units) == (theirs.numbers, theirs.units)
+def _share_numbers(ours: AnswerFacts, theirs: AnswerFacts) -> bool:
+    """Whether one answer has numbers, the other one has all of them, and both share a unit unless one has none."""
+    fewer, more = sorted((ours.numbers, theirs.numbers), key=len)
+    is_same_unit = not (ours.units and theirs.units) or not ours.units.isdisjoint(theirs.units)
+    return bool(fewer) and fewer <= more and is_same_unit
+
+
+def _state_other_quantity(ours: AnswerFacts, theirs: AnswerFacts) -> bool:
+    """Whether both answers state one number with the same unit, but not the same number."""
+    return len(ours.numbers) == len(theirs.numbers) == len(ours.units) == 1 and (
+        ours.units == theirs.units and ours.numbers != theirs.numbers
+    )
 
 
 def _is_part(short: AnswerFacts, long: AnswerFacts, alone: list[str]) -> bool:
@@ -161,11 +179,12 @@ def _is_part(short: AnswerFacts, long: AnswerFacts, alone: list[str]) -> bool:
 
 def _facts_equal(one: str, other: str, alone: list[str], also_alone: list[str], *, is_short: bool) -> bool | None:
     ours, theirs = answer_facts(one), answer_facts(other)
-    is_copy = _is_near_copy(one, other) or (is_short and len(alone) == len(also_alone) == 1)
+    has_replaced_word = is_short and len(alone) == len(also_alone) == 1
+    is_copy = has_replaced_word or _is_near_copy(one, other, _COPY_RATIO)
     has_conflict = _conflict(alone, also_alone)
-    if is_copy and (
-        has_conflict or _facts_are_replaced(ours, theirs) or any(guard.vetoes(one, other) for guard in GUARDS)
-    ):
+    if is_copy and (has_conflict or _facts_are_replaced(ours, theirs)):
+        return False
+    if is_copy and _is_near_copy(one, other, _PART_RATIO) and any(guard.vetoes(one, other) for guard in GUARDS):
         return False
     if has_conflict or ours.compared != theirs.compared or _missing(ours.code, other) or _missing(theirs.code, one):
         return None
@@ -183,12 +202,12 @@ def _contradict(one: str, other: str) -> bool:
     return ours is not None and theirs is not None and ours[1].lower() != theirs[1].lower()
 
 
-def _is_near_copy(one: str, other: str) -> bool:
+def _is_near_copy(one: str, other: str, least: float) -> bool:
     if max(len(one), len(other)) > _MAX_COMPARED:
         return False
     matcher = SequenceMatcher(None, words(one), words(other), autojunk=False)
     # The quick ratio is an upper bound.
-    return matcher.quick_ratio() >= _COPY_RATIO and matcher.ratio() >= _COPY_RATIO
+    return matcher.quick_ratio() >= least and matcher.ratio() >= least
 
 
 def _words_are_reordered(one: str, other: str) -> bool:

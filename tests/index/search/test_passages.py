@@ -196,6 +196,35 @@ def test_only_differing_sentences_are_compared(message: str, stored: str, allowe
 
 
 @pytest.mark.parametrize(
+    "opening",
+    [
+        "Please tell me:",
+        "Quick question:",
+        "Question:",
+        "Query:",
+        "Can you help me with this:",
+        "Could you please answer this question:",
+        "Hello team, I'd like to know:",
+        "One thing I want to ask:",
+        "Tell me:\n",
+    ],
+)
+def test_an_opening_with_a_colon_is_no_label(opening: str) -> None:
+    question = "how many seats does the Pro plan include?"
+    message, stored = f"{opening} {question}", f"Hello, {question} Thanks!"
+    assert shared(message).allows(stored)
+    assert shared(stored).allows(message)
+    assert not shared(f"{opening} {FACT} {question}").allows(f"{FACT} Is it a lot?")
+
+
+@pytest.mark.parametrize("label", ["Summarise:", "Explain this:", "List:", "Not this:", "Plan 2:", "Review:"])
+def test_a_label_that_changes_the_answer_is_compared(label: str) -> None:
+    question = "how many seats does the Pro plan include?"
+    assert not shared(f"{label} {question}").allows(question)
+    assert not shared(question).allows(f"{label} {question}")
+
+
+@pytest.mark.parametrize(
     ("one", "other"),
     [
         ("Exchanges are allowed, refunds are not.", "Refunds are allowed, exchanges are not."),

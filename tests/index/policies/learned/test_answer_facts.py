@@ -1,8 +1,54 @@
 """Comparisons of the facts of two answers."""
 
+import json
+from collections import Counter
+from itertools import combinations, product
+from pathlib import Path
+
 import pytest
 
+from kvproxy.index.models.embedder import load_embedder
 from kvproxy.index.policies.learned.answer_facts import answers_equal, compare_words, embedded_part
+
+_DATA = Path(__file__).parents[2] / "data"
+
+
+def test_other_wordings_are_not_different_and_changed_facts_rarely_equal() -> None:
+    embedder = load_embedder()
+    same, changed = Counter[bool | None](), Counter[bool | None]()
+    for name in ("answer_wordings.jsonl", "short_answers.jsonl"):
+        for row in map(json.loads, (_DATA / name).read_text().splitlines()):
+            texts = [*row["same"], *row["changed"]]
+            vectors = dict(zip(texts, embedder.embed(texts), strict=True))
+            for counts, pairs in ((same, combinations(row["same"], 2)), (changed, product(row["same"], row["changed"]))):
+                for one, other in pairs:
+                    counts[answers_equal(one, other, float(vectors[one] @ vectors[other]))] += 1
+    assert (same.total(), changed.total()) == (420, 639)
+    assert same[False] == 0
+    assert same[True] >= 80
+    assert changed[True] <= 20
+    assert changed[False] >= 165
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        ("Refunds take 2 weeks after we receive the item.", "Refunds take 14 days after we receive the item.", True),
+        ("Refunds take 3 weeks after we receive the item.", "Refunds take 14 days after we receive the item.", False),
+        ("The warranty lasts 24 months from the purchase.", "The warranty lasts two years from the purchase.", True),
+        ("The plan includes twenty-five seats.", "The plan includes 25 seats.", True),
+        ("The plan includes twenty-five seats.", "The plan includes 35 seats.", False),
+        ("Shipping costs $5.", "Shipping costs 5 dollars.", True),
+        ("Shipping costs $5.00.", "Shipping costs 5 euros.", False),
+        ("Rent is due on the 1st.", "Rent is due on the first.", True),
+        ("Refunds take 14 days after they reach us.", "Your money is back in 30 days.", False),
+        ("The app works offline.", "You need no connection to use it.", None),
+        ("Write to billing@acme.com.", "Write to sales@acme.com.", None),
+    ],
+)
+def test_quantities_are_compared_in_plain_numbers(one: str, other: str, equal: bool | None) -> None:
+    assert answers_equal(one, other, 0.9) is equal
+    assert answers_equal(other, one, 0.9) is equal
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from kvproxy.apis.api import ApiName
+from kvproxy.apis.api_request import PUBLIC_TENANT
 from kvproxy.commands.formatting import Formatted, local_time, one_line, quoted
 from kvproxy.commands.options import ApiKey, JournalOptions, completion_of
 from kvproxy.commands.output import Output, print_facts, print_text
@@ -209,7 +210,7 @@ def _print_explanation(explanation: "RequestExplanation", layout: Layout) -> Non
         print_text(_closest_request_sentence(explanation.closest))
     # The response to an equal request is served, whatever its neighbours are.
     if explanation.layer != "exact":
-        _print_semantic(semantic, layout)
+        _print_semantic(explanation, layout)
     if prefix is None:
         print_text("prefix     unknown: the upstream manages its cache, and reports reuse only with its answer")
     else:
@@ -235,7 +236,8 @@ def _route_text(route: "ModelRoute") -> str:
     return f"{name}{alias}, at {' or '.join(route.upstreams)}{fallbacks}"
 
 
-def _print_semantic(semantic: "SemanticExplanation", layout: Layout) -> None:
+def _print_semantic(explanation: "RequestExplanation", layout: Layout) -> None:
+    semantic = explanation.semantic
     if semantic.learned:
         print_text("\n".join(learned_policy_lines(semantic.learned, beside=semantic.question is not None)))
     if semantic.reason:
@@ -243,6 +245,10 @@ def _print_semantic(semantic: "SemanticExplanation", layout: Layout) -> None:
     elif not semantic.neighbours:
         passages = "passages, " if semantic.question else ""
         print_text(f"similar    no stored question of the same tenant, model, system prompt, {passages}settings")
+        if explanation.tenant == PUBLIC_TENANT:
+            print_text(
+                "           requests without an API key have this tenant: if clients send a key, give it with --api-key"
+            )
         print_text("           give all settings that clients send, such as --temperature or --max-tokens")
     if semantic.neighbours:
         start = _shared_beginning([neighbour.prompt for neighbour in semantic.neighbours])

@@ -23,7 +23,9 @@ _LISTED_PAIRS = 10
 
 
 def calibrate(
-    pairs: Annotated[Path | None, Argument(help='JSON lines {"a", "b", "same"}, may end in .gz; - is stdin.')] = None,
+    pairs: Annotated[
+        Path | None, Argument(help='JSON lines {"a", "b", "same"}; b is stored; .gz or - (stdin) too.')
+    ] = None,
     target_error: Annotated[float, Option(help="Maximum share of wrong hits.", min=0.0, max=1.0)] = 0.05,
     embedder: Annotated[str | None, Option(help="Embedder, as in serve.")] = None,
     verifier: Annotated[str | None, Option(help="Verifier, as in serve; none skips the policy checked.")] = None,
@@ -37,7 +39,8 @@ def calibrate(
     """Measure semantic policies on your own questions.
 
     With labelled pairs it reports hits and wrong hits for each minimum score, and recommends one. The score of the policy
-    `threshold` is the cosine similarity; the score of the policy `checked` is the verifier's probability.
+    `threshold` is the cosine similarity; the score of the policy `checked` is the verifier's probability. The question `b` of
+    a pair is the stored one, and `a` arrives; the decision can depend on this order.
 
     With --stream it replays questions in order, and reports the hit rate and the wrong hits of the policies `learned` and
     `checked`, and of the fixed threshold that was best in hindsight.

@@ -209,6 +209,9 @@ def test_the_api_key_selects_the_tenant(demo: Demo) -> None:
     assert re.search(r"tenant +public", public)
     assert "Another tenant" in public
     assert "another tenant" not in kvproxy("explain", "Nobody asked this?", url=url).stdout
+    reworded, hint = ("explain", "Which key does a tenant have?", "--temperature", "0.3"), "give it with --api-key"
+    assert hint in kvproxy(*reworded, url=url).stdout
+    assert hint not in kvproxy(*reworded, "--api-key", "own", url=url).stdout
 
 
 SAID = [{"role": "user", "content": "What is an API?"}]

@@ -141,9 +141,7 @@ def compare_words(one: str, other: str, min_cosine: float = MIN_EQUAL_COSINE) ->
     alone, also_alone = _unmatched(ours.content, theirs.content), _unmatched(theirs.content, ours.content)
     shared = 1 - len(alone) / max(1, len(ours.content)), 1 - len(also_alone) / max(1, len(theirs.content))
     # A short answer may have only the fact of a longer one: *14 days.*
-    may_be_part = (
-        _share_numbers(ours, theirs) or _is_part(ours, theirs, alone) or _is_part(theirs, ours, also_alone)
-    )
+    may_be_part = _share_numbers(ours, theirs) or _is_part(ours, theirs, alone) or _is_part(theirs, ours, also_alone)
     is_short = max(len(ours.content), len(theirs.content)) <= _MAX_SHORT
     if is_short and _state_other_quantity(ours, theirs):
         return WordVerdicts(False, False, False)

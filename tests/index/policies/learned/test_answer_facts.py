@@ -20,7 +20,10 @@ def test_other_wordings_are_not_different_and_changed_facts_rarely_equal() -> No
         for row in map(json.loads, (_DATA / name).read_text().splitlines()):
             texts = [*row["same"], *row["changed"]]
             vectors = dict(zip(texts, embedder.embed(texts), strict=True))
-            for counts, pairs in ((same, combinations(row["same"], 2)), (changed, product(row["same"], row["changed"]))):
+            for counts, pairs in (
+                (same, combinations(row["same"], 2)),
+                (changed, product(row["same"], row["changed"])),
+            ):
                 for one, other in pairs:
                     counts[answers_equal(one, other, float(vectors[one] @ vectors[other]))] += 1
     assert (same.total(), changed.total()) == (420, 639)

@@ -157,7 +157,7 @@ def compare_words(one: str, other: str, min_cosine: float = MIN_EQUAL_COSINE) ->
 
 
 def _share_numbers(ours: AnswerFacts, theirs: AnswerFacts) -> bool:
-    """Whether one answer has numbers, the other one has all of them, and both share a unit unless one has none."""
+    """Whether all numbers of one answer are in the other one, and their units are not disjoint."""
     fewer, more = sorted((ours.numbers, theirs.numbers), key=len)
     is_same_unit = not (ours.units and theirs.units) or not ours.units.isdisjoint(theirs.units)
     return bool(fewer) and fewer <= more and is_same_unit

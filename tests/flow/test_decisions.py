@@ -395,7 +395,8 @@ class Similar:
         ("similarity", 0.6, "In other words, this is the one text", None),
         ("similarity", 0.3, "In other words, this is the one text", None),
         ("similarity", 0.3, "In other words, this is the one line", False),
-        ("similarity", 0.6, "This is about cards and fees", False),
+        ("similarity", 0.6, "This is about cards and fees", None),
+        ("similarity", 0.3, "This is about cards and fees", False),
     ],
 )
 async def test_answers_are_compared_by_text_and_by_similarity(

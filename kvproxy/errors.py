@@ -184,6 +184,19 @@ class UpstreamError(KvproxyError, reason="error-upstream"):
 
     unsent = False
 
+    @property
+    def is_unprocessed(self) -> bool:
+        """Whether the upstream did no work, so that another upstream may get a request with side effects, too."""
+        return self.unsent
+
+
+class UpstreamKeyRefused(UpstreamError, status=502, code="upstream_key_refused"):
+    """An upstream refuses the key that the settings give it, which clients cannot change."""
+
+    @property
+    def is_unprocessed(self) -> bool:
+        return True
+
 
 class UpstreamUnreachable(UpstreamError, status=502, code="upstream_unreachable"): ...
 

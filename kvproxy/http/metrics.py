@@ -139,7 +139,8 @@ class Metrics:
             sent_total="Requests of clients that it received, also of uncached routes such as `/v1/files`. Lists of models that"
             " the proxy requests itself do not count.",
             retried_total="Requests that failed here, and were sent to another upstream, also of a fallback.",
-            errors_total="Requests that failed here: no connection or response, a status of 500 or above, or a broken response.",
+            errors_total="Requests that failed here: no connection or response, a refused key of the settings, a status of 500 or"
+            " above, or a broken response.",
             ejections_total="Ejections.",
             cached_blocks="Blocks in its prefix cache, by its KV events; absent while no mirror follows them.",
         )

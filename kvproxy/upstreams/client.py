@@ -16,6 +16,7 @@ from kvproxy.errors import (
     InvalidRequest,
     SettingsError,
     UpstreamError,
+    UpstreamKeyRefused,
     UpstreamProtocolError,
     UpstreamTimeout,
     UpstreamUnreachable,
@@ -31,6 +32,8 @@ _MAX_CALL_BYTES = 8 * 2**20
 _RESPONSE_RATIO = 16
 _INVALID = (400, 422)
 _KEY_HEADERS = ("authorization", "x-api-key", "api-key")
+# The API of OpenAI answers 401, too, if its key is not one of the organization or the project that a client names.
+_ACCOUNT_HEADERS = ("openai-organization", "openai-project")
 _log = logging.getLogger("kvproxy")
 
 
@@ -44,8 +47,10 @@ class UpstreamClient:
         self.sent = 0
         """Number of clients' requests that it received; one counts when its response begins or fails, or its client leaves."""
         self._server = server
-        self._authorization, self._key = server.authorization_or_key()
+        self._credentials = server.authorization_or_key()
         self._key_failure: str | None = None
+        self._has_logged_refusal = False
+        self.on_new_key: Callable[[], object] = lambda: None
         self._settings = settings
         limit = settings.max_connections + _PROBE_CONNECTIONS
         read_timeout = server.read_timeout or settings.read_timeout
@@ -90,9 +95,11 @@ class UpstreamClient:
 
     def _use_credentials(self, credentials: tuple[str | None, str | None]) -> None:
         self._key_failure = None
-        if credentials != (self._authorization, self._key):
-            self._authorization, self._key = credentials
+        if credentials != self._credentials:
+            self._credentials = credentials
+            self._has_logged_refusal = False
             _log.info("the upstream %s has another API key", self.url)
+            self.on_new_key()
 
     def open(self) -> None:
         self._connections.open()
@@ -108,6 +115,8 @@ class UpstreamClient:
         """Return the status and the body of the list of models, which may be an error."""
         path = f"/v1/models?{query}" if query else "/v1/models"
         status, models = await self.call_json("GET", path, headers=headers, seconds=_MODELS_SECONDS)
+        if self._is_key_refused(status, headers or {}):
+            raise self._key_refusal()
         if not isinstance(models, dict):
             raise UpstreamUnreachable(f"the response of {self.url}/v1/models is not a JSON object")
         return status, models
@@ -205,9 +214,39 @@ class UpstreamClient:
     ) -> RelayedResponse:
         """Queue and send a client's request. Raises InvalidRequest, Overloaded, or UpstreamError.
 
+        A request whose key was refused is sent again if `api_key_file` has another key.
+
         `delivery` records that this upstream received it.
         """
-        delivery = delivery or Delivery()
+        while True:
+            used = self._credentials
+            reply = await self._deliver(method, path, headers, body, delivery or Delivery())
+            if not self._is_key_refused(reply.status, headers):
+                return reply
+            await reply.close()
+            if used == self._credentials:
+                await self.reload_key_file()
+            if used == self._credentials or not isinstance(body, bytes):
+                raise self._key_refusal()
+            self.sent -= 1
+
+    def _is_key_refused(self, status: int, headers: Mapping[str, str]) -> bool:
+        """Whether an answer refuses the key of the settings. A refused key of a client is the client's concern."""
+        has_key = self._credentials != (None, None)
+        return status == 401 and has_key and not any(name in headers for name in _ACCOUNT_HEADERS)
+
+    def _key_refusal(self) -> UpstreamKeyRefused:
+        error = UpstreamKeyRefused(
+            f"{self.url} refuses the key that kvproxy has for it (401), not the key of the client"
+        )
+        if not self._has_logged_refusal:
+            self._has_logged_refusal = True
+            _log.warning("the upstream %s refuses its API key (401): replace the key in the settings", self.url)
+        return error
+
+    async def _deliver(
+        self, method: str, path: str, headers: Mapping[str, str], body: Body, delivery: Delivery
+    ) -> RelayedResponse:
         delivery.received_at = None
         try:
             reply = await self._enqueue(method, path, headers, body, partial(delivery.record, self.url))
@@ -276,7 +315,7 @@ class UpstreamClient:
         return self._with_api_key(sent, path)
 
     def _with_api_key(self, headers: Headers, path: str) -> Headers:
-        authorization, key = self._authorization, self._key
+        authorization, key = self._credentials
         if authorization is None and key is None:
             return headers
         others = [(name, value) for name, value in headers if name not in _KEY_HEADERS]

@@ -18,6 +18,7 @@ from kvproxy.errors import (
     KvproxyError,
     NotFound,
     UpstreamError,
+    UpstreamKeyRefused,
     UpstreamsDraining,
     UpstreamTimeout,
     UpstreamUnreachable,
@@ -192,7 +193,8 @@ class Fleet:
         try:
             reply = await engine.client.forward(method, path, headers, body, delivery=delivery)
         except UpstreamError as error:
-            engine.record_failure(error)
+            # A key may be permitted for some routes only.
+            engine.record_failure(error, may_eject=not isinstance(error, UpstreamKeyRefused))
             raise
         engine.record_response(reply)
         return reply
@@ -235,7 +237,7 @@ class Fleet:
             try:
                 reply = await self._send(destination, request, is_last=is_last and is_final)
             except UpstreamError as error:
-                is_retryable = error.unsent or not request.has_side_effects
+                is_retryable = error.is_unprocessed or not request.has_side_effects
                 if is_last or not is_retryable:
                     engine.retried += is_retryable and not is_final
                     raise

@@ -106,6 +106,7 @@ class FleetEngine:
         self._server = server
         self.client = UpstreamClient(server, settings.forward, settings.limits)
         self.health = Health(self.client, routing.eject_after, routing.health_timeout, routing.health_interval)
+        self.client.on_new_key = self.health.record_new_key
         self.load = EngineLoad()
         self.retried = self.errors = 0
         self.refused_fields = RefusedCacheFields(self.url)
@@ -191,9 +192,11 @@ class FleetEngine:
         reply.served_by = self.serving_upstream(placement.predicted_tokens, placement.uncached_tokens)
         return reply
 
-    def record_failure(self, error: UpstreamError) -> None:
+    def record_failure(self, error: UpstreamError, *, may_eject: bool = True) -> None:
         """Record a request without a response."""
         self.errors += 1
+        if not may_eject:
+            return
         record = self.health.record_failure if error.unsent else self.health.record_failed_request
         record(error.message)
 

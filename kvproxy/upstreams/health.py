@@ -134,6 +134,13 @@ class Health:
         self._failed_requests += 1
         self._eject_if_failing(error, self._failed_requests)
 
+    def record_new_key(self) -> None:
+        """End an ejection for failed requests: their cause may be the former key."""
+        self._failed_requests, self._ejected_until, self._ejection_seconds = 0, 0.0, EJECTION_SECONDS
+        if self.failures == 0:
+            self.error = None
+        self.log_changes()
+
     def record_broken_response(self, error: str) -> None:
         """Record a response that broke off after it began."""
         self._broken_responses += 1

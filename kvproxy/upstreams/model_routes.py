@@ -158,7 +158,7 @@ class ModelRoutes:
                 try:
                     reply = await send(attempt, False)
                 except (UpstreamError, Overloaded) as error:
-                    if isinstance(error, UpstreamError) and request.has_side_effects and not error.unsent:
+                    if isinstance(error, UpstreamError) and request.has_side_effects and not error.is_unprocessed:
                         raise
                     is_draining = isinstance(error, UpstreamsDraining)
                     cause = "all its upstreams are draining" if is_draining else error.message

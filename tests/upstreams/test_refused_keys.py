@@ -45,7 +45,8 @@ class Proxy:
         self, path: str = "/v1/chat/completions", *, method: str = "POST", side_effects: bool = False, **headers: str
     ) -> httpx.Response:
         body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}], "store": side_effects}
-        return httpx.request(method, f"{self.url}{path}", json=body, headers=headers, timeout=300)
+        sent = {f"openai-{name}" if name == "organization" else name: value for name, value in headers.items()}
+        return httpx.request(method, f"{self.url}{path}", json=body, headers=sent, timeout=300)
 
     def metrics(self) -> str:
         return httpx.get(f"{self.url}/metrics").raise_for_status().text
@@ -137,6 +138,6 @@ def test_a_refused_key_or_account_of_the_client_is_relayed(tmp_path: Path) -> No
         assert {(answer.status_code, PROVIDERS_TEXT in answer.text) for answer in answers} == {(401, True)}
         assert (proxy.statuses()[0]["state"], proxy.statuses()[0]["errors"]) == ("up", 0)
     with running(tmp_path / "account", (provider, {"api_key": "good"})) as proxy:
-        answer = proxy.post(**{"openai-organization": "org-unknown"})
+        answer = proxy.post(organization="org-unknown")
         assert (answer.status_code, PROVIDERS_TEXT in answer.text) == (401, True)
         assert proxy.statuses()[0]["errors"] == 0

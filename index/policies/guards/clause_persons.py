@@ -35,7 +35,7 @@ _TERMS = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class _Clause:
+class _ComparedClause:
     """Whether the addressee is the subject, the first content word, whether it is passive, and the words after it."""
 
     is_addressed: bool
@@ -60,7 +60,7 @@ def clause_persons_differ(question: str, cached_question: str) -> bool:
 
 
 @cached_by_text
-def _clauses(text: str) -> tuple[_Clause, ...]:
+def _clauses(text: str) -> tuple[_ComparedClause, ...]:
     return tuple(
         _clause(match["subject"], match.group(), match["clause"].split())
         for match in _SUBJECT.finditer(text)
@@ -68,15 +68,15 @@ def _clauses(text: str) -> tuple[_Clause, ...]:
     )
 
 
-def _clause(subject: str, contracted: str, tokens: list[str]) -> _Clause:
+def _clause(subject: str, contracted: str, tokens: list[str]) -> _ComparedClause:
     place = next((place for place, word in enumerate(tokens) if word not in _SKIPPED), len(tokens))
     verb = tokens[place] if place < len(tokens) else ""
     is_passive = contracted.endswith(("'m", "'re")) or not _BE.isdisjoint(tokens[:place])
     rest = "".join(f" {word}" for word in tokens[place + 1 :])
-    return _Clause(subject == "you", verb, is_passive and not verb.endswith("ing"), rest)
+    return _ComparedClause(subject == "you", verb, is_passive and not verb.endswith("ing"), rest)
 
 
-def _have_one_verb(ours: _Clause, theirs: _Clause) -> bool:
+def _have_one_verb(ours: _ComparedClause, theirs: _ComparedClause) -> bool:
     return ours.is_passive == theirs.is_passive and not base_forms(ours.verb).isdisjoint(base_forms(theirs.verb))
 
 
@@ -86,7 +86,7 @@ def _has_other_person(text: str, persons: re.Pattern[str]) -> bool:
     return any(match.start() not in subjects for match in persons.finditer(text))
 
 
-def _may_be_anybody(clause: _Clause, text: str) -> bool:
+def _may_be_anybody(clause: _ComparedClause, text: str) -> bool:
     """Whether `you` may stand for anybody: beside no dealings or terms of a business, and no particular thing."""
     if not _DEALINGS.isdisjoint(base_forms(clause.verb)) or _TERMS.search(text):
         return False

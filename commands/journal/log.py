@@ -66,7 +66,9 @@ def log(
     plot: Annotated[
         Path | None, Option(help="Plot requests over time: - (terminal), .png or .svg file."), WRITES
     ] = None,
-    follow: Annotated[bool, Option("--follow", "-f", help="Print new requests as they arrive.")] = False,
+    follow: Annotated[
+        bool, Option("--follow", "-f", help="Print new requests as they end, after the last ones.")
+    ] = False,
     source: JournalOptions,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:

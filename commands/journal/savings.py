@@ -131,17 +131,18 @@ def _bill_output(report: "Bill", selection: "SumsFilter", layout: ListLayout, em
             "Requests#": row.requests,
             "Hits#": row.hits,
             number_column("Refused", "refused", optional=True): row.refused,
-            number_column("Input", "input_tokens"): row.input_tokens,
-            number_column("Cached", "cached_tokens"): row.cached_tokens,
+            number_column("Input", "input_tokens", optional=True): row.input_tokens,
+            number_column("Cached", "cached_tokens", optional=True): row.cached_tokens,
             number_column("Written 5m", "written_5m", optional=True, hides_empty=True): row.written_5m,
             number_column("Written 1h", "written_1h", optional=True, hides_empty=True): Formatted(
                 f"{row.written_1h:,}" if row.written_1h else "", row.written_1h
             ),
-            number_column("Output", "output_tokens"): row.output_tokens,
+            number_column("Output", "output_tokens", optional=True): row.output_tokens,
             number_column(f"Cost {report.currency}", "cost"): money(row.cost, leaves_out_models=row.unpriced > 0),
             number_column(f"Saved {report.currency}", "saved"): money(
                 row.saved, leaves_out_models=row.unpriced + row.unpriced_hits > 0
             ),
+            number_column("By hits", "hit_saved"): money(row.hit_saved, leaves_out_models=row.unpriced_hits > 0),
         }
         for row in [*report.rows, *total]
     ]

@@ -24,7 +24,7 @@ class BillRow:
         written_5m, written_1h: the parts of the input that were written to the provider's cache, for its default lifetime and
             for one hour; None if no request reports them.
         cost: their price in `journal.currency`; None if it is unknown.
-        saved: see `Saving.money`; None if it is unknown.
+        saved, hit_saved: see `Saving.money` and `Saving.hit_money`; None if they are unknown.
         refused: number of requests that the proxy refused.
         unpriced: number of requests that a model without a price answered, which `cost` and `saved` exclude.
         estimated: number of requests without reported tokens, whose tokens and cost are estimates.
@@ -46,6 +46,7 @@ class BillRow:
     output_tokens: int | None = 0
     cost: float | None = None
     saved: float | None = None
+    hit_saved: float | None = None
     refused: int = 0
     unpriced: int = 0
     estimated: int = 0
@@ -88,7 +89,7 @@ def bill(
         row.written_5m, row.written_1h = (row.written_5m or 0) + short, (row.written_1h or 0) + long
     for saving in savings(reader, "bill", prices, selection=selection, rejected=rejected):
         row = rows.setdefault(saving.name, BillRow(*split_bill_name(saving.name)))
-        row.cost, row.saved = saving.spent, saving.money
+        row.cost, row.saved, row.hit_saved = saving.spent, saving.money, saving.hit_money
         row.unpriced, row.unpriced_hits = saving.unpriced_requests, saving.unpriced_hits
         row.unreported, row.unreported_hits = saving.unreported_requests, saving.unreported_hits
         row.estimated = saving.estimated_requests

@@ -157,17 +157,23 @@ class JournalReader:
     def find(self, id_or_number: str) -> Record:
         """Return the last record with an id that its client received, the beginning of a request id, or a record number.
 
-        Such an id is the request id, the upstream's own request id, or the id of the response. Raises NotFound.
+        Such an id is the request id, the upstream's own request id, or the id of the response. Raises NotFound, or
+        InvalidRequest if several request ids have this beginning.
         """
         ids = "? in (request_id, upstream_request_id, response_id)"
         tries: list[tuple[str, object]] = [(ids, id_or_number)]
         if id_or_number.isdecimal() and len(id_or_number) < 16:
             tries.append(("number = ?", int(id_or_number)))
-        tries.append(("substr(request_id, 1, length(?)) = ?", id_or_number))
         for condition, value in tries:
             values = [value] * condition.count("?")
             if records := self._select(f" where {condition} order by number desc limit 1", values):
                 return records[0]
+        begins = "select distinct request_id from requests where substr(request_id, 1, length(?)) = ? limit 2"
+        found = self.rows(begins, [id_or_number, id_or_number])
+        if len(found) > 1:
+            raise InvalidRequest(f"several ids begin with {id_or_number[:80]!r}: give more digits", param="request")
+        if found:
+            return self.find(found[0][0])
         raise NotFound(f"no request {id_or_number[:80]!r} in {self.name}: kvproxy log lists them")
 
     def groups(

@@ -200,9 +200,9 @@ def test_what_a_team_wrote_to_the_providers_cache_is_in_its_bill(journal: Stored
     }
     day = "2026-11-20"
     assert rows == [
-        BillRow(day, "", "ann", "m", 1, 0, 100, 40, None, None, 10, pytest.approx(reused), saved),
-        BillRow(day, "red", "ann", "m", 1, 0, 100, 0, 60, 0, 10, pytest.approx(wrote), lost),
-        BillRow(day, "red", "ben", "m", 1, 0, 100, 0, 60, 0, 10, pytest.approx(wrote), lost),
+        BillRow(day, "", "ann", "m", 1, 0, 100, 40, None, None, 10, pytest.approx(reused), saved, 0.0),
+        BillRow(day, "red", "ann", "m", 1, 0, 100, 0, 60, 0, 10, pytest.approx(wrote), lost, 0.0),
+        BillRow(day, "red", "ben", "m", 1, 0, 100, 0, 60, 0, 10, pytest.approx(wrote), lost, 0.0),
     ]
     assert sum_bill(rows).written_5m == 120
 
@@ -427,6 +427,35 @@ def test_hits_without_reported_tokens_are_counted_and_not_priced(journal: Stored
     with closing(journal.reader()) as reader:
         total = sum_bill(bill(reader, PRICES))
     assert (total.requests, total.unreported, total.unreported_hits) == (3, 0, 1)
+
+
+def test_a_bill_has_the_part_of_the_saved_money_that_hits_saved(journal: StoredJournal) -> None:
+    journal.add(finished("a", "first", prefix=PrefixReuse(100, 40)))
+    journal.flush()
+    with closing(journal.reader()) as reader:
+        (reused,) = bill(reader, PRICES)
+    journal.add(finished("a", "first", hit=True))
+    journal.flush()
+    with closing(journal.reader()) as reader:
+        (row,) = bill(reader, PRICES)
+    assert reused.saved is not None
+    assert reused.saved > 0
+    assert row.saved is not None
+    assert row.hit_saved is not None
+    assert (reused.hit_saved, row.saved) == (0.0, pytest.approx(reused.saved + row.hit_saved))
+    assert row.hit_saved > 0
+
+
+def test_the_beginning_of_several_request_ids_names_no_record(journal: StoredJournal) -> None:
+    for id in ("a1", "a2", "a2", "b1"):
+        exchange = finished("a", "first")
+        exchange.request_id = id
+        journal.add(exchange)
+    journal.flush()
+    with closing(journal.reader()) as reader:
+        with pytest.raises(InvalidRequest, match="several ids begin with 'a': give more digits"):
+            reader.find("a")
+        assert [reader.find(id).request_id for id in ("a2", "b", "1")] == ["a2", "b1", "a1"]
 
 
 def test_a_journal_of_an_older_version_gets_new_columns(tmp_path: Path) -> None:

@@ -287,7 +287,7 @@ def _parse_name(name: str) -> Column:
 
 
 def _hide_empty(columns: list[Column], cells: Cells, *, is_wide: bool = False) -> tuple[list[Column], Cells]:
-    """Return the columns without those that hide if they are empty: in a wide table, also numbers and optional ones."""
+    """Return the columns except empty ones that hide: in a wide table, also numbers and optional columns."""
     shown = [
         index
         for index, column in enumerate(columns)

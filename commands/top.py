@@ -120,7 +120,7 @@ def _show_live(clients: Sequence[ProxyClient], interval: float) -> None:
 
 
 def _read_page(clients: Sequence[ProxyClient], before: "Snapshot | None", console: Console) -> tuple[Group, "Snapshot"]:
-    """Return the page on the time since a snapshot, without rates if there is none, and the new snapshot."""
+    """Return the page on the time since a snapshot, without rates if it is None, and the new snapshot."""
     from kvproxy.operations.journal import list_records
     from kvproxy.operations.proxy_statistics import perform_optional, rates_between, take_snapshot, take_upstreams
     from kvproxy.operations.record_query import RecordQuery

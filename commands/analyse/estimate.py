@@ -126,7 +126,7 @@ def estimate(
     it lists the prices of input and output, with the share of cached input and the price of lost reuse. Files of
     resumed sessions repeat requests, which count once. The project of a transcript is its folder.
 
-    Reports of usage and of costs have no prompts, so it lists what was spent, by model unless --by is given.
+    Reports of usage and of costs have no prompts, so it lists the spent money, by model unless --by is given.
 
     Example: kvproxy estimate usage.csv costs.csv
 

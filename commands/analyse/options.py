@@ -68,8 +68,8 @@ def read_requests(
 ) -> "RequestLog":
     """Read the logs, and report on stderr their formats and skipped rows. Raises KvproxyError.
 
-    With `strict`, it is raised for what is left out, too. With `reads_usage`, the tokens are those of the responses, and no
-    tokenizer counts them. With `for_bill`, read usage without prompts, too.
+    With `strict`, any part of the input that is left out raises it, too. With `reads_usage`, the tokens are those of the
+    responses, and no tokenizer counts them. With `for_bill`, read usage without prompts, too.
     """
     from kvproxy.analyse.log_files import LogFile, read_logs
     from kvproxy.analyse.request_log import RequestLog, read_log

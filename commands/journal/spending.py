@@ -238,7 +238,7 @@ def _reported_note(report: "SpendingReport") -> Iterator[str]:
 
 
 def left_out_of_bill(report: "SpendingReport") -> Iterator[str]:
-    """Yield what the money of a bill excludes."""
+    """Yield a note for each kind of request that the money of a bill excludes."""
     total, is_bound = report.total, report.total.requests is None
     if without := total.unpriced + total.unreported + total.incomplete:
         yield f"{_count(without, is_bound)} without money"

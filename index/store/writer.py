@@ -155,7 +155,7 @@ class StoreWriter:
         return [self.database.storable_row({"tag": tag})["tag"] for tag in tags]
 
     def last_invalidation(self) -> int:
-        """Return the number of the last invalidation; 0 if there is none. Numbers ascend, and are never reused."""
+        """Return the number of the last invalidation; 0 before the first one. Numbers ascend, and are never reused."""
         return int(self.database.query("select coalesce(max(number), 0) as number from invalidations")[0]["number"])
 
     def is_invalidated(self, computation: AnswerComputation) -> bool:

@@ -31,7 +31,7 @@ def describe_empty(file: Path, content: FileRows) -> str:
 
 
 def describe_unknown(file: Path, content: FileRows, formats: Sequence[LogFormat], *, for_bill: bool) -> str:
-    """Return what the rows of no known format lack, and the fix."""
+    """Return the missing fields of rows in no known format, and the fix."""
     number, value = content.rows[0]
     fields = ", ".join(list(value)[:_SHOWN_FIELDS]) + (", ..." if len(value) > _SHOWN_FIELDS else "")
     if content.is_table:

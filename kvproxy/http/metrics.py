@@ -37,7 +37,7 @@ class Metrics:
         requests = self._counter(
             "requests",
             "Requests to the cached APIs (`endpoint`), also refused ones. Requests to other routes, such as `/v1/models`, are"
-            " only in kvproxy_client_requests_total. The layers are those of the journal: `forward` includes the"
+            " only in kvproxy_client_requests_total. A layer has its name in the journal: `forward` includes the"
             " upstream's errors (see `status`), `disconnected` responses that the client interrupted, and `error` responses"
             " that broke off after status 200.",
             "endpoint",

@@ -97,7 +97,7 @@ class SingleFlight:
 
     @contextlib.contextmanager
     def lead(self, key: str) -> Iterator[Flight]:
-        """Yield the computation. An exception becomes that of all callers that wait for it."""
+        """Yield the computation. All callers that wait for it receive its exception."""
         flight = self._flights[key]
         token = _computing.set(_computing.get() | {flight})
         try:

@@ -1,4 +1,4 @@
-"""Detects that the user does in one question what is done to the user in the other: `how do I pay` and `how do I get paid`."""
+"""Detects an exchange of the agent and the object of a verb: `how do I pay` and `how do I get paid`."""
 
 import re
 from collections import Counter
@@ -48,7 +48,7 @@ class _Verb:
 
 
 def voices_differ(question: str, cached_question: str) -> bool:
-    """Whether a subject does something in one question only, and in the other one it is done to it, or the converse."""
+    """Whether a subject is the agent of a verb in one question, and its object in the other one."""
     ours, theirs = _verb(question), _verb(cached_question)
     if ours is not None and theirs is not None and ours.is_passive != theirs.is_passive:
         active = theirs if ours.is_passive else ours

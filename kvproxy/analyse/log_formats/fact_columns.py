@@ -56,7 +56,7 @@ _POINTS = re.compile(r"\d{1,3}(?:\.\d{3}){2,}")
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Tokens of a row; None if unknown. `prompt` includes those of the provider's cache: `cached`, `written`, `written_1h`."""
+    """Tokens of a row; None if unknown. `prompt` includes the tokens of the provider's cache."""
 
     prompt: int | None
     completion: int | None

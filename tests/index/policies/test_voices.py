@@ -1,4 +1,4 @@
-"""Questions about what the user does, and what is done to the user. The second set was written after the guard."""
+"""Questions with the user as the agent, and with the user as the object. The second set was written after the guard."""
 
 import pytest
 

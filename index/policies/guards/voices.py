@@ -37,6 +37,7 @@ _CONVERSES = {
     )
 }
 """Pairs of verbs for the two sides of a deal. With the same subject, they are opposites."""
+_SIDES = frozenset().union(*_CONVERSES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,9 @@ def _is_participle(word: str) -> bool:
 
 
 def _has_converse_verbs(ours: Sequence[str], theirs: Sequence[str]) -> bool:
+    if _SIDES.isdisjoint(ours) or _SIDES.isdisjoint(theirs):
+        # As in most questions.
+        return False
     # After `do` and `can`, verbs have their base form: `paid` may be passive.
     return any(
         frozenset((word, other)) in _CONVERSES and _word_before(ours, word) == _word_before(theirs, other)

@@ -115,7 +115,7 @@ class PostgresDatabase:
             connection.execute(setting)
 
     def _try_again(self) -> None:
-        """Let one thread try a failed server again, after the delay, and raise a StoreUnreachable in all others.
+        """Let one thread try a failed server again after the delay. Raises StoreUnreachable in all other threads.
 
         Remove the connections that a restart of the server has closed; each would fail a request, and cause a delay.
         """

@@ -167,7 +167,7 @@ def test_the_price_of_more_writes_is_subtracted_from_the_saving_of_breakpoints(s
 
 
 def test_breakpoints_that_cost_more_than_they_save_are_not_advised(sessions: Sessions) -> None:
-    """Each session writes much more than the system prompt that it could read from others."""
+    """Each session writes far more tokens than the system prompt, which it could read from other sessions."""
     for number in range(3):
         messages = [{**SYSTEM, "content": str(SYSTEM["content"]) * 40}, user(f"{number} " + "Read this file. " * 9_000)]
         body: dict[str, Any] = {"headers": {"x-session-id": f"{number}"}, "written": (60_000, 0), **provider()}
